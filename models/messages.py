@@ -1,0 +1,316 @@
+"""What router, engines and constraint service say to each other. Needs msgspec only.
+
+Every engine message carries the header `(session_id, epoch, seq, base_len, prefix_hash)` and
+reads "make this session's cache exactly `base_len` tokens long, then append these tokens".
+There is no rollback message: the next `base_len` is the rollback.
+
+- `epoch` names one life of an engine process; it comes with the lease.
+- `seq` rises by one per message of a session towards one engine. An engine drops a lower one,
+  repeats its stored answer for an equal one, and acts on a higher one.
+- `prefix_hash` is `TokenLog.hash_at(base_len)`. When it does not match what the engine holds,
+  or the engine holds fewer tokens, the answer is `NeedPrefix`; an unknown session or epoch is
+  answered by `NeedOpen`. The sender then sends what is missing. Failover is the same path.
+- Times travel as durations in milliseconds, never as clock readings.
+
+On the wire a frame is a msgpack array of such messages: everything that was ready in one tick.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0  # 64-bit unsigned; the noise of a position is a function of (seed, position)
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint on the generated text; `text` is the JSON text of the schema."""
+
+    kind: Literal["json_schema"]
+    text: str
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a link server listens. `public_key` is its CURVE key (Z85)."""
+
+    address: str  # "tcp://10.0.0.7:41234"
+    public_key: str
+    epoch: int
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks a replica to admit one session from the router that owns `public_key` (CURVE, Z85)."""
+
+    session_id: str
+    public_key: str
+
+
+class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """First item of a lease: where the replica's link listens and what it serves.
+
+    `asker_key` is the CURVE key with which this engine asks constraint services for masks; the
+    router introduces it there (`GrammarOpen.peers`). Empty for a constraint replica.
+    """
+
+    endpoint: Endpoint
+    asker_key: str = ""
+    max_model_len: int = 0  # tokens; 0 for a constraint replica
+    vocab_size: int = 0
+    batch_invariant: bool = False
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine spent the time of one answer, and what a pass costs now. Milliseconds."""
+
+    queue_ms: float = 0.0  # arrival to start of its first pass, forming window included
+    pass_ms: float = 0.0  # forward and sampling of the passes this answer took part in
+    mask_ms: float = 0.0  # waiting for masks, beyond the passes
+    num_rows: int = 0  # rows of the last pass, all sessions together
+    num_sessions: int = 0  # sessions in the last pass
+
+
+# --- router -> engine -------------------------------------------------------------------------
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
+    """Start (or start again) a session with an empty cache. Idempotent. No answer."""
+
+    session_id: str
+    epoch: int
+    sampling: Sampling
+    eos_ids: list[int]
+    prompt_len: int  # tokens before the first generated one; grammar state starts there
+    constraint: Endpoint | None = None  # who supplies masks; None: unconstrained
+
+
+class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
+    """Draft up to `num_draft_tokens` tokens after `base_len + len(tokens)` committed ones."""
+
+    session_id: str
+    epoch: int
+    seq: int
+    base_len: int
+    prefix_hash: int
+    tokens: list[int]  # committed tokens from base_len on; never empty
+    num_draft_tokens: int  # >= 1
+    deadline_ms: float
+
+
+class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
+    """Verify `draft` after the committed tokens; then go on alone for `run_on` plain steps.
+
+    `tokens` are the committed tokens from `base_len` on and never empty: the last one, the
+    anchor, is the one whose logits judge `draft[0]`. The engine answers with one `Verdict` of
+    part 0, then for each plain step one of part 1, 2, ... until `run_on`, an eos token, the
+    context's end, or the next message of the session.
+    """
+
+    session_id: str
+    epoch: int
+    seq: int
+    base_len: int
+    prefix_hash: int
+    tokens: list[int]
+    draft: list[int]
+    run_on: int
+    deadline_ms: float
+
+
+class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
+    """Forget a session and free its blocks. Idempotent. No answer."""
+
+    session_id: str
+    epoch: int
+
+
+# --- engine -> router -------------------------------------------------------------------------
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
+    """Drafted tokens: `num_draft_tokens` of them, or fewer (eos drafted, mask late, no room)."""
+
+    session_id: str
+    seq: int
+    tokens: list[int]
+    timing: Timing
+    step_ms: float  # what one draft step costs now
+    cut: Literal["", "eos", "mask_late", "mask_missing", "context", "superseded"] = ""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
+    """`num_accepted` draft tokens stand and `token` follows them: accepted + 1 tokens commit."""
+
+    session_id: str
+    seq: int
+    part: int  # 0 answers the draft; 1, 2, ... are plain steps of run_on
+    num_accepted: int
+    token: int
+    is_last: bool  # no further part follows for this seq
+    timing: Timing
+
+
+class NeedPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="need_prefix"):
+    """The prefix named is not there; the engine's cache holds `have_len` tokens of `have_hash`."""
+
+    session_id: str
+    seq: int
+    have_len: int
+    have_hash: int
+
+
+class NeedOpen(msgspec.Struct, frozen=True, kw_only=True, tag="need_open"):
+    """The session or the epoch is unknown here."""
+
+    session_id: str
+    seq: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The message cannot be acted on. The session stays open; a higher seq may follow."""
+
+    session_id: str
+    seq: int
+    code: Literal["context_too_long", "mask_unavailable", "invalid", "internal"]
+    message: str
+
+
+# --- router -> constraint service ---------------------------------------------------------------
+
+
+class GrammarOpen(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_open"):
+    """Compile `grammar` (or take it from the cache) and start a matcher. Idempotent."""
+
+    session_id: str
+    epoch: int
+    grammar: Grammar
+    peers: list[str] = []  # CURVE keys of the engines that may ask for masks; repeats add to them
+
+
+class GrammarCommit(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_commit"):
+    """Validate generated tokens and make them part of the matcher's committed prefix.
+
+    Lengths count generated tokens only (the prompt is outside the grammar). A repeat of tokens
+    that are already committed is answered as the first time.
+    """
+
+    session_id: str
+    epoch: int
+    seq: int
+    base_len: int
+    prefix_hash: int
+    tokens: list[int]
+
+
+class GrammarClose(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_close"):
+    """Forget a matcher. Idempotent. No answer."""
+
+    session_id: str
+    epoch: int
+
+
+# --- constraint service -> router -----------------------------------------------------------------
+
+
+class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ready"):
+    """The matcher stands at `committed_len` generated tokens."""
+
+    session_id: str
+    compile_ms: float
+    committed_len: int
+
+
+class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_refused"):
+    """The grammar cannot be served. `is_client_error` False: try another replica."""
+
+    session_id: str
+    message: str
+    is_client_error: bool
+
+
+class GrammarCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_committed"):
+    """The first `num_valid` of the tokens obey the grammar and are committed."""
+
+    session_id: str
+    seq: int
+    num_valid: int
+    is_complete: bool  # the text so far is a whole sentence of the grammar
+    message: str = ""  # why the token at num_valid is refused
+
+
+class GrammarStale(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_stale"):
+    """Nothing was committed: the prefix a commit names is not there.
+
+    The matcher holds `committed_len` tokens of `committed_hash`: commit again from there (0 and
+    `EMPTY_HASH` fit every sender). `is_unknown`: session or epoch is unknown here; open it
+    again, then commit everything.
+    """
+
+    session_id: str
+    seq: int
+    committed_len: int = 0
+    committed_hash: int = 0
+    is_unknown: bool = False
+
+
+# --- engine <-> constraint service --------------------------------------------------------------
+
+
+class MaskRequest(msgspec.Struct, frozen=True, kw_only=True, tag="mask_request"):
+    """Masks for the states after `chain[:len(chain) - num_rows + 1 + i]`, i = 0..num_rows-1.
+
+    The chain is walked on a copy of the matcher, from its committed state at `base_len`
+    generated tokens: first tokens that were committed since, then draft tokens.
+    """
+
+    session_id: str
+    epoch: int
+    ticket: int  # chosen by the asker, returned unchanged
+    base_len: int
+    prefix_hash: int
+    chain: list[int]
+    num_rows: int  # <= len(chain) + 1
+
+
+class Masks(msgspec.Struct, frozen=True, kw_only=True, tag="masks"):
+    """`num_valid_rows` bitmask rows of `row_bytes` each; bit t of a row: token t is allowed.
+
+    Little-endian 32-bit words as llguidance and XGrammar fill them. Rows behind an illegal chain
+    token are missing: `num_valid_rows` is then smaller than asked for.
+    """
+
+    session_id: str
+    ticket: int
+    committed_len: int  # the matcher's committed length now: a good next base_len
+    committed_hash: int
+    num_valid_rows: int
+    row_bytes: int
+    rows: bytes
+
+
+class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
+    """No masks for this ticket.
+
+    `stale`: ask again from `committed_len`; `unknown`: session or epoch unknown; `failed`: the
+    matcher broke or its child process was ended.
+    """
+
+    session_id: str
+    ticket: int
+    reason: Literal["stale", "unknown", "failed"]
+    committed_len: int = 0
+    committed_hash: int = 0
+    message: str = ""
+
+
+EngineRequest = Open | Propose | Verify | Close
+EngineReply = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
+ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest
+ConstraintReply = GrammarReady | GrammarRefused | GrammarCommitted | GrammarStale | Masks | MaskMiss

@@ -1,0 +1,82 @@
+"""How likely draft tokens are to stand, estimated live from censored observations.
+
+Position j of a round is observed only if tokens 1..j-1 stood: what lies behind the first rejection
+says nothing. Per position the estimate is a hazard with a forgetting factor, shrunk to a pool of
+all sessions of the same task class, which starts from what is known of such tasks. Positions from
+`_NUM_POSITIONS` on share one estimate (Kaplan-Meier with a tied tail).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_FORGETTING = 0.97  # about 33 rounds of memory
+_POOL_WEIGHT = 8.0  # observations a session needs to outweigh its pool
+_PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
+_NUM_POSITIONS = 4
+
+# Acceptance per position before anything was observed, by task class. Text under a grammar is
+# mostly copied or forced, free text at high temperature mostly not.
+INITIAL_ACCEPTANCE = {"structured": 0.85, "free": 0.7, "creative": 0.5}
+
+
+class _Hazards:
+    """Decayed counts of "stood" and "at risk" per position."""
+
+    __slots__ = ("at_risk", "stood")
+
+    def __init__(self) -> None:
+        self.at_risk = [0.0] * _NUM_POSITIONS
+        self.stood = [0.0] * _NUM_POSITIONS
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        for position in range(min(num_accepted + 1, num_drafted)):
+            index = min(position, _NUM_POSITIONS - 1)
+            self.at_risk[index] = _FORGETTING * self.at_risk[index] + 1.0
+            self.stood[index] = _FORGETTING * self.stood[index] + (position < num_accepted)
+
+
+class AcceptancePool:
+    """What all sessions of one drafter and task class have seen."""
+
+    def __init__(self, task_class: str) -> None:
+        self._initial = INITIAL_ACCEPTANCE[task_class]
+        self._hazards = _Hazards()
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Take in one round: `num_accepted` of `num_drafted` tokens stood."""
+        self._hazards.observe(num_drafted, num_accepted)
+
+    def acceptance(self, index: int) -> float:
+        """Probability that the token at tied position `index` stands, those before standing."""
+        hazards = self._hazards
+        return (hazards.stood[index] + _PRIOR_WEIGHT * self._initial) / (
+            hazards.at_risk[index] + _PRIOR_WEIGHT
+        )
+
+
+class AcceptanceEstimate:
+    """One session's estimate, leaning on its pool while it has seen little itself."""
+
+    def __init__(self, pool: AcceptancePool) -> None:
+        self._pool = pool
+        self._hazards = _Hazards()
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Take in one round of this session, for itself and for its pool."""
+        if num_drafted == 0:
+            return
+        self._hazards.observe(num_drafted, num_accepted)
+        self._pool.observe(num_drafted, num_accepted)
+
+    def survival(self, num_draft_tokens: int) -> Sequence[float]:
+        """S_1..S_k: probability that at least j tokens of a draft stand. Non-increasing."""
+        survival = []
+        alive = 1.0
+        for position in range(num_draft_tokens):
+            index = min(position, _NUM_POSITIONS - 1)
+            alive *= (self._hazards.stood[index] + _POOL_WEIGHT * self._pool.acceptance(index)) / (
+                self._hazards.at_risk[index] + _POOL_WEIGHT
+            )
+            survival.append(alive)
+        return survival

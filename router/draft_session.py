@@ -1,0 +1,117 @@
+"""The `Drafter` over the protocol: a draft model on a leased replica, lost and rejoined quietly.
+
+Connecting and prefilling run in the background; until the draft model has caught up `is_ready`
+is False and the loop goes on with k = 0. A proposal that fails or comes too late does the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from models.errors import LinkLost, ServingError, Unavailable
+from models.messages import Proposal, Propose
+from models.token_log import TokenLog
+from router.engine_session import EngineLimits, EngineSession, Header
+
+
+class DraftSession:
+    """Implements `ports.Drafter`."""
+
+    def __init__(self, session: EngineSession, limits: EngineLimits, committed: TokenLog) -> None:
+        self._session = session
+        self._limits = limits
+        self._committed = committed
+        self._is_caught_up = False
+        self._proposed_at = 0  # committed length at which the last proposal was made
+        self._proposed: list[int] = []
+        self._is_closed = False
+        self._joining: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """See `ports.Drafter.is_ready`."""
+        return self._is_caught_up
+
+    def start(self) -> None:
+        """Lease a replica and prefill it in the background."""
+        self._joining = asyncio.create_task(self._join(), name="draft-join")
+
+    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        """See `ports.Drafter.propose`."""
+        if not self._is_caught_up:
+            raise Unavailable("the draft model is not ready")
+        try:
+            async with asyncio.timeout(self._limits.propose_timeout_s):
+                return await self._propose(committed, num_draft_tokens)
+        except TimeoutError:
+            self._rejoin()
+            limit_s = self._limits.propose_timeout_s
+            raise Unavailable(f"no draft within {limit_s:g} s") from None
+        except ServingError as error:
+            self._rejoin()
+            raise Unavailable(f"draft failed: {error.message}") from error
+
+    async def close(self) -> None:
+        """See `ports.Drafter.close`."""
+        self._is_closed = True
+        self._is_caught_up = False
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+        await self._session.disconnect()
+
+    def _rejoin(self) -> None:
+        self._is_caught_up = False
+        if not self._is_closed and (self._joining is None or self._joining.done()):
+            self._joining = asyncio.create_task(self._join(), name="draft-rejoin")
+
+    async def _join(self) -> None:
+        """Connect and prefill until it works or the session is closed; the pause doubles."""
+        pause_s = self._limits.rejoin_interval_s
+        while not self._is_closed:
+            try:
+                await self._session.disconnect()
+                self._proposed = []
+                self._proposed_at = 0
+                # One drafted token, not used: the answer says that the prefix is in the cache.
+                await self._propose(self._committed, 1)
+            except ServingError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, 8 * self._limits.rejoin_interval_s)
+                continue
+            self._is_caught_up = True
+            return
+
+    async def _propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        self._session.agreed_len = self._agreed_len(committed)
+        num_committed = len(committed)
+
+        def build(header: Header) -> Propose:
+            return Propose(
+                session_id=header.session_id,
+                epoch=header.epoch,
+                seq=header.seq,
+                base_len=header.base_len,
+                prefix_hash=header.prefix_hash,
+                tokens=header.tokens,
+                num_draft_tokens=num_draft_tokens,
+                deadline_ms=self._limits.propose_timeout_s * 1e3,
+            )
+
+        async for reply in self._session.exchange(committed, build):
+            if isinstance(reply, Proposal):
+                self._proposed_at = num_committed
+                self._proposed = list(reply.tokens)
+                return reply
+            break
+        raise LinkLost("draft engine answered a proposal with something else")
+
+    def _agreed_len(self, committed: TokenLog) -> int:
+        """Committed tokens whose KV the draft model has: it wrote none for its last token."""
+        since = committed.ids[self._proposed_at : self._proposed_at + len(self._proposed)]
+        num_matching = 0
+        for ours, theirs in zip(since, self._proposed, strict=False):
+            if ours != theirs:
+                break
+            num_matching += 1
+        return self._proposed_at + min(num_matching, max(len(self._proposed) - 1, 0))

@@ -1,0 +1,204 @@
+"""The `Constrainer` over the protocol: one matcher on a leased constraint replica.
+
+The router holds all generated tokens, so a lost replica or child costs a replay on another one.
+The same object introduces engines to the replica (`admit`), because only it knows which it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import UnionType
+from typing import TypeVar, cast
+
+from models.errors import LinkLost, Unavailable, UnsupportedGrammar
+from models.messages import (
+    ConstraintRequest,
+    Endpoint,
+    Grammar,
+    GrammarClose,
+    GrammarCommit,
+    GrammarCommitted,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    GrammarStale,
+)
+from models.token_log import TokenLog
+from router.engine_session import EngineLimits
+from router.ports import ConstraintLease, ConstraintPool
+
+_T = TypeVar("_T")
+_MAX_REPLAYS = 3  # stale answers to one commit before the replica is given up
+
+
+class GrammarSession:
+    """Implements `ports.Constrainer` and `engine_session.MaskAccess`."""
+
+    def __init__(
+        self,
+        pool: ConstraintPool,
+        session_id: str,
+        grammar: Grammar,
+        generated: TokenLog,
+        limits: EngineLimits,
+    ) -> None:
+        self._pool = pool
+        self._session_id = session_id
+        self._grammar = grammar
+        self._generated = generated
+        self._limits = limits
+        self._lease: ConstraintLease | None = None
+        self._admitted: set[str] = set()
+        self._seq = 0
+        self._lock = asyncio.Lock()  # one question at a time: answers carry no part numbers
+
+    async def open(self) -> None:
+        """Lease a replica and compile the grammar there.
+
+        Raises:
+            UnsupportedGrammar: the grammar is refused; Unavailable: no replica answers.
+        """
+        async with self._lock:
+            await self._attempt(self._connect)
+
+    async def admit(self, asker_key: str) -> Endpoint:
+        """See `engine_session.MaskAccess.admit`."""
+        async with self._lock:
+            return await self._attempt(lambda: self._admit(asker_key))
+
+    async def commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+        """See `ports.Constrainer.commit`."""
+        async with self._lock:
+            return await self._attempt(lambda: self._commit(generated, tokens))
+
+    async def reopen(self) -> None:
+        """See `ports.Constrainer.reopen`."""
+        async with self._lock:
+            await self._disconnect()
+            await self._attempt(self._connect)
+
+    async def close(self) -> None:
+        """See `ports.Constrainer.close`."""
+        await self._disconnect()
+
+    async def _attempt(self, step: Callable[[], Awaitable[_T]]) -> _T:
+        """Run `step`; after a lost replica again on another one, a bounded number of times."""
+        for num_attempts in range(1, self._limits.max_attempts + 1):
+            try:
+                return await step()
+            except UnsupportedGrammar:
+                raise
+            except Unavailable as error:
+                await self._disconnect()
+                if num_attempts == self._limits.max_attempts:
+                    raise Unavailable(
+                        f"constraint service lost {num_attempts} times in a row: {error.message}"
+                    ) from error
+                await asyncio.sleep(self._limits.rejoin_interval_s * (num_attempts - 1))
+        raise AssertionError("max_attempts is at least 1")
+
+    async def _connect(self) -> ConstraintLease:
+        """A lease with the grammar compiled and every generated token committed."""
+        if self._lease is not None:
+            return self._lease
+        self._lease = await self._pool.lease(
+            self._session_id, timeout_s=self._limits.lease_timeout_s
+        )
+        self._admitted.clear()
+        ready = await self._open_on(self._lease, peers=[])
+        if ready.committed_len < len(self._generated):
+            await self._replay(self._lease, self._generated, ready.committed_len)
+        return self._lease
+
+    async def _admit(self, asker_key: str) -> Endpoint:
+        lease = await self._connect()
+        if asker_key not in self._admitted:
+            await self._open_on(lease, peers=[asker_key])
+            self._admitted.add(asker_key)
+        return lease.grant.endpoint
+
+    async def _commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+        lease = await self._connect()
+        for _ in range(_MAX_REPLAYS):
+            answer = await self._ask_commit(lease, generated, len(generated), list(tokens))
+            if isinstance(answer, GrammarCommitted):
+                return answer
+            if answer.is_unknown:
+                await self._open_on(lease, peers=sorted(self._admitted))
+            await self._replay(lease, generated, _common_len(generated, answer))
+        raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays")
+
+    async def _replay(self, lease: ConstraintLease, generated: TokenLog, base_len: int) -> None:
+        tokens = generated.ids[base_len:]
+        answer = await self._ask_commit(lease, generated, base_len, tokens)
+        if not isinstance(answer, GrammarCommitted) or answer.num_valid != len(tokens):
+            raise LinkLost("the matcher did not take back the committed tokens")
+
+    async def _open_on(self, lease: ConstraintLease, peers: list[str]) -> GrammarReady:
+        message = GrammarOpen(
+            session_id=self._session_id,
+            epoch=lease.grant.endpoint.epoch,
+            grammar=self._grammar,
+            peers=peers,
+        )
+        answer = await self._ask(lease, message, GrammarReady | GrammarRefused)
+        if isinstance(answer, GrammarReady):
+            return answer
+        if answer.is_client_error:
+            raise UnsupportedGrammar(answer.message, param="response_format")
+        raise LinkLost(answer.message)
+
+    async def _ask_commit(
+        self, lease: ConstraintLease, generated: TokenLog, base_len: int, tokens: list[int]
+    ) -> GrammarCommitted | GrammarStale:
+        self._seq += 1
+        seq = self._seq
+        message = GrammarCommit(
+            session_id=self._session_id,
+            epoch=lease.grant.endpoint.epoch,
+            seq=seq,
+            base_len=base_len,
+            prefix_hash=generated.hash_at(base_len),
+            tokens=tokens,
+        )
+        while True:
+            answer = await self._ask(lease, message, GrammarCommitted | GrammarStale)
+            if answer.seq == seq:
+                return answer
+
+    async def _ask(
+        self, lease: ConstraintLease, message: ConstraintRequest, wanted: type[_T] | UnionType
+    ) -> _T:
+        """Send and wait for an answer of a wanted kind; send again at intervals."""
+        lease.channel.send(message)
+        waited_s = 0.0
+        limit_s = self._limits.answer_timeout_s
+        while waited_s < limit_s:
+            interval_s = min(self._limits.resend_interval_s, limit_s - waited_s)
+            try:
+                async with asyncio.timeout(interval_s):
+                    while True:
+                        answer = await lease.channel.receive()
+                        if isinstance(answer, wanted):
+                            return cast(_T, answer)
+            except TimeoutError:
+                waited_s += interval_s
+                lease.channel.send(message)
+        raise LinkLost(f"constraint service gave no answer within {limit_s:g} s")
+
+    async def _disconnect(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.channel.send(
+                GrammarClose(session_id=self._session_id, epoch=lease.grant.endpoint.epoch)
+            )
+            await lease.release()
+
+
+def _common_len(generated: TokenLog, answer: GrammarStale) -> int:
+    """The matcher's committed length where it holds a prefix of ours, else 0."""
+    length = answer.committed_len
+    if length <= len(generated) and generated.hash_at(length) == answer.committed_hash:
+        return length
+    return 0

@@ -1,0 +1,151 @@
+"""The seams of the router: what the loop needs from others, and what it needs of a transport.
+
+Upper seam, seen by `loop.py`, one object per session: `Drafter`, `Verifier`, `Constrainer`.
+`engine_session.py` and `grammar_session.py` implement them over the protocol of
+`models/messages.py`; an n-gram drafter or a scripted fake implements them without it.
+
+Lower seam, seen by those two modules: `Pool` hands out a `Lease`, a lease carries a `Channel`.
+ZMQ links under Ray Serve leases are one implementation, engines in the same process another,
+a link that loses, doubles, delays and reorders messages a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from models.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    EngineReply,
+    EngineRequest,
+    GrammarCommitted,
+    LeaseGrant,
+    Proposal,
+    Verdict,
+)
+from models.token_log import TokenLog
+
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Reply_co = TypeVar("Reply_co", covariant=True)
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one session. Losing it never fails a request."""
+
+    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        """Draft up to `num_draft_tokens` (>= 1) tokens after the committed ones.
+
+        Raises:
+            Unavailable: no draft now; the caller goes on with k = 0 and may ask again later.
+        """
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `propose` is worth calling now."""
+        ...
+
+    async def close(self) -> None:
+        """Free the session on the other side. Idempotent; never raises."""
+        ...
+
+
+class Verifier(Protocol):
+    """Verifies drafts for one session and draws the target's own tokens."""
+
+    def verify(
+        self, committed: TokenLog, draft: Sequence[int], run_on: int
+    ) -> AsyncGenerator[Verdict, None]:
+        """Verify `draft` after the committed tokens, then up to `run_on` plain steps.
+
+        Yields the verdict on the draft (part 0), then one verdict for each plain step. The
+        caller commits the tokens of a verdict before it asks for the next, and may stop early;
+        the plain steps may end early too (a replica was lost), never before part 0.
+        Safe to repeat: the same committed tokens and draft give the same verdict.
+
+        Raises:
+            Unavailable: the target is lost and the bounded attempts to replace it failed.
+            MaskUnavailable: the target got no masks; `Constrainer.reopen`, then ask again.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free the session on the other side. Idempotent; never raises."""
+        ...
+
+
+class Constrainer(Protocol):
+    """Guards the grammar of one session."""
+
+    async def commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+        """Validate `tokens` behind the generated ones and commit them to the matcher.
+
+        Raises:
+            Unavailable: no constraint replica within the bounded attempts.
+        """
+        ...
+
+    async def reopen(self) -> None:
+        """Move to another replica (or child) after masks were lost; replays what is committed.
+
+        Raises:
+            Unavailable: no constraint replica within the bounded attempts.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free the session on the other side. Idempotent; never raises."""
+        ...
+
+
+class Channel(Protocol, Generic[Request_contra, Reply_co]):
+    """One session's end of a link to one process. Messages may be lost, doubled or reordered."""
+
+    def send(self, message: Request_contra) -> None:
+        """Queue a message for the next frame. Never blocks; a lost link swallows it."""
+        ...
+
+    async def receive(self) -> Reply_co:
+        """The next reply for this session.
+
+        Raises:
+            LinkLost: the process is known to be gone; every later call raises it too.
+        """
+        ...
+
+
+class Lease(Protocol, Generic[Request_contra, Reply_co]):
+    """The right to keep one session on one replica until `release`."""
+
+    @property
+    def grant(self) -> LeaseGrant:
+        """Where the replica is and what it serves."""
+        ...
+
+    @property
+    def channel(self) -> Channel[Request_contra, Reply_co]:
+        """The session's messages to and from that replica."""
+        ...
+
+    async def release(self) -> None:
+        """End the lease. Idempotent; never raises."""
+        ...
+
+
+class Pool(Protocol, Generic[Request_contra, Reply_co]):
+    """All replicas of one deployment; leases are balanced over them."""
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> Lease[Request_contra, Reply_co]:
+        """A lease on some replica.
+
+        Raises:
+            Unavailable: no replica granted one within `timeout_s`.
+        """
+        ...
+
+
+EnginePool = Pool[EngineRequest, EngineReply]
+EngineLease = Lease[EngineRequest, EngineReply]
+ConstraintPool = Pool[ConstraintRequest, ConstraintReply]
+ConstraintLease = Lease[ConstraintRequest, ConstraintReply]
