@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_FORGETTING = 0.97  # about 33 rounds of memory
+_FORGETTING = 0.97  # a session remembers about 33 rounds
+_POOL_FORGETTING = 0.995  # a pool, fed by many sessions, about 200
 _POOL_WEIGHT = 8.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
 _NUM_POSITIONS = 4
@@ -23,17 +24,19 @@ INITIAL_ACCEPTANCE = {"structured": 0.85, "free": 0.7, "creative": 0.5}
 class _Hazards:
     """Decayed counts of "stood" and "at risk" per position."""
 
-    __slots__ = ("at_risk", "stood")
+    __slots__ = ("_forgetting", "at_risk", "stood")
 
-    def __init__(self) -> None:
+    def __init__(self, forgetting: float) -> None:
+        self._forgetting = forgetting
         self.at_risk = [0.0] * _NUM_POSITIONS
         self.stood = [0.0] * _NUM_POSITIONS
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         for position in range(min(num_accepted + 1, num_drafted)):
             index = min(position, _NUM_POSITIONS - 1)
-            self.at_risk[index] = _FORGETTING * self.at_risk[index] + 1.0
-            self.stood[index] = _FORGETTING * self.stood[index] + (position < num_accepted)
+            stands = position < num_accepted
+            self.at_risk[index] = self._forgetting * self.at_risk[index] + 1.0
+            self.stood[index] = self._forgetting * self.stood[index] + stands
 
 
 class AcceptancePool:
@@ -41,7 +44,7 @@ class AcceptancePool:
 
     def __init__(self, task_class: str) -> None:
         self._initial = INITIAL_ACCEPTANCE[task_class]
-        self._hazards = _Hazards()
+        self._hazards = _Hazards(_POOL_FORGETTING)
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Take in one round: `num_accepted` of `num_drafted` tokens stood."""
@@ -60,7 +63,7 @@ class AcceptanceEstimate:
 
     def __init__(self, pool: AcceptancePool) -> None:
         self._pool = pool
-        self._hazards = _Hazards()
+        self._hazards = _Hazards(_FORGETTING)
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Take in one round of this session, for itself and for its pool."""

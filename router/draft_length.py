@@ -17,6 +17,7 @@ from router.acceptance import AcceptanceEstimate
 _FORGETTING = 0.98  # about 50 passes of memory
 _PROBE_ROUNDS = (4, 64)  # plain rounds between probes while k = 0 pays: first, at most
 _PROBE_LENGTH = 2
+_STRETCH_EVERY = 8  # rounds; then one token more than is best, or later positions stay unknown
 _PLAIN_STEPS_PER_ROUND = 8  # how far a round goes on alone when k = 0 was chosen
 
 
@@ -116,6 +117,7 @@ class AdaptiveLength:
         self._costs = costs
         self._max_length = max_length
         self._plain_rounds = 0
+        self._drafting_rounds = 0
         self._probe_gap = _PROBE_ROUNDS[0]
 
     def plan(self, max_draft_tokens: int) -> RoundPlan:
@@ -127,7 +129,9 @@ class AdaptiveLength:
         if best > 0:
             self._plain_rounds = 0
             self._probe_gap = _PROBE_ROUNDS[0]
-            return RoundPlan(best, 0)
+            self._drafting_rounds += 1
+            is_stretched = self._drafting_rounds % _STRETCH_EVERY == 0
+            return RoundPlan(min(best + is_stretched, limit), 0)
         self._plain_rounds += 1
         if self._plain_rounds < self._probe_gap:
             return RoundPlan(0, _PLAIN_STEPS_PER_ROUND)

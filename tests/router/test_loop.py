@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from router_fakes import (
+    LetterDetokenizer,
+    ScriptedConstrainer,
+    ScriptedDrafter,
+    ScriptedVerifier,
+    continuation,
+    letters,
+)
+
+from models.errors import ConstraintViolation, MaskUnavailable
+from models.token_log import TokenLog
+from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts
+from router.generation import Delta
+from router.loop import SessionParts, run_session
+from router.round_stats import RoundStats
+from router.stops import StopChecker
+
+PROMPT = [5, 9, 2]
+
+
+def parts(
+    *,
+    k: int = 4,
+    max_tokens: int = 40,
+    stop: Sequence[str] = (),
+    drafter: ScriptedDrafter | None = None,
+    verifier: ScriptedVerifier | None = None,
+    constrainer: ScriptedConstrainer | None = None,
+    policy: DraftLengthPolicy | None = None,
+) -> SessionParts:
+    return SessionParts(
+        committed=TokenLog(PROMPT),
+        generated=TokenLog(),
+        stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=stop, max_tokens=max_tokens),
+        policy=policy or FixedLength(k, run_on=8),
+        costs=PassCosts(),
+        stats=RoundStats(),
+        verifier=verifier or ScriptedVerifier(),
+        drafter=drafter,
+        constrainer=constrainer,
+    )
+
+
+async def collect(session: SessionParts) -> tuple[str, list[int], str]:
+    text, ids, finish = "", [], ""
+    async for event in run_session(session):
+        assert finish == "", "nothing follows the finish reason"
+        if isinstance(event, Delta):
+            text += event.text
+            ids.extend(event.token_ids)
+        else:
+            finish = event
+    return text, ids, finish
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 5, 8])
+@pytest.mark.parametrize(
+    "pattern", [[None], [0], [1], [2, None, 0], [3]], ids=["perfect", "first", "second", "mix", "4"]
+)
+async def test_text_does_not_depend_on_k_or_acceptance(k: int, pattern: list[int | None]) -> None:
+    session = parts(k=k, drafter=ScriptedDrafter(pattern))
+    text, ids, finish = await collect(session)
+    expected = continuation(PROMPT, 40)
+    assert ids == expected
+    assert text == letters(expected)
+    assert finish == "length"
+    assert session.committed.ids == PROMPT + expected
+
+
+async def test_plain_decoding_lets_the_target_go_on_alone() -> None:
+    verifier = ScriptedVerifier()
+    await collect(parts(k=0, verifier=verifier, max_tokens=20))
+    assert verifier.rounds == [(0, 8), (0, 8), (0, 1)]
+
+
+async def test_a_draft_leaves_room_for_the_target_token() -> None:
+    verifier = ScriptedVerifier()
+    await collect(parts(k=8, drafter=ScriptedDrafter([None]), verifier=verifier, max_tokens=5))
+    assert verifier.rounds == [(4, 0)]
+
+
+async def test_a_lost_drafter_means_plain_rounds_and_the_same_text() -> None:
+    drafter = ScriptedDrafter([None], fails_at=[1, 2])
+    _, ids, _ = await collect(parts(drafter=drafter))
+    assert ids == continuation(PROMPT, 40)
+
+
+async def test_a_drafter_that_is_not_ready_is_not_asked() -> None:
+    drafter = ScriptedDrafter([None])
+    drafter.is_ready = False
+    _, ids, _ = await collect(parts(drafter=drafter))
+    assert drafter.num_calls == 0
+    assert ids == continuation(PROMPT, 40)
+
+
+async def test_plain_steps_that_end_early_are_taken_up_again() -> None:
+    verifier = ScriptedVerifier(end_parts_after=2)
+    _, ids, _ = await collect(parts(k=0, verifier=verifier))
+    assert ids == continuation(PROMPT, 40)
+
+
+@pytest.mark.parametrize("k", [0, 3, 6])
+async def test_eos_within_a_round_ends_the_text(k: int) -> None:
+    verifier = ScriptedVerifier(eos_at=len(PROMPT) + 5)
+    session = parts(k=k, drafter=ScriptedDrafter([None]), verifier=verifier)
+    text, ids, finish = await collect(session)
+    assert ids == [*continuation(PROMPT, 5), 0]
+    assert text == letters(ids[:-1])
+    assert finish == "stop"
+    assert session.stops.num_tokens == 6
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 7])
+async def test_a_stop_string_counts_the_same_tokens_for_every_k(k: int) -> None:
+    whole = letters(continuation(PROMPT, 40))
+    session = parts(k=k, drafter=ScriptedDrafter([None, 1]), stop=[whole[9:12]])
+    text, ids, finish = await collect(session)
+    at = whole.find(whole[9:12])
+    assert text == whole[:at]
+    assert len(ids) == at + 3
+    assert finish == "stop"
+
+
+async def test_nothing_invalid_is_emitted() -> None:
+    session = parts(k=4, drafter=ScriptedDrafter([None]), constrainer=ScriptedConstrainer(7))
+    emitted: list[int] = []
+
+    async def drain() -> None:
+        async for event in run_session(session):
+            assert isinstance(event, Delta)
+            emitted.extend(event.token_ids)
+
+    with pytest.raises(ConstraintViolation, match="output position 7"):
+        await drain()
+    assert emitted == continuation(PROMPT, 40)[: len(emitted)]
+    assert len(emitted) <= 7
+
+
+async def test_the_grammar_sees_exactly_what_is_emitted() -> None:
+    constrainer = ScriptedConstrainer()
+    _, ids, _ = await collect(parts(drafter=ScriptedDrafter([2, None]), constrainer=constrainer))
+    assert constrainer.committed == ids
+
+
+class MaskLosingVerifier(ScriptedVerifier):
+    def __init__(self, losses: int) -> None:
+        super().__init__()
+        self.losses = losses
+
+    async def verify(self, committed, draft, run_on):  # type: ignore[no-untyped-def]
+        if self.losses > 0:
+            self.losses -= 1
+            raise MaskUnavailable("scripted")
+        async for verdict in super().verify(committed, draft, run_on):
+            yield verdict
+
+
+async def test_lost_masks_reopen_the_grammar_and_the_text_goes_on() -> None:
+    constrainer = ScriptedConstrainer()
+    session = parts(constrainer=constrainer, verifier=MaskLosingVerifier(3))
+    _, ids, _ = await collect(session)
+    assert constrainer.num_reopened == 3
+    assert ids == continuation(PROMPT, 40)
+
+
+async def test_masks_lost_for_good_fail_the_request() -> None:
+    with pytest.raises(MaskUnavailable):
+        await collect(parts(constrainer=ScriptedConstrainer(), verifier=MaskLosingVerifier(99)))
+
+
+async def test_statistics_count_what_happened() -> None:
+    session = parts(k=3, drafter=ScriptedDrafter([None, 1]), max_tokens=12)
+    await collect(session)
+    stats = session.stats.snapshot()
+    assert stats.per_step_drafted == (3, 3, 3, 1)
+    assert stats.per_step_accepted == (3, 1, 3, 1)
+    assert stats.num_accepted_draft_tokens == 8
+    assert stats.num_draft_tokens == 10
+    assert stats.acceptance_histogram == (0, 2, 0, 2)
+    assert stats.mean_acceptance_length == 1 + 8 / 4
+    assert stats.draft_acceptance_rate == 0.8
+    assert stats.time.draft_ms == pytest.approx(4.0)
+    assert stats.time.verify_ms == pytest.approx(4.0)

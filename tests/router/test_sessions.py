@@ -1,0 +1,200 @@
+"""Engine, target and draft sessions over a link that loses, doubles, delays and reorders."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from router_fakes import LetterDetokenizer, ScriptedPool, continuation
+
+from models.errors import ContextTooLong, InvalidRequest, Unavailable
+from models.messages import Sampling
+from models.token_log import TokenLog
+from router.draft_session import DraftSession
+from router.engine_session import EngineLimits, EngineSession, Opening
+from router.generation import Delta, Finished, GenerationRequest, SpeculationSettings
+from router.generator import SpeculativeGenerator
+from router.session import Services, SpeculationLimits
+from router.target_session import TargetSession
+
+LIMITS = EngineLimits(
+    lease_timeout_s=1.0,
+    first_answer_timeout_s=0.5,
+    answer_timeout_s=0.5,
+    propose_timeout_s=0.2,
+    resend_interval_s=0.002,
+    rejoin_interval_s=0.005,
+    max_attempts=4,
+)
+PROMPT = (5, 9, 2)
+
+
+def opening(session_id: str = "s") -> Opening:
+    return Opening(session_id=session_id, sampling=Sampling(), eos_ids=(0,), prompt_len=3)
+
+
+def request(
+    request_id: str = "r", *, max_tokens: int = 60, k: int | None = None
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=PROMPT,
+        sampling=Sampling(),
+        eos_ids=(0,),
+        max_tokens=max_tokens,
+        speculation=SpeculationSettings(num_speculative_tokens=k),
+    )
+
+
+def generator(target: ScriptedPool, draft: ScriptedPool | None) -> SpeculativeGenerator:
+    services = Services(
+        target_pool=target,
+        draft_pool=draft,
+        constraint_pool=None,
+        speculation=SpeculationLimits(max_speculative_tokens=8),
+        limits=LIMITS,
+    )
+    return SpeculativeGenerator(services, max_model_len=200)
+
+
+async def run(front: SpeculativeGenerator, wanted: GenerationRequest) -> tuple[list[int], Finished]:
+    ids: list[int] = []
+    events = [event async for event in front.generate(wanted, LetterDetokenizer())]
+    for event in events[:-1]:
+        assert isinstance(event, Delta)
+        ids.extend(event.token_ids)
+    assert isinstance(events[-1], Finished)
+    return ids, events[-1]
+
+
+@pytest.mark.parametrize("k", [0, 3, None], ids=["plain", "fixed", "adaptive"])
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_faulty_link_never_changes_the_text(seed: int, k: int | None) -> None:
+    target, draft = ScriptedPool(seed, fault_rate=0.15), ScriptedPool(seed + 100, fault_rate=0.15)
+    ids, finished = await run(generator(target, draft), request(k=k))
+    assert ids == continuation(PROMPT, 60)
+    assert finished.num_completion_tokens == 60
+
+
+async def test_a_faultless_session_sends_each_token_once() -> None:
+    target, draft = ScriptedPool(), ScriptedPool()
+    await run(generator(target, draft), request(k=3))
+    committed = len(PROMPT) + 60
+    assert target.engine.num_tokens_received <= committed
+    assert draft.engine.num_tokens_received <= committed
+    assert all(lease.is_released for lease in target.leases + draft.leases)
+    assert target.engine.logs == {}
+    assert draft.engine.logs == {}
+
+
+@pytest.mark.parametrize("k", [0, 4])
+async def test_a_target_lost_mid_stream_is_replaced_and_the_text_goes_on(k: int) -> None:
+    target, draft = ScriptedPool(), ScriptedPool()
+    ids: list[int] = []
+    crashes = {10, 30}
+    async for event in generator(target, draft).generate(request(k=k), LetterDetokenizer()):
+        if isinstance(event, Delta):
+            ids.extend(event.token_ids)
+            for at in [at for at in crashes if len(ids) >= at]:
+                crashes.discard(at)
+                target.crash()
+    assert ids == continuation(PROMPT, 60)
+    assert len(target.leases) == 3
+
+
+async def test_a_target_lost_for_good_is_unavailable_after_bounded_attempts() -> None:
+    target = ScriptedPool()
+    target.num_refusals_left = 1000
+    with pytest.raises(Unavailable, match="4 times"):
+        await run(generator(target, None), request())
+    assert target.num_refusals_left == 1000 - LIMITS.max_attempts
+
+
+async def test_a_silent_target_counts_as_dead() -> None:
+    target = ScriptedPool(fault_rate=1.0)
+    session = TargetSession(EngineSession(target, opening(), LIMITS), LIMITS)
+    with pytest.raises(Unavailable, match="no answer within"):
+        async for _ in session.verify(TokenLog(PROMPT), [], 0):
+            pass
+    assert len(target.leases) == LIMITS.max_attempts
+
+
+async def test_a_draft_lost_mid_stream_costs_nothing_and_rejoins() -> None:
+    target, draft = ScriptedPool(), ScriptedPool()
+    front = generator(target, draft)
+    ids: list[int] = []
+    finished = None
+    is_crashed = False
+    async for event in front.generate(request(max_tokens=150, k=2), LetterDetokenizer()):
+        await asyncio.sleep(0.001)
+        if isinstance(event, Finished):
+            finished = event
+            continue
+        ids.extend(event.token_ids)
+        if len(ids) > 30 and not is_crashed:
+            is_crashed = True
+            draft.crash()
+    assert ids == continuation(PROMPT, 150)
+    assert finished is not None
+    assert len(draft.leases) >= 2
+    assert draft.engine.num_tokens_received > 0, "the new draft engine was used again"
+
+
+async def test_no_draft_at_all_is_plain_decoding() -> None:
+    draft = ScriptedPool()
+    draft.num_refusals_left = 10_000
+    ids, finished = await run(generator(ScriptedPool(), draft), request(k=4))
+    assert ids == continuation(PROMPT, 60)
+    assert finished.speculation.num_spec_steps == 0
+
+
+async def test_a_draft_session_closed_while_joining_stops_trying() -> None:
+    pool = ScriptedPool()
+    pool.num_refusals_left = 10_000
+    session = DraftSession(EngineSession(pool, opening(), LIMITS), LIMITS, TokenLog(PROMPT))
+    session.start()
+    await asyncio.sleep(0.02)
+    await session.close()
+    left = pool.num_refusals_left
+    await asyncio.sleep(0.05)
+    assert pool.num_refusals_left == left
+
+
+async def test_a_client_that_goes_away_frees_both_engines() -> None:
+    target, draft = ScriptedPool(), ScriptedPool()
+    events = generator(target, draft).generate(request(k=2), LetterDetokenizer())
+    await anext(events)
+    await events.aclose()
+    assert all(lease.is_released for lease in target.leases + draft.leases)
+    assert target.engine.logs == {}
+
+
+async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
+    front = generator(ScriptedPool(), None)
+    with pytest.raises(ContextTooLong, match=r"3 tokens and max_tokens of 198 exceed .* 200"):
+        await run(front, request(max_tokens=198))
+    ids, _ = await run(front, request(max_tokens=197))
+    assert len(ids) == 197
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_tokens", 0), ("prompt_ids", ())], ids=["budget", "prompt"]
+)
+async def test_senseless_requests_are_refused_by_name(field: str, value: object) -> None:
+    values = {
+        "request_id": "r",
+        "prompt_ids": PROMPT,
+        "sampling": Sampling(),
+        "eos_ids": (0,),
+        "max_tokens": 5,
+        field: value,
+    }
+    with pytest.raises(InvalidRequest, match=field.removesuffix("_ids")):
+        await run(generator(ScriptedPool(), None), GenerationRequest(**values))
+
+
+async def test_eight_sessions_at_once_each_get_their_own_text() -> None:
+    target, draft = ScriptedPool(3, fault_rate=0.05), ScriptedPool(4, fault_rate=0.05)
+    front = generator(target, draft)
+    outcomes = await asyncio.gather(*(run(front, request(f"r{i}", k=i % 4)) for i in range(8)))
+    assert all(ids == continuation(PROMPT, 60) for ids, _ in outcomes)

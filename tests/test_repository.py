@@ -1,0 +1,55 @@
+"""Rules about the repository itself: its top level, and that nothing large slips in."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOP_LEVEL = {
+    *("pyproject.toml", "deployments", "models", "router", "configs", "k8s", "loadtest", "tests"),
+    *("README.md", "LICENSE"),
+}
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False, timeout=30
+    )
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.exists()]
+
+
+def test_top_level_holds_only_what_belongs_there() -> None:
+    names = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    assert {name for name in names if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_files_stay_small() -> None:
+    limits = {"models/demo": 15_000_000}
+    for path in tracked():
+        name = path.relative_to(ROOT).as_posix()
+        limit = next((size for folder, size in limits.items() if name.startswith(folder)), 500_000)
+        assert path.stat().st_size <= limit, f"{name} is larger than {limit} bytes"
+
+
+def test_the_demo_pair_stays_small() -> None:
+    pair = [path for path in tracked() if "models/demo/" in path.as_posix()]
+    assert sum(path.stat().st_size for path in pair) <= 45_000_000
+
+
+@pytest.mark.parametrize("package", ["models", "router", "deployments", "loadtest"])
+def test_packages_reexport_nothing(package: str) -> None:
+    """A re-export in models/__init__ would pull torch into the router."""
+    assert (ROOT / package / "__init__.py").read_text().strip() == ""
+
+
+def test_source_files_stay_readable() -> None:
+    for path in tracked():
+        if path.suffix == ".py":
+            num_lines = len(path.read_text().splitlines())
+            assert num_lines <= 400, f"{path.relative_to(ROOT)} has {num_lines} lines"
