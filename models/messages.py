@@ -142,7 +142,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     tokens: list[int]
     timing: Timing
     step_ms: float  # what one draft step costs now
-    cut: Literal["", "eos", "mask_late", "mask_missing", "context", "superseded"] = ""
+    cut: Literal["", "eos", "mask_late", "mask_missing", "context", "deadline", "superseded"] = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

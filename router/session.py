@@ -22,7 +22,6 @@ from router.round_stats import RoundStats
 from router.stops import StopChecker
 from router.target_session import TargetSession
 
-_PLAIN_RUN_ON = 32  # steps the target goes on alone when no draft is wanted at all
 _CREATIVE_TEMPERATURE = 1.1
 
 
@@ -33,6 +32,7 @@ class SpeculationLimits:
     enabled: bool = True
     num_speculative_tokens: int | None = None
     max_speculative_tokens: int = 8
+    run_on_tokens: int = 32  # steps the target goes on alone where no draft is wanted at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +135,14 @@ class Session:
         )
 
     def _policy(self) -> DraftLengthPolicy:
-        if self._draft is None:
-            return FixedLength(0, _PLAIN_RUN_ON)
         allowed = self._services.speculation
+        if self._draft is None:
+            return FixedLength(0, allowed.run_on_tokens)
         fixed = self._request.speculation.num_speculative_tokens
         if fixed is None:
             fixed = allowed.num_speculative_tokens
         if fixed is not None:
-            return FixedLength(min(fixed, allowed.max_speculative_tokens), _PLAIN_RUN_ON)
+            return FixedLength(min(fixed, allowed.max_speculative_tokens), allowed.run_on_tokens)
         task_class = self._task_class()
         pool = self._services.acceptance.setdefault(task_class, AcceptancePool(task_class))
         return AdaptiveLength(

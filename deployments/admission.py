@@ -1,0 +1,81 @@
+"""How many sessions one router runs at once, how many may wait for that, and for how long.
+
+Wraps a `Generator` and is one. First come, first served; full is answered at once with
+`Overloaded`, so that a client or a balancer can try elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import cast
+
+from models.errors import Overloaded
+from router.generation import Delta, Detokenizer, Finished, GenerationRequest, Generator
+
+
+class AdmittingGenerator:
+    """Admits sessions to `generator`, within bounds.
+
+    Args:
+        generator: what runs the sessions.
+        max_sessions: sessions that run at once.
+        max_queued: sessions that may wait.
+        queue_wait_s: seconds one may wait.
+    """
+
+    def __init__(
+        self, generator: Generator, *, max_sessions: int, max_queued: int, queue_wait_s: float
+    ) -> None:
+        self._generator = generator
+        self._slots = asyncio.Semaphore(max_sessions)
+        self._max_sessions = max_sessions
+        self._max_queued = max_queued
+        self._queue_wait_s = queue_wait_s
+        self.num_queued = 0
+        self.num_running = 0
+
+    async def generate(
+        self, request: GenerationRequest, detokenizer: Detokenizer
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        """See `generation.Generator.generate`.
+
+        Raises:
+            Overloaded: as many sessions as may wait are waiting, or the wait was too long.
+        """
+        async with self._slot():
+            items = self._generator.generate(request, detokenizer)
+            async with aclosing(cast("AsyncGenerator[Delta | Finished, None]", items)):
+                async for item in items:
+                    yield item
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        await self._acquire()
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            self._slots.release()
+
+    async def _acquire(self) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()  # at once
+            return
+        if self.num_queued >= self._max_queued:
+            raise Overloaded(
+                f"{self._max_sessions} sessions are running and {self.num_queued} are waiting, "
+                f"the limit is {self._max_queued}"
+            )
+        self.num_queued += 1
+        try:
+            async with asyncio.timeout(self._queue_wait_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Overloaded(
+                f"no session ended within {self._queue_wait_s} s; {self._max_sessions} are running"
+            ) from None
+        finally:
+            self.num_queued -= 1

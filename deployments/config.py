@@ -1,0 +1,338 @@
+"""The whole service as one validated, frozen tree: what `args` of a Serve config file may say.
+
+Unknown keys are errors that name the key's full path. Units are in the names. Placement (replica
+counts, GPUs, labels) is not here: that is Serve's own `deployments:` section of the same file.
+`check_models` looks at the checkpoints' small files, so that a wrong path or a pair that does not
+fit together is reported before minutes of loading. Knows neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+REPO_ROOT = Path(__file__).resolve().parent.parent
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A frozen part of the tree that refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """One model and the process (or ranks) that computes it; the same for target and draft."""
+
+    model_path: str = Field(
+        description="Hugging Face checkpoint folder; relative to the current folder, else the repo."
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        default="bfloat16", description="Type of weights and KV cache."
+    )
+    device: str = Field(default="cpu", description="torch device of a rank: cpu, cuda.")
+    max_model_len: PositiveInt = Field(
+        default=2048,
+        description="Tokens of prompt and completion together; at most the checkpoint's own.",
+    )
+    kv_cache_tokens: PositiveInt = Field(
+        default=16384, description="Tokens for which KV blocks are reserved, all sessions together."
+    )
+    block_size: PositiveInt = Field(default=16, description="Tokens per KV block.")
+    max_batch_rows: PositiveInt = Field(
+        default=512, description="Rows of one forward pass; longer prompts come in chunks."
+    )
+    num_threads: PositiveInt = Field(
+        default=1,
+        description="torch threads of a rank on a CPU. More than its cores slows all down.",
+    )
+    tensor_parallel_size: Literal[1] = Field(default=1, description="Ranks that share one model.")
+    max_sessions: PositiveInt = Field(
+        default=64, description="Sessions (leases) that one replica holds at once."
+    )
+    lease_idle_timeout_s: PositiveFloat = Field(
+        default=120.0, description="Seconds without a message after which a session is freed."
+    )
+
+
+class GrammarServiceConfig(Section):
+    """The constraint service: child processes that compile grammars and hold matchers."""
+
+    num_children: PositiveInt = Field(default=1, description="Child processes per replica.")
+    memory_limit_mb: Annotated[int, Field(ge=64)] = Field(
+        default=512, description="Memory of a child, MB; beyond it the child is replaced."
+    )
+    compile_timeout_s: PositiveFloat = Field(
+        default=5.0, description="Seconds to compile a grammar; then its child is replaced."
+    )
+    mask_timeout_s: PositiveFloat = Field(
+        default=2.0, description="Seconds for masks or a commit; then the child is replaced."
+    )
+    max_schema_bytes: PositiveInt = Field(
+        default=65536, description="Longest schema accepted, bytes of UTF-8."
+    )
+    cache_size: PositiveInt = Field(
+        default=128, description="Compiled grammars kept in each child."
+    )
+    max_sessions: PositiveInt = Field(
+        default=256, description="Sessions (leases) one replica holds at once."
+    )
+    lease_idle_timeout_s: PositiveFloat = Field(
+        default=600.0, description="Seconds after which a lease without any message ends."
+    )
+
+
+class SpeculationConfig(Section):
+    """When and how far to draft ahead. A request may ask for less, never for more."""
+
+    enabled: bool = Field(
+        default=True, description="False: never draft (k = 0), whatever is asked."
+    )
+    num_speculative_tokens: Annotated[int, Field(ge=0)] | Literal["adaptive"] = Field(
+        default="adaptive",
+        description="k: a fixed number, or adaptive: chosen live from acceptance.",
+    )
+    max_num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=8, description="Highest k a request or the adaptive rule may reach."
+    )
+    run_on_tokens: Annotated[int, Field(ge=0, le=256)] = Field(
+        default=16,
+        description="Plain steps the target may go on alone when nothing is drafted (k = 0).",
+    )
+
+
+class TimeoutConfig(Section):
+    """Every wait of a session. Seconds, but for the draft, which only ever costs a round."""
+
+    queue_wait_s: PositiveFloat = Field(
+        default=10.0, description="For a lease on a target; then 503 with Retry-After."
+    )
+    draft_lease_s: PositiveFloat = Field(
+        default=1.0, description="For a lease on a draft; then the session starts with k = 0."
+    )
+    first_token_s: PositiveFloat = Field(
+        default=60.0, description="From the lease to the first token."
+    )
+    token_gap_s: PositiveFloat = Field(default=30.0, description="Between two tokens of a stream.")
+    draft_ms: PositiveFloat = Field(
+        default=500.0, description="Milliseconds for one draft; then the round goes on with k = 0."
+    )
+    grammar_s: PositiveFloat = Field(
+        default=10.0, description="For a grammar to be compiled, or tokens to be validated."
+    )
+
+
+class RouterConfig(Section):
+    """The HTTP side and the loop: what is served under which name and within which limits."""
+
+    model_name: str = Field(default="outrider", min_length=1, description="Name clients ask for.")
+    tokenizer_path: str = Field(
+        default="", description="Folder with tokenizer.json and chat template; empty: the target's."
+    )
+    max_model_len: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Tokens of prompt and completion together; 0: the target's."
+    )
+    default_max_tokens: PositiveInt = Field(
+        default=256, description="Completion tokens when the request does not say."
+    )
+    max_tokens_limit: PositiveInt = Field(
+        default=4096, description="Most completion tokens a request may ask for."
+    )
+    body_limit_bytes: PositiveInt = Field(
+        default=1_048_576, description="Largest HTTP body accepted."
+    )
+    max_sessions: PositiveInt = Field(
+        default=64, description="Sessions one router replica runs at once; more wait, then get 429."
+    )
+    max_queued_sessions: PositiveInt = Field(
+        default=128, description="Sessions that may wait for a router before new ones get 429."
+    )
+    speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
+    timeouts: TimeoutConfig = Field(default_factory=TimeoutConfig)
+
+
+class LinkConfig(Section):
+    """The ZMQ links between routers, leaders and constraint services."""
+
+    host: Literal["node", "loopback"] = Field(
+        default="node", description="Bind to the node's own address, or to 127.0.0.1 (one machine)."
+    )
+    high_water_mark: PositiveInt = Field(
+        default=4096, description="Frames queued per peer before further ones are dropped."
+    )
+
+
+class AppConfig(Section):
+    """Everything `deployments.app:build` needs."""
+
+    target: ModelConfig = Field(description="The model whose text is served.")
+    draft: ModelConfig | None = Field(
+        default=None,
+        description="The model that guesses ahead; null: none, every session runs k = 0.",
+    )
+    constraint: GrammarServiceConfig = Field(default_factory=GrammarServiceConfig)
+    router: RouterConfig = Field(default_factory=RouterConfig)
+    link: LinkConfig = Field(default_factory=LinkConfig)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> AppConfig:
+        """Validate a tree of plain values.
+
+        Raises:
+            ValueError: one message that names every key at fault by its full path.
+        """
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            details = "; ".join(_describe(item) for item in error.errors())
+            raise ValueError(f"config: {details}") from None
+
+    def resolved(self) -> AppConfig:
+        """The same tree with absolute paths and the values that follow from the target filled in.
+
+        Raises:
+            ValueError: a model folder does not exist.
+        """
+        target = _with_absolute_path(self.target, "target")
+        draft = None if self.draft is None else _with_absolute_path(self.draft, "draft")
+        tokenizer = self.router.tokenizer_path
+        router = self.router.model_copy(
+            update={
+                "tokenizer_path": (
+                    str(resolve_folder(tokenizer, "router.tokenizer_path"))
+                    if tokenizer
+                    else target.model_path
+                ),
+                "max_model_len": min(
+                    self.router.max_model_len or target.max_model_len, target.max_model_len
+                ),
+            }
+        )
+        return self.model_copy(update={"target": target, "draft": draft, "router": router})
+
+
+def _describe(item: ErrorDetails) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {path!r}"
+    if item["type"] == "missing":
+        return f"missing key {path!r}"
+    return f"{path or 'args'}: {item['msg']} (got {item['input']!r})"
+
+
+def _with_absolute_path(model: ModelConfig, section: str) -> ModelConfig:
+    folder = resolve_folder(model.model_path, f"{section}.model_path")
+    return model.model_copy(update={"model_path": str(folder)})
+
+
+def resolve_folder(path: str, key: str) -> Path:
+    """The existing folder that `path` names: as given, in the current folder, or in the repo.
+
+    Raises:
+        ValueError: no such folder; the message names the config key and the places looked at.
+    """
+    candidates = [Path(path).expanduser().absolute()]
+    if not Path(path).expanduser().is_absolute():
+        candidates.append(REPO_ROOT / path)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    places = " and ".join(str(candidate) for candidate in dict.fromkeys(candidates))
+    raise ValueError(f"{key}: no such folder: {path!r} (looked at {places})")
+
+
+def check_models(config: AppConfig) -> None:
+    """Check the resolved checkpoints' small files against the config and against each other.
+
+    Raises:
+        ValueError: a file is missing, a context is too short, or the draft's token ids do not
+            mean what the target's mean.
+    """
+    _check_model(config.target, "target")
+    if config.draft is None:
+        return
+    _check_model(config.draft, "draft")
+    _check_pair(Path(config.target.model_path), Path(config.draft.model_path))
+
+
+def _check_model(model: ModelConfig, section: str) -> None:
+    folder = Path(model.model_path)
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{section}.model_path: {folder} has no {name}")
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"{section}.model_path: {folder} has no *.safetensors weights")
+    longest = _text_config(folder).get("max_position_embeddings")
+    if isinstance(longest, int) and model.max_model_len > longest:
+        raise ValueError(
+            f"{section}.max_model_len: {model.max_model_len} is more than the checkpoint's "
+            f"max_position_embeddings, {longest}"
+        )
+    if model.kv_cache_tokens < model.max_model_len:
+        raise ValueError(
+            f"{section}.kv_cache_tokens: {model.kv_cache_tokens} is less than max_model_len, "
+            f"{model.max_model_len}: one longest session must fit"
+        )
+
+
+def _check_pair(target: Path, draft: Path) -> None:
+    sizes = [read_vocab_size(folder) for folder in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"draft.model_path: vocab_size {sizes[1]} of {draft} differs from {sizes[0]} of the "
+            f"target {target}; draft and target must share one vocabulary"
+        )
+    vocabularies = [_vocabulary(folder / "tokenizer.json") for folder in (target, draft)]
+    if vocabularies[0] != vocabularies[1]:
+        differing = len(set(vocabularies[0].items()) ^ set(vocabularies[1].items()))
+        raise ValueError(
+            f"draft.model_path: the tokenizer of {draft} differs from that of the target {target} "
+            f"in {differing} entries; a token id must mean the same text in both"
+        )
+
+
+def read_vocab_size(folder: Path) -> int:
+    """Columns of the checkpoint's logits, padding included, by its config.json.
+
+    Raises:
+        ValueError: the file cannot be read or does not say.
+    """
+    size = _text_config(folder).get("vocab_size")
+    if not isinstance(size, int):
+        raise ValueError(f"{folder / 'config.json'} has no vocab_size")
+    return size
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    content = _read_json(folder / "config.json")
+    nested = content.get("text_config")
+    return nested if isinstance(nested, dict) else content
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    """Token text -> id, added tokens included; both list and dict layouts of `vocab`."""
+    tokenizer = _read_json(path)
+    vocab = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(vocab, Mapping):
+        entries = dict(vocab)
+    else:
+        entries = {str(item[0]): index for index, item in enumerate(vocab)}
+    entries.update({item["content"]: item["id"] for item in tokenizer.get("added_tokens", [])})
+    return entries
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return content

@@ -1,0 +1,297 @@
+"""The parent side of one constraint replica: children, routing, deadlines, respawn, blame.
+
+A session lives in the child its id hashes to. When a child ends, whatever it had not answered
+is answered as failed, its sessions are unknown in its successor, and the callers open and
+replay them: the parent keeps no tokens. A grammar that ended a child is refused from then on by
+name, as the client's error, so that it cannot end children one after the other.
+
+Every request is answered exactly once (a close and a commit that came too late never are), on the
+event loop, also when the queue is full and when the service stops. Knows no sockets to the outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections import OrderedDict
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from functools import partial
+
+from deployments.constraint_pipe import ConstraintConfig
+from deployments.constraint_process import ChildProcess, Death, Reply
+from models.errors import UnsupportedGrammar
+from models.grammar_limits import FIELD, SchemaLimits, check_size
+from models.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    Grammar,
+    GrammarClose,
+    GrammarCommit,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    GrammarStale,
+    MaskMiss,
+    MaskRequest,
+)
+
+_MAX_REFUSED = 1024  # grammars remembered as harmful
+_FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
+_LAST_BACKOFF_S = 5.0
+
+
+@dataclass
+class ConstraintStats:
+    """Counters since the start, and the queue now."""
+
+    queue_length: int = 0  # requests without an answer, all children
+    opens: int = 0  # sessions opened
+    cache_hits: int = 0  # of these, with a grammar that was compiled before
+    compile_ms_total: float = 0.0
+    compile_ms_max: float = 0.0
+    refusals: int = 0  # grammars refused as the client's error
+    restarts: int = 0  # children that ended and were replaced
+    rejected: int = 0  # requests answered "queue full" or "restarting"
+
+
+class ConstraintWorkers:
+    """Child processes that hold the grammars, behind one `submit`.
+
+    Call `start`, `submit` and `stop` on one event loop.
+    """
+
+    def __init__(self, config: ConstraintConfig) -> None:
+        self._config = config
+        self._schema_limits = SchemaLimits(max_schema_bytes=config.max_schema_bytes)
+        self._children: list[ChildProcess | None] = [None] * config.num_children
+        self._backoff_s = [_FIRST_BACKOFF_S] * config.num_children
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()  # by session, newest last
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()  # and why
+        self._stats = ConstraintStats()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._row_bytes = 0
+
+    @property
+    def stats(self) -> ConstraintStats:
+        """Live counters; `queue_length` is brought up to date by this call."""
+        self._stats.queue_length = sum(child.num_pending for child in self._children if child)
+        return self._stats
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a mask row; known after `start`."""
+        return self._row_bytes
+
+    @property
+    def num_children(self) -> int:
+        """Children that run now; below the configured number while one is replaced."""
+        return sum(child is not None for child in self._children)
+
+    async def start(self) -> None:
+        """Start all children and wait until they are ready.
+
+        Raises:
+            ValueError: the tokenizer cannot be read or does not fit the config.
+            ConnectionError: a child ended, or was not ready within `start_timeout_s`.
+        """
+        self._spawn_task(self._watch())
+        children = [self._new_child(i) for i in range(self._config.num_children)]
+        try:
+            for child in children:
+                await child.launch()
+            for child in children:
+                self._row_bytes = await child.ready()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End all children; unanswered requests are answered as failed. Idempotent."""
+        self._stopping.set()
+        # A replacement that is being launched must exist before it can be ended.
+        await asyncio.gather(*self._tasks)
+        for child in self._children:
+            if child is not None:
+                await child.stop()
+
+    def submit(self, message: ConstraintRequest, reply: Reply) -> None:
+        """Hand a message to its session's child; `reply` is called later, on the event loop.
+
+        Several submits of one tick share a frame. `reply` must not raise.
+        """
+        refusal = self._refuse(message) if isinstance(message, GrammarOpen) else None
+        if refusal is not None:
+            self._answer_soon(reply, refusal)
+            return
+        child = self._children[self._index(message.session_id)]
+        if child is None or self._stopping.is_set():
+            self._reject(message, reply, "the constraint child is being replaced")
+        elif child.num_pending >= self._config.max_queue:
+            self._reject(
+                message, reply, f"{child.num_pending} requests are waiting, which is the limit"
+            )
+        else:
+            self._remember(message)
+            child.send(message, partial(self._deliver, reply))
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _index(self, session_id: str) -> int:
+        return zlib.crc32(session_id.encode()) % self._config.num_children
+
+    def _refuse(self, message: GrammarOpen) -> GrammarRefused | None:
+        reason = self._refused.get(message.grammar)
+        if reason is None:
+            try:
+                check_size(message.grammar.text, self._schema_limits)
+            except UnsupportedGrammar as error:
+                reason = error.message
+        if reason is None:
+            return None
+        self._stats.refusals += 1
+        return _refusal(message.session_id, reason)
+
+    def _reject(self, message: ConstraintRequest, reply: Reply, reason: str) -> None:
+        self._stats.rejected += 1
+        answer = _failed(message, reason)
+        if answer is not None:
+            self._answer_soon(reply, answer)
+
+    def _answer_soon(self, reply: Reply, answer: ConstraintReply) -> None:
+        asyncio.get_running_loop().call_soon(reply, answer)
+
+    def _remember(self, message: ConstraintRequest) -> None:
+        """Know each session's grammar, for the case that a mask or a commit ends the child."""
+        if isinstance(message, GrammarClose):
+            self._grammars.pop(message.session_id, None)
+        elif isinstance(message, GrammarOpen):
+            self._grammars[message.session_id] = message.grammar
+            self._grammars.move_to_end(message.session_id)
+            if len(self._grammars) > 2 * self._config.num_children * self._config.max_sessions:
+                self._grammars.popitem(last=False)
+
+    def _deliver(self, reply: Reply, answer: ConstraintReply) -> None:
+        stats = self._stats
+        if isinstance(answer, GrammarReady):
+            stats.opens += 1
+            stats.cache_hits += answer.compile_ms == 0.0
+            stats.compile_ms_total += answer.compile_ms
+            stats.compile_ms_max = max(stats.compile_ms_max, answer.compile_ms)
+        elif isinstance(answer, GrammarRefused):
+            stats.refusals += answer.is_client_error
+        reply(answer)
+
+    # --- children -----------------------------------------------------------------------------
+
+    def _new_child(self, index: int) -> ChildProcess:
+        child = ChildProcess(self._config, partial(self._on_death, index))
+        self._children[index] = child
+        return child
+
+    def _on_death(self, index: int, death: Death) -> None:
+        self._children[index] = None
+        harmful = self._blame(death)
+        for session_id in [s for s in self._grammars if self._index(s) == index]:
+            del self._grammars[session_id]
+        for pending in death.unanswered:
+            answer = self._answer_death(pending.request, death, harmful)
+            if answer is not None:
+                self._deliver(pending.reply, answer)
+        if not self._stopping.is_set():
+            self._stats.restarts += 1
+            if death.was_ready:
+                self._backoff_s[index] = _FIRST_BACKOFF_S
+            self._spawn_task(self._replace(index, wait=not death.was_ready))
+
+    def _answer_death(
+        self, request: ConstraintRequest, death: Death, harmful: Grammar | None
+    ) -> ConstraintReply | None:
+        if harmful is not None:
+            is_open = isinstance(request, GrammarOpen) and request.grammar == harmful
+            is_commit = isinstance(request, GrammarCommit) and request is death.culprit
+            if is_open or is_commit:
+                return _refusal(request.session_id, self._refused[harmful])
+        return _failed(request, f"the constraint child ended: {death.reason}")
+
+    def _blame(self, death: Death) -> Grammar | None:
+        """Refuse the culprit's grammar from now on; the grammar, if there is one to blame."""
+        culprit = death.culprit
+        if culprit is None:
+            return None
+        grammar = (
+            culprit.grammar
+            if isinstance(culprit, GrammarOpen)
+            else self._grammars.get(culprit.session_id)
+        )
+        if grammar is None:
+            return None
+        self._refused[grammar] = (
+            f"{FIELD}: the schema is too complex, it ended the process that served it: "
+            f"{death.reason}; its memory limit is {self._config.memory_limit_mb} MB"
+        )
+        while len(self._refused) > _MAX_REFUSED:
+            self._refused.popitem(last=False)
+        return grammar
+
+    async def _replace(self, index: int, *, wait: bool) -> None:
+        """Launch a successor; after a child that never became ready, wait longer each time."""
+        while not self._stopping.is_set():
+            if wait:
+                pause_s = self._backoff_s[index]
+                self._backoff_s[index] = min(2 * pause_s, _LAST_BACKOFF_S)
+                if await self._stops_within(pause_s):
+                    return
+            try:
+                await self._new_child(index).launch()
+            except OSError:  # no process or no descriptor to be had now
+                self._children[index] = None
+                wait = True
+            else:
+                return
+
+    async def _stops_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self._stopping.is_set()
+
+    async def _watch(self) -> None:
+        """Look at every child's deadline, often enough to overshoot by a tenth."""
+        config = self._config
+        pause_s = min(config.mask_timeout_s, config.compile_timeout_s, 2.0) / 10
+        while not self._stopping.is_set():
+            for child in self._children:
+                if child is not None:
+                    child.check_deadlines()
+            await self._stops_within(pause_s)
+
+    def _spawn_task(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _refusal(session_id: str, message: str) -> GrammarRefused:
+    return GrammarRefused(session_id=session_id, message=message, is_client_error=True)
+
+
+def _failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
+    """The answer to a request that no child can answer now: the caller opens and replays."""
+    match request:
+        case MaskRequest():
+            return MaskMiss(
+                session_id=request.session_id,
+                ticket=request.ticket,
+                reason="failed",
+                message=reason,
+            )
+        case GrammarCommit():
+            return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
+        case GrammarOpen():
+            return GrammarRefused(
+                session_id=request.session_id, message=reason, is_client_error=False
+            )
+        case GrammarClose():
+            return None

@@ -1,0 +1,99 @@
+"""Whether the service can answer: one real round through the target, not a socket that is open.
+
+The result is kept for a moment and concurrent askers share one probe, so that many probes cost
+what one costs. A full service is busy, not broken: restarting it would make matters worse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from models.errors import Overloaded, ServingError
+from models.messages import Sampling
+from models.tokenizer import Tokenizer
+from router.generation import (
+    Delta,
+    Finished,
+    GenerationRequest,
+    Generator,
+    SpeculationSettings,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Outcome of a probe. `reason` is for people."""
+
+    is_healthy: bool
+    reason: str
+    round_ms: float
+
+
+class HealthProbe:
+    """Generates one token and remembers for `keep_s` seconds whether that worked."""
+
+    def __init__(
+        self, generator: Generator, tokenizer: Tokenizer, *, timeout_s: float, keep_s: float = 1.0
+    ) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        # Any token will do; a tokenizer may have nothing for a text, so ids are the last resort.
+        self._prompt_ids = tuple(tokenizer.encode("Hello")) or (0,)
+        self._timeout_s = timeout_s
+        self._keep_s = keep_s
+        self._lock = asyncio.Lock()
+        self._last: tuple[float, Health] | None = None
+
+    async def check(self) -> Health:
+        """The health now, at most `keep_s` old. Takes at most `timeout_s`; never raises."""
+        async with self._lock:
+            if self._last is not None and time.monotonic() - self._last[0] < self._keep_s:
+                return self._last[1]
+            start = time.monotonic()
+            is_healthy, reason = await self._probe()
+            now = time.monotonic()
+            health = Health(
+                is_healthy=is_healthy, reason=reason, round_ms=round((now - start) * 1e3, 3)
+            )
+            self._last = (now, health)
+            return health
+
+    async def _probe(self) -> tuple[bool, str]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._one_token()
+        except TimeoutError:
+            return False, f"no token within {self._timeout_s} s"
+        except Overloaded as error:
+            return True, f"busy: {error.message}"
+        except ServingError as error:
+            return False, error.message
+        except Exception:
+            logger.exception("health probe failed")
+            return False, "internal error"
+
+    async def _one_token(self) -> tuple[bool, str]:
+        request = GenerationRequest(
+            request_id=f"health-{uuid.uuid4().hex}",
+            prompt_ids=self._prompt_ids,
+            sampling=Sampling(temperature=0.0),
+            eos_ids=self._tokenizer.eos_ids,
+            max_tokens=1,
+            ignore_eos=True,
+            speculation=SpeculationSettings(enabled=False),
+        )
+        items = self._generator.generate(request, self._tokenizer.detokenizer())
+        async with aclosing(cast("AsyncGenerator[Delta | Finished, None]", items)):
+            async for item in items:
+                if isinstance(item, Finished):
+                    return True, "ok"
+        return False, "the generation ended without an end"

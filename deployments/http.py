@@ -1,0 +1,360 @@
+"""The HTTP routes: OpenAI's chat and text completions, models, health. No Ray inside.
+
+A request is read within the body limit, parsed and tokenised (`requests.py`), run by the
+`Generator`, and written (`answers.py`, `sse.py`). The first item of the generator is awaited
+before anything is sent, so whatever fails up to then has its proper status; later errors end the
+stream with an error event. A client that goes away ends the generation wherever it stands.
+Every answer has the header `x-request-id`, the client's own one where it sent a sane one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar, cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.answers import AnswerHead, ChatWriter, ModelCard, ModelList, TextWriter, Writer
+from deployments.health import HealthProbe
+from deployments.openai import (
+    BodyTooLarge,
+    ChatCompletionRequest,
+    CompletionRequest,
+    RouteError,
+    answer_error,
+)
+from deployments.requests import ServedModel, parse, prepare_chat, prepare_completion
+from deployments.sse import DONE, EventStream, disconnected, encode_events
+from models.errors import DeadlineExceeded, InternalError, ServingError
+from router.generation import Delta, Finished, GenerationRequest, Generator
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Items = AsyncGenerator[Delta | Finished, None]
+
+_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
+_INLINE_BODY_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpService:
+    """What the routes need.
+
+    Attributes:
+        model: what is served.
+        generator: runs requests; admission included.
+        health: answers GET /health.
+        body_limit_bytes: largest body accepted.
+        body_timeout_s: how long a client may take to send its body.
+        send_timeout_s: how long a client may keep a stream waiting for one write.
+    """
+
+    model: ServedModel
+    generator: Generator
+    health: HealthProbe
+    body_limit_bytes: int = 1_048_576
+    body_timeout_s: float = 30.0
+    send_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One request, ready to run, and how its answer is written."""
+
+    request: GenerationRequest
+    writer: Writer
+    is_stream: bool
+    after: tuple[int, ...]  # ids whose text the answer continues
+
+
+class ClientGone(Exception):
+    """The client went away before there was an answer; nobody is left to be told."""
+
+
+def create_app(service: HttpService) -> FastAPI:
+    """The ASGI application that serves `service`."""
+    # The interactive docs would show none of our fields, which are not FastAPI's to parse.
+    app = FastAPI(
+        title="Outrider", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
+    app.add_middleware(_Edge)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    routes = _Routes(service)
+    app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
+    app.add_api_route("/v1/completions", routes.completions, methods=["POST"])
+    app.add_api_route("/v1/models", routes.models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
+    app.add_api_route("/health", routes.health, methods=["GET"])
+    app.add_api_route("/version", routes.version, methods=["GET"])
+    return app
+
+
+class _Routes:
+    """One method per route."""
+
+    def __init__(self, service: HttpService) -> None:
+        self._service = service
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._complete(request, _chat_job)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._complete(request, _completion_job)
+
+    async def models(self) -> Response:
+        return _json(ModelList(data=[self._card()]).to_json())
+
+    async def model(self, name: str) -> Response:
+        self._service.model.check_name(name)
+        return _json(self._card().to_json())
+
+    async def health(self) -> Response:
+        health = await self._service.health.check()
+        content = {
+            "status": "ok" if health.is_healthy else "unavailable",
+            "model": self._service.model.name,
+            "reason": health.reason,
+            "round_ms": health.round_ms,
+        }
+        return JSONResponse(content, status_code=200 if health.is_healthy else 503)
+
+    async def version(self) -> Response:
+        return JSONResponse({"version": _version()})
+
+    async def _body(self, request: Request) -> bytes:
+        timeout_s = self._service.body_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _read_body(request, self._service.body_limit_bytes)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the body did not arrive within {timeout_s} s") from None
+
+    def _card(self) -> ModelCard:
+        model = self._service.model
+        return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
+
+    async def _complete(
+        self, request: Request, make_job: Callable[[bytes, ServedModel], _Job]
+    ) -> Response:
+        body = await self._body(request)
+        if len(body) <= _INLINE_BODY_BYTES:
+            job = make_job(body, self._service.model)
+        else:
+            job = await asyncio.to_thread(make_job, body, self._service.model)
+        detokenizer = self._service.model.tokenizer.detokenizer(job.after)
+        items = cast("Items", self._service.generator.generate(job.request, detokenizer))
+        if not job.is_stream:
+            return await _until_disconnect(request, _whole_answer(items, job.writer))
+        first = await _until_disconnect(request, _first_item(items))
+        return EventStream(
+            _events(items, first, job.writer, request.state.request_id),
+            send_timeout_s=self._service.send_timeout_s,
+        )
+
+
+def _chat_job(body: bytes, model: ServedModel) -> _Job:
+    asked = parse(body, ChatCompletionRequest)
+    request = prepare_chat(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
+    head = _head(asked, request)
+    return _Job(request, ChatWriter(head), asked.stream, ())
+
+
+def _completion_job(body: bytes, model: ServedModel) -> _Job:
+    asked = parse(body, CompletionRequest)
+    request = prepare_completion(asked, model, f"cmpl-{uuid.uuid4().hex}")
+    head = _head(asked, request)
+    return _Job(request, TextWriter(head), asked.stream, request.prompt_ids)
+
+
+def _head(
+    asked: ChatCompletionRequest | CompletionRequest, request: GenerationRequest
+) -> AnswerHead:
+    options = asked.stream_options
+    return AnswerHead(
+        id=request.request_id,
+        created=int(time.time()),
+        model=asked.model,
+        seed=request.sampling.seed,
+        include_usage=options is not None and options.include_usage,
+    )
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+async def _whole_answer(items: Items, writer: Writer) -> Response:
+    texts: list[str] = []
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Finished):
+                return _json(writer.whole("".join(texts), item))
+            texts.append(item.text)
+    raise InternalError("the generation ended without an end")
+
+
+async def _first_item(items: Items) -> Delta | Finished:
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        raise InternalError("the generation ended without an end") from None
+    except BaseException:
+        await items.aclose()
+        raise
+
+
+async def _events(
+    items: Items, first: Delta | Finished, writer: Writer, request_id: str
+) -> AsyncGenerator[bytes, None]:
+    """Encoded events: one for each block of text, then the end or one error."""
+    async with aclosing(items):
+        bodies = writer.opening()  # sent together with the first text
+        item = first
+        try:
+            while not isinstance(item, Finished):
+                if item.text:
+                    bodies.append(writer.delta(item.text))
+                if bodies:
+                    yield encode_events(bodies)
+                    bodies = []
+                item = await anext(items)
+            yield encode_events([*bodies, *writer.closing(item)]) + DONE
+        except Exception as error:  # noqa: BLE001 - the edge: the stream must end with its error
+            yield encode_events([answer_error(_told(error, request_id), request_id).body.to_json()])
+
+
+async def _until_disconnect(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of `work`, which is cancelled when the client goes away first.
+
+    Raises:
+        ClientGone: it did.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(disconnected(request.receive), name="http-disconnect")
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+# --- edge ---------------------------------------------------------------------------------------
+
+
+class _Edge:
+    """Outermost layer: request ids, and every error in OpenAI's shape."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGone:
+            logger.info("request %s: client went away", request_id)
+        except Exception as error:
+            if has_started:
+                raise
+            response = _error_response(_told(error, request_id), request_id)
+            await response(scope, receive, send_with_id)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            given = value.decode("latin-1")
+            if _SANE_REQUEST_ID.fullmatch(given):
+                return str(given)
+    return f"req-{uuid.uuid4().hex}"
+
+
+def _told(error: Exception, request_id: str) -> ServingError:
+    """The error as the client is told; what is our own fault is logged with its cause."""
+    if not isinstance(error, ServingError):
+        logger.error("request %s failed", request_id, exc_info=error)
+        return InternalError("unexpected error")
+    if answer_error(error, request_id).status >= 500:
+        logger.error("request %s: %s: %s", request_id, type(error).__name__, error.message)
+    return error
+
+
+def _error_response(error: ServingError, request_id: str) -> Response:
+    answer = answer_error(error, request_id)
+    response = _json(answer.body.to_json(), answer.status)
+    response.headers.update(answer.headers)
+    return response
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: no such route (404), wrong method (405)."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = f"{request.method} {request.url.path}"
+    message = f"{what}: method not allowed" if status == 405 else f"{what}: no such route"
+    response = _error_response(RouteError(message, status=status), request.state.request_id)
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
+    return response
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    """The body, given up as soon as it is too long.
+
+    Raises:
+        BodyTooLarge: by its header or by what arrived.
+        ClientGone: the client went away within it.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        raise BodyTooLarge(f"the body has {declared} bytes, the limit is {limit_bytes}")
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit_bytes:
+            raise BodyTooLarge(f"the body is longer than the limit of {limit_bytes} bytes")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status_code=status, media_type="application/json")
+
+
+def _version() -> str:
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "unknown"

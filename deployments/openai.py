@@ -1,0 +1,281 @@
+"""The OpenAI wire format: what requests may say, what errors look like and which status they have.
+
+Only shapes and their own limits are here; reading a body and limits that come from the config are
+in `requests.py`, the shapes of successful answers in `answers.py`. Types are strict (no "1" for
+1) and unknown fields are refused, so that a misspelt parameter never passes silently. Extensions
+to OpenAI's own fields: `top_k`, `ignore_eos`, `structured_outputs` (vLLM's words), `speculation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from models.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ServingError,
+    Unavailable,
+    UnknownModel,
+    UnsupportedGrammar,
+)
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+def _refuse(message: str) -> NoReturn:
+    raise PydanticCustomError("refused", "{reason}", {"reason": message})
+
+
+def _joined_text(content: Any) -> str:
+    """Content is a string or a list of text parts, which are joined by line breaks."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        _refuse("must be a string or a non-empty list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            _refuse(f"part {index}: type {kind!r} is not supported, only 'text'")
+        if not isinstance(part.get("text"), str):
+            _refuse(f"part {index}: text must be a string")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _listed_stop(stop: Any) -> list[str]:
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        _refuse("must be a string or a list of strings")
+    if not all(texts):
+        _refuse("a stop string must not be empty")
+    return texts
+
+
+def _one_prompt(prompt: Any) -> str | list[int]:
+    """A string, token ids, or a list that holds exactly one of them."""
+    while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            _refuse(f"one prompt per request, got {len(prompt)}; send them as separate requests")
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        return prompt
+    _refuse("must be a string or a non-empty list of token ids")
+
+
+class Message(_Fields):
+    """One turn. `developer` is today's word for `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_joined_text)]
+    name: str | None = None
+
+
+class StreamOptions(_Fields):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(_Fields):
+    """The `json_schema` of a response format. The schema is enforced whatever `strict` says."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Fields):
+    """Free text, or JSON that obeys a schema."""
+
+    type: Literal["text", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Fields):
+    """vLLM's field for constraints."""
+
+    json_: dict[str, Any] = Field(alias="json")
+
+
+class SpeculationOptions(_Fields):
+    """Whether and how far to draft ahead. The text does not depend on it."""
+
+    enabled: bool = True
+    k: int | None = Field(default=None, ge=0)  # upper limit: the config's
+
+
+class GenerationFields(_Fields):
+    """What both routes understand."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0, lt=2**31)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    stop: Annotated[list[str], BeforeValidator(_listed_stop)] = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    ignore_eos: bool = False
+    speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
+
+
+class ChatCompletionRequest(GenerationFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+
+class CompletionRequest(GenerationFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+
+
+# Accepted and without effect: they describe the client or its billing, not the text.
+IGNORED_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+    }
+)
+
+# Fields with an effect we do not offer: only the values that ask for nothing are accepted.
+# `null` is accepted everywhere and means absent.
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "prompt_logprobs": (),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+}
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+class ErrorDetail(BaseModel):
+    """The inside of an OpenAI error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """Every answer that is not a success, and the event that ends a broken stream."""
+
+    error: ErrorDetail
+
+    def to_json(self) -> bytes:
+        """The body as UTF-8 JSON."""
+        return self.model_dump_json().encode()
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is longer than the configured limit."""
+
+    code = "body_too_large"
+
+
+class RouteError(InvalidRequest):
+    """No such route (404), or not with this method (405)."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message, code="unknown_route" if status == 404 else "invalid_request")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """An error as HTTP has it."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: ErrorBody
+
+
+# The first class that fits counts, so children stand before their parents.
+_STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
+    (UnknownModel, 404, "invalid_request_error"),
+    (BodyTooLarge, 413, "invalid_request_error"),
+    (ContextTooLong, 400, "invalid_request_error"),
+    (UnsupportedGrammar, 400, "invalid_request_error"),
+    (InvalidRequest, 400, "invalid_request_error"),
+    (Overloaded, 429, "rate_limit_error"),
+    (DeadlineExceeded, 504, "timeout_error"),
+    (Unavailable, 503, "service_unavailable_error"),
+)
+
+
+def answer_error(error: ServingError, request_id: str) -> ErrorAnswer:
+    """The HTTP answer for an error: the only place where a status is chosen.
+
+    What is the server's own fault (500) says no more than the id under which it was logged.
+    """
+    status, kind = next(
+        ((status, kind) for cls, status, kind in _STATUSES if isinstance(error, cls)),
+        (500, "server_error"),
+    )
+    if isinstance(error, RouteError):
+        status = error.status
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif isinstance(error, Unavailable):
+        headers["retry-after"] = "1"
+    message = error.message
+    if status == 500:
+        message = f"the server failed to complete this request; its log has request {request_id}"
+    detail = ErrorDetail(message=message, type=kind, param=error.param, code=error.code)
+    return ErrorAnswer(status, headers, ErrorBody(error=detail))

@@ -1,0 +1,61 @@
+"""What one engine process is told about its model. Standard library only.
+
+It holds what an operator decides; sizes that follow from the checkpoint (layers, heads,
+vocabulary) are read from the checkpoint. Values are checked here once and frozen; whether they
+fit the checkpoint is checked by `models/checkpoint.py` when it is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One model on one device.
+
+    Attributes:
+        model_path: directory of a Hugging Face checkpoint, or its name on the hub.
+        device: where weights and KV live, as torch spells it: "cpu", "cuda", "cuda:1".
+        dtype: of weights, activations and KV: "float32", "bfloat16" or "float16".
+        max_model_len: tokens of prompt and completion together that one session may hold; at
+            most what the checkpoint was made for.
+        kv_cache_tokens: capacity of the KV pool, in tokens of all sessions together.
+        block_size: tokens per KV block, the unit in which the pool is handed out.
+        max_batch_rows: rows of one forward pass; longer prompts come in chunks.
+        num_threads: threads of one CPU pass; None leaves torch's own choice.
+
+    Raises:
+        ValueError: a value is out of range; the message names field, limit and value.
+    """
+
+    model_path: str
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    max_model_len: int = 2048
+    kv_cache_tokens: int = 32768
+    block_size: int = 16
+    max_batch_rows: int = 512
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model_path:
+            raise ValueError("model_path must not be empty")
+        if self.dtype not in DTYPE_NAMES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, got {self.dtype!r}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {value}")
+        if self.kv_cache_tokens < self.block_size:
+            raise ValueError(
+                f"kv_cache_tokens must be at least block_size ({self.block_size}), "
+                f"got {self.kv_cache_tokens}"
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the pool: whole blocks within `kv_cache_tokens`."""
+        return self.kv_cache_tokens // self.block_size

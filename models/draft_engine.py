@@ -1,0 +1,119 @@
+"""The draft model's engine: catch up with the committed tokens, then draft k tokens, one a step.
+
+It draws with the target's noise and the target's score function, so a drafted token is the one
+the target would draw if their logits agreed. Sessions join and leave between steps. A draft ends
+early rather than holding anyone up: at a late or missing mask, at its deadline, when there is no
+room. Its cache lags the log by the last drafted token, which no pass has read yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from models.engine import Engine
+from models.forming import running_mean
+from models.masks import MaskSource
+from models.messages import Proposal, Propose, Verify
+from models.pass_plan import PlannedRows
+from models.runner import ModelRunner
+from models.session_table import Job, Session
+
+Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "deadline"]
+
+
+class DraftEngine(Engine):
+    """Answers `Propose` with a `Proposal`.
+
+    Args: as for `Engine`; `mask_wait_s` is how long a finished step waits for its masks before
+        the draft ends there.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        mask_source: MaskSource,
+        epoch: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        mask_wait_s: float = 0.02,
+    ) -> None:
+        super().__init__(runner, mask_source, epoch, clock=clock, mask_wait_s=mask_wait_s)
+        self._step_s: float | None = None  # running mean of passes without prompts
+
+    def wait_s(self, now: float) -> float:
+        """A draft step never waits for others: they join the next one."""
+        return 0.0
+
+    def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
+        if not isinstance(message, Propose):
+            self._fail(session, "invalid", "a draft engine verifies nothing")
+            return
+        session.rewrite(message.base_len, message.tokens)
+        session.agreed_len = len(session.log) - 1
+        job = Job(
+            seq=message.seq,
+            arrived_s=now,
+            ready_s=now,
+            num_logits=1,
+            steps_left=message.num_draft_tokens - 1,
+            deadline_s=now + message.deadline_ms / 1e3,
+        )
+        if len(session.log) >= self._runner.max_model_len:
+            session.job = job
+            self._finish(session, job, "context")
+            return
+        self._start_job(session, job)
+
+    def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
+        token = drawn[0]
+        session.append(token)
+        job.draft.append(token)
+        if token in session.opened.eos_ids:
+            self._finish(session, job, "eos")
+        elif job.steps_left == 0:
+            self._finish(session, job, "")
+        elif len(session.log) >= self._runner.max_model_len:
+            self._finish(session, job, "context")
+        else:
+            job.steps_left -= 1
+            job.ready_s = now
+            self._ask_masks(session, job)
+
+    def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
+        self._finish(session, job, "mask_late" if is_late else "mask_missing")
+
+    def _on_starved(self, session: Session) -> None:
+        self._on_oversized(session)
+
+    def _on_oversized(self, session: Session) -> None:
+        if session.job is not None:
+            self._finish(session, session.job, "context")
+
+    def _expire(self, now: float) -> None:
+        super()._expire(now)
+        for session in list(self._active.values()):
+            if session.job is not None and now >= session.job.deadline_s:
+                self._finish(session, session.job, "deadline")
+
+    def _finish(self, session: Session, job: Job, cut: Cut) -> None:
+        self._end_job(session)
+        self._answer(
+            session,
+            Proposal(
+                session_id=session.session_id,
+                seq=job.seq,
+                tokens=job.draft,
+                timing=job.take_timing(),
+                step_ms=(self._step_s or 0.0) * 1e3,
+                cut=cut,
+            ),
+        )
+
+    def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
+        super()._note_pass(rows, duration_s)
+        if all(planned.num_logits for planned in rows) and sum(
+            planned.num_rows for planned in rows
+        ) <= 2 * len(rows):  # after a full accept a draft step has two rows
+            self._step_s = running_mean(self._step_s, duration_s)

@@ -1,0 +1,329 @@
+"""Sessions under grammars: answers the messages of the constraint service, one at a time.
+
+A pure handler: messages in, replies out, no sockets, no tasks, no clock of its own. It holds a
+compile cache (least recently used goes first; refusals are kept too) and a table of sessions. A
+session holds committed generated tokens only; a mask request walks on a copy, so draft and
+target may ask for the same session in any order, from any committed length they know of.
+
+Repeats are harmless: opening an open session keeps it, committing committed tokens answers as
+the first time. A commit that contradicts what is committed rolls back first, as everywhere in
+the protocol, but only with a `seq` above all seen before: a late message changes nothing.
+
+The host does not know the epoch of the process it runs in: a session belongs to the epoch it was
+opened with. It never raises for what a message contains.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from models.errors import UnsupportedGrammar
+from models.grammar import CompiledGrammar, GrammarCompiler, GrammarState, MatcherBroken, walk_rows
+from models.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    Grammar,
+    GrammarClose,
+    GrammarCommit,
+    GrammarCommitted,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    GrammarStale,
+    MaskMiss,
+    MaskRequest,
+    Masks,
+)
+from models.token_log import EMPTY_HASH, TokenLog
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """Bounds of one host."""
+
+    max_cached_grammars: int = 128
+    max_sessions: int = 1024
+    session_idle_s: float = 600.0  # a session may be dropped for another after this
+    max_rows: int = 64  # per mask request
+
+
+class _Session:
+    """One matcher at its committed tokens."""
+
+    __slots__ = ("completes", "epoch", "grammar", "last_seq", "log", "state", "used_at")
+
+    def __init__(self, epoch: int, grammar: Grammar, state: GrammarState) -> None:
+        self.epoch = epoch
+        self.grammar = grammar
+        self.state = state
+        self.log = TokenLog()
+        self.completes = [state.is_complete]  # by committed length
+        self.last_seq = -1
+        self.used_at = 0.0
+
+    def push(self, token: int) -> bool:
+        """Commit one token if the grammar allows it."""
+        if not self.state.advance(token):
+            return False
+        self.log.extend((token,))
+        self.completes.append(self.state.is_complete)
+        return True
+
+    def truncate(self, length: int) -> None:
+        self.state.truncate(length)
+        self.log.truncate(length)
+        del self.completes[length + 1 :]
+
+
+class GrammarHost:
+    """Answers constraint messages for one vocabulary.
+
+    Args:
+        compiler: compiles the grammars.
+        limits: cache size, number of sessions, rows.
+        clock: seconds, for measuring compile times and idle sessions.
+    """
+
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        limits: HostLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._compiler = compiler
+        self._limits = limits or HostLimits()
+        self._clock = clock
+        self._cache: OrderedDict[Grammar, CompiledGrammar | UnsupportedGrammar] = OrderedDict()
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def handle(self, requests: Iterable[ConstraintRequest]) -> list[ConstraintReply]:
+        """Answer a batch in order; messages without an answer leave none."""
+        replies = (self.answer(request) for request in requests)
+        return [reply for reply in replies if reply is not None]
+
+    def answer(self, request: ConstraintRequest) -> ConstraintReply | None:
+        """The reply to one message; None for a close and for a commit that came too late."""
+        match request:
+            case MaskRequest():
+                return self._masks(request)
+            case GrammarCommit():
+                return self._commit(request)
+            case GrammarOpen():
+                return self._open(request)
+            case GrammarClose():
+                session = self._sessions.get(request.session_id)
+                if session is not None and session.epoch == request.epoch:
+                    del self._sessions[request.session_id]
+                return None
+
+    # --- open ---------------------------------------------------------------------------------
+
+    def _open(self, request: GrammarOpen) -> ConstraintReply:
+        session = self._find(request.session_id, request.epoch)
+        if session is not None and session.grammar == request.grammar:
+            session.last_seq = -1  # a sender that opens again may count from the start
+            return GrammarReady(
+                session_id=request.session_id, compile_ms=0.0, committed_len=len(session.log)
+            )
+        if session is None and not self._make_room():
+            return GrammarRefused(
+                session_id=request.session_id,
+                message=f"{len(self._sessions)} sessions are open here, which is the limit",
+                is_client_error=False,
+            )
+        started_at = self._clock()
+        is_cached = request.grammar in self._cache
+        compiled = self._compiled(request.grammar)
+        if isinstance(compiled, UnsupportedGrammar):
+            return GrammarRefused(
+                session_id=request.session_id, message=compiled.message, is_client_error=True
+            )
+        opened = _Session(request.epoch, request.grammar, compiled.start())
+        opened.used_at = self._clock()
+        self._sessions[request.session_id] = opened
+        self._sessions.move_to_end(request.session_id)
+        compile_ms = 0.0 if is_cached else max((opened.used_at - started_at) * 1e3, 1e-3)
+        return GrammarReady(session_id=request.session_id, compile_ms=compile_ms, committed_len=0)
+
+    def _compiled(self, grammar: Grammar) -> CompiledGrammar | UnsupportedGrammar:
+        found = self._cache.pop(grammar, None)
+        if found is None:
+            try:
+                found = self._compiler.compile(grammar)
+            except UnsupportedGrammar as refusal:
+                found = refusal
+            while len(self._cache) >= self._limits.max_cached_grammars:
+                self._cache.popitem(last=False)
+        self._cache[grammar] = found
+        return found
+
+    def _make_room(self) -> bool:
+        if len(self._sessions) < self._limits.max_sessions:
+            return True
+        session_id, oldest = next(iter(self._sessions.items()))
+        if self._clock() - oldest.used_at < self._limits.session_idle_s:
+            return False
+        del self._sessions[session_id]  # its router has gone without a word, or will open again
+        return True
+
+    # --- commit -------------------------------------------------------------------------------
+
+    def _commit(self, request: GrammarCommit) -> ConstraintReply | None:
+        session = self._find(request.session_id, request.epoch)
+        if session is None:
+            return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
+        base_len = _known_base(session.log, request.base_len, request.prefix_hash)
+        if base_len is None:
+            committed_len, committed_hash = _resume_at(session.log, request.base_len)
+            return GrammarStale(
+                session_id=request.session_id,
+                seq=request.seq,
+                committed_len=committed_len,
+                committed_hash=committed_hash,
+            )
+        is_late = request.seq < session.last_seq
+        session.last_seq = max(session.last_seq, request.seq)
+        num_valid = _num_common(session.log.ids, base_len, request.tokens)
+        try:
+            if num_valid < len(request.tokens):
+                if is_late and base_len + num_valid < len(session.log):
+                    return None
+                session.truncate(base_len + num_valid)
+                for token in request.tokens[num_valid:]:
+                    if not session.push(token):
+                        break
+                    num_valid += 1
+        except MatcherBroken as broken:
+            return self._drop_broken(request.session_id, session, broken)
+        return self._committed(request, session, base_len, num_valid)
+
+    def _committed(
+        self, request: GrammarCommit, session: _Session, base_len: int, num_valid: int
+    ) -> GrammarCommitted:
+        message = ""
+        if num_valid < len(request.tokens):
+            reason = "follows the end of the text" if session.state.has_ended else "is not allowed"
+            message = (
+                f"token {request.tokens[num_valid]} at position {base_len + num_valid} {reason}"
+            )
+        return GrammarCommitted(
+            session_id=request.session_id,
+            seq=request.seq,
+            num_valid=num_valid,
+            is_complete=session.completes[base_len + num_valid],
+            message=message,
+        )
+
+    def _drop_broken(
+        self, session_id: str, session: _Session, broken: MatcherBroken
+    ) -> GrammarRefused:
+        """A matcher in its error state is of no use, nor is the lexer it shares with others."""
+        del self._sessions[session_id]
+        self._cache.pop(session.grammar, None)
+        return GrammarRefused(
+            session_id=session_id,
+            message=f"the grammar became too complex: {broken.message}",
+            is_client_error=True,
+        )
+
+    # --- masks --------------------------------------------------------------------------------
+
+    def _masks(self, request: MaskRequest) -> ConstraintReply:
+        session = self._find(request.session_id, request.epoch)
+        if session is None:
+            return _miss(request, "unknown")
+        num_rows = request.num_rows
+        if not 1 <= num_rows <= min(len(request.chain) + 1, self._limits.max_rows):
+            return _miss(
+                request,
+                "failed",
+                f"num_rows {num_rows} must be 1..{len(request.chain) + 1} (chain + 1) "
+                f"and at most {self._limits.max_rows}",
+            )
+        log = session.log
+        base_len = _known_base(log, request.base_len, request.prefix_hash)
+        if base_len is None:
+            committed_len, committed_hash = _resume_at(log, request.base_len)
+            return MaskMiss(
+                session_id=request.session_id,
+                ticket=request.ticket,
+                reason="stale",
+                committed_len=committed_len,
+                committed_hash=committed_hash,
+            )
+        try:
+            rows = _rows_behind(session, base_len, request.chain, num_rows)
+        except MatcherBroken as broken:
+            return _miss(
+                request, "failed", self._drop_broken(request.session_id, session, broken).message
+            )
+        return Masks(
+            session_id=request.session_id,
+            ticket=request.ticket,
+            committed_len=len(log),
+            committed_hash=log.hash_at(len(log)),
+            num_valid_rows=len(rows),
+            row_bytes=self._compiler.row_bytes,
+            rows=b"".join(rows),
+        )
+
+    def _find(self, session_id: str, epoch: int) -> _Session | None:
+        session = self._sessions.get(session_id)
+        if session is None or session.epoch != epoch:
+            return None
+        session.used_at = self._clock()
+        self._sessions.move_to_end(session_id)
+        return session
+
+
+def _rows_behind(session: _Session, base_len: int, chain: list[int], num_rows: int) -> list[bytes]:
+    """Rows of the last `num_rows` states of `chain`, walked on a copy of the matcher."""
+    first_row = len(chain) - num_rows + 1
+    # Tokens of the chain that are committed need no walking, up to the first state asked for.
+    num_common = _num_common(session.log.ids, base_len, chain[:first_row])
+    state = session.state.copy()
+    state.truncate(base_len + num_common)
+    return walk_rows(state, chain[num_common:], first_row - num_common)
+
+
+def _known_base(log: TokenLog, base_len: int, prefix_hash: int) -> int | None:
+    """`base_len`, if the log has a prefix of that length and hash."""
+    if 0 <= base_len <= len(log) and log.hash_at(base_len) == prefix_hash:
+        return base_len
+    return None
+
+
+def _resume_at(log: TokenLog, base_len: int) -> tuple[int, int]:
+    """Length and hash from which an asker with an unknown base can go on.
+
+    An asker that is ahead knows all committed tokens. One whose tokens are not the committed
+    ones can be sure of the empty prefix only.
+    """
+    if base_len > len(log):
+        return len(log), log.hash_at(len(log))
+    return 0, EMPTY_HASH
+
+
+def _num_common(ids: list[int], base_len: int, tokens: list[int]) -> int:
+    """How many of `tokens` are the ids from `base_len` on."""
+    num_common = 0
+    for held, token in zip(ids[base_len : base_len + len(tokens)], tokens, strict=False):
+        if held != token:
+            break
+        num_common += 1
+    return num_common
+
+
+def _miss(request: MaskRequest, reason: str, message: str = "") -> MaskMiss:
+    return MaskMiss(
+        session_id=request.session_id,
+        ticket=request.ticket,
+        reason="unknown" if reason == "unknown" else "failed",
+        message=message,
+    )

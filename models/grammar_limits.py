@@ -1,0 +1,205 @@
+"""What is refused by name before a JSON schema reaches the grammar compiler. Standard library only.
+
+The compiler has limits of its own (fuel, states, items) and the constraint child has a deadline
+and a memory limit; the checks here exist so that the common ways to exceed them end in a
+sentence that names the field, the place in the schema, the limit and the value, in microseconds.
+They also close places where llguidance 1.9 is lenient and would serve something else than was
+asked for: the array form of `items`, boolean `exclusiveMinimum`, options in `x-guidance`.
+
+Places are written as JSON paths: `$.properties.age.multipleOf`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from models.errors import UnsupportedGrammar
+
+FIELD = "response_format.json_schema.schema"
+
+JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+Schema = dict[str, JsonValue]
+
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS_OF_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_SCHEMAS = (
+    *("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "not", "if"),
+    *("unevaluatedItems", "then", "else", "contains", "propertyNames", "contentSchema"),
+)
+_PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
+
+
+@dataclass(frozen=True)
+class SchemaLimits:
+    """Bounds on one schema. Generous for tool schemas; the worst allowed compiles in ~0.3 s."""
+
+    max_schema_bytes: int = 65_536
+    max_depth: int = 48  # JSON nesting; llguidance itself stops at 128
+    max_properties: int = 1_000  # over the whole schema; compile time grows with the square
+    max_enum_values: int = 5_000  # over the whole schema
+    max_multiple_of: int = 10_000  # 1 ms here, 600 ms at 100,000, 11 s and 400 MB at 1,000,000
+
+
+def refuse(message: str, *, path: str = "") -> NoReturn:
+    """Raise `UnsupportedGrammar` that names the request field and the place in the schema."""
+    place = f"{FIELD}, {path}" if path else FIELD
+    raise UnsupportedGrammar(f"{place}: {message}", param=FIELD)
+
+
+def check_size(text: str, limits: SchemaLimits) -> None:
+    """Refuse a schema text that is too long to be sent or parsed.
+
+    Raises:
+        UnsupportedGrammar: over `max_schema_bytes`.
+    """
+    num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    if num_bytes > limits.max_schema_bytes:
+        refuse(f"the schema has {num_bytes} bytes, the limit is {limits.max_schema_bytes}")
+
+
+def parse_schema(text: str, limits: SchemaLimits) -> Schema:
+    """The schema as an object, after all checks that need no compiler.
+
+    The boolean schema `true` comes back as `{}`.
+
+    Raises:
+        UnsupportedGrammar: not JSON, not a schema, or over a limit.
+    """
+    check_size(text, limits)
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        refuse(f"the schema nests too deep, the limit is {limits.max_depth} levels")
+    except ValueError as error:
+        refuse(f"the schema is not JSON: {error}")
+    if value is False:
+        refuse("the schema 'false' allows nothing")
+    if value is True:
+        return {}
+    if not isinstance(value, dict):
+        refuse(f"the schema is {_json_type(value)}, it must be an object or a boolean")
+    _check_depth(value, limits.max_depth)
+    _check_keywords(value, limits)
+    return value
+
+
+def subschemas(schema: JsonValue, path: str = "$") -> Iterator[tuple[str, Schema]]:
+    """Every object schema within `schema`, itself first, with its JSON path."""
+    if not isinstance(schema, dict):
+        return
+    yield path, schema
+    for keyword in _MAPS_OF_SCHEMAS:
+        inner = schema.get(keyword)
+        if isinstance(inner, dict):
+            for name, value in inner.items():
+                yield from subschemas(value, f"{path}.{keyword}{_step(name)}")
+    for keyword in _LISTS_OF_SCHEMAS:
+        inner = schema.get(keyword)
+        if isinstance(inner, list):
+            for i, value in enumerate(inner):
+                yield from subschemas(value, f"{path}.{keyword}[{i}]")
+    for keyword in _SCHEMAS:
+        yield from subschemas(schema.get(keyword), f"{path}.{keyword}")
+
+
+def locate(schema: Schema, complaint: str) -> str:
+    """JSON path of the keyword the compiler's `complaint` is about; "" when it names none."""
+    named = re.search(r'(?:Unimplemented|Unknown) keys: \["([^"]+)"', complaint)
+    if named:
+        return _first(schema, named[1], None)
+    for pattern, keyword in (
+        (r"^oneOf ", "oneOf"),
+        (r"Invalid type: (.*)", "type"),
+        (r"Unknown format: (.*)", "format"),
+        (r"Resource '([^']*)", "$ref"),
+        (r"Pointer '([^']*)' does not exist", "$ref"),
+        (r"Anchor '([^']*)' does not exist", "$ref"),
+        (r"Unsatisfiable schema: required property '([^']*)'", "required"),
+        (r"regex parse error:\n    (.*)", "pattern"),
+    ):
+        found = re.search(pattern, complaint)
+        if found:
+            return _first(schema, keyword, found[1] if found.groups() else None)
+    return ""
+
+
+def _first(schema: Schema, keyword: str, part: str | None) -> str:
+    """Path of the first `keyword` whose value contains `part` (any value when None)."""
+    for path, inner in subschemas(schema):
+        if keyword in inner and (part is None or part in str(inner[keyword])):
+            return f"{path}{_step(keyword)}"
+    return ""
+
+
+def _check_depth(schema: Schema, limit: int) -> None:
+    level: list[JsonValue] = [schema]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > limit:
+            refuse(f"the schema nests more than {limit} levels deep, which is the limit")
+        level = [
+            child
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
+
+
+def _check_keywords(schema: Schema, limits: SchemaLimits) -> None:
+    num_properties = 0
+    num_enum_values = 0
+    for path, inner in subschemas(schema):
+        num_properties += _size(inner.get("properties")) + _size(inner.get("patternProperties"))
+        num_enum_values += _size(inner.get("enum"))
+        if num_properties > limits.max_properties:
+            refuse(
+                f"more than {limits.max_properties} properties in the schema, which is the limit",
+                path=path,
+            )
+        if num_enum_values > limits.max_enum_values:
+            refuse(
+                f"{num_enum_values} enum values so far, the limit is {limits.max_enum_values}",
+                path=f"{path}.enum",
+            )
+        _check_lenient(path, inner, limits)
+
+
+def _check_lenient(path: str, inner: Schema, limits: SchemaLimits) -> None:
+    multiple = inner.get("multipleOf")
+    if isinstance(multiple, int | float) and abs(multiple) > limits.max_multiple_of:
+        refuse(
+            f"multipleOf {multiple} is over the limit of {limits.max_multiple_of}",
+            path=f"{path}.multipleOf",
+        )
+    if isinstance(inner.get("items"), list):
+        refuse("an array is not a schema; use prefixItems", path=f"{path}.items")
+    for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(inner.get(keyword), bool):
+            refuse("must be a number", path=f"{path}.{keyword}")
+    if "x-guidance" in inner:
+        refuse("is not a JSON schema keyword", path=f"{path}['x-guidance']")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _size(value: JsonValue) -> int:
+    return len(value) if isinstance(value, dict | list) else 0
+
+
+def _step(name: str) -> str:
+    return f".{name}" if _PLAIN_NAME.fullmatch(name) else f"[{json.dumps(name)}]"
+
+
+def _json_type(value: JsonValue) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return "an array"
+    return "a string" if isinstance(value, str) else "a number"

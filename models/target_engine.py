@@ -1,0 +1,139 @@
+"""The target model's engine: judge drafts of all sessions in one ragged pass, then run on alone.
+
+A `Verify` needs logits of its last k + 1 rows (anchor and draft); decode and verify rows of all
+sessions, and chunks of prompts, share each pass. After the verdict, `run_on` plain steps follow
+until an eos, the context's end, or the session's next message.
+
+After a verdict the log is committed + accepted + the target's token, whose KV the next row
+writes. A session without KV blocks waits here and is computed again from its log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from models.engine import Engine
+from models.forming import FormingWindow
+from models.masks import MaskSource
+from models.messages import Propose, Verdict, Verify
+from models.pass_plan import PlannedRows
+from models.runner import ModelRunner
+from models.session_table import Job, Session
+from models.verification import Acceptance, accept_matching
+
+
+class TargetEngine(Engine):
+    """Answers `Verify` with a `Verdict` for the draft and one for each plain step.
+
+    Args: as for `Engine`; `mask_wait_s` is how long a finished pass waits for a session's masks
+        before its message fails.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        mask_source: MaskSource,
+        epoch: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        mask_wait_s: float = 2.0,
+    ) -> None:
+        super().__init__(runner, mask_source, epoch, clock=clock, mask_wait_s=mask_wait_s)
+        self._forming = FormingWindow()
+
+    def wait_s(self, now: float) -> float:
+        """See `FormingWindow`; nobody waits while there is nothing to compute."""
+        return self._forming.wait_s(now) if self._active else 0.0
+
+    def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
+        self._forming.note_message(session.session_id, now)
+        if not isinstance(message, Verify):
+            self._fail(session, "invalid", "a target engine drafts nothing")
+            return
+        length = message.base_len + len(message.tokens)
+        max_model_len = self._runner.max_model_len
+        if length >= max_model_len:
+            self._fail(
+                session,
+                "context_too_long",
+                f"{length} tokens leave no room for another in a context of {max_model_len}",
+            )
+            return
+        # Draft tokens without a row are refused, which is always right: accepted + 1 must fit.
+        draft = message.draft[: min(max_model_len - length, self._planner.max_logits) - 1]
+        session.rewrite(message.base_len, message.tokens + draft)
+        session.agreed_len = length - 1
+        self._start_job(
+            session,
+            Job(
+                seq=message.seq,
+                arrived_s=now,
+                ready_s=now,
+                num_logits=len(draft) + 1,
+                steps_left=message.run_on,
+                deadline_s=now + message.deadline_ms / 1e3,
+                draft=draft,
+            ),
+        )
+
+    def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
+        eos_ids = session.opened.eos_ids
+        verdict = accept_matching(job.draft, drawn, eos_ids)
+        judged_len = len(session.log) - len(job.draft) + verdict.num_accepted
+        session.rewrite(judged_len, [verdict.token])
+        is_last = (
+            job.steps_left == 0
+            or verdict.token in eos_ids
+            or len(session.log) >= self._runner.max_model_len
+        )
+        self._answer_verdict(session, job, verdict, is_last=is_last)
+        if is_last:
+            self._end_job(session)
+            self._forming.note_answer(session.session_id, now)
+            return
+        job.part += 1
+        job.steps_left -= 1
+        job.draft = []
+        job.num_logits = 1
+        job.ready_s = now
+        self._ask_masks(session, job)
+
+    def _answer_verdict(
+        self, session: Session, job: Job, verdict: Acceptance, *, is_last: bool
+    ) -> None:
+        self._answer(
+            session,
+            Verdict(
+                session_id=session.session_id,
+                seq=job.seq,
+                part=job.part,
+                num_accepted=verdict.num_accepted,
+                token=verdict.token,
+                is_last=is_last,
+                timing=job.take_timing(),
+            ),
+        )
+
+    def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
+        self._fail(session, "mask_unavailable", reason)
+
+    def _on_starved(self, session: Session) -> None:
+        """It waits: its job stays, and is planned again in every pass."""
+
+    def _on_oversized(self, session: Session) -> None:
+        pool = self._runner.pool
+        self._fail(
+            session,
+            "context_too_long",
+            f"{len(session.log)} tokens do not fit in the KV cache "
+            f"of {pool.num_blocks * pool.block_size}",
+        )
+
+    def _close(self, session_id: str, epoch: int | None) -> None:
+        super()._close(session_id, epoch)
+        self._forming.forget(session_id)
+
+    def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
+        super()._note_pass(rows, duration_s)
+        self._forming.note_pass(duration_s)

@@ -1,0 +1,64 @@
+"""Tiny seeded random checkpoints, written once per test session as ordinary HF directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+TINY_VOCAB_SIZE = 512
+
+# Passes of a tiny model are too short for several threads, and on a busy machine threads that wait
+# for each other at every layer make them a hundred times slower.
+torch.set_num_threads(1)
+
+
+def write_tiny_llama(directory: Path, *, seed: int = 0, **overrides: object) -> Path:
+    """A random Llama with grouped heads in `directory`; `overrides` are LlamaConfig fields."""
+    fields: dict[str, object] = {
+        "vocab_size": TINY_VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "initializer_range": 0.2,  # spreads the logits, so that an error would move an argmax
+    }
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        model = LlamaForCausalLM(LlamaConfig(**{**fields, **overrides}))
+    finally:
+        torch.set_rng_state(generator_state)
+    model.to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def make_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """A function that writes a tiny Llama (fields of LlamaConfig, `seed`) and returns its path."""
+
+    def make(*, seed: int = 0, **overrides: object) -> str:
+        directory = tmp_path_factory.mktemp("llama")
+        return str(write_tiny_llama(directory, seed=seed, **overrides))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_target(make_tiny_llama: Callable[..., str]) -> str:
+    """Path of the tiny target checkpoint: Llama, vocabulary 512, 1024 positions, eos id 1."""
+    return make_tiny_llama(seed=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(make_tiny_llama: Callable[..., str]) -> str:
+    """Path of a smaller checkpoint with the same vocabulary as `tiny_target`."""
+    return make_tiny_llama(seed=2, num_hidden_layers=1, hidden_size=32, intermediate_size=96)

@@ -1,0 +1,147 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config import AppConfig, Section, check_models, resolve_folder
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def write_model(folder: Path, *, vocab_size: int = 8, max_len: int = 4096, shift: int = 0) -> str:
+    folder.mkdir()
+    vocab = {f"t{(index + shift) % vocab_size}": index for index in range(vocab_size)}
+    config = {"vocab_size": vocab_size, "max_position_embeddings": max_len}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": vocab}, "added_tokens": [{"content": "<e>", "id": 0}]})
+    )
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+def tree(tmp_path: Path, **target: Any) -> dict[str, Any]:
+    path = write_model(tmp_path / "target")
+    return {"target": {"model_path": path, **target}}
+
+
+@pytest.mark.parametrize(
+    ("extra", "complaint"),
+    [
+        ({"targett": {}}, "unknown key 'targett'"),
+        ({"router": {"speculation": {"depth": 3}}}, "unknown key 'router.speculation.depth'"),
+        ({"draft": {"model_path": "x", "gpus": 1}}, "unknown key 'draft.gpus'"),
+        ({"draft": {}}, "missing key 'draft.model_path'"),
+        ({"router": {"timeouts": {"token_gap_s": 0}}}, "router.timeouts.token_gap_s: .* greater"),
+        ({"target": {"model_path": "x", "tensor_parallel_size": 2}}, "target.tensor_parallel_size"),
+        ({"router": {"speculation": {"num_speculative_tokens": -1}}}, "num_speculative_tokens"),
+    ],
+    ids=["top", "nested", "optional-section", "missing", "range", "literal", "union"],
+)
+def test_bad_key_is_refused_with_its_path(
+    tmp_path: Path, extra: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        AppConfig.model_validate(tree(tmp_path) | extra)
+
+
+def test_all_faults_are_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'a'.*'b'") as caught:
+        AppConfig.model_validate(tree(tmp_path) | {"a": 1, "b": 2})
+    assert "\n" not in str(caught.value)
+
+
+def test_tree_is_frozen(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path))
+    with pytest.raises(ValueError, match="frozen"):
+        config.router.model_name = "other"  # type: ignore[misc]  # that is the point
+
+
+def test_router_follows_the_target(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, max_model_len=1024)).resolved()
+    assert config.router.tokenizer_path == config.target.model_path
+    assert config.router.max_model_len == 1024
+    assert config.draft is None
+
+
+def test_relative_path_is_found_from_current_folder_then_repo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_folder("configs", "key") == tmp_path / "configs"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resolve_folder("configs", "key") == CONFIGS
+    with pytest.raises(ValueError, match=r"target\.model_path: no such folder: 'nowhere'"):
+        resolve_folder("nowhere", "target.model_path")
+
+
+@pytest.mark.parametrize(
+    ("draft", "complaint"),
+    [
+        ({"vocab_size": 9}, "vocab_size 9 .* differs from 8"),
+        ({"shift": 1}, "tokenizer of .* differs .* in 16 entries"),
+        ({"max_len": 100}, "draft.max_model_len: 2048 is more than .* 100"),
+    ],
+    ids=["vocab-size", "tokenizer", "context"],
+)
+def test_pair_that_does_not_fit_is_refused(
+    tmp_path: Path, draft: dict[str, Any], complaint: str
+) -> None:
+    values = tree(tmp_path)
+    values["draft"] = {"model_path": write_model(tmp_path / "draft", **draft)}
+    with pytest.raises(ValueError, match=complaint):
+        check_models(AppConfig.model_validate(values).resolved())
+
+
+def test_pair_that_fits_is_accepted(tmp_path: Path) -> None:
+    values = tree(tmp_path)
+    values["draft"] = {"model_path": write_model(tmp_path / "draft")}
+    check_models(AppConfig.model_validate(values).resolved())
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_missing_file_is_named(tmp_path: Path, missing: str) -> None:
+    config = AppConfig.model_validate(tree(tmp_path)).resolved()
+    (tmp_path / "target" / missing).unlink()
+    with pytest.raises(ValueError, match=rf"target\.model_path: .* has no .*{missing[-11:]}"):
+        check_models(config)
+
+
+def test_one_longest_session_must_fit_in_the_cache(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=1024)).resolved()
+    with pytest.raises(ValueError, match=r"target\.kv_cache_tokens: 1024 is less than"):
+        check_models(config)
+
+
+def sections(model: type[Section]) -> list[type[Section]]:
+    found = [model]
+    for field in model.model_fields.values():
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, Section):
+                found += sections(part)
+    return found
+
+
+def test_every_leaf_is_described() -> None:
+    for section in sections(AppConfig):
+        for name, field in section.model_fields.items():
+            is_section = isinstance(field.annotation, type) and issubclass(
+                field.annotation, Section
+            )
+            assert field.description or is_section, f"{section.__name__}.{name}"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_config_is_valid_for_serve_and_for_us(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    schema = ServeDeploySchema.model_validate(content)
+    for application in schema.applications:
+        config = AppConfig.model_validate(application.args)
+        assert config.router.model_name
+        names = {deployment.name for deployment in application.deployments}
+        assert names <= {"Router", "Target", "Draft", "Constraint"}

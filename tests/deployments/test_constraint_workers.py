@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from deployments.constraint_pipe import ConstraintConfig
+from deployments.constraint_workers import ConstraintWorkers
+from models.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    GrammarClose,
+    GrammarCommit,
+    GrammarCommitted,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    GrammarStale,
+    MaskMiss,
+    MaskRequest,
+    Masks,
+)
+from models.token_log import EMPTY_HASH, TokenLog
+from tests.grammar_cases import (
+    EOS_IDS,
+    NEVER_COMPILES,
+    PADDED_VOCAB_SIZE,
+    TEN_SCHEMAS,
+    json_schema,
+    small_tokenizer,
+)
+
+NESTED = TEN_SCHEMAS["nested"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    small_tokenizer().save(str(path))
+    return str(path)
+
+
+def config(path: str, **changes: object) -> ConstraintConfig:
+    fields: dict[str, object] = {
+        "tokenizer_path": path,
+        "vocab_size": PADDED_VOCAB_SIZE,
+        "eos_ids": EOS_IDS,
+    }
+    return ConstraintConfig(**{**fields, **changes})  # type: ignore[arg-type]  # checked at run
+
+
+@asynccontextmanager
+async def serving(path: str, **changes: object) -> AsyncIterator[ConstraintWorkers]:
+    workers = ConstraintWorkers(config(path, **changes))
+    await workers.start()
+    try:
+        yield workers
+    finally:
+        await workers.stop()
+
+
+async def ask(workers: ConstraintWorkers, message: ConstraintRequest) -> ConstraintReply:
+    future: asyncio.Future[ConstraintReply] = asyncio.get_running_loop().create_future()
+    workers.submit(message, future.set_result)
+    return await asyncio.wait_for(future, 30)
+
+
+def opening(session_id: str, schema: object = NESTED) -> GrammarOpen:
+    return GrammarOpen(session_id=session_id, epoch=1, grammar=json_schema(schema))
+
+
+def asking(session_id: str, base: TokenLog | None = None) -> MaskRequest:
+    log = base or TokenLog()
+    return MaskRequest(
+        session_id=session_id,
+        epoch=1,
+        ticket=9,
+        base_len=len(log),
+        prefix_hash=log.hash_at(len(log)),
+        chain=[],
+        num_rows=1,
+    )
+
+
+def committing(session_id: str, tokens: list[int], seq: int = 1) -> GrammarCommit:
+    return GrammarCommit(
+        session_id=session_id,
+        epoch=1,
+        seq=seq,
+        base_len=0,
+        prefix_hash=EMPTY_HASH,
+        tokens=tokens,
+    )
+
+
+def pids(workers: ConstraintWorkers) -> list[int]:
+    return [child.pid for child in workers._children if child and child.pid]
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def until(attempt: Callable[[], Awaitable[ConstraintReply]], kind: type) -> ConstraintReply:
+    async with asyncio.timeout(30):
+        while not isinstance(reply := await attempt(), kind):
+            await asyncio.sleep(0.02)
+    return reply
+
+
+async def test_sessions_are_spread_and_answered(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path, num_children=2) as workers:
+        assert workers.row_bytes == PADDED_VOCAB_SIZE // 8
+        assert len(set(pids(workers))) == 2
+        names = [f"s{i}" for i in range(12)]
+        opened = await asyncio.gather(*(ask(workers, opening(name)) for name in names))
+        assert all(isinstance(reply, GrammarReady) for reply in opened)
+        replies = await asyncio.gather(*(ask(workers, asking(name)) for name in names))
+        assert [reply.session_id for reply in replies] == names
+        assert all(isinstance(reply, Masks) for reply in replies)
+        stats = workers.stats
+        assert (stats.opens, stats.cache_hits) == (12, 10)  # compiled once in each child
+        assert stats.compile_ms_total >= stats.compile_ms_max > 0
+        assert stats.queue_length == 0
+
+
+async def test_messages_of_a_session_keep_their_order(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path) as workers:
+        replies: list[ConstraintReply] = []
+        first = small_tokenizer().encode('{"user"').ids
+        for message in (
+            opening("s"),
+            committing("s", first),
+            asking("s", TokenLog(first)),
+            GrammarClose(session_id="s", epoch=1),
+            asking("s"),
+        ):
+            workers.submit(message, replies.append)
+        await wait_until(lambda: len(replies) == 4)
+        assert [type(r) for r in replies] == [GrammarReady, GrammarCommitted, Masks, MaskMiss]
+
+
+async def test_a_bad_tokenizer_fails_the_start(tmp_path: object) -> None:
+    workers = ConstraintWorkers(config(f"{tmp_path}/none.json"))
+    with pytest.raises(ValueError, match=r"none\.json"):
+        await workers.start()
+    await workers.stop()
+    assert pids(workers) == []
+
+
+async def test_sigkill_is_replaced_and_the_session_can_be_replayed(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path) as workers:
+        tokens = small_tokenizer().encode('{"user": {"na').ids
+        await ask(workers, opening("s"))
+        await ask(workers, committing("s", tokens))
+        before = await ask(workers, asking("s", TokenLog(tokens)))
+        (old,) = pids(workers)
+        os.kill(old, signal.SIGSTOP)  # so that the requests below are unanswered for sure
+        waiting = [
+            asyncio.create_task(ask(workers, message))
+            for message in (asking("s"), committing("s", tokens, seq=2), opening("t"))
+        ]
+        await asyncio.sleep(0.05)
+        os.kill(old, signal.SIGKILL)
+        miss, stale, refused = await asyncio.gather(*waiting)
+        assert isinstance(miss, MaskMiss)
+        assert miss.reason == "failed"
+        assert stale == GrammarStale(session_id="s", seq=2, is_unknown=True)
+        assert isinstance(refused, GrammarRefused)
+        assert not refused.is_client_error
+        ready = await until(lambda: ask(workers, opening("s")), GrammarReady)
+        assert isinstance(ready, GrammarReady)
+        assert ready.committed_len == 0
+        assert pids(workers) != [old]
+        await ask(workers, committing("s", tokens))
+        assert await ask(workers, asking("s", TokenLog(tokens))) == before
+        assert workers.stats.restarts == 1
+        with pytest.raises(ProcessLookupError):  # reaped
+            os.kill(old, 0)
+
+
+async def test_other_children_do_not_notice(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path, num_children=2) as workers:
+        names = [f"s{i}" for i in range(8)]
+        for name in names:
+            await ask(workers, opening(name))
+        os.kill(pids(workers)[0], signal.SIGKILL)
+        await wait_until(lambda: workers.stats.restarts == 1)
+        await until(lambda: ask(workers, opening("again")), GrammarReady)
+        replies = [await ask(workers, asking(name)) for name in names]
+        unknown = [reply for reply in replies if isinstance(reply, MaskMiss)]
+        assert {reply.reason for reply in unknown} == {"unknown"}
+        assert 0 < len(unknown) < len(names)
+
+
+async def test_a_stopped_child_counts_as_dead_and_blames_nobody(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path, mask_timeout_s=0.3) as workers:
+        await ask(workers, opening("s"))
+        (old,) = pids(workers)
+        os.kill(old, signal.SIGSTOP)
+        reply = await ask(workers, asking("s"))
+        assert isinstance(reply, MaskMiss)
+        assert reply.reason == "failed"
+        assert "mask_timeout_s" in reply.message
+        assert isinstance(
+            await until(lambda: ask(workers, opening("s")), GrammarReady), GrammarReady
+        )
+        assert pids(workers) != [old]
+
+
+async def test_an_idle_child_is_not_timed(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path, mask_timeout_s=0.1, compile_timeout_s=0.1) as workers:
+        await asyncio.sleep(0.4)
+        assert workers.stats.restarts == 0
+
+
+async def test_a_grammar_that_never_compiles_is_refused_by_name(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path, compile_timeout_s=0.6, niceness=0) as workers:
+        await ask(workers, opening("neighbour"))
+        hostile = asyncio.create_task(ask(workers, opening("h1", NEVER_COMPILES)))
+        twin = asyncio.create_task(ask(workers, opening("h2", NEVER_COMPILES)))
+        bystander = asyncio.create_task(ask(workers, asking("neighbour")))
+        for reply in await asyncio.gather(hostile, twin):
+            assert isinstance(reply, GrammarRefused)
+            assert reply.is_client_error
+            assert reply.message.startswith("response_format.json_schema.schema: ")
+            assert "0.6 s (compile_timeout_s)" in reply.message
+        missed = await bystander
+        assert isinstance(missed, MaskMiss)
+        assert missed.reason == "failed"
+        # At once from now on, without a child; the neighbour opens again.
+        restarts = workers.stats.restarts
+        assert isinstance(await ask(workers, opening("h3", NEVER_COMPILES)), GrammarRefused)
+        await until(lambda: ask(workers, opening("neighbour")), GrammarReady)
+        assert workers.stats.restarts == restarts == 1
+
+
+async def test_a_grammar_over_the_memory_limit_is_refused_by_name(tokenizer_path: str) -> None:
+    big = {"enum": ["x" * 1_000_000]}
+    async with serving(tokenizer_path, memory_limit_mb=64, max_schema_bytes=1 << 20) as workers:
+        for name in ("a", "b"):
+            reply = await until(lambda name=name: ask(workers, opening(name, big)), GrammarRefused)
+            assert isinstance(reply, GrammarRefused)
+            assert reply.is_client_error
+            assert "64 MB" in reply.message
+        assert workers.stats.restarts == 1
+
+
+def deep(levels: int) -> object:
+    schema: object = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+HOSTILE: dict[str, object] = {
+    "deep": deep(2000),
+    "less deep": deep(60),
+    "huge enum": {"enum": [f"value {i}" for i in range(4000)]},
+    "too many enum values": {"enum": list(range(10_000))},
+    "giant minItems": {"type": "array", "items": {}, "minItems": 10**9},
+    "giant maxItems": {"type": "array", "items": {"type": "string"}, "maxItems": 10**12},
+    "giant minLength": {"type": "string", "minLength": 10**9},
+    "exponential regex": {"type": "string", "pattern": "^(([a-z]{1,100}){1,100}){1,100}$"},
+    "exponential automaton": {"type": "string", "pattern": "^.*a.{40}b.*a.{40}$"},
+    "many properties": {"properties": {f"p{i}": {"type": "integer"} for i in range(1000)}},
+    "recursion": {"$ref": "#"},
+    "endless recursion": {
+        "$defs": {"a": {"properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"]}},
+        "$ref": "#/$defs/a",
+    },
+    "allOf of anyOf": {
+        "allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(8)]} for i in range(8)]
+    },
+    "product of multiples": {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967)]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_hostile_schemas_are_answered(tokenizer_path: str, name: str) -> None:
+    async with serving(tokenizer_path, compile_timeout_s=2.0, niceness=0) as workers:
+        reply = await ask(workers, opening("hostile", HOSTILE[name]))
+        if isinstance(reply, GrammarRefused):
+            assert reply.is_client_error
+        else:
+            assert isinstance(reply, GrammarReady)
+            assert isinstance(await ask(workers, asking("hostile")), Masks)
+        fine = await until(lambda: ask(workers, opening("fine")), GrammarReady)
+        assert isinstance(fine, GrammarReady)
+
+
+async def test_a_full_queue_is_answered_at_once(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path, max_queue=3, mask_timeout_s=0.3) as workers:
+        await ask(workers, opening("s"))
+        os.kill(pids(workers)[0], signal.SIGSTOP)
+        replies = await asyncio.gather(*(ask(workers, asking("s")) for _ in range(5)))
+        messages = [reply.message for reply in replies if isinstance(reply, MaskMiss)]
+        assert sum("3 requests are waiting" in message for message in messages) == 2
+        assert sum("mask_timeout_s" in message for message in messages) == 3
+        assert workers.stats.rejected == 2
+
+
+async def test_stop_answers_what_is_open_and_what_comes_later(tokenizer_path: str) -> None:
+    workers = ConstraintWorkers(config(tokenizer_path))
+    await workers.start()
+    (pid,) = pids(workers)
+    os.kill(pid, signal.SIGSTOP)
+    waiting = asyncio.create_task(ask(workers, opening("s")))
+    await asyncio.sleep(0.05)
+    await workers.stop()
+    await workers.stop()
+    for reply in (await waiting, await ask(workers, opening("t"))):
+        assert isinstance(reply, GrammarRefused)
+        assert not reply.is_client_error
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_child_that_dies_at_once_is_retried_after_a_pause(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path) as workers:
+        for _ in range(2):  # the second may end before it is ready
+            os.kill(pids(workers)[0], signal.SIGKILL)
+            restarts = workers.stats.restarts
+            await wait_until(lambda n=restarts: workers.stats.restarts > n and pids(workers))
+        assert isinstance(
+            await until(lambda: ask(workers, opening("s")), GrammarReady), GrammarReady
+        )
+        assert workers.stats.restarts == 2

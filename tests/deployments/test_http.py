@@ -1,0 +1,447 @@
+"""The routes with a scripted generator: over ASGI, and with the openai client over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from http_fakes import STATS, ScriptedGenerator, http_service
+
+from deployments.http import create_app
+from models.errors import (
+    ConstraintViolation,
+    DeadlineExceeded,
+    Overloaded,
+    Unavailable,
+    UnsupportedGrammar,
+)
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "hi"}
+BOTH = pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)],
+    ids=["chat", "text"],
+)
+SPECULATIVE = {
+    "mean_acceptance_length": 2.5,
+    "draft_acceptance_rate": 0.6,
+    "acceptance_histogram": [1, 1, 1, 1],
+    "num_spec_steps": 4,
+    "num_accepted_draft_tokens": 6,
+    "num_draft_tokens": 10,
+    "num_spec_tokens": 12,
+}
+
+
+@asynccontextmanager
+async def client_of(
+    generator: ScriptedGenerator, **options: float
+) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(create_app(http_service(generator, **options)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+def events_of(text: str) -> list[Any]:
+    assert text.endswith("\n\n")
+    bodies = [line.removeprefix("data: ") for line in text.split("\n\n")[:-1]]
+    return [body if body == "[DONE]" else json.loads(body) for body in bodies]
+
+
+async def post(
+    generator: ScriptedGenerator, path: str, body: Any, **options: float
+) -> httpx.Response:
+    async with client_of(generator, **options) as client:
+        return await client.post(path, json=body)
+
+
+# --- whole answers --------------------------------------------------------------------------------
+
+
+async def test_a_chat_answer_is_openais_with_seed_and_metrics():
+    generator = ScriptedGenerator()
+    response = await post(generator, "/v1/chat/completions", CHAT | {"seed": 5})
+    answer = response.json()
+    assert response.status_code == 200
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "tiny"
+    assert abs(answer["created"] - time.time()) < 60
+    [choice] = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "The bear."}
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
+    num_prompt = len(generator.requests[0].prompt_ids)
+    assert answer["usage"] == {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": 3,
+        "total_tokens": num_prompt + 3,
+    }
+    assert answer["seed"] == 5 == generator.requests[0].sampling.seed
+    assert answer["metrics"]["speculative_decoding"] == SPECULATIVE
+    assert answer["metrics"]["rounds"]["num_rounds"] == STATS.num_rounds
+    assert answer["metrics"]["rounds"]["verify_ms"] == 2.5
+    assert generator.closed == 1
+
+
+async def test_a_text_answer_is_openais():
+    generator = ScriptedGenerator(finish_reason="length")
+    answer = (await post(generator, "/v1/completions", TEXT)).json()
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [
+        {"index": 0, "text": "The bear.", "logprobs": None, "finish_reason": "length"}
+    ]
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["seed"] == generator.requests[0].sampling.seed
+    assert answer["metrics"]["speculative_decoding"] == SPECULATIVE
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+async def test_a_chat_stream_has_role_blocks_end_and_done():
+    generator = ScriptedGenerator(texts=("The ", "", "bear."))
+    response = await post(generator, "/v1/chat/completions", CHAT | {"stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *chunks, done = events_of(response.text)
+    assert done == "[DONE]"
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"content": "The "},
+        {"content": "bear."},
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    assert len({(chunk["id"], chunk["created"], chunk["object"]) for chunk in chunks}) == 1
+    assert all("usage" not in chunk for chunk in chunks)
+    assert ["metrics" in chunk for chunk in chunks] == [False, False, False, True]
+    assert chunks[-1]["metrics"]["speculative_decoding"] == SPECULATIVE
+    assert chunks[-1]["seed"] == generator.requests[0].sampling.seed
+    assert generator.closed == 1
+
+
+@BOTH
+async def test_usage_is_a_trailing_event_where_asked_for(path, body):
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    response = await post(ScriptedGenerator(), path, body | options)
+    *chunks, usage, done = events_of(response.text)
+    assert done == "[DONE]"
+    assert all(chunk["usage"] is None and "metrics" not in chunk for chunk in chunks)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 3
+    assert usage["metrics"]["speculative_decoding"] == SPECULATIVE
+    assert isinstance(usage["seed"], int)
+
+
+async def test_a_text_stream_adds_up():
+    response = await post(ScriptedGenerator(), "/v1/completions", TEXT | {"stream": True})
+    *chunks, done = events_of(response.text)
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "The bear."
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@BOTH
+async def test_an_error_after_the_first_text_ends_the_stream_as_an_event(path, body):
+    generator = ScriptedGenerator(error=Unavailable("target lost"), error_at=2)
+    response = await post(generator, path, body | {"stream": True})
+    assert response.status_code == 200
+    *chunks, last = events_of(response.text)
+    assert last["error"]["message"] == "target lost"
+    assert last["error"]["type"] == "service_unavailable_error"
+    assert chunks[0]["choices"][0].get("finish_reason") is None
+    assert generator.closed == 1
+
+
+async def test_a_fault_of_ours_within_a_stream_says_no_internals(caplog):
+    generator = ScriptedGenerator(error=ZeroDivisionError("secret"), error_at=1)
+    async with client_of(generator) as client:
+        response = await client.post(
+            "/v1/completions", json=TEXT | {"stream": True}, headers={"x-request-id": "mine-1"}
+        )
+    last = events_of(response.text)[-1]
+    assert "secret" not in response.text
+    assert "mine-1" in last["error"]["message"]
+    assert "mine-1" in caplog.text
+    assert "secret" in caplog.text
+
+
+# --- errors before the first byte -----------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (UnsupportedGrammar("no", param="response_format"), 400, "unsupported_grammar"),
+        (Overloaded("full", retry_after_s=3), 429, "overloaded"),
+        (Unavailable("gone"), 503, "unavailable"),
+        (DeadlineExceeded("late"), 504, "deadline_exceeded"),
+        (ConstraintViolation("internal word"), 500, "constraint_violation"),
+        (KeyError("internal word"), 500, "internal_error"),
+    ],
+    ids=["grammar", "overloaded", "unavailable", "late", "violation", "bug"],
+)
+async def test_an_error_before_the_first_text_has_its_status(
+    path, body, stream, error, status, code
+):
+    generator = ScriptedGenerator(error=error)
+    response = await post(generator, path, body | {"stream": stream})
+    assert response.status_code == status
+    told = response.json()["error"]
+    assert set(told) == {"message", "type", "param", "code"}
+    assert told["code"] == code
+    assert "internal word" not in told["message"]
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert generator.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code"),
+    [
+        ("POST", "/v1/chat/completions", b"{", 400, "invalid_json"),
+        ("POST", "/v1/chat/completions", b"{}", 400, "invalid_request"),
+        ("POST", "/v1/completions", b'{"model":"x","prompt":"a"}', 404, "model_not_found"),
+        ("POST", "/v1/embeddings", b"{}", 404, "unknown_route"),
+        ("POST", "/v1/completions/", b"{}", 404, "unknown_route"),
+        ("GET", "/v1/completions", b"", 405, "invalid_request"),
+        ("GET", "/v1/models/other", b"", 404, "model_not_found"),
+        ("POST", "/v1/completions", b" " * 5000, 413, "body_too_large"),
+    ],
+)
+async def test_bad_requests_never_reach_the_generator(method, path, content, status, code):
+    generator = ScriptedGenerator()
+    async with client_of(generator, body_limit_bytes=4000) as client:
+        response = await client.request(method, path, content=content)
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert response.headers["x-request-id"].startswith("req-")
+    assert generator.requests == []
+
+
+async def test_a_body_without_a_length_is_given_up_while_it_is_read():
+    produced = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal produced
+        while True:
+            produced += 1
+            yield b" " * 1000
+
+    async with client_of(ScriptedGenerator(), body_limit_bytes=4000) as client:
+        response = await client.post("/v1/completions", content=chunks())
+    assert response.status_code == 413
+    assert produced <= 6
+
+
+async def test_a_body_that_never_comes_has_a_limit():
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with client_of(ScriptedGenerator(), body_timeout_s=0.02) as client:
+        response = await client.post("/v1/completions", content=chunks())
+    assert response.status_code == 504
+
+
+async def test_a_long_body_is_prepared_in_a_thread_and_refused_alike():
+    body = TEXT | {"prompt": "a " * 20_000}
+    response = await post(ScriptedGenerator(), "/v1/completions", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [("abc-1.2_3:x", True), ("a b", False), ("x" * 129, False), ("<script>", False)],
+)
+async def test_a_sane_request_id_is_kept(given, is_kept):
+    async with client_of(ScriptedGenerator()) as client:
+        response = await client.get("/v1/models", headers={"x-request-id": given})
+    assert (response.headers["x-request-id"] == given) is is_kept
+
+
+async def test_models_are_listed():
+    async with client_of(ScriptedGenerator()) as client:
+        listed = (await client.get("/v1/models")).json()
+        single = (await client.get("/v1/models/tiny")).json()
+        version = (await client.get("/version")).json()
+    assert listed == {"object": "list", "data": [single]}
+    assert single["id"] == "tiny"
+    assert single["max_model_len"] == 200
+    assert set(version) == {"version"}
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("generator", "status", "reason"),
+    [
+        (ScriptedGenerator(), 200, "ok"),
+        (ScriptedGenerator(error=Overloaded("full")), 200, "busy: full"),
+        (ScriptedGenerator(error=Unavailable("no target")), 503, "no target"),
+        (ScriptedGenerator(error=KeyError("secret")), 503, "internal error"),
+        (ScriptedGenerator(hang_at=0), 503, "no token within 0.2 s"),
+    ],
+    ids=["ok", "busy", "unavailable", "bug", "hangs"],
+)
+async def test_health_is_a_real_round(generator, status, reason):
+    async with client_of(generator) as client:
+        response = await client.get("/health")
+    assert response.status_code == status
+    assert response.json()["reason"] == reason
+    assert generator.closed == 1
+    [request] = generator.requests
+    assert (request.max_tokens, request.ignore_eos, request.speculation.enabled) == (1, True, False)
+
+
+async def test_many_askers_share_one_probe():
+    generator = ScriptedGenerator(delay_s=0.01)
+    async with client_of(generator) as client:
+        responses = await asyncio.gather(*(client.get("/health") for _ in range(8)))
+    assert {response.status_code for response in responses} == {200}
+    assert len(generator.requests) == 1
+
+
+# --- over a socket --------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(generator: ScriptedGenerator) -> Iterator[str]:
+    """A real server in a thread, on a free loopback port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(http_service(generator)),
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listener.close()
+        assert not thread.is_alive()
+
+
+@contextmanager
+def openai_client(generator: ScriptedGenerator) -> Iterator[openai.OpenAI]:
+    with (
+        served(generator) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+MESSAGES: Any = CHAT["messages"]
+
+
+def test_the_openai_client_understands_whole_answers():
+    generator = ScriptedGenerator()
+    with openai_client(generator) as client:
+        answer = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, seed=3, extra_body={"speculation": {"k": 2}}
+        )
+        text = client.completions.create(model="tiny", prompt="hi", max_tokens=9)
+        names = [model.id for model in client.models.list()]
+        assert client.models.retrieve("tiny").id == "tiny"
+    assert answer.choices[0].message.content == "The bear."
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+    assert answer.model_extra is not None
+    assert answer.model_extra["metrics"]["speculative_decoding"] == SPECULATIVE
+    assert text.choices[0].text == "The bear."
+    assert names == ["tiny"]
+    assert generator.requests[0].speculation.num_speculative_tokens == 2
+    assert generator.requests[1].max_tokens == 9
+
+
+def test_the_openai_client_understands_streams():
+    with openai_client(ScriptedGenerator()) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="tiny",
+                messages=MESSAGES,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+        texts = list(client.completions.create(model="tiny", prompt="hi", stream=True))
+    content = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert content == "The bear."
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 3
+    assert "".join(chunk.choices[0].text for chunk in texts) == "The bear."
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("error", "asked", "expected"),
+    [
+        (None, {"temperature": 3.0}, openai.BadRequestError),
+        (None, {"model": "gpt"}, openai.NotFoundError),
+        (Overloaded("full"), {}, openai.RateLimitError),
+        (Unavailable("gone"), {}, openai.InternalServerError),
+    ],
+    ids=["bad", "unknown", "full", "gone"],
+)
+def test_the_openai_client_raises_its_own_errors(error, asked, expected, stream):
+    fields: Any = {"model": "tiny", "messages": MESSAGES, "stream": stream} | asked
+    with openai_client(ScriptedGenerator(error=error)) as client:
+        with pytest.raises(expected) as caught:
+            client.chat.completions.create(**fields)
+        assert caught.value.request_id
+    if expected is openai.BadRequestError:
+        assert caught.value.param == "temperature"
+
+
+def test_the_openai_client_raises_on_an_error_event():
+    generator = ScriptedGenerator(error=Unavailable("target lost"), error_at=1)
+    with openai_client(generator) as client:
+        stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError, match="target lost"):
+            list(stream)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("hang_at", [0, 1], ids=["before-first", "after-first"])
+def test_a_client_that_goes_away_ends_the_generation(stream, hang_at):
+    generator = ScriptedGenerator(hang_at=hang_at)
+    with served(generator) as url:
+        body = json.dumps(CHAT | {"stream": stream}).encode()
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+                b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            wait_until(lambda: len(generator.requests) == 1)
+            if stream and hang_at:
+                assert connection.recv(16)
+        wait_until(lambda: generator.closed == 1)
+
+
+def wait_until(condition: Any, timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "condition did not come true"
+        time.sleep(0.002)

@@ -1,0 +1,156 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from engine_fakes import make_runner
+
+from deployments.config import LinkConfig, ModelConfig
+from deployments.engine_loop import EngineLoop
+from deployments.leader import LinkPort, Rank, engine_config, make_engine
+from deployments.link_client import LinkChannel, LinkClient
+from deployments.link_masks import LinkMaskSource
+from deployments.link_server import LinkServer
+from models.messages import (
+    EngineReply,
+    EngineRequest,
+    NeedOpen,
+    Open,
+    Proposal,
+    Propose,
+    Sampling,
+    Verdict,
+    Verify,
+)
+
+WAIT_S = 20.0
+PROMPT = [5, 6, 7, 8]
+
+
+class Leader:
+    """What `Rank.load` puts together, over a tiny real model, without Ray."""
+
+    def __init__(self, kind: str) -> None:
+        self.masks = LinkMaskSource()
+        self.server: LinkServer[EngineRequest] = LinkServer(EngineRequest)
+        engine = make_engine(kind, make_runner(), self.masks, self.server.endpoint.epoch)
+        self.loop = EngineLoop(engine, LinkPort(self.server), idle_timeout_s=60.0, poll_s=0.02)
+        self._thread = threading.Thread(target=self.loop.run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.loop.stop()
+        self._thread.join(WAIT_S)
+        self.masks.shutdown()
+        self.server.close()
+
+
+class Client:
+    """One session at a leader."""
+
+    def __init__(self, links: LinkClient, leader: Leader, session_id: str) -> None:
+        leader.server.allow(links.public_key)
+        leader.loop.admit(session_id)
+        self.header = {"session_id": session_id, "epoch": leader.server.endpoint.epoch}
+        self.channel: LinkChannel[EngineRequest, EngineReply] = links.channel(
+            leader.server.endpoint, session_id, EngineReply
+        )
+
+    def open(self) -> None:
+        self.channel.send(
+            Open(**self.header, sampling=Sampling(temperature=0), eos_ids=[], prompt_len=4)
+        )
+
+    def verify(self, seq: int, run_on: int) -> None:
+        self.channel.send(
+            Verify(
+                **self.header,
+                seq=seq,
+                base_len=0,
+                prefix_hash=0,
+                tokens=PROMPT,
+                draft=[],
+                run_on=run_on,
+                deadline_ms=1e4,
+            )
+        )
+
+    def propose(self, seq: int, num_draft_tokens: int) -> None:
+        self.channel.send(
+            Propose(
+                **self.header,
+                seq=seq,
+                base_len=0,
+                prefix_hash=0,
+                tokens=PROMPT,
+                num_draft_tokens=num_draft_tokens,
+                deadline_ms=1e4,
+            )
+        )
+
+    async def receive(self) -> EngineReply:
+        async with asyncio.timeout(WAIT_S):
+            return await self.channel.receive()
+
+
+@pytest.fixture
+async def links() -> AsyncIterator[LinkClient]:
+    client = LinkClient()
+    yield client
+    await client.close()
+
+
+async def test_sessions_decode_through_the_socket(links: LinkClient) -> None:
+    leader = Leader("target")
+    clients = [Client(links, leader, name) for name in ("a", "b", "c")]
+    for client in clients:
+        client.open()
+        client.verify(seq=1, run_on=6)
+    texts = []
+    for client in clients:
+        verdicts = [await client.receive() for _ in range(7)]
+        assert all(isinstance(verdict, Verdict) for verdict in verdicts)
+        assert [verdict.part for verdict in verdicts] == list(range(7))
+        assert [verdict.is_last for verdict in verdicts] == [False] * 6 + [True]
+        texts.append([verdict.token for verdict in verdicts])
+    assert texts[0] == texts[1] == texts[2]
+    leader.close()
+
+
+async def test_draft_is_the_text_of_the_same_model(links: LinkClient) -> None:
+    target, draft = Leader("target"), Leader("draft")
+    verifier, drafter = Client(links, target, "a"), Client(links, draft, "a")
+    verifier.open()
+    verifier.verify(seq=1, run_on=3)
+    drafter.open()
+    drafter.propose(seq=1, num_draft_tokens=4)
+    proposal = await drafter.receive()
+    assert isinstance(proposal, Proposal)
+    assert proposal.tokens == [(await verifier.receive()).token for _ in range(4)]
+    target.close()
+    draft.close()
+
+
+async def test_released_session_is_unknown(links: LinkClient) -> None:
+    leader = Leader("target")
+    client = Client(links, leader, "a")
+    client.open()
+    client.verify(seq=1, run_on=0)
+    assert isinstance(await client.receive(), Verdict)
+    leader.loop.release("a", 1)
+    client.verify(seq=2, run_on=0)
+    assert await client.receive() == NeedOpen(session_id="a", seq=2)
+    leader.close()
+
+
+def test_rank_of_several_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 1 of 2"):
+        Rank("target", ModelConfig(model_path="x"), LinkConfig(), rank=1, world_size=2)
+
+
+def test_config_section_reaches_the_engine_whole() -> None:
+    model = ModelConfig(model_path="x", block_size=8, max_batch_rows=9, num_threads=3)
+    config = engine_config(model)
+    for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
+        assert getattr(config, name) == getattr(model, name)
+    assert (config.block_size, config.max_batch_rows, config.num_threads) == (8, 9, 3)

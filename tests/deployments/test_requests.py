@@ -1,0 +1,169 @@
+"""From a validated body to a request for the router: ids, limits, seeds, grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from http_fakes import served_model
+
+from deployments.openai import ChatCompletionRequest, CompletionRequest
+from deployments.requests import ServedModel, parse, prepare_chat, prepare_completion
+from models.errors import ContextTooLong, InvalidRequest, UnknownModel
+from models.messages import Grammar
+from router.generation import GenerationRequest, SpeculationSettings
+
+MODEL = served_model()
+SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
+
+
+def chat(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]} | fields
+    return prepare_chat(parse(json.dumps(body).encode(), ChatCompletionRequest), model, "r1")
+
+
+def completion(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
+    body = {"model": "tiny", "prompt": "hi"} | fields
+    return prepare_completion(parse(json.dumps(body).encode(), CompletionRequest), model, "r1")
+
+
+def prepare_named(name: str) -> GenerationRequest:
+    body = {"model": name, "prompt": "hi"}
+    return prepare_completion(parse(json.dumps(body).encode(), CompletionRequest), MODEL, "r1")
+
+
+def test_chat_is_the_templates_ids_and_the_models_ends():
+    request = chat(temperature=0, top_p=0.5, top_k=3, seed=7, stop="x", ignore_eos=True)
+    expected = MODEL.tokenizer.encode("<|user|>hi<|end|><|assistant|>")
+    assert request.prompt_ids == tuple(expected)
+    assert request.eos_ids == MODEL.tokenizer.eos_ids != ()
+    assert request.request_id == "r1"
+    assert request.sampling.temperature == 0
+    assert (request.sampling.top_p, request.sampling.top_k, request.sampling.seed) == (0.5, 3, 7)
+    assert request.stop == ("x",)
+    assert request.ignore_eos
+    assert request.speculation == SpeculationSettings()
+
+
+def test_developer_is_the_system():
+    message = {"role": "developer", "content": "Be short."}
+    assert (
+        chat(messages=[message]).prompt_ids
+        == chat(messages=[message | {"role": "system"}]).prompt_ids
+    )
+
+
+def test_another_model_is_unknown():
+    with pytest.raises(UnknownModel, match=r'"gpt-4".*"tiny"') as caught:
+        prepare_named("gpt-4")
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(None, 64), (5, 5), (100, 100)], ids=["default", "asked", "limit"]
+)
+def test_max_tokens(asked, expected):
+    assert chat(max_tokens=asked).max_tokens == expected
+    assert chat(max_completion_tokens=asked).max_tokens == expected
+    assert completion(max_tokens=asked).max_tokens == expected
+
+
+def test_the_default_shrinks_to_the_room_that_is_left():
+    assert completion(prompt=[5] * 190).max_tokens == 10
+    assert completion(prompt=[5] * 199).max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "asked", "param"),
+    [(190, 11, "max_tokens"), (200, None, None), (201, 1, None)],
+)
+def test_what_does_not_fit_names_all_three_numbers(num_prompt, asked, param):
+    with pytest.raises(ContextTooLong) as caught:
+        completion(prompt=[5] * num_prompt, max_tokens=asked)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == param
+    for number in (200, num_prompt, "not given" if asked is None else asked):
+        assert str(number) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"max_tokens": 101}, "max_tokens", "at most 100 are allowed (got 101)"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differ"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 strings are allowed (got 17)"),
+        ({"stop": "a" * 257}, "stop", "at most 256 characters each are allowed (got 257)"),
+        ({"speculation": {"k": 9}}, "speculation.k", "at most 8 (got 9)"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA},
+                },
+                "structured_outputs": {"json": SCHEMA},
+            },
+            "structured_outputs",
+            "send one",
+        ),
+    ],
+)
+def test_limits_of_the_config(fields, param, message):
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize("token_id", [-1, 300, 10**30])
+def test_token_ids_outside_the_vocabulary_are_refused(token_id):
+    with pytest.raises(InvalidRequest, match=rf"prompt\[1\]: token id {token_id} is outside"):
+        completion(prompt=[1, token_id])
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        completion(prompt="")
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(0, 0), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1)])
+def test_any_64_bit_seed(seed, expected):
+    assert chat(seed=seed).sampling.seed == expected
+
+
+def test_without_a_seed_one_is_drawn_that_any_client_can_repeat():
+    seeds = {chat().sampling.seed for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed < 2**53 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+            }
+        },
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+    ids=["response_format", "structured_outputs"],
+)
+def test_a_schema_becomes_a_grammar_with_its_keys_in_order(fields):
+    expected = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
+    assert chat(**fields).grammar == expected
+    assert completion(**fields).grammar == expected
+    assert expected.text.index('"b"') < expected.text.index('"a"')
+
+
+def test_free_text_has_no_grammar():
+    assert chat(response_format={"type": "text"}).grammar is None
+
+
+def test_speculation_settings_pass():
+    settings = chat(speculation={"enabled": False, "k": 3}).speculation
+    assert settings == SpeculationSettings(enabled=False, num_speculative_tokens=3)
+    assert completion(speculation={"k": 0}).speculation.num_speculative_tokens == 0

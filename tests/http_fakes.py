@@ -1,0 +1,110 @@
+"""What the HTTP tests share: a small real tokenizer and a generator that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from deployments.health import HealthProbe
+from deployments.http import HttpService
+from deployments.requests import ServedModel
+from models.tokenizer import Tokenizer
+from router.generation import (
+    Delta,
+    Detokenizer,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    SpeculationStats,
+    TimeSplit,
+)
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
+)
+SPECIALS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+STATS = SpeculationStats(
+    num_rounds=5,
+    num_spec_steps=4,
+    num_spec_tokens=12,
+    num_draft_tokens=10,
+    num_accepted_draft_tokens=6,
+    acceptance_histogram=(1, 1, 1, 1),
+    time=TimeSplit(draft_ms=1.5, verify_ms=2.5),
+)
+
+
+@functools.cache
+def tiny_tokenizer() -> Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["The old bear walked home."] * 5, trainer)
+    return Tokenizer(backend, {"chat_template": TEMPLATE, "eos_token": "<|end|>"})
+
+
+@dataclass
+class ScriptedGenerator:
+    """Yields `texts` as blocks, then ends; raises `error` before block `error_at`.
+
+    With `hang_at` it waits for ever before that block. `closed` counts generations that ended,
+    whichever way.
+    """
+
+    texts: Sequence[str] = ("The ", "bear", ".")
+    error: Exception | None = None
+    error_at: int = 0
+    hang_at: int | None = None
+    delay_s: float = 0.0
+    finish_reason: FinishReason = "stop"
+    requests: list[GenerationRequest] = field(default_factory=list)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: int = 0
+
+    async def generate(
+        self, request: GenerationRequest, detokenizer: Detokenizer
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        self.requests.append(request)
+        self.started.set()
+        try:
+            for index, text in enumerate(self.texts):
+                if self.error is not None and self.error_at == index:
+                    raise self.error
+                if self.hang_at == index:
+                    await asyncio.Event().wait()
+                await asyncio.sleep(self.delay_s)
+                yield Delta(text, (index,))
+            yield Finished(
+                finish_reason=self.finish_reason,
+                num_prompt_tokens=len(request.prompt_ids),
+                num_completion_tokens=len(self.texts),
+                speculation=STATS,
+            )
+        finally:
+            self.closed += 1
+
+
+def served_model(**limits: int) -> ServedModel:
+    settings = {"max_model_len": 200, "default_max_tokens": 64, "max_tokens_limit": 100} | limits
+    return ServedModel(name="tiny", tokenizer=tiny_tokenizer(), created=1_700_000_000, **settings)
+
+
+def http_service(generator: ScriptedGenerator, **options: float) -> HttpService:
+    model = served_model()
+    return HttpService(
+        model=model,
+        generator=generator,
+        health=HealthProbe(generator, model.tokenizer, timeout_s=0.2),
+        **options,
+    )

@@ -1,0 +1,145 @@
+"""The whole service in one process: real engines, grammars and router; no Ray, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from deployments.local_pool import LocalConstraintPool, LocalEnginePool
+from models.config import EngineConfig
+from models.draft_engine import DraftEngine
+from models.grammar_host import GrammarHost
+from models.masks import LocalMaskSource, NoMaskSource
+from models.messages import Grammar, Sampling
+from models.runner import ModelRunner
+from models.target_engine import TargetEngine
+from models.tokenizer import Tokenizer
+from router.engine_session import EngineLimits
+from router.generation import Delta, Detokenizer, Finished, GenerationRequest, SpeculationSettings
+from router.generator import SpeculativeGenerator
+from router.session import Services, SpeculationLimits
+
+DEMO = Path(__file__).parent.parent / "models" / "demo"
+VOCAB_SIZE = 4096  # of the demo pair
+
+
+@lru_cache(maxsize=1)
+def demo_tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO / "target")
+
+
+class IdDetokenizer:
+    """Shows ids as text, so that tests compare tokens and need no vocabulary."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"{token_id} " for token_id in token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class LocalService:
+    """A running service and the engines behind it."""
+
+    generator: SpeculativeGenerator
+    target: TargetEngine
+    draft: DraftEngine | None
+    target_pool: LocalEnginePool
+    draft_pool: LocalEnginePool | None
+
+    async def generate(
+        self, request: GenerationRequest, detokenizer: Detokenizer | None = None
+    ) -> tuple[list[int], Finished, str]:
+        """Run a request to its end; its token ids, its finish, its text."""
+        ids: list[int] = []
+        text = ""
+        async for event in self.generator.generate(request, detokenizer or IdDetokenizer()):
+            if isinstance(event, Finished):
+                return ids, event, text
+            assert isinstance(event, Delta)
+            ids.extend(event.token_ids)
+            text += event.text
+        raise AssertionError("the stream ended without a finish")
+
+
+def make_request(
+    request_id: str,
+    prompt_ids: Sequence[int],
+    *,
+    k: int | None = None,
+    enabled: bool = True,
+    max_tokens: int = 48,
+    temperature: float = 0.0,
+    seed: int = 0,
+    eos_ids: Sequence[int] = (),
+    grammar: Grammar | None = None,
+    top_p: float = 1.0,
+    top_k: int = 0,
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=tuple(prompt_ids),
+        sampling=Sampling(temperature=temperature, seed=seed, top_p=top_p, top_k=top_k),
+        eos_ids=tuple(eos_ids),
+        max_tokens=max_tokens,
+        grammar=grammar,
+        speculation=SpeculationSettings(enabled=enabled, num_speculative_tokens=k),
+    )
+
+
+@asynccontextmanager
+async def local_service(
+    target_path: Path,
+    draft_path: Path | None,
+    *,
+    dtype: str = "bfloat16",
+    grammar_host: GrammarHost | None = None,
+    limits: EngineLimits | None = None,
+    kv_cache_tokens: int = 8192,
+) -> AsyncIterator[LocalService]:
+    def runner(path: Path) -> ModelRunner:
+        return ModelRunner(
+            EngineConfig(
+                model_path=str(path),
+                dtype=dtype,
+                max_model_len=1024,
+                kv_cache_tokens=kv_cache_tokens,
+            )
+        )
+
+    constraint_pool = None if grammar_host is None else LocalConstraintPool(grammar_host)
+    masks = (
+        NoMaskSource if constraint_pool is None else partial(LocalMaskSource, constraint_pool.host)
+    )
+    target_runner = runner(target_path)
+    target = TargetEngine(target_runner, masks(), epoch=1)
+    target_pool = LocalEnginePool(target, epoch=1, max_model_len=1024)
+    draft = draft_pool = None
+    if draft_path is not None:
+        draft = DraftEngine(runner(draft_path), masks(), epoch=1)
+        draft_pool = LocalEnginePool(draft, epoch=1, max_model_len=1024)
+    services = Services(
+        target_pool=target_pool,
+        draft_pool=draft_pool,
+        constraint_pool=constraint_pool,
+        speculation=SpeculationLimits(max_speculative_tokens=8),
+        limits=limits or EngineLimits(propose_timeout_s=20.0),
+    )
+    try:
+        yield LocalService(
+            SpeculativeGenerator(services, max_model_len=1024),
+            target,
+            draft,
+            target_pool,
+            draft_pool,
+        )
+    finally:
+        await target_pool.close()
+        if draft_pool is not None:
+            await draft_pool.close()
+        if constraint_pool is not None:
+            await constraint_pool.close()

@@ -1,0 +1,58 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from models.demo import train
+from models.demo.mixture import Mixture
+from models.demo.training import Schedule, Shape
+
+TINY = Shape(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16)
+
+
+def plan(folder: Path, num_steps: int, resume: bool = False) -> train.Plan:
+    return train.Plan(
+        out=folder / "out",
+        work=folder / "work",
+        num_steps=num_steps,
+        num_draft_steps=2,
+        num_sampled_tokens=1,
+        step_tokens=64,
+        resume=resume,
+        compile=False,
+        target_shape=TINY,
+        draft_shape=TINY,
+        vocab_size=1024,
+        num_tokenizer_texts=400,
+    )
+
+
+@pytest.mark.slow
+def test_two_steps_write_loadable_checkpoints_and_resume(tmp_path: Path) -> None:
+    mixture = Mixture.load(None)
+    train.make_pair(plan(tmp_path, num_steps=2), mixture)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "target")
+    for name in ("target", "draft"):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / name)
+        assert model.dtype == torch.bfloat16
+        assert model.config.vocab_size == len(tokenizer) == 1024
+    assert (tmp_path / "out" / "loss.png").stat().st_size > 0
+    train.make_pair(plan(tmp_path, num_steps=3, resume=True), mixture)
+    assert len(torch.load(tmp_path / "work" / "target.pt")["losses"]) == 3
+
+
+def test_rates_follow_the_step() -> None:
+    schedule = Schedule(num_steps=100, peak_lr=1.0, num_warmup_steps=10)
+    rates = [schedule.lr(step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.05, abs=0.01)
+
+
+def test_a_source_of_text_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train"])
+    with pytest.raises(SystemExit):
+        train.main()

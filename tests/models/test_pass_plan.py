@@ -1,0 +1,140 @@
+"""Row budget, chunking, blocks and preemption, without a model."""
+
+import pytest
+
+from models.kv_cache import BlockPool
+from models.messages import Open, Sampling
+from models.pass_plan import PassPlan, PassPlanner
+from models.session_table import Job, Session, SessionTable
+
+
+class Scene:
+    """Sessions over a pool of `num_blocks` blocks of 4 tokens."""
+
+    def __init__(self, num_blocks: int = 64, max_rows: int = 16) -> None:
+        self.pool = BlockPool(num_blocks, 4)
+        self.table = SessionTable(1, self.pool.new_table)
+        self.planner = PassPlanner(self.pool, max_rows)
+
+    def add(
+        self, name: str, length: int, *, computed: int = 0, num_logits: int = 1, ready_s: float = 0
+    ) -> Session:
+        opened = Open(session_id=name, epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=0)
+        session = self.table.open(opened, 0.0)
+        assert session is not None
+        session.rewrite(0, list(range(length)))
+        session.num_computed = computed
+        session.table.resize(computed)
+        session.job = Job(0, 0.0, ready_s, num_logits, 0, 0.0)
+        return session
+
+    def plan(self) -> PassPlan:
+        plan = self.planner.plan([s for s in self.table if s.job is not None], self.table)
+        self.pool.check([session.table for session in self.table])
+        for rows in plan.rows:
+            assert rows.session.table.num_tokens >= rows.start + rows.num_rows
+        return plan
+
+
+def shape(plan: PassPlan) -> list[tuple[str, int, int, int]]:
+    return [(r.session.session_id, r.start, r.num_rows, r.num_logits) for r in plan.rows]
+
+
+def test_short_needs_come_whole_and_first() -> None:
+    scene = Scene()
+    scene.add("prompt", 100)
+    scene.add("decode", 10, computed=9)
+    scene.add("verify", 20, computed=16, num_logits=4)
+    scene.add("lagging", 12, computed=10)
+    assert shape(scene.plan()) == [
+        ("decode", 9, 1, 1),
+        ("verify", 16, 4, 4),
+        ("lagging", 10, 2, 1),
+        ("prompt", 0, 9, 0),
+    ]
+
+
+def test_all_rows_that_give_logits_are_computed_again_if_need_be() -> None:
+    scene = Scene()
+    scene.add("repeated", 10, computed=10, num_logits=3)
+    assert shape(scene.plan()) == [("repeated", 7, 3, 3)]
+
+
+def test_a_prompt_is_cut_so_that_its_logits_stay_together() -> None:
+    scene = Scene(max_rows=8)
+    session = scene.add("s", 20, num_logits=6)
+    seen = []
+    while session.num_computed < 20:
+        (rows,) = scene.plan().rows
+        seen.append((rows.num_rows, rows.num_logits))
+        session.num_computed = rows.start + rows.num_rows
+    assert seen == [(8, 0), (6, 0), (6, 6)]
+
+
+def test_prompts_keep_a_quarter_of_the_rows() -> None:
+    scene = Scene(max_rows=16)
+    scene.add("prompt", 50)
+    for i in range(20):
+        scene.add(f"decode{i}", 5, computed=4)
+    plan = scene.plan()
+    assert sum(rows.num_rows for rows in plan.rows) == 16
+    assert ("prompt", 0, 4, 0) in shape(plan)
+
+
+def test_who_waited_longest_goes_first() -> None:
+    scene = Scene(max_rows=4)
+    for i in range(6):
+        scene.add(f"s{i}", 5, computed=4, ready_s=-i)
+    assert [name for name, *_ in shape(scene.plan())] == ["s5", "s4", "s3", "s2"]
+
+
+def test_the_youngest_loses_its_blocks_and_keeps_its_log() -> None:
+    scene = Scene(num_blocks=6)
+    old = scene.add("old", 13, computed=12)
+    middle = scene.add("middle", 5, computed=4)
+    young = scene.add("young", 8, computed=7)
+    middle.job = None
+    plan = scene.plan()
+    assert [name for name, *_ in shape(plan)] == ["old"]
+    assert (young.num_computed, young.table.block_ids, len(young.log)) == (0, [], 8)
+    assert middle.num_computed == 4
+    assert old.table.num_tokens == 13
+    assert scene.planner.num_preemptions == 1
+
+
+def test_a_preempted_session_leaves_the_pass_it_was_planned_for() -> None:
+    scene = Scene(num_blocks=5)
+    scene.add("old", 13, computed=12, ready_s=2.0)
+    scene.add("young", 8, computed=7, ready_s=1.0)
+    assert [name for name, *_ in shape(scene.plan())] == ["old"]
+
+
+def test_the_oldest_is_never_preempted_and_the_asker_waits() -> None:
+    scene = Scene(num_blocks=4)
+    old = scene.add("old", 16, computed=16)
+    old.job = None
+    young = scene.add("young", 5)
+    plan = scene.plan()
+    assert plan.rows == []
+    assert plan.starved == [young]
+    assert old.num_computed == 16
+
+
+def test_a_session_larger_than_the_pool_is_told() -> None:
+    scene = Scene(num_blocks=4)
+    session = scene.add("s", 17, computed=16)
+    plan = scene.plan()
+    assert (plan.rows, plan.starved, plan.oversized) == ([], [], [session])
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 5])
+def test_tiny_budgets_get_on(max_rows: int) -> None:
+    scene = Scene(max_rows=max_rows)
+    sessions = [scene.add(f"s{i}", 7 + i, num_logits=scene.planner.max_logits) for i in range(3)]
+    for tick in range(60):
+        for rows in scene.plan().rows:
+            rows.session.num_computed = rows.start + rows.num_rows
+            rows.job.ready_s = tick
+            if rows.num_logits:
+                rows.session.job = None
+    assert all(session.job is None for session in sessions)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.config import EngineConfig
+from models.kv_cache import BlockPool
+from models.linear import can_pack
+from models.runner import ModelRunner
+from models.self_test import is_batch_invariant
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("max_batch_rows", [512, 8])
+def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_batch_rows):
+    if not can_pack(getattr(torch, dtype)):
+        pytest.skip(f"this CPU or torch has no packed kernel for {dtype}")
+    config = EngineConfig(
+        model_path=tiny_target,
+        dtype=dtype,
+        max_model_len=512,
+        kv_cache_tokens=2048,
+        max_batch_rows=max_batch_rows,
+        num_threads=1,
+    )
+    runner = ModelRunner(config)
+    assert runner.batch_invariant
+    runner.pool.check([])
+
+
+class _TableForward:
+    """Logits are a function of the token alone, unless `disturb` changes them."""
+
+    vocab_size = 32
+    max_model_len = 512
+    max_batch_rows = 128
+
+    def __init__(self, disturb):
+        self.pool = BlockPool(128, 16)
+        self.table = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+        self.disturb = disturb
+
+    def forward(self, sequences):
+        logits = torch.cat([self.table[sequence.token_ids] for sequence in sequences])
+        wanted = []
+        for sequence in sequences:
+            own = len(sequence.token_ids)
+            wanted += [False] * (own - sequence.num_logits) + [True] * sequence.num_logits
+        if self.disturb(sequences):
+            logits = logits * (1 + 1e-6)
+        return logits[torch.tensor(wanted)]
+
+
+def _num_rows(sequences):
+    return sum(len(sequence.token_ids) for sequence in sequences)
+
+
+@pytest.mark.parametrize(
+    ("disturb", "expected"),
+    [
+        (lambda sequences: False, True),
+        (lambda sequences: _num_rows(sequences) == 1, False),
+        (lambda sequences: 1 < _num_rows(sequences) < 10, False),
+        (lambda sequences: _num_rows(sequences) == 37, False),
+        (lambda sequences: len(sequences) > 1, False),
+        (lambda sequences: _num_rows(sequences) == 6 and sequences[0].start == 64, False),
+    ],
+    ids=["none", "decode", "verify", "chunk", "strangers", "one_place"],
+)
+def test_finds_what_depends_on_the_batch(disturb, expected):
+    forward = _TableForward(disturb)
+    assert is_batch_invariant(forward) is expected
+    forward.pool.check([])
+
+
+def test_fits_into_a_small_pool_and_context():
+    forward = _TableForward(lambda sequences: False)
+    forward.pool = BlockPool(1, 16)
+    forward.max_model_len = 5
+    assert is_batch_invariant(forward)
+    forward.pool.check([])
