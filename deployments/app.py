@@ -24,6 +24,7 @@ from deployments.leader import EngineKind
 from deployments.router import Router
 
 _COORDINATOR_CPUS = 0.1
+_SPARE_REQUESTS = 64
 _QUIET = {"enable_access_log": False}  # a line and 0.3 ms per call otherwise
 
 
@@ -42,8 +43,11 @@ def build(args: AppConfig) -> Application:
     )
     constraint = bind_constraint(config.constraint, config.link, config.target.model_path)
     router: Any = Router
+    num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
-        max_ongoing_requests=config.router.max_sessions + config.router.max_queued_sessions
+        # Room beyond what is admitted, so that the router itself can answer 429 and /health.
+        max_ongoing_requests=num_admitted + _SPARE_REQUESTS,
+        max_queued_requests=num_admitted,
     ).bind(config.router, draft, target, constraint)
 
 

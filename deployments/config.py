@@ -114,18 +114,12 @@ class TimeoutConfig(Section):
     queue_wait_s: PositiveFloat = Field(
         default=10.0, description="For a lease on a target; then 503 with Retry-After."
     )
-    draft_lease_s: PositiveFloat = Field(
-        default=1.0, description="For a lease on a draft; then the session starts with k = 0."
-    )
     first_token_s: PositiveFloat = Field(
         default=60.0, description="From the lease to the first token."
     )
     token_gap_s: PositiveFloat = Field(default=30.0, description="Between two tokens of a stream.")
     draft_ms: PositiveFloat = Field(
         default=500.0, description="Milliseconds for one draft; then the round goes on with k = 0."
-    )
-    grammar_s: PositiveFloat = Field(
-        default=10.0, description="For a grammar to be compiled, or tokens to be validated."
     )
 
 

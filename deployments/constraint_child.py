@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from deployments.constraint_pipe import (
+    OUT_OF_MEMORY_EXIT,
     ChildEntry,
     ChildFailed,
     ChildReady,
@@ -39,7 +40,6 @@ from models.grammar_host import GrammarHost, HostLimits
 from models.grammar_limits import SchemaLimits
 from models.messages import ConstraintReply, ConstraintRequest, GrammarOpen
 
-OUT_OF_MEMORY_EXIT = 70
 _SLOW_S = 0.05  # ordinary schemas compile in 1-10 ms
 _RECEIVE_BYTES = 1 << 18
 # The parent's deadline comes first; this one is for a parent that is gone or stuck.

@@ -23,6 +23,7 @@ import msgspec
 
 from models.messages import ConstraintReply
 
+OUT_OF_MEMORY_EXIT = 70
 _LENGTH = struct.Struct("<I")
 
 
@@ -38,7 +39,7 @@ class ConstraintConfig:
     tokenizer_path: str  # a tokenizer.json, or a folder that has one
     vocab_size: int
     eos_ids: tuple[int, ...]
-    num_children: int = 1
+    num_children: int = 1  # that hold sessions; one more tries new grammars
     memory_limit_mb: int = 512  # of each child
     compile_timeout_s: float = 5.0  # opening a session: compile and first mask
     mask_timeout_s: float = 2.0  # masks and commits; allows for a starved child of low priority

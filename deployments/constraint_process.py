@@ -6,8 +6,8 @@ However a child ends, `on_death` is called exactly once, with what was left unan
 the message it was busy with is the cause, with that message.
 
 A message is to blame when the child ended itself within it (memory limit, stack overflow,
-alarm), or used CPU for at least half of the deadline. A child that was stopped, starved or killed
-from outside blames nobody. Knows no grammars and no routing.
+alarm, exception), or used CPU for a tenth of the deadline it exceeded. A child that was stopped
+or killed from outside, or got no CPU, blames nobody. Knows no grammars and no routing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from deployments.constraint_child import OUT_OF_MEMORY_EXIT
 from deployments.constraint_pipe import (
+    OUT_OF_MEMORY_EXIT,
     ChildEntry,
     ChildFailed,
     ChildReady,
@@ -41,7 +41,8 @@ from deployments.constraint_pipe import (
 from models.messages import ConstraintReply, ConstraintRequest, GrammarOpen
 
 Reply = Callable[[ConstraintReply], None]
-_GRACE_S = 2.0
+_GRACE_S = 2.0  # for a child that is ending by itself
+_BLAME_SHARE = 0.1  # of the deadline as CPU time: low, for one that hangs on a busy machine
 _SELF_ENDED = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGALRM})
 
 
@@ -103,7 +104,11 @@ class ChildProcess(asyncio.Protocol):
             file.truncate(ProgressPage.NUM_BYTES)
             self._page = ProgressPage(file.fileno())
             fds = (there.fileno(), file.fileno())
-            self._popen = await asyncio.to_thread(_spawn, fds)
+            try:
+                self._popen = await asyncio.to_thread(_spawn, fds)
+            except BaseException:
+                here.close()  # a child that starts all the same ends with it
+                raise
         here.setblocking(False)
         transport, _ = await self._loop.create_unix_connection(lambda: self, sock=here)
         self._transport = transport
@@ -230,7 +235,7 @@ class ChildProcess(asyncio.Protocol):
         if not self._kill_reason:
             return status > 0 or -status in _SELF_ENDED
         cpu_s = usage.ru_utime + usage.ru_stime - progress.cpu_ns_at_begin / 1e9
-        return cpu_s >= 0.5 * self._limit_of(self._current(progress))[0]
+        return cpu_s >= _BLAME_SHARE * self._limit_of(self._current(progress))[0]
 
 
 def _spawn(fds: tuple[int, int]) -> subprocess.Popen[bytes]:

@@ -1,9 +1,12 @@
 """The parent side of one constraint replica: children, routing, deadlines, respawn, blame.
 
-A session lives in the child its id hashes to. When a child ends, whatever it had not answered
-is answered as failed, its sessions are unknown in its successor, and the callers open and
-replay them: the parent keeps no tokens. A grammar that ended a child is refused from then on by
-name, as the client's error, so that it cannot end children one after the other.
+A session lives in the child its id hashes to. A grammar that was not served before is first tried
+in a child that holds no sessions, the taster: a hostile one ends that child and no neighbour
+notices. Messages of a session wait while its grammar is tried, so they keep their order.
+
+When a child ends, whatever it had not answered is answered as failed, its sessions are unknown
+in its successor, and the callers open and replay them: the parent keeps no tokens. A grammar that
+ended a child is refused from then on by name, as the client's error.
 
 Every request is answered exactly once (a close and a commit that came too late never are), on the
 event loop, also when the queue is full and when the service stops. Knows no sockets to the outside.
@@ -18,6 +21,8 @@ from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_process import ChildProcess, Death, Reply
@@ -37,7 +42,8 @@ from models.messages import (
     MaskRequest,
 )
 
-_MAX_REFUSED = 1024  # grammars remembered as harmful
+_TASTE = "taste"  # session id of every trial
+_MAX_REFUSED = 1024  # grammars remembered as harmful; as many again as harmless
 _FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
 _LAST_BACKOFF_S = 5.0
 
@@ -65,10 +71,13 @@ class ConstraintWorkers:
     def __init__(self, config: ConstraintConfig) -> None:
         self._config = config
         self._schema_limits = SchemaLimits(max_schema_bytes=config.max_schema_bytes)
-        self._children: list[ChildProcess | None] = [None] * config.num_children
-        self._backoff_s = [_FIRST_BACKOFF_S] * config.num_children
+        self._taster = config.num_children  # its index: behind those that hold sessions
+        self._children: list[ChildProcess | None] = [None] * (config.num_children + 1)
+        self._backoff_s = [_FIRST_BACKOFF_S] * (config.num_children + 1)
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()  # by session, newest last
         self._refused: OrderedDict[Grammar, str] = OrderedDict()  # and why
+        self._tasted: OrderedDict[Grammar, None] = OrderedDict()  # compiled in the taster
+        self._held: dict[str, list[tuple[ConstraintRequest, Reply]]] = {}  # while that goes on
         self._stats = ConstraintStats()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -86,8 +95,8 @@ class ConstraintWorkers:
         return self._row_bytes
 
     @property
-    def num_children(self) -> int:
-        """Children that run now; below the configured number while one is replaced."""
+    def num_running(self) -> int:
+        """Children that run now, the taster included: `num_children + 1` when all is well."""
         return sum(child is not None for child in self._children)
 
     async def start(self) -> None:
@@ -98,7 +107,7 @@ class ConstraintWorkers:
             ConnectionError: a child ended, or was not ready within `start_timeout_s`.
         """
         self._spawn_task(self._watch())
-        children = [self._new_child(i) for i in range(self._config.num_children)]
+        children = [self._new_child(i) for i in range(len(self._children))]
         try:
             for child in children:
                 await child.launch()
@@ -122,25 +131,58 @@ class ConstraintWorkers:
 
         Several submits of one tick share a frame. `reply` must not raise.
         """
-        refusal = self._refuse(message) if isinstance(message, GrammarOpen) else None
+        held = self._held.get(message.session_id)
+        if held is not None:
+            if len(held) < self._config.max_queue:
+                held.append((message, reply))
+            else:
+                self._reject(message, reply, _full(len(held)))
+            return
+        if not isinstance(message, GrammarOpen):
+            self._forward(message, reply)
+            return
+        refusal = self._refuse(message)
         if refusal is not None:
             self._answer_soon(reply, refusal)
-            return
-        child = self._children[self._index(message.session_id)]
-        if child is None or self._stopping.is_set():
-            self._reject(message, reply, "the constraint child is being replaced")
-        elif child.num_pending >= self._config.max_queue:
-            self._reject(
-                message, reply, f"{child.num_pending} requests are waiting, which is the limit"
-            )
+        elif message.grammar in self._tasted:
+            self._tasted.move_to_end(message.grammar)
+            self._forward(message, reply)
         else:
-            self._remember(message)
-            child.send(message, partial(self._deliver, reply))
+            self._held[message.session_id] = []
+            trial = GrammarOpen(session_id=_TASTE, epoch=0, grammar=message.grammar)
+            self._send(self._taster, trial, partial(self._judge, message, reply))
 
     # --- requests -----------------------------------------------------------------------------
 
     def _index(self, session_id: str) -> int:
         return zlib.crc32(session_id.encode()) % self._config.num_children
+
+    def _forward(self, message: ConstraintRequest, reply: Reply) -> None:
+        """To the child that holds the session."""
+        self._remember(message)
+        self._send(self._index(message.session_id), message, partial(self._deliver, reply))
+
+    def _send(self, index: int, message: ConstraintRequest, reply: Reply) -> None:
+        child = self._children[index]
+        if child is None or self._stopping.is_set():
+            self._reject(message, reply, "the constraint child is being replaced")
+        elif child.num_pending >= self._config.max_queue:
+            self._reject(message, reply, _full(child.num_pending))
+        else:
+            child.send(message, reply)
+
+    def _judge(self, message: GrammarOpen, reply: Reply, verdict: ConstraintReply) -> None:
+        """The taster has answered: open the session, or refuse; then what has waited for it."""
+        if isinstance(verdict, GrammarReady):
+            self._tasted[message.grammar] = None
+            if len(self._tasted) > _MAX_REFUSED:
+                self._tasted.popitem(last=False)
+            self._forward(message, reply)
+        elif isinstance(verdict, GrammarRefused):
+            own = msgspec.structs.replace(verdict, session_id=message.session_id)
+            self._deliver(reply, own)
+        for held in self._held.pop(message.session_id):
+            self.submit(*held)
 
     def _refuse(self, message: GrammarOpen) -> GrammarRefused | None:
         reason = self._refused.get(message.grammar)
@@ -199,7 +241,7 @@ class ConstraintWorkers:
         for pending in death.unanswered:
             answer = self._answer_death(pending.request, death, harmful)
             if answer is not None:
-                self._deliver(pending.reply, answer)
+                pending.reply(answer)
         if not self._stopping.is_set():
             self._stats.restarts += 1
             if death.was_ready:
@@ -271,6 +313,10 @@ class ConstraintWorkers:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _full(num_waiting: int) -> str:
+    return f"{num_waiting} requests are waiting, which is the limit"
 
 
 def _refusal(session_id: str, message: str) -> GrammarRefused:

@@ -85,13 +85,17 @@ class ClientGone(Exception):
     """The client went away before there was an answer; nobody is left to be told."""
 
 
-def create_app(service: HttpService) -> FastAPI:
-    """The ASGI application that serves `service`."""
+def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAPI:
+    """The ASGI application that serves `service`.
+
+    `sends_request_id` False: the server around it writes the `x-request-id` of the request into
+    the answer, as Serve's proxy does.
+    """
     # The interactive docs would show none of our fields, which are not FastAPI's to parse.
     app = FastAPI(
         title="Outrider", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.add_middleware(_Edge)
+    app.add_middleware(_Edge, sends_request_id=sends_request_id)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     routes = _Routes(service)
     app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
@@ -261,8 +265,9 @@ async def _until_disconnect(request: Request, work: Awaitable[Result]) -> Result
 class _Edge:
     """Outermost layer: request ids, and every error in OpenAI's shape."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, sends_request_id: bool) -> None:
         self._app = app
+        self._sends_request_id = sends_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -276,7 +281,8 @@ class _Edge:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if self._sends_request_id:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:

@@ -62,7 +62,7 @@ def load_checkpoint(config: EngineConfig) -> Checkpoint:
         eos_ids=_eos_ids(model),
     )
     fix_rotary_tables(model, config.max_model_len)
-    if config.device == "cpu" and can_pack(model.dtype):
+    if model.device.type == "cpu" and can_pack(model.dtype):
         make_rowwise(model)
     return checkpoint
 

@@ -54,7 +54,6 @@ class DraftEngine(Engine):
         session.agreed_len = len(session.log) - 1
         job = Job(
             seq=message.seq,
-            arrived_s=now,
             ready_s=now,
             num_logits=1,
             steps_left=message.num_draft_tokens - 1,

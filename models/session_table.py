@@ -30,7 +30,6 @@ class Job:
     """
 
     seq: int
-    arrived_s: float
     ready_s: float  # since when its next rows could have run; passes are filled in this order
     num_logits: int
     steps_left: int  # draws after the next one that the message asks for

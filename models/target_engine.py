@@ -68,7 +68,6 @@ class TargetEngine(Engine):
             session,
             Job(
                 seq=message.seq,
-                arrived_s=now,
                 ready_s=now,
                 num_logits=len(draft) + 1,
                 steps_left=message.run_on,

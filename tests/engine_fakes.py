@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.engine import Engine
+from models.kv_cache import BlockPool
 from models.masks import MaskSource, NoMaskSource
 from models.messages import (
     Close,
@@ -82,10 +83,15 @@ def tiny_checkpoint(*, noise: float) -> Path:
 
 
 def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: int) -> ModelRunner:
-    """A runner over a tiny checkpoint, shared by tests; `limits` are fields of `EngineConfig`."""
+    """A runner over a tiny checkpoint; `limits` are fields of `EngineConfig`.
+
+    Loaded once for all tests, with a new block pool each time: one engine at a time may use it.
+    """
     sizes = {"max_model_len": 256, "kv_cache_tokens": 2048, "max_batch_rows": 64, "num_threads": 1}
     path = tiny_checkpoint(noise=noise)
-    return _load_runner(EngineConfig(model_path=str(path), dtype=dtype, **(sizes | limits)))
+    runner = _load_runner(EngineConfig(model_path=str(path), dtype=dtype, **(sizes | limits)))
+    runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_size)
+    return runner
 
 
 @cache
@@ -276,24 +282,26 @@ class Channel:
         self.link.send(message)
 
     def accept(self, reply: EngineReply, committed: TokenLog) -> EngineReply | None:
-        """The reply if it answers what is in flight; None if dropped or acted on here."""
+        """The reply if it answers what is in flight, else None; a correction is taken to heart."""
         message = self.in_flight
         if message is None or reply.session_id != message.session_id or reply.seq != message.seq:
             return None
         self.idle_ticks = 0
-        if isinstance(reply, NeedOpen | NeedPrefix):
-            if isinstance(reply, NeedOpen):
-                self.link.send(self.opened)
-                self.agreed_len = 0
-            else:
-                is_ours = (
-                    reply.have_len < len(committed)
-                    and committed.hash_at(reply.have_len) == reply.have_hash
-                )
-                self.agreed_len = reply.have_len if is_ours else 0
-            self.send(msgspec.structs.replace(message, **self.header(committed)))
-            return None
+        if isinstance(reply, NeedOpen):
+            self.link.send(self.opened)
+            self.agreed_len = 0
+        elif isinstance(reply, NeedPrefix):
+            is_ours = (
+                reply.have_len < len(committed)
+                and committed.hash_at(reply.have_len) == reply.have_hash
+            )
+            self.agreed_len = reply.have_len if is_ours else 0
         return reply
+
+    def send_again(self, committed: TokenLog) -> None:
+        """The same question with a new header."""
+        assert self.in_flight is not None
+        self.send(msgspec.structs.replace(self.in_flight, **self.header(committed)))
 
     def repeat_if_silent(self, max_ticks: int) -> None:
         self.idle_ticks += 1
@@ -391,6 +399,9 @@ class Client:
     def _on_proposal(self, reply: EngineReply | None) -> None:
         if reply is None or self._draft is None:
             return
+        if isinstance(reply, NeedOpen | NeedPrefix):
+            self._draft.send_again(self.committed)
+            return
         self._draft.in_flight = None
         if isinstance(reply, Proposal):
             self.proposals.append(reply)
@@ -402,6 +413,11 @@ class Client:
     def _on_verdict(self, reply: EngineReply | None) -> None:
         if isinstance(reply, Failed):
             self.failures.append(reply)
+        if isinstance(reply, NeedOpen | NeedPrefix):
+            if self._num_parts == 0:
+                self._target.send_again(self.committed)
+            else:  # what came of this round stands; its draft does not follow it
+                self._next_round()
         if not isinstance(reply, Verdict):
             return
         self._parts[reply.part] = reply

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ from deployments.constraint_workers import ConstraintWorkers
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,
+    Grammar,
     GrammarClose,
     GrammarCommit,
     GrammarCommitted,
@@ -98,18 +100,19 @@ def committing(session_id: str, tokens: list[int], seq: int = 1) -> GrammarCommi
 
 
 def pids(workers: ConstraintWorkers) -> list[int]:
-    return [child.pid for child in workers._children if child and child.pid]
+    """Of the children that hold sessions."""
+    return [child.pid for child in workers._children[:-1] if child and child.pid]
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # it is about another process
             await asyncio.sleep(0.01)
 
 
 async def until(attempt: Callable[[], Awaitable[ConstraintReply]], kind: type) -> ConstraintReply:
     async with asyncio.timeout(30):
-        while not isinstance(reply := await attempt(), kind):
+        while not isinstance(reply := await attempt(), kind):  # noqa: ASYNC110  # likewise
             await asyncio.sleep(0.02)
     return reply
 
@@ -161,6 +164,7 @@ async def test_sigkill_is_replaced_and_the_session_can_be_replayed(tokenizer_pat
         await ask(workers, committing("s", tokens))
         before = await ask(workers, asking("s", TokenLog(tokens)))
         (old,) = pids(workers)
+        await ask(workers, opening("other"))
         os.kill(old, signal.SIGSTOP)  # so that the requests below are unanswered for sure
         waiting = [
             asyncio.create_task(ask(workers, message))
@@ -225,20 +229,40 @@ async def test_a_grammar_that_never_compiles_is_refused_by_name(tokenizer_path: 
         await ask(workers, opening("neighbour"))
         hostile = asyncio.create_task(ask(workers, opening("h1", NEVER_COMPILES)))
         twin = asyncio.create_task(ask(workers, opening("h2", NEVER_COMPILES)))
-        bystander = asyncio.create_task(ask(workers, asking("neighbour")))
-        for reply in await asyncio.gather(hostile, twin):
+        orphan = asyncio.create_task(ask(workers, asking("h1")))
+        await asyncio.sleep(0.05)
+        # Neighbours do not notice: they are in another child.
+        assert isinstance(await ask(workers, asking("neighbour")), Masks)
+        assert isinstance(await ask(workers, opening("second")), GrammarReady)
+        assert not hostile.done()
+        for name, reply in zip(("h1", "h2"), await asyncio.gather(hostile, twin), strict=True):
             assert isinstance(reply, GrammarRefused)
             assert reply.is_client_error
+            assert reply.session_id == name
             assert reply.message.startswith("response_format.json_schema.schema: ")
             assert "0.6 s (compile_timeout_s)" in reply.message
-        missed = await bystander
+        missed = await orphan
         assert isinstance(missed, MaskMiss)
-        assert missed.reason == "failed"
-        # At once from now on, without a child; the neighbour opens again.
+        assert missed.reason == "unknown"
+        # Refused at once from now on, without a child.
         restarts = workers.stats.restarts
         assert isinstance(await ask(workers, opening("h3", NEVER_COMPILES)), GrammarRefused)
-        await until(lambda: ask(workers, opening("neighbour")), GrammarReady)
         assert workers.stats.restarts == restarts == 1
+        assert isinstance(await ask(workers, asking("neighbour")), Masks)
+
+
+async def test_a_new_grammar_waits_for_no_dead_taster(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path) as workers:
+        await ask(workers, opening("s"))
+        taster = workers._children[-1]
+        assert taster is not None
+        assert taster.pid is not None
+        os.kill(taster.pid, signal.SIGKILL)
+        await wait_until(lambda: workers.stats.restarts == 1)
+        assert isinstance(await ask(workers, opening("t")), GrammarReady)  # known grammar
+        other = opening("u", TEN_SCHEMAS["array"])
+        assert isinstance(await until(lambda: ask(workers, other), GrammarReady), GrammarReady)
+        assert isinstance(await ask(workers, asking("s")), Masks)
 
 
 async def test_a_grammar_over_the_memory_limit_is_refused_by_name(tokenizer_path: str) -> None:
@@ -252,11 +276,8 @@ async def test_a_grammar_over_the_memory_limit_is_refused_by_name(tokenizer_path
         assert workers.stats.restarts == 1
 
 
-def deep(levels: int) -> object:
-    schema: object = {"type": "string"}
-    for _ in range(levels):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
+def deep(levels: int) -> str:
+    return '{"properties": {"a": ' * levels + "{}" + "}}" * levels
 
 
 HOSTILE: dict[str, object] = {
@@ -286,7 +307,10 @@ HOSTILE: dict[str, object] = {
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_schemas_are_answered(tokenizer_path: str, name: str) -> None:
     async with serving(tokenizer_path, compile_timeout_s=2.0, niceness=0) as workers:
-        reply = await ask(workers, opening("hostile", HOSTILE[name]))
+        schema = HOSTILE[name]
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        grammar = Grammar(kind="json_schema", text=text)
+        reply = await ask(workers, GrammarOpen(session_id="hostile", epoch=1, grammar=grammar))
         if isinstance(reply, GrammarRefused):
             assert reply.is_client_error
         else:

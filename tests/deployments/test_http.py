@@ -273,6 +273,13 @@ async def test_a_sane_request_id_is_kept(given, is_kept):
     assert (response.headers["x-request-id"] == given) is is_kept
 
 
+async def test_a_server_around_us_may_write_the_request_id():
+    app = create_app(http_service(ScriptedGenerator()), sends_request_id=False)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert "x-request-id" not in (await client.get("/v1/models")).headers
+
+
 async def test_models_are_listed():
     async with client_of(ScriptedGenerator()) as client:
         listed = (await client.get("/v1/models")).json()

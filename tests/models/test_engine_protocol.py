@@ -244,10 +244,11 @@ class ForgetfulLink(BadLink):
 
 def constrained_texts(seed: int | None, delay_polls: int) -> list[list[int]]:
     """Texts under the grammar; with a seed: drafts, random k and bad links."""
-    masks = ScriptedMasks()
-    masks.delay_polls = delay_polls
+    masks, draft_masks = ScriptedMasks(), ScriptedMasks()
+    masks.delay_polls = draft_masks.delay_polls = delay_polls
+    draft_masks.committed = masks.committed  # one constraint service, a link to it from each
     target = TargetEngine(make_runner(dtype="bfloat16"), masks, EPOCH)
-    draft = DraftEngine(make_runner(noise=0.02, dtype="bfloat16"), masks, EPOCH)
+    draft = DraftEngine(make_runner(noise=0.02, dtype="bfloat16"), draft_masks, EPOCH)
     target_link, draft_link = Link(target), Link(draft)
     if seed is not None:
         target_link, draft_link = BadLink(target, seed), BadLink(draft, seed + 1)

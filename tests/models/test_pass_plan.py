@@ -25,7 +25,7 @@ class Scene:
         session.rewrite(0, list(range(length)))
         session.num_computed = computed
         session.table.resize(computed)
-        session.job = Job(0, 0.0, ready_s, num_logits, 0, 0.0)
+        session.job = Job(0, ready_s, num_logits, 0, 0.0)
         return session
 
     def plan(self) -> PassPlan:

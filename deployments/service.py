@@ -1,0 +1,97 @@
+"""From the router's config and pools to what the HTTP routes need. Neither Ray nor sockets.
+
+The only place where config keys meet the limits of the package `router`.
+"""
+
+from __future__ import annotations
+
+import time
+
+from deployments.admission import AdmittingGenerator
+from deployments.config import RouterConfig
+from deployments.health import HealthProbe
+from deployments.http import HttpService
+from deployments.requests import ServedModel
+from models.tokenizer import Tokenizer
+from router.engine_session import EngineLimits
+from router.generation import Generator
+from router.generator import SpeculativeGenerator
+from router.ports import ConstraintPool, EnginePool
+from router.session import Services, SpeculationLimits
+
+_HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
+
+
+def build_service(
+    config: RouterConfig,
+    *,
+    target: EnginePool,
+    draft: EnginePool | None,
+    constraint: ConstraintPool | None,
+) -> HttpService:
+    """What the routes need, over given pools. Call it in the event loop that will serve.
+
+    Args:
+        config: a resolved one: `tokenizer_path` and `max_model_len` are filled in.
+        target: who verifies.
+        draft: who guesses ahead; None: every session runs k = 0.
+        constraint: who guards grammars; None: requests with one are refused.
+
+    Raises:
+        ValueError: the tokenizer cannot be loaded.
+    """
+    tokenizer = Tokenizer.load(config.tokenizer_path)
+    services = Services(
+        target_pool=target,
+        draft_pool=draft,
+        constraint_pool=constraint,
+        speculation=speculation_limits(config),
+        limits=engine_limits(config),
+    )
+    generator: Generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
+    admitting = AdmittingGenerator(
+        generator,
+        max_sessions=config.max_sessions,
+        max_queued=config.max_queued_sessions,
+        queue_wait_s=config.timeouts.queue_wait_s,
+    )
+    model = ServedModel(
+        name=config.model_name,
+        tokenizer=tokenizer,
+        max_model_len=config.max_model_len,
+        created=int(time.time()),
+        default_max_tokens=config.default_max_tokens,
+        max_tokens_limit=config.max_tokens_limit,
+        max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
+    )
+    return HttpService(
+        model=model,
+        generator=admitting,
+        # Past the admission: whether the target answers is not a question of how many wait.
+        health=HealthProbe(generator, tokenizer, timeout_s=_HEALTH_TIMEOUT_S),
+        body_limit_bytes=config.body_limit_bytes,
+        send_timeout_s=config.timeouts.token_gap_s,
+    )
+
+
+def speculation_limits(config: RouterConfig) -> SpeculationLimits:
+    """How far requests may speculate."""
+    speculation = config.speculation
+    asked = speculation.num_speculative_tokens
+    return SpeculationLimits(
+        enabled=speculation.enabled,
+        num_speculative_tokens=None if asked == "adaptive" else asked,
+        max_speculative_tokens=speculation.max_num_speculative_tokens,
+        run_on_tokens=speculation.run_on_tokens,
+    )
+
+
+def engine_limits(config: RouterConfig) -> EngineLimits:
+    """How long sessions wait for engines."""
+    timeouts = config.timeouts
+    return EngineLimits(
+        lease_timeout_s=timeouts.queue_wait_s,
+        first_answer_timeout_s=timeouts.first_token_s,
+        answer_timeout_s=timeouts.token_gap_s,
+        propose_timeout_s=timeouts.draft_ms / 1e3,
+    )

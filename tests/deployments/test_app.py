@@ -1,0 +1,55 @@
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_service import DEMO
+from ray.serve._private.build_app import build_app
+
+from deployments.app import build
+from deployments.config import AppConfig
+
+
+def config(**sections: Any) -> AppConfig:
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "max_sessions": 5}
+    return AppConfig.model_validate({"target": target, **sections})
+
+
+def _stand_in(deployment: Any, app_name: str) -> str:
+    return f"handle of {deployment.name}"
+
+
+def deployments(app: Any) -> dict[str, Any]:
+    built = build_app(
+        app, name="outrider", default_runtime_env={}, make_deployment_handle=_stand_in
+    )
+    return {deployment.name: deployment for deployment in built.deployments}
+
+
+def test_serve_will_convert_the_arguments() -> None:
+    [parameter] = inspect.signature(build).parameters.values()
+    assert parameter.annotation is AppConfig, "a string annotation would give build a plain dict"
+
+
+def test_four_deployments_are_bound() -> None:
+    found = deployments(build(config(draft={"model_path": str(DEMO / "draft")})))
+    assert set(found) == {"Router", "Target", "Draft", "Constraint"}
+    assert found["Target"].max_ongoing_requests == 5
+    assert found["Draft"].max_ongoing_requests == 64
+
+
+def test_without_a_draft_there_is_no_draft_deployment() -> None:
+    assert set(deployments(build(config()))) == {"Router", "Target", "Constraint"}
+
+
+def test_gpu_model_reserves_a_gpu_for_its_rank_and_none_for_its_coordinator() -> None:
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "device": "cuda"}
+    found = deployments(build(AppConfig.model_validate({"target": target})))["Target"]
+    [bundle] = found._replica_config.placement_group_bundles
+    assert bundle["GPU"] == 1
+    assert not found.ray_actor_options.get("num_gpus")
+
+
+def test_wrong_pair_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"draft\.model_path: no such folder"):
+        build(config(draft={"model_path": str(tmp_path / "nothing")}))
