@@ -158,7 +158,12 @@ def _start_rank(kind: EngineKind, model: ModelConfig, link: LinkConfig) -> Any:
             max_restarts=0,  # a restarted rank would have neither weights nor sessions
             max_task_retries=0,
             scheduling_strategy=strategy,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(model.num_threads)}},
+            runtime_env={
+                "env_vars": {
+                    "OMP_NUM_THREADS": str(model.num_threads),
+                    "OMP_WAIT_POLICY": "passive",
+                }
+            },
         )
         .remote(kind, model, link, 0, model.tensor_parallel_size)
     )

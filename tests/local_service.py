@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -50,6 +51,15 @@ class LocalService:
     draft: DraftEngine | None
     target_pool: LocalEnginePool
     draft_pool: LocalEnginePool | None
+
+    async def freed(self) -> bool:
+        """Whether the target gets rid of all sessions and blocks within 5 s of their end."""
+        for _ in range(500):
+            stats = self.target.stats()
+            if stats.num_sessions == 0 and stats.num_free_blocks == stats.num_blocks:
+                return True
+            await asyncio.sleep(0.01)
+        return False
 
     async def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer | None = None

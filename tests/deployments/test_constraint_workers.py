@@ -251,6 +251,22 @@ async def test_a_grammar_that_never_compiles_is_refused_by_name(tokenizer_path: 
         assert isinstance(await ask(workers, asking("neighbour")), Masks)
 
 
+async def test_a_child_stopped_within_a_message_blames_nobody(tokenizer_path: str) -> None:
+    async with serving(tokenizer_path, compile_timeout_s=1.0, niceness=0) as workers:
+        taster = workers._children[-1]
+        assert taster is not None
+        assert taster.pid is not None
+        page = taster._page
+        assert page is not None
+        asked = asyncio.create_task(ask(workers, opening("s", NEVER_COMPILES)))
+        await wait_until(lambda: page.read().is_busy)
+        os.kill(taster.pid, signal.SIGSTOP)
+        reply = await asked
+        assert isinstance(reply, GrammarRefused)
+        assert not reply.is_client_error
+        assert "compile_timeout_s" in reply.message
+
+
 async def test_a_new_grammar_waits_for_no_dead_taster(tokenizer_path: str) -> None:
     async with serving(tokenizer_path) as workers:
         await ask(workers, opening("s"))

@@ -101,4 +101,4 @@ async def test_a_bad_schema_fails_one_request_and_frees_it() -> None:
         _, finish_reason, text = await answer(service, "good", TEN_SCHEMAS["const"], 2, 0.0)
         assert finish_reason == "stop"
         assert json.loads(text)["kind"] == "point"
-        assert service.target.stats().num_sessions == 0
+        assert await service.freed()

@@ -95,8 +95,7 @@ async def test_served_text_is_that_of_generate(references: list[Reference]) -> N
                     f" and {near_ties} near ties in {len(served)} texts of {NUM_TOKENS} tokens"
                 )
                 assert mismatches == 0
-        assert service.target.stats().num_sessions == 0
-        assert service.target.stats().num_free_blocks == service.target.stats().num_blocks
+        assert await service.freed()
 
 
 def test_the_comparison_sees_a_wrong_token() -> None:

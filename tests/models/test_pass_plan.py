@@ -109,6 +109,15 @@ def test_a_preempted_session_leaves_the_pass_it_was_planned_for() -> None:
     assert [name for name, *_ in shape(scene.plan())] == ["old"]
 
 
+def test_a_session_preempted_in_this_plan_does_not_count_on_its_lost_rows() -> None:
+    scene = Scene(num_blocks=5)
+    scene.add("old", 13, computed=12, ready_s=1.0)
+    young = scene.add("young", 4, computed=3, ready_s=2.0)
+    young.table.resize(8)  # it was rolled back: less than it gives up would do
+    assert [name for name, *_ in shape(scene.plan())] == ["old"]
+    assert young.num_computed == 0
+
+
 def test_the_oldest_is_never_preempted_and_the_asker_waits() -> None:
     scene = Scene(num_blocks=4)
     old = scene.add("old", 16, computed=16)

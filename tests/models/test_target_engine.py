@@ -117,6 +117,16 @@ def test_run_on_goes_on_alone() -> None:
     close_all(engine)
 
 
+def test_run_on_follows_a_rejection() -> None:
+    expected = reference_greedy(PROMPT, 5)
+    engine = make_target()
+    submit_open(engine)
+    draft = [expected[0], (expected[1] + 1) % EOS_ID, expected[2]]
+    submit_verify(engine, 1, PROMPT, draft, run_on=3)
+    assert text_of(drain(engine), draft) == expected
+    close_all(engine)
+
+
 def test_a_newer_message_ends_run_on() -> None:
     expected = reference_greedy(PROMPT, 8)
     engine = make_target()
