@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,6 +44,8 @@ from router.engine_session import EngineLimits
 from router.generation import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
 from router.generator import SpeculativeGenerator
 from router.session import Services, SpeculationLimits
+
+Prompts = Sequence[Sequence[int]]
 
 _MAX_MODEL_LEN = 1024
 _SPLIT = ("draft", "mask", "verify", "queue", "link", "grammar", "loop", "emit")
@@ -178,6 +181,11 @@ def _median(measure: Callable[[], float], repeats: int) -> float:
     return statistics.median(measure() for _ in range(repeats))
 
 
+def _bare_rate(bare: BareEngine, batches: Sequence[Prompts], num_tokens: int) -> float:
+    """Over batches of equal token counts; the harmonic mean is tokens over time."""
+    return statistics.harmonic_mean([bare.tokens_per_s(group, num_tokens) for group in batches])
+
+
 async def _measure_served(arguments: argparse.Namespace, bar: tqdm) -> list[Measurement]:
     prompts = demo_prompts(arguments.prompts)
     served = Served(arguments)
@@ -215,34 +223,31 @@ def _measure_references(arguments: argparse.Namespace, bar: tqdm) -> list[Measur
     )
     for batch in arguments.batch:
         batches = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
-        rate = _median(
-            lambda batches=batches: statistics.harmonic_mean(
-                [bare.tokens_per_s(group, num_tokens) for group in batches]
-            ),
-            repeats,
-        )
+        rate = _median(partial(_bare_rate, bare, batches, num_tokens), repeats)
         results.append(Measurement("bare engine", batch, rate))
         bar.update()
     torch.set_num_threads(arguments.reference_threads)
     target = load_reference(pair / "target", arguments.dtype)
     draft = load_reference(pair / "draft", arguments.dtype)
-    rate = _median(lambda: generate_tokens_per_s(target, prompts, num_tokens), repeats)
+    rate = _median(partial(generate_tokens_per_s, target, prompts, num_tokens), repeats)
     results.append(Measurement("transformers", 1, rate))
     bar.update()
     for batch in arguments.batch:
         if batch > 1:
             rate = _median(
-                lambda batch=batch: generate_batch_tokens_per_s(
-                    target, prompts[:batch], num_tokens
-                ),
-                repeats,
+                partial(generate_batch_tokens_per_s, target, prompts[:batch], num_tokens), repeats
             )
             results.append(Measurement("transformers", batch, rate))
             bar.update()
     for k in [*arguments.k, None]:
         rate = _median(
-            lambda k=k: generate_tokens_per_s(
-                target, prompts, num_tokens, assistant=draft, num_assistant_tokens=k
+            partial(
+                generate_tokens_per_s,
+                target,
+                prompts,
+                num_tokens,
+                assistant=draft,
+                num_assistant_tokens=k,
             ),
             repeats,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from models.config import EngineConfig
 from models.masks import NoMaskSource
@@ -21,20 +21,21 @@ from models.target_engine import TargetEngine
 from models.token_log import EMPTY_HASH
 
 _DEADLINE_MS = 600_000.0
+ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callable
 
 
-def load_reference(path: Path, dtype: str) -> PreTrainedModel:
+def load_reference(path: Path, dtype: str) -> ReferenceModel:
     """A checkpoint as transformers runs it by default."""
     return AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
 
 @torch.inference_mode()
 def generate_tokens_per_s(
-    model: PreTrainedModel,
+    model: ReferenceModel,
     prompts: Sequence[Sequence[int]],
     num_tokens: int,
     *,
-    assistant: PreTrainedModel | None = None,
+    assistant: ReferenceModel | None = None,
     num_assistant_tokens: int | None = None,
 ) -> float:
     """Greedy `generate` of exactly `num_tokens` per prompt, one prompt after another.
@@ -68,7 +69,7 @@ def generate_tokens_per_s(
 
 
 def generate_batch_tokens_per_s(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], num_tokens: int
+    model: ReferenceModel, prompts: Sequence[Sequence[int]], num_tokens: int
 ) -> float:
     """Greedy `generate` of all prompts in one left-padded batch."""
     longest = max(len(prompt) for prompt in prompts)

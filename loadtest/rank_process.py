@@ -10,7 +10,7 @@ import asyncio
 import multiprocessing
 import threading
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from deployments.config import LinkConfig, ModelConfig
 from deployments.leader import EngineKind, Rank, RankReport
@@ -100,7 +100,7 @@ def _run_rank(pipe: Connection, kind: EngineKind, model: ModelConfig) -> None:
     rank = Rank(kind, model, LinkConfig(host="loopback"), 0, 1)
     pipe.send(rank.load())
     threading.Thread(target=_serve_control, args=(pipe, rank), daemon=True).start()
-    rank.run_loop()
+    cast(Any, rank).run_loop()  # typed as a remote method, because Ray runs it elsewhere
 
 
 def _serve_control(pipe: Connection, rank: Rank) -> None:
