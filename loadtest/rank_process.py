@@ -10,7 +10,7 @@ import asyncio
 import multiprocessing
 import threading
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 from deployments.config import LinkConfig, ModelConfig
 from deployments.leader import EngineKind, Rank, RankReport
@@ -97,13 +97,14 @@ class ProcessPool:
 
 
 def _run_rank(pipe: Connection, kind: EngineKind, model: ModelConfig) -> None:
-    rank = Rank(kind, model, LinkConfig(host="loopback"), 0, 1)
+    # Any: Ray's decorators type the control methods as remote ones, which here they are not.
+    rank: Any = Rank(kind, model, LinkConfig(host="loopback"), 0, 1)
     pipe.send(rank.load())
     threading.Thread(target=_serve_control, args=(pipe, rank), daemon=True).start()
-    cast(Any, rank).run_loop()  # typed as a remote method, because Ray runs it elsewhere
+    rank.run_loop()
 
 
-def _serve_control(pipe: Connection, rank: Rank) -> None:
+def _serve_control(pipe: Connection, rank: Any) -> None:
     while True:
         try:
             method, arguments = pipe.recv()
