@@ -12,6 +12,7 @@ from pathlib import Path
 from deployments.local_pool import LocalConstraintPool, LocalEnginePool
 from models.config import EngineConfig
 from models.draft_engine import DraftEngine
+from models.grammar import GrammarCompiler, VocabularyInfo
 from models.grammar_host import GrammarHost
 from models.masks import LocalMaskSource, NoMaskSource
 from models.messages import Grammar, Sampling
@@ -30,6 +31,15 @@ VOCAB_SIZE = 4096  # of the demo pair
 @lru_cache(maxsize=1)
 def demo_tokenizer() -> Tokenizer:
     return Tokenizer.load(DEMO / "target")
+
+
+def demo_grammar_host() -> GrammarHost:
+    vocabulary = VocabularyInfo(
+        tokenizer_json=(DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"),
+        vocab_size=VOCAB_SIZE,
+        eos_ids=demo_tokenizer().eos_ids,
+    )
+    return GrammarHost(GrammarCompiler(vocabulary))
 
 
 class IdDetokenizer:

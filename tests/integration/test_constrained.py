@@ -11,7 +11,6 @@ import pytest
 from grammar_cases import TEN_SCHEMAS
 from local_service import (
     DEMO,
-    VOCAB_SIZE,
     LocalService,
     demo_tokenizer,
     local_service,
@@ -20,18 +19,7 @@ from local_service import (
 
 from loadtest.prompts import demo_prompts as held_out_prompts
 from models.errors import UnsupportedGrammar
-from models.grammar import GrammarCompiler, VocabularyInfo
-from models.grammar_host import GrammarHost
 from models.messages import Grammar
-
-
-def demo_grammar_host() -> GrammarHost:
-    vocabulary = VocabularyInfo(
-        tokenizer_json=(DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"),
-        vocab_size=VOCAB_SIZE,
-        eos_ids=demo_tokenizer().eos_ids,
-    )
-    return GrammarHost(GrammarCompiler(vocabulary))
 
 
 async def answer(
