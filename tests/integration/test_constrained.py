@@ -12,6 +12,7 @@ from grammar_cases import TEN_SCHEMAS
 from local_service import (
     DEMO,
     LocalService,
+    demo_grammar_host,
     demo_tokenizer,
     local_service,
     make_request,
