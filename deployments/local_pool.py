@@ -158,6 +158,9 @@ class LocalEnginePool:
                 await self._places.acquire()
         except TimeoutError:
             raise Unavailable(f"no free place on the engine within {timeout_s:g} s") from None
+        if self._lost is not None:  # while this one waited
+            self._places.release()
+            raise Unavailable(self._lost)
         lease_id = self._loop.admit(session_id)
         channel: LocalChannel[EngineRequest, EngineReply] = LocalChannel(self._forward)
         self._channels.add(channel)

@@ -64,9 +64,10 @@ class ServeLease(Generic[Request, Reply]):
             pass
         except (RayError, RayServeException) as error:
             reason = f"the replica is gone: {_first_line(error)}"
-        if not self._is_released:
-            logger.info("lease lost: %s", reason)
-        self.channel.mark_lost(reason)
+        finally:  # whatever ended the stream: nobody may go on waiting for this channel
+            if not self._is_released:
+                logger.info("lease lost: %s", reason)
+            self.channel.mark_lost(reason)
 
 
 class ServePool(Generic[Request, Reply]):

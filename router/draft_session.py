@@ -7,11 +7,17 @@ is False and the loop goes on with k = 0. A proposal that fails or comes too lat
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 from models.errors import LinkLost, ServingError, Unavailable
 from models.messages import Proposal, Propose
 from models.token_log import TokenLog
 from router.engine_session import EngineLimits, EngineSession, Header
+
+# A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
+# gives up the lease and the cache with it.
+_DEADLINE_SHARE = 0.8
+_UNFINISHED = ("context", "deadline", "superseded")  # cuts that may come before the prefill's end
 
 
 class DraftSession:
@@ -42,7 +48,8 @@ class DraftSession:
             raise Unavailable("the draft model is not ready")
         try:
             async with asyncio.timeout(self._limits.propose_timeout_s):
-                return await self._propose(committed, num_draft_tokens)
+                deadline_s = _DEADLINE_SHARE * self._limits.propose_timeout_s
+                return await self._propose(committed, num_draft_tokens, deadline_s)
         except TimeoutError:
             self._rejoin()
             limit_s = self._limits.propose_timeout_s
@@ -74,7 +81,10 @@ class DraftSession:
                 self._proposed = []
                 self._proposed_at = 0
                 # One drafted token, not used: the answer says that the prefix is in the cache.
-                await self._propose(self._committed, 1)
+                limit_s = self._limits.first_answer_timeout_s
+                proposal = await self._propose(self._committed, 1, limit_s)
+                if proposal.cut in _UNFINISHED:
+                    raise Unavailable(f"the draft model did not catch up: {proposal.cut}")
             except ServingError:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 8 * self._limits.rejoin_interval_s)
@@ -82,7 +92,9 @@ class DraftSession:
             self._is_caught_up = True
             return
 
-    async def _propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+    async def _propose(
+        self, committed: TokenLog, num_draft_tokens: int, deadline_s: float
+    ) -> Proposal:
         self._session.agreed_len = self._agreed_len(committed)
         num_committed = len(committed)
 
@@ -95,15 +107,16 @@ class DraftSession:
                 prefix_hash=header.prefix_hash,
                 tokens=header.tokens,
                 num_draft_tokens=num_draft_tokens,
-                deadline_ms=self._limits.propose_timeout_s * 1e3,
+                deadline_ms=deadline_s * 1e3,
             )
 
-        async for reply in self._session.exchange(committed, build):
-            if isinstance(reply, Proposal):
-                self._proposed_at = num_committed
-                self._proposed = list(reply.tokens)
-                return reply
-            break
+        async with aclosing(self._session.exchange(committed, build)) as replies:
+            async for reply in replies:
+                if isinstance(reply, Proposal):
+                    self._proposed_at = num_committed
+                    self._proposed = list(reply.tokens)
+                    return reply
+                break
         raise LinkLost("draft engine answered a proposal with something else")
 
     def _agreed_len(self, committed: TokenLog) -> int:

@@ -152,9 +152,7 @@ class EngineSession:
         next_part = 0
         num_corrections = 0
         while True:
-            reply = await self._receive(lease, message)
-            if reply.seq != message.seq:
-                continue
+            reply = await self._receive(lease, message, next_part)
             if isinstance(reply, NeedOpen | NeedPrefix):
                 num_corrections += 1
                 if num_corrections > _MAX_CORRECTIONS:
@@ -166,6 +164,8 @@ class EngineSession:
                 lease.channel.send(message)
                 continue
             if isinstance(reply, Failed):
+                # Its masks may fail because an `Open` with a newer endpoint was lost: say it again.
+                self._is_open = self._is_open and reply.code != "mask_unavailable"
                 raise _as_error(reply)
             self._has_answered = True
             if isinstance(reply, Proposal):
@@ -179,8 +179,13 @@ class EngineSession:
                 if verdict.is_last:
                     return
 
-    async def _receive(self, lease: EngineLease, message: Propose | Verify) -> EngineReply:
-        """The next reply; sends `message` again at intervals until the limit is reached."""
+    async def _receive(
+        self, lease: EngineLease, message: Propose | Verify, next_part: int
+    ) -> EngineReply:
+        """The next news about `message`, which is sent again at intervals until the limit.
+
+        Late replies and repeats are no news: they extend no wait.
+        """
         limits = self._limits
         limit_s = limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
         waited_s = 0.0
@@ -188,7 +193,10 @@ class EngineSession:
             interval_s = min(limits.resend_interval_s, limit_s - waited_s)
             try:
                 async with asyncio.timeout(interval_s):
-                    return await lease.channel.receive()
+                    while True:
+                        reply = await lease.channel.receive()
+                        if reply.seq == message.seq and _is_news(reply, next_part):
+                            return reply
             except TimeoutError:
                 waited_s += interval_s
                 if waited_s >= limit_s:
@@ -240,6 +248,10 @@ class EngineSession:
         self._opened_for = endpoint
         self._is_open = True
         self.agreed_len = 0
+
+
+def _is_news(reply: EngineReply, next_part: int) -> bool:
+    return not isinstance(reply, Verdict) or reply.part >= next_part
 
 
 def _as_error(reply: Failed) -> Exception:

@@ -143,34 +143,40 @@ class GrammarSession:
             peers=peers,
         )
         answer = await self._ask(lease, message, GrammarReady | GrammarRefused)
-        if isinstance(answer, GrammarReady):
-            return answer
-        if answer.is_client_error:
-            raise UnsupportedGrammar(answer.message, param="response_format")
-        raise LinkLost(answer.message)
+        if isinstance(answer, GrammarRefused):
+            raise _as_error(answer)
+        return answer
 
     async def _ask_commit(
         self, lease: ConstraintLease, generated: TokenLog, base_len: int, tokens: list[int]
     ) -> GrammarCommitted | GrammarStale:
         self._seq += 1
-        seq = self._seq
         message = GrammarCommit(
             session_id=self._session_id,
             epoch=lease.grant.endpoint.epoch,
-            seq=seq,
+            seq=self._seq,
             base_len=base_len,
             prefix_hash=generated.hash_at(base_len),
             tokens=tokens,
         )
-        while True:
-            answer = await self._ask(lease, message, GrammarCommitted | GrammarStale)
-            if answer.seq == seq:
-                return answer
+        answer: GrammarCommitted | GrammarStale | GrammarRefused = await self._ask(
+            lease, message, GrammarCommitted | GrammarStale | GrammarRefused, seq=self._seq
+        )
+        if isinstance(answer, GrammarRefused):  # the grammar broke at these tokens
+            raise _as_error(answer)
+        return answer
 
     async def _ask(
-        self, lease: ConstraintLease, message: ConstraintRequest, wanted: type[_T] | UnionType
+        self,
+        lease: ConstraintLease,
+        message: ConstraintRequest,
+        wanted: type[_T] | UnionType,
+        seq: int | None = None,
     ) -> _T:
-        """Send and wait for an answer of a wanted kind; send again at intervals."""
+        """Send and wait for a wanted answer; send again at intervals.
+
+        An answer that carries a `seq` must carry this one: others are late.
+        """
         lease.channel.send(message)
         waited_s = 0.0
         limit_s = self._limits.answer_timeout_s
@@ -180,7 +186,7 @@ class GrammarSession:
                 async with asyncio.timeout(interval_s):
                     while True:
                         answer = await lease.channel.receive()
-                        if isinstance(answer, wanted):
+                        if isinstance(answer, wanted) and getattr(answer, "seq", seq) == seq:
                             return cast(_T, answer)
             except TimeoutError:
                 waited_s += interval_s
@@ -194,6 +200,12 @@ class GrammarSession:
                 GrammarClose(session_id=self._session_id, epoch=lease.grant.endpoint.epoch)
             )
             await lease.release()
+
+
+def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | LinkLost:
+    if refused.is_client_error:
+        return UnsupportedGrammar(refused.message, param="response_format")
+    return LinkLost(refused.message)
 
 
 def _common_len(generated: TokenLog, answer: GrammarStale) -> int:

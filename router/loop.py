@@ -68,7 +68,9 @@ async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReaso
             num_mask_losses += 1
             if parts.constrainer is None or num_mask_losses > _MAX_MASK_LOSSES:
                 raise
+            asked_at = time.perf_counter()
             await parts.constrainer.reopen()
+            parts.stats.add_grammar(asked_at)
 
 
 def _max_draft_tokens(parts: SessionParts) -> int:

@@ -6,6 +6,7 @@ Builds what the loop works with and frees it again. What sessions share is in `S
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from models.errors import InvalidRequest
@@ -70,7 +71,9 @@ class Session:
             Unavailable: no constraint replica answers.
         """
         if self._grammar is not None:
+            asked_at = time.perf_counter()
             await self._grammar.open()
+            self._stats.add_grammar(asked_at)
         if self._draft is not None:
             self._draft.start()
 

@@ -101,6 +101,16 @@ async def test_failed_engine_loses_leases_at_once(pool: LocalEnginePool) -> None
     await lease.release()
 
 
+async def test_no_place_is_given_on_an_engine_that_died_meanwhile(pool: LocalEnginePool) -> None:
+    held = [await pool.lease(name, timeout_s=1.0) for name in ("a", "b")]
+    late = asyncio.create_task(pool.lease("c", timeout_s=WAIT_S))
+    await asyncio.sleep(0)
+    pool.fail("killed")
+    await held[0].release()
+    with pytest.raises(Unavailable, match="killed"):
+        await late
+
+
 class BrokenEngine:
     """Dies in its first step."""
 

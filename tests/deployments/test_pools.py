@@ -129,7 +129,11 @@ async def test_no_lease_within_the_limit(
     assert all(stream.is_cancelled for stream in handle.streams)
 
 
-@pytest.mark.parametrize("error", [RayError("killed"), StopAsyncIteration()], ids=["dead", "ended"])
+@pytest.mark.parametrize(
+    "error",
+    [RayError("killed"), StopAsyncIteration(), RuntimeError("unheard of")],
+    ids=["dead", "ended", "unexpected"],
+)
 async def test_end_of_the_stream_loses_the_channel_at_once(
     links: LinkClient, server: LinkServer[EngineRequest], error: Exception
 ) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
-from router_fakes import LetterDetokenizer, ScriptedPool, continuation
+from router_fakes import TIMING, LetterDetokenizer, ScriptedEngine, ScriptedPool, continuation
 
-from models.errors import ContextTooLong, InvalidRequest, Unavailable
-from models.messages import Sampling
+from models.errors import ContextTooLong, InvalidRequest, MaskUnavailable, Unavailable
+from models.messages import (
+    EngineReply,
+    EngineRequest,
+    Failed,
+    Open,
+    Proposal,
+    Propose,
+    Sampling,
+    Verdict,
+    Verify,
+)
 from models.token_log import TokenLog
 from router.draft_session import DraftSession
 from router.engine_session import EngineLimits, EngineSession, Opening
@@ -198,3 +209,93 @@ async def test_eight_sessions_at_once_each_get_their_own_text() -> None:
     front = generator(target, draft)
     outcomes = await asyncio.gather(*(run(front, request(f"r{i}", k=i % 4)) for i in range(8)))
     assert all(ids == continuation(PROMPT, 60) for ids, _ in outcomes)
+
+
+class AnsweringEngine(ScriptedEngine):
+    """Answers what `answer` gives in place of the scripted answer, where it gives something."""
+
+    def __init__(self, answer: Callable[[EngineRequest], list[EngineReply] | None]) -> None:
+        super().__init__(epoch=1)
+        self.received: list[EngineRequest] = []
+        self._answer = answer
+
+    def handle(self, message: EngineRequest) -> list[EngineReply]:
+        self.received.append(message)
+        answer = self._answer(message)
+        return super().handle(message) if answer is None else answer
+
+
+async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> None:
+    def first_part_only(message: EngineRequest) -> list[EngineReply] | None:
+        if not isinstance(message, Verify):
+            return None
+        return [
+            Verdict(
+                session_id="s",
+                seq=message.seq,
+                part=0,
+                num_accepted=0,
+                token=1,
+                is_last=False,
+                timing=TIMING,
+            )
+        ]
+
+    target = ScriptedPool()
+    target.engine = AnsweringEngine(first_part_only)
+    session = TargetSession(EngineSession(target, opening(), LIMITS), LIMITS)
+    async with asyncio.timeout(5 * LIMITS.answer_timeout_s):
+        verdicts = [verdict async for verdict in session.verify(TokenLog(PROMPT), [], 3)]
+    assert [verdict.part for verdict in verdicts] == [0]
+
+
+async def test_after_missing_masks_the_session_is_opened_again() -> None:
+    """An `Open` that named a newer constraint replica may have been lost."""
+    num_failures = 1
+
+    def without_masks(message: EngineRequest) -> list[EngineReply] | None:
+        nonlocal num_failures
+        if not isinstance(message, Verify) or num_failures == 0:
+            return None
+        num_failures -= 1
+        failed = Failed(session_id="s", seq=message.seq, code="mask_unavailable", message="none")
+        return [failed]
+
+    target = ScriptedPool()
+    target.engine = engine = AnsweringEngine(without_masks)
+    session = TargetSession(EngineSession(target, opening(), LIMITS), LIMITS)
+    committed = TokenLog(PROMPT)
+    with pytest.raises(MaskUnavailable):
+        _ = [verdict async for verdict in session.verify(committed, [], 0)]
+    verdicts = [verdict async for verdict in session.verify(committed, [], 0)]
+    assert len(verdicts) == 1
+    assert [type(message) for message in engine.received] == [Open, Verify, Open, Verify]
+
+
+async def test_a_long_draft_prefill_is_not_cut_short_and_counts_only_when_done() -> None:
+    joins: list[Propose] = []
+
+    def cut_first(message: EngineRequest) -> list[EngineReply] | None:
+        if not isinstance(message, Propose):
+            return None
+        joins.append(message)
+        if len(joins) > 1:
+            return None
+        cut = Proposal(
+            session_id="s", seq=message.seq, tokens=[], timing=TIMING, step_ms=0.1, cut="deadline"
+        )
+        return [cut]
+
+    draft = ScriptedPool()
+    draft.engine = AnsweringEngine(cut_first)
+    committed = TokenLog(PROMPT)
+    session = DraftSession(EngineSession(draft, opening(), LIMITS), LIMITS, committed)
+    session.start()
+    assert session._joining is not None
+    await asyncio.wait_for(session._joining, 1.0)
+    assert session.is_ready
+    assert len(joins) == 2
+    assert joins[0].deadline_ms == LIMITS.first_answer_timeout_s * 1e3
+    await session.propose(committed, 2)
+    assert joins[-1].deadline_ms < LIMITS.propose_timeout_s * 1e3
+    await session.close()

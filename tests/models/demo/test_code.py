@@ -2,18 +2,23 @@ import ast
 import random
 
 from models.demo.code import make_code
+from models.demo.words import load_pools
+
+POOLS = load_pools(None, held_out=False)
 
 
 def test_answers_are_one_valid_function() -> None:
     rng = random.Random(1)
     for _ in range(500):
-        body = ast.parse(make_code(rng).answer).body
+        body = ast.parse(make_code(rng, POOLS).answer).body
         assert [type(node) for node in body] == [ast.FunctionDef]
 
 
 def test_names_in_the_request_are_used() -> None:
     rng = random.Random(2)
-    named = [chat for chat in (make_code(rng) for _ in range(300)) if " Call it " in chat.prompt]
+    named = [
+        chat for chat in (make_code(rng, POOLS) for _ in range(300)) if " Call it " in chat.prompt
+    ]
     assert named
     for chat in named:
         name = chat.turns[0][1].rpartition(" ")[2].rstrip(".")

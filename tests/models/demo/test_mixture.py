@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from models.demo.mixture import SHARES, Mixture, encode, make_batch
+from models.demo.words import GLUED_WORDS, is_held_out, made_up
 
 SHIPPED = Path(__file__).parents[3] / "models" / "demo" / "target"
 
@@ -56,3 +57,14 @@ def test_stated_mean_lengths_are_near(
     # Without a corpus the stories are our short templates.
     low = 0.3 if kind == "story" else 0.75
     assert low * SHARES[kind][1] < mean < 1.25 * SHARES[kind][1]
+
+
+def test_made_up_words_use_the_tokens_of_the_vocabulary(
+    mixture: Mixture, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    pools = mixture.with_pieces(tokenizer).pools
+    assert len(pools.pieces) > 1000
+    rng = random.Random(3)
+    words = [made_up(rng, pools, capital=True) for _ in range(300)]
+    assert not any(is_held_out(word) or word in GLUED_WORDS for word in words)
+    assert all(word.isalpha() and not word[0].islower() for word in words)
