@@ -20,7 +20,6 @@ from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.token_log import EMPTY_HASH
 
-_DEADLINE_MS = 600_000.0
 ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callable
 
 
@@ -136,7 +135,6 @@ class BareEngine:
                 tokens=prompt,
                 draft=[],
                 run_on=num_tokens - 1,
-                deadline_ms=_DEADLINE_MS,
             ),
             None,
         )

@@ -101,7 +101,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     prefix_hash: int
     tokens: list[int]  # committed tokens from base_len on; never empty
     num_draft_tokens: int  # >= 1
-    deadline_ms: float
+    deadline_ms: float  # from arrival; then the answer is what has been drafted
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
@@ -121,7 +121,6 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     tokens: list[int]
     draft: list[int]
     run_on: int
-    deadline_ms: float
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
@@ -142,7 +141,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     tokens: list[int]
     timing: Timing
     step_ms: float  # what one draft step costs now
-    cut: Literal["", "eos", "mask_late", "mask_missing", "context", "deadline", "superseded"] = ""
+    cut: Literal["", "eos", "mask_late", "mask_missing", "context", "deadline"] = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

@@ -10,6 +10,7 @@ stored until a higher `seq` comes. Knows neither tensors' contents nor what is c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,7 +34,7 @@ class Job:
     ready_s: float  # since when its next rows could have run; passes are filled in this order
     num_logits: int
     steps_left: int  # draws after the next one that the message asks for
-    deadline_s: float
+    deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
     draft: list[int] = field(default_factory=list)  # judged now (target) or drawn so far (draft)
     part: int = 0
     mask: MaskWait | None = None  # of the rows above; None: unconstrained

@@ -71,7 +71,6 @@ class TargetEngine(Engine):
                 ready_s=now,
                 num_logits=len(draft) + 1,
                 steps_left=message.run_on,
-                deadline_s=now + message.deadline_ms / 1e3,
                 draft=draft,
             ),
         )

@@ -17,7 +17,7 @@ from router.engine_session import EngineLimits, EngineSession, Header
 # A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
 # gives up the lease and the cache with it.
 _DEADLINE_SHARE = 0.8
-_UNFINISHED = ("context", "deadline", "superseded")  # cuts that may come before the prefill's end
+_UNFINISHED = ("context", "deadline")  # cuts that may come before the prefill's end
 
 
 class DraftSession:

@@ -96,7 +96,7 @@ async def _draft(parts: SessionParts, plan: RoundPlan) -> list[int]:
 
 
 async def _verify(
-    parts: SessionParts, draft: Sequence[int], plan: RoundPlan
+    parts: SessionParts, draft: list[int], plan: RoundPlan
 ) -> AsyncGenerator[list[int], None]:
     """The tokens each verdict commits: accepted + 1 for the draft, 1 for each plain step."""
     run_on = min(plan.run_on, parts.stops.remaining_tokens - 1 - len(draft))
@@ -115,14 +115,14 @@ async def _verify(
             asked_at = time.perf_counter()
 
 
-def _judge(
-    parts: SessionParts, draft: Sequence[int], plan: RoundPlan, verdict: Verdict
-) -> list[int]:
+def _judge(parts: SessionParts, draft: list[int], plan: RoundPlan, verdict: Verdict) -> list[int]:
     """The tokens a verdict stands for, up to eos; learns from the draft's fate."""
     if verdict.part > 0 or not draft:
         return [verdict.token]
     parts.stats.add_acceptance(plan.num_draft_tokens, len(draft), verdict.num_accepted)
-    parts.policy.observe(len(draft), verdict.num_accepted)
+    # A drafted eos that the target draws too comes back as its token: it stood all the same.
+    is_eos_right = draft[verdict.num_accepted : verdict.num_accepted + 1] == [verdict.token]
+    parts.policy.observe(len(draft), verdict.num_accepted + is_eos_right)
     return parts.stops.until_eos([*draft[: verdict.num_accepted], verdict.token])
 
 

@@ -62,7 +62,6 @@ class TargetSession:
                 tokens=header.tokens,
                 draft=list(draft),
                 run_on=run_on,
-                deadline_ms=self._limits.answer_timeout_s * 1e3,
             )
 
         async for reply in self._session.exchange(committed, build):

@@ -273,7 +273,6 @@ class Channel:
             "base_len": base_len,
             "prefix_hash": committed.hash_at(base_len),
             "tokens": committed.ids[base_len:],
-            "deadline_ms": 1e6,
         }
 
     def send(self, message: Propose | Verify) -> None:
@@ -388,7 +387,8 @@ class Client:
         if k == 0 or self._draft is None:
             self._verify([])
             return
-        self._draft.send(Propose(**self._draft.header(self.committed), num_draft_tokens=k))
+        header = self._draft.header(self.committed)
+        self._draft.send(Propose(**header, num_draft_tokens=k, deadline_ms=1e6))
 
     def _verify(self, draft: list[int]) -> None:
         self._parts, self._num_parts = {}, 0

@@ -71,7 +71,6 @@ class Client:
                 tokens=PROMPT,
                 draft=[],
                 run_on=run_on,
-                deadline_ms=1e4,
             )
         )
 

@@ -49,7 +49,6 @@ async def verify(lease: EngineLease, session_id: str, *, is_open: bool = False) 
             tokens=[3, 4],
             draft=[],
             run_on=0,
-            deadline_ms=1e4,
         )
     )
     async with asyncio.timeout(WAIT_S):

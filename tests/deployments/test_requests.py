@@ -76,7 +76,7 @@ def test_the_default_shrinks_to_the_room_that_is_left():
 
 @pytest.mark.parametrize(
     ("num_prompt", "asked", "param"),
-    [(190, 11, "max_tokens"), (200, None, None), (201, 1, None)],
+    [(190, 11, "max_tokens"), (200, None, "prompt"), (201, 1, "prompt")],
 )
 def test_what_does_not_fit_names_all_three_numbers(num_prompt, asked, param):
     with pytest.raises(ContextTooLong) as caught:
@@ -115,6 +115,75 @@ def test_limits_of_the_config(fields, param, message):
         chat(**fields)
     assert caught.value.param == param
     assert message in caught.value.message
+
+
+def test_refusals_name_the_field_the_client_wrote():
+    with pytest.raises(ContextTooLong, match="messages: .*200.*201") as caught:
+        chat(messages=[{"role": "user", "content": "x" * 198}], max_tokens=1)
+    assert caught.value.param == "messages"
+    with pytest.raises(InvalidRequest, match=r"max_completion_tokens: .*100.*101") as caught:
+        chat(max_completion_tokens=101)
+    assert caught.value.param == "max_completion_tokens"
+
+
+def test_a_default_beyond_the_limit_does_not_break_it():
+    model = served_model(default_max_tokens=64, max_tokens_limit=10)
+    assert chat(model).max_tokens == 10
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
+        '{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}'.encode("utf-16"),
+        b'{"model": "\xed\xa0\x80", "messages": [{"role": "user", "content": "a"}]}',
+    ],
+    ids=["raw", "utf-16", "model"],
+)
+def test_bodies_that_are_no_utf8_are_refused(body):
+    with pytest.raises(InvalidRequest, match="not valid JSON") as caught:
+        prepare_chat(parse(body, ChatCompletionRequest), MODEL, "r1")
+    assert caught.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize("depth", range(900, 1000, 3))
+def test_a_deep_value_is_refused_and_not_our_fault(depth):
+    nested = "[" * depth + "]" * depth
+    body = f'{{"model": {nested}, "messages": [{{"role": "user", "content": "a"}}]}}'
+    with pytest.raises(InvalidRequest):
+        parse(body.encode(), ChatCompletionRequest)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_schema_has_finite_numbers(number):
+    body = (
+        '{"model": "tiny", "messages": [{"role": "user", "content": "a"}],'
+        f' "structured_outputs": {{"json": {{"const": {number}}}}}}}'
+    )
+    with pytest.raises(InvalidRequest, match="schema"):
+        prepare_chat(parse(body.encode(), ChatCompletionRequest), MODEL, "r1")
+
+
+def test_a_schema_without_its_type_is_refused():
+    with pytest.raises(InvalidRequest) as caught:
+        chat(response_format={"type": "text", "json_schema": {"name": "x", "schema": SCHEMA}})
+    assert caught.value.param == "response_format.json_schema"
+
+
+def test_nulls_and_values_that_ask_for_nothing_are_accepted():
+    request = chat(
+        stream=True,
+        stream_options={"include_usage": None, "include_obfuscation": False},
+        speculation={"enabled": None, "k": None},
+        top_k=-1,
+    )
+    assert request.speculation == SpeculationSettings()
+    assert request.sampling.top_k == 0
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-50, 1e-6])
+def test_a_temperature_that_float32_cannot_divide_by_is_greedy(temperature):
+    assert chat(temperature=temperature).sampling.temperature == 0
 
 
 @pytest.mark.parametrize("token_id", [-1, 300, 10**30])

@@ -120,7 +120,6 @@ def send_verify(lease: EngineLease, session_id: str, *, run_on: int) -> None:
             tokens=PROMPT,
             draft=[],
             run_on=run_on,
-            deadline_ms=WAIT_S * 1e3,
         )
     )
 

@@ -216,7 +216,7 @@ def test_a_verify_is_refused() -> None:
     engine = make_draft(noise=0.0)
     submit_open(engine)
     header = {"session_id": "s", "epoch": EPOCH, "seq": 1, "base_len": 0, "prefix_hash": 0}
-    engine.submit(Verify(**header, tokens=[1], draft=[], run_on=0, deadline_ms=1.0), "r")
+    engine.submit(Verify(**header, tokens=[1], draft=[], run_on=0), "r")
     assert isinstance(drain(engine)[0], Failed)
     close_all(engine)
 

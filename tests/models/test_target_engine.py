@@ -61,7 +61,6 @@ def submit_verify(
             tokens=ids[base_len:],
             draft=draft,
             run_on=run_on,
-            deadline_ms=1e6,
         ),
         reply_to,
     )

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from router_fakes import (
+    TIMING,
     LetterDetokenizer,
     ScriptedConstrainer,
     ScriptedDrafter,
@@ -13,6 +15,7 @@ from router_fakes import (
 )
 
 from models.errors import ConstraintViolation, MaskUnavailable
+from models.messages import Proposal, Verdict
 from models.token_log import TokenLog
 from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts
 from router.generation import Delta
@@ -186,3 +189,38 @@ async def test_statistics_count_what_happened() -> None:
     assert stats.draft_acceptance_rate == 0.8
     assert stats.time.draft_ms == pytest.approx(4.0)
     assert stats.time.verify_ms == pytest.approx(4.0)
+
+
+async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
+    """The engine answers it as its own token, so that nothing can follow it."""
+
+    class EosVerifier(ScriptedVerifier):
+        async def verify(self, committed, draft, run_on):  # type: ignore[no-untyped-def]
+            yield Verdict(
+                session_id="s",
+                seq=1,
+                part=0,
+                num_accepted=len(draft) - 1,
+                token=draft[-1],
+                is_last=True,
+                timing=TIMING,
+            )
+
+    class Spy(FixedLength):
+        seen: tuple[int, int] = (0, 0)
+
+        def observe(self, num_drafted: int, num_accepted: int) -> None:
+            self.seen = (num_drafted, num_accepted)
+
+    class EosDrafter(ScriptedDrafter):
+        async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+            proposal = await super().propose(committed, 2)
+            return msgspec.structs.replace(proposal, tokens=[*proposal.tokens, 0])
+
+    spy = Spy(3, 8)
+    _, ids, finish = await collect(
+        parts(drafter=EosDrafter([None]), verifier=EosVerifier(), policy=spy)
+    )
+    assert spy.seen == (3, 3)
+    assert ids[-1] == 0
+    assert finish == "stop"
