@@ -92,7 +92,13 @@ class ConstraintReplica:
                 self._forget(request.session_id)
 
     async def check_health(self) -> None:
-        """Called by Serve. Dead children are replaced by the workers themselves."""
+        """Called by Serve. Dead children are replaced by the workers themselves.
+
+        Raises:
+            RuntimeError: messages are no longer taken from the link.
+        """
+        if not self._server.is_receiving:
+            raise RuntimeError("constraint: the link takes no messages any more")
 
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""

@@ -67,6 +67,7 @@ class _Connection:
         configure_client(self._socket, client.keys, endpoint.public_key, client.high_water_mark)
         self._socket.connect(endpoint.address)
         self._receiving = asyncio.create_task(self._receive(), name=f"link {endpoint.address}")
+        self._receiving.add_done_callback(self._on_deaf)
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def open(self, session_id: str) -> LinkChannel[Any, Any]:
@@ -100,6 +101,13 @@ class _Connection:
         for channel in list(self._channels.values()):
             channel.mark_lost(reason)
         self._channels.clear()
+
+    def _on_deaf(self, receiving: asyncio.Task[None]) -> None:
+        """A connection that receives no more must not look alive to its sessions."""
+        error = None if receiving.cancelled() else receiving.exception()
+        if error is not None:
+            logger.error("link %s failed", self.endpoint.address, exc_info=error)
+            self._client.drop(self.endpoint, f"the link failed: {error}")
 
     async def wait_closed(self) -> None:
         await asyncio.gather(self._receiving, return_exceptions=True)

@@ -41,17 +41,28 @@ class LinkMaskSource:
         return list(self._sockets.values())
 
     def open(self, session_id: str, endpoint: Endpoint) -> None:
-        """Ask this endpoint for the session's masks from now on. Idempotent."""
+        """Ask this endpoint for the session's masks from now on. Idempotent.
+
+        Raises:
+            ValueError: there is no connecting to such an endpoint.
+        """
         if self._endpoints.get(session_id) == endpoint:
             return
         self.close(session_id)
-        self._endpoints[session_id] = endpoint
         if endpoint not in self._sockets:
-            socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+            self._sockets[endpoint] = self._connect(endpoint)
+            self._poller.register(self._sockets[endpoint], zmq.POLLIN)
+        self._endpoints[session_id] = endpoint
+
+    def _connect(self, endpoint: Endpoint) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        try:
             configure_client(socket, self._keys, endpoint.public_key, self._high_water_mark)
             socket.connect(endpoint.address)
-            self._sockets[endpoint] = socket
-            self._poller.register(socket, zmq.POLLIN)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise ValueError(f"constraint endpoint {endpoint.address!r}: {error}") from error
+        return socket
 
     def request(self, requests: Sequence[MaskRequest]) -> None:
         """Ask for masks, one frame per endpoint. Requests of sessions not open are dropped."""

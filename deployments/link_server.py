@@ -141,6 +141,11 @@ class AsyncLinkServer(Generic[Request]):
         """Begin to receive, in the running event loop."""
         self._receiving = asyncio.create_task(self._receive(), name="link-server")
 
+    @property
+    def is_receiving(self) -> bool:
+        """Whether messages are still taken; False after an error in taking them."""
+        return self._receiving is not None and not self._receiving.done()
+
     def reply(self, peer: Peer, message: Any) -> None:
         """Queue a reply for the frame that leaves at the end of this loop iteration."""
         if not self._outbox:

@@ -17,6 +17,7 @@ from models.errors import LinkLost
 from models.messages import (
     Close,
     ConstraintRequest,
+    Endpoint,
     EngineReply,
     EngineRequest,
     GrammarClose,
@@ -25,6 +26,7 @@ from models.messages import (
     Masks,
     NeedOpen,
     Propose,
+    Sampling,
 )
 
 WAIT_S = 5.0
@@ -305,3 +307,24 @@ async def test_async_server_survives_malformed_frames_and_unknown_peers() -> Non
     assert masks.ticket == 4
     await links.close()
     await constraint.server.close()
+
+
+async def test_a_connection_that_fails_to_receive_is_lost(
+    client: LinkClient, echo: EchoThread
+) -> None:
+    """A reply without a session id is a fault of ours; sessions must not wait on a deaf link."""
+    echo.server.allow(client.public_key)
+    channel = client.channel(echo.server.endpoint, "a", Sampling)
+    waiting = asyncio.create_task(receive(channel))
+    channel.send(propose("a", 0))
+    with pytest.raises(LinkLost, match="the link failed"):
+        await waiting
+
+
+def test_an_impossible_mask_endpoint_is_a_value_error() -> None:
+    masks = LinkMaskSource()
+    bad = Endpoint(address="tcp://nowhere", public_key=masks.public_key, epoch=1)
+    with pytest.raises(ValueError, match="tcp://nowhere"):
+        masks.open("s", bad)
+    masks.close("s")
+    masks.shutdown()
