@@ -7,6 +7,8 @@ Wraps a `Generator` and is one. First come, first served; full is answered at on
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import cast
@@ -35,6 +37,7 @@ class AdmittingGenerator:
         self._queue_wait_s = queue_wait_s
         self.num_queued = 0
         self.num_running = 0
+        self.last_item_s = -math.inf  # time.monotonic when any session last got something
 
     async def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer
@@ -48,6 +51,7 @@ class AdmittingGenerator:
             items = self._generator.generate(request, detokenizer)
             async with aclosing(cast("AsyncGenerator[Delta | Finished, None]", items)):
                 async for item in items:
+                    self.last_item_s = time.monotonic()
                     yield item
 
     @asynccontextmanager

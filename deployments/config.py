@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
@@ -106,6 +106,15 @@ class SpeculationConfig(Section):
         default=16,
         description="Plain steps the target may go on alone when nothing is drafted (k = 0).",
     )
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> SpeculationConfig:
+        asked, limit = self.num_speculative_tokens, self.max_num_speculative_tokens
+        if asked != "adaptive" and asked > limit:
+            raise ValueError(
+                f"num_speculative_tokens must be at most max_num_speculative_tokens, {limit}"
+            )
+        return self
 
 
 class TimeoutConfig(Section):

@@ -1,7 +1,8 @@
 """Whether the service can answer: one real round through the target, not a socket that is open.
 
 The result is kept for a moment and concurrent askers share one probe, so that many probes cost
-what one costs. A full service is busy, not broken: restarting it would make matters worse.
+what one costs. A full service is busy, not broken: restarting it would make matters worse. So a
+probe that finds no place counts as healthy while other sessions get tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
@@ -39,10 +40,24 @@ class Health:
 
 
 class HealthProbe:
-    """Generates one token and remembers for `keep_s` seconds whether that worked."""
+    """Generates one token and remembers for `keep_s` seconds whether that worked.
+
+    Args:
+        generator: runs the probe's session.
+        tokenizer: of the served model.
+        timeout_s: limit of one probe.
+        keep_s: how long a result is kept.
+        last_progress_s: when (`time.monotonic`) other sessions last got something; None: unknown.
+    """
 
     def __init__(
-        self, generator: Generator, tokenizer: Tokenizer, *, timeout_s: float, keep_s: float = 1.0
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        *,
+        timeout_s: float,
+        keep_s: float = 1.0,
+        last_progress_s: Callable[[], float] | None = None,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
@@ -50,6 +65,7 @@ class HealthProbe:
         self._prompt_ids = tuple(tokenizer.encode("Hello")) or (0,)
         self._timeout_s = timeout_s
         self._keep_s = keep_s
+        self._last_progress_s = last_progress_s
         self._lock = asyncio.Lock()
         self._last: tuple[float, Health] | None = None
 
@@ -61,11 +77,16 @@ class HealthProbe:
             start = time.monotonic()
             is_healthy, reason = await self._probe()
             now = time.monotonic()
+            if not is_healthy and self._has_progressed_since((start + now) / 2):
+                is_healthy, reason = True, f"busy: {reason}; other sessions go on"
             health = Health(
                 is_healthy=is_healthy, reason=reason, round_ms=round((now - start) * 1e3, 3)
             )
             self._last = (now, health)
             return health
+
+    def _has_progressed_since(self, time_s: float) -> bool:
+        return self._last_progress_s is not None and self._last_progress_s() > time_s
 
     async def _probe(self) -> tuple[bool, str]:
         try:

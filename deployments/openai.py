@@ -88,6 +88,7 @@ class StreamOptions(_Fields):
     """What a stream carries besides text."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False  # OpenAI's padding of events: not offered
 
 
 class JsonSchema(_Fields):
@@ -126,7 +127,7 @@ class GenerationFields(_Fields):
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0, lt=2**31)
+    top_k: int = Field(default=0, ge=-1, lt=2**31)  # 0 and -1: off
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Annotated[list[str], BeforeValidator(_listed_stop)] = Field(default_factory=list)
     stream: bool = False

@@ -31,6 +31,7 @@ from router.generation import GenerationRequest, SpeculationSettings
 Request = TypeVar("Request", bound=GenerationFields)
 
 _MAX_SHOWN = 80  # characters of a refused value that the message repeats
+_COLDEST = 1e-5  # lower temperatures are greedy, as in vLLM
 _RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers as doubles
 _STRUCTURED_LATER = ("regex", "choice", "grammar", "structural_tag", "json_object")
 
@@ -81,9 +82,11 @@ def parse(body: bytes, schema: type[Request]) -> Request:
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(body, parse_constant=_refuse_constant)
+        # Decoded here and strictly: `json.loads` guesses UTF-16 and 32 and lets surrogates pass.
+        text = body.decode("utf-8-sig")
+        content = json.loads(text, parse_constant=_refuse_constant)
         # Lone surrogates (JSON can spell them) are no text: nothing behind here can encode them.
-        if b"\\ud" in body.lower():
+        if "\\ud" in text.lower():
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
@@ -112,6 +115,9 @@ def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict
             )
     if isinstance(messages := kept.get("messages"), list):
         kept["messages"] = [_without_empty(item) for item in messages]
+    for name in ("stream_options", "speculation", "response_format"):
+        if isinstance(options := kept.get(name), dict):
+            kept[name] = {key: value for key, value in options.items() if value is not None}
     if isinstance(outputs := kept.get("structured_outputs"), dict):
         kept["structured_outputs"] = _json_only(outputs)
     response_format = kept.get("response_format")
@@ -190,7 +196,10 @@ def _path(fault: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        text = "a value nested too deeply"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
@@ -213,9 +222,9 @@ def prepare_chat(
         if message.name is not None:
             turn["name"] = message.name
         messages.append(turn)
-    asked = request.max_completion_tokens
+    asked, tokens_param = request.max_completion_tokens, "max_completion_tokens"
     if asked is None:
-        asked = request.max_tokens
+        asked, tokens_param = request.max_tokens, "max_tokens"
     elif request.max_tokens not in (None, asked):
         raise InvalidRequest(
             f"max_tokens ({request.max_tokens}) and max_completion_tokens ({asked}) differ; "
@@ -223,7 +232,8 @@ def prepare_chat(
             param="max_tokens",
         )
     prompt_ids = model.tokenizer.encode_chat(messages)
-    return _prepare(request, model, request_id, prompt_ids, asked)
+    max_tokens = _max_tokens(asked, len(prompt_ids), model, "messages", tokens_param)
+    return _prepare(request, model, request_id, prompt_ids, max_tokens)
 
 
 def prepare_completion(
@@ -246,7 +256,8 @@ def prepare_completion(
                     f"{model.tokenizer.vocab_size}",
                     param="prompt",
                 )
-    return _prepare(request, model, request_id, prompt_ids, request.max_tokens)
+    max_tokens = _max_tokens(request.max_tokens, len(prompt_ids), model, "prompt", "max_tokens")
+    return _prepare(request, model, request_id, prompt_ids, max_tokens)
 
 
 def _prepare(
@@ -254,26 +265,25 @@ def _prepare(
     model: ServedModel,
     request_id: str,
     prompt_ids: list[int],
-    asked_tokens: int | None,
+    max_tokens: int,
 ) -> GenerationRequest:
     """Apply the limits of the config.
 
     Raises:
         InvalidRequest: a limit is exceeded, or fields contradict each other.
-        ContextTooLong: prompt and completion do not fit in the context window.
     """
     _check_stream_options(request)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
         sampling=Sampling(
-            temperature=request.temperature,
+            temperature=_temperature(request.temperature),
             top_p=request.top_p,
-            top_k=request.top_k,
+            top_k=max(request.top_k, 0),
             seed=_seed(request.seed),
         ),
         eos_ids=model.tokenizer.eos_ids,
-        max_tokens=_max_tokens(asked_tokens, len(prompt_ids), model),
+        max_tokens=max_tokens,
         stop=_checked_stop(request.stop, model),
         grammar=_grammar(request),
         ignore_eos=request.ignore_eos,
@@ -288,30 +298,50 @@ def _check_stream_options(request: GenerationFields) -> None:
         )
 
 
+def _temperature(temperature: float) -> float:
+    # Logits divided by less leave float32's range; the draw is greedy long before that.
+    return 0.0 if temperature < _COLDEST else temperature
+
+
 def _seed(seed: int | None) -> int:
     if seed is None:
         return secrets.randbits(_RANDOM_SEED_BITS)
     return seed % 2**64  # negative ones count from the top
 
 
-def _max_tokens(asked: int | None, num_prompt_tokens: int, model: ServedModel) -> int:
+def _max_tokens(
+    asked: int | None,
+    num_prompt_tokens: int,
+    model: ServedModel,
+    prompt_param: str,
+    tokens_param: str,
+) -> int:
+    """Completion tokens to generate; the params are the fields as the client spelt them.
+
+    Raises:
+        InvalidRequest: there is no prompt, or more is asked for than allowed.
+        ContextTooLong: prompt and completion do not fit in the context window.
+    """
     if num_prompt_tokens == 0:
-        raise InvalidRequest("the prompt has no tokens", param="prompt")
+        raise InvalidRequest(f"{prompt_param}: the prompt has no tokens", param=prompt_param)
     if asked is not None and asked > model.max_tokens_limit:
         raise InvalidRequest(
-            f"max_tokens: at most {model.max_tokens_limit} are allowed (got {asked})",
-            param="max_tokens",
+            f"{tokens_param}: at most {model.max_tokens_limit} are allowed (got {asked})",
+            param=tokens_param,
         )
     room = model.max_model_len - num_prompt_tokens
     wanted = 1 if asked is None else asked
     if room < wanted:
         raise ContextTooLong(
-            f"the context window is {model.max_model_len} tokens, but the prompt has "
-            f"{num_prompt_tokens} and max_tokens is {'not given' if asked is None else asked}; "
+            f"{tokens_param if room > 0 else prompt_param}: the context window is "
+            f"{model.max_model_len} tokens, but the prompt has {num_prompt_tokens} and "
+            f"{tokens_param} is {'not given' if asked is None else asked}; "
             "shorten the prompt or ask for fewer tokens",
-            param="max_tokens" if room > 0 else None,
+            param=tokens_param if room > 0 else prompt_param,
         )
-    return min(model.default_max_tokens, room) if asked is None else asked
+    if asked is None:
+        return min(model.default_max_tokens, model.max_tokens_limit, room)
+    return asked
 
 
 def _checked_stop(stop: list[str], model: ServedModel) -> tuple[str, ...]:
@@ -339,6 +369,11 @@ def _grammar(request: GenerationFields) -> Grammar | None:
                 param="response_format.json_schema",
             )
         schema = response_format.json_schema.schema_
+    elif response_format is not None and response_format.json_schema is not None:
+        raise InvalidRequest(
+            "response_format.json_schema: is only allowed with type 'json_schema'",
+            param="response_format.json_schema",
+        )
     if request.structured_outputs is not None:
         if schema is not None:
             raise InvalidRequest(

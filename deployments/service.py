@@ -68,7 +68,12 @@ def build_service(
         model=model,
         generator=admitting,
         # Past the admission: whether the target answers is not a question of how many wait.
-        health=HealthProbe(generator, tokenizer, timeout_s=_HEALTH_TIMEOUT_S),
+        health=HealthProbe(
+            generator,
+            tokenizer,
+            timeout_s=_HEALTH_TIMEOUT_S,
+            last_progress_s=lambda: admitting.last_item_s,
+        ),
         body_limit_bytes=config.body_limit_bytes,
         send_timeout_s=config.timeouts.token_gap_s,
     )

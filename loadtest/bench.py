@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -32,6 +33,7 @@ from tqdm import tqdm
 from deployments.config import ModelConfig
 from loadtest.bench_references import (
     BareEngine,
+    ReferenceModel,
     generate_batch_tokens_per_s,
     generate_tokens_per_s,
     load_reference,
@@ -86,7 +88,7 @@ class Served:
             "draft", _model_config(pair / "draft", arguments, arguments.draft_threads)
         )
         self._num_tokens: int = arguments.tokens
-        self._temperature: float = arguments.temperature
+        self._max_k: int = max(8, *arguments.k)
         self._num_runs = 0
 
     def wait_ready(self) -> None:
@@ -104,7 +106,9 @@ class Served:
                 target_pool=self._target,
                 draft_pool=None if k == 0 else self._draft,
                 constraint_pool=None,
-                speculation=SpeculationLimits(num_speculative_tokens=k),
+                speculation=SpeculationLimits(
+                    num_speculative_tokens=k, max_speculative_tokens=self._max_k
+                ),
                 limits=EngineLimits(propose_timeout_s=10.0),
             ),
             max_model_len=_MAX_MODEL_LEN,
@@ -129,7 +133,7 @@ class Served:
         request = GenerationRequest(
             request_id=f"bench-{name}",
             prompt_ids=tuple(prompt),
-            sampling=Sampling(temperature=self._temperature, seed=1),
+            sampling=Sampling(temperature=0.0),
             eos_ids=(),
             max_tokens=self._num_tokens,
             ignore_eos=True,
@@ -182,8 +186,19 @@ def _median(measure: Callable[[], float], repeats: int) -> float:
 
 
 def _bare_rate(bare: BareEngine, batches: Sequence[Prompts], num_tokens: int) -> float:
-    """Over batches of equal token counts; the harmonic mean is tokens over time."""
-    return statistics.harmonic_mean([bare.tokens_per_s(group, num_tokens) for group in batches])
+    return _over_batches(batches, lambda batch: bare.tokens_per_s(batch, num_tokens))
+
+
+def _batched_rate(model: ReferenceModel, batches: Sequence[Prompts], num_tokens: int) -> float:
+    return _over_batches(
+        batches, lambda batch: generate_batch_tokens_per_s(model, batch, num_tokens)
+    )
+
+
+def _over_batches(batches: Sequence[Prompts], rate_of: Callable[[Prompts], float]) -> float:
+    """Tokens over time: the harmonic mean, weighted because the last batch may be smaller."""
+    rates = [rate_of(batch) for batch in batches]
+    return statistics.harmonic_mean(rates, weights=[len(batch) for batch in batches])
 
 
 async def _measure_served(arguments: argparse.Namespace, bar: tqdm) -> list[Measurement]:
@@ -221,6 +236,7 @@ def _measure_references(arguments: argparse.Namespace, bar: tqdm) -> list[Measur
             num_threads=arguments.target_threads,
         )
     )
+    bare.tokens_per_s(prompts[:2], 8)  # warm-up, as for ours and for transformers below
     for batch in arguments.batch:
         batches = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
         rate = _median(partial(_bare_rate, bare, batches, num_tokens), repeats)
@@ -229,14 +245,14 @@ def _measure_references(arguments: argparse.Namespace, bar: tqdm) -> list[Measur
     torch.set_num_threads(arguments.reference_threads)
     target = load_reference(pair / "target", arguments.dtype)
     draft = load_reference(pair / "draft", arguments.dtype)
+    generate_tokens_per_s(target, prompts[:1], 8, assistant=draft)
     rate = _median(partial(generate_tokens_per_s, target, prompts, num_tokens), repeats)
     results.append(Measurement("transformers", 1, rate))
     bar.update()
     for batch in arguments.batch:
         if batch > 1:
-            rate = _median(
-                partial(generate_batch_tokens_per_s, target, prompts[:batch], num_tokens), repeats
-            )
+            batches = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+            rate = _median(partial(_batched_rate, target, batches, num_tokens), repeats)
             results.append(Measurement("transformers", batch, rate))
             bar.update()
     for k in [*arguments.k, None]:
@@ -294,9 +310,18 @@ def _print_claims(results: Sequence[Measurement]) -> None:
         print(f"batch 1: link and loop together {max(overheads):.2f} ms per round at most")
 
 
+def _processor() -> str:
+    """The processor's name where the system tells it, else the architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", maxsplit=1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
 def _machine() -> dict[str, object]:
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -310,7 +335,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--prompts", type=int, default=16, help="held-out prompts per measurement")
     parser.add_argument("--tokens", type=int, default=64, help="completion tokens per prompt")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of our runs")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sessions at a time")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 5, 8], help="fixed k")
     parser.add_argument("--repeats", type=int, default=3, help="runs per line; the median counts")

@@ -25,7 +25,10 @@ ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callab
 
 def load_reference(path: Path, dtype: str) -> ReferenceModel:
     """A checkpoint as transformers runs it by default."""
-    return AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    # Given beside max_new_tokens it costs a warning per round of assisted generation.
+    model.generation_config.max_length = None
+    return model
 
 
 @torch.inference_mode()
@@ -39,12 +42,15 @@ def generate_tokens_per_s(
 ) -> float:
     """Greedy `generate` of exactly `num_tokens` per prompt, one prompt after another.
 
-    `num_assistant_tokens` None leaves k to transformers' own heuristic.
+    `num_assistant_tokens` None leaves k to transformers' own heuristic, from its own start values
+    whatever was measured before: it keeps what it has learnt in the assistant's configuration.
     """
     options: dict[str, Any] = {}
     if assistant is not None:
         options["assistant_model"] = assistant
         if num_assistant_tokens is None:
+            assistant.generation_config.num_assistant_tokens = None
+            assistant.generation_config.assistant_confidence_threshold = None
             assistant.generation_config.num_assistant_tokens_schedule = "heuristic"
         else:
             assistant.generation_config.num_assistant_tokens = num_assistant_tokens

@@ -19,6 +19,7 @@ from models.errors import Unavailable
 from models.messages import EngineReply, EngineRequest, LeaseGrant
 
 _LOAD_TIMEOUT_S = 300.0
+_CALL_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -84,7 +85,12 @@ class ProcessPool:
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a control method of the rank; tens of microseconds."""
         self._pipe.send((method, arguments))
-        return self._pipe.recv()
+        if not self._pipe.poll(_CALL_TIMEOUT_S):
+            raise Unavailable(f"{self._kind}: no answer to {method} within {_CALL_TIMEOUT_S:g} s")
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def close(self) -> None:
         """End the process. Idempotent."""
@@ -111,4 +117,8 @@ def _serve_control(pipe: Connection, rank: Any) -> None:
         except EOFError:
             rank.stop()
             return
-        pipe.send(getattr(rank, method)(*arguments))
+        try:
+            answer = getattr(rank, method)(*arguments)
+        except Exception as error:  # noqa: BLE001 - it is the caller's, in the other process
+            answer = error
+        pipe.send(answer)

@@ -51,5 +51,7 @@ def test_packages_reexport_nothing(package: str) -> None:
 def test_source_files_stay_readable() -> None:
     for path in tracked():
         if path.suffix == ".py":
-            num_lines = len(path.read_text().splitlines())
-            assert num_lines <= 400, f"{path.relative_to(ROOT)} has {num_lines} lines"
+            name = path.relative_to(ROOT).as_posix()
+            limit = 600 if name.startswith("tests/") else 400
+            num_lines = len(path.read_text(encoding="utf-8").splitlines())
+            assert num_lines <= limit, f"{name} has {num_lines} lines, the limit is {limit}"

@@ -145,3 +145,10 @@ def test_shipped_config_is_valid_for_serve_and_for_us(path: Path) -> None:
         assert config.router.model_name
         names = {deployment.name for deployment in application.deployments}
         assert names <= {"Router", "Target", "Draft", "Constraint"}
+
+
+def test_a_fixed_k_above_the_limit_is_refused() -> None:
+    speculation = {"num_speculative_tokens": 9, "max_num_speculative_tokens": 8}
+    tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
+    with pytest.raises(ValueError, match=r"router\.speculation.*at most .*8.*9"):
+        AppConfig.model_validate(tree)

@@ -15,8 +15,9 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from http_fakes import STATS, ScriptedGenerator, http_service
+from http_fakes import STATS, ScriptedGenerator, http_service, tiny_tokenizer
 
+from deployments.health import HealthProbe
 from deployments.http import create_app
 from models.errors import (
     ConstraintViolation,
@@ -313,6 +314,20 @@ async def test_health_is_a_real_round(generator, status, reason):
     assert generator.closed == 1
     [request] = generator.requests
     assert (request.max_tokens, request.ignore_eos, request.speculation.enabled) == (1, True, False)
+
+
+@pytest.mark.parametrize(("age_s", "is_healthy"), [(0.0, True), (60.0, False)])
+async def test_a_full_target_that_makes_progress_is_busy_and_not_broken(age_s, is_healthy):
+    generator = ScriptedGenerator(error=Unavailable("no Target replica granted a lease"))
+    probe = HealthProbe(
+        generator,
+        tiny_tokenizer(),
+        timeout_s=0.2,
+        last_progress_s=lambda: time.monotonic() - age_s,
+    )
+    health = await probe.check()
+    assert health.is_healthy is is_healthy
+    assert "no Target replica" in health.reason
 
 
 async def test_many_askers_share_one_probe():

@@ -80,7 +80,7 @@ def test_escaped_surrogate_pairs_are_text():
         ({"temperature": "1"}, "temperature", 'got "1"'),
         ({"top_p": 0}, "top_p", "greater than 0 (got 0)"),
         ({"top_p": 1.5}, "top_p", "less than or equal to 1 (got 1.5)"),
-        ({"top_k": -1}, "top_k", "greater than or equal to 0 (got -1)"),
+        ({"top_k": -2}, "top_k", "greater than or equal to -1 (got -2)"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1 (got 0)"),
         ({"max_tokens": True}, "max_tokens", "got true"),
         ({"seed": 2**64}, "seed", str(2**64)),

@@ -118,7 +118,7 @@ def test_limits_of_the_config(fields, param, message):
 
 
 def test_refusals_name_the_field_the_client_wrote():
-    with pytest.raises(ContextTooLong, match="messages: .*200.*201") as caught:
+    with pytest.raises(ContextTooLong, match=r"messages: .*200.*201") as caught:
         chat(messages=[{"role": "user", "content": "x" * 198}], max_tokens=1)
     assert caught.value.param == "messages"
     with pytest.raises(InvalidRequest, match=r"max_completion_tokens: .*100.*101") as caught:
@@ -152,16 +152,6 @@ def test_a_deep_value_is_refused_and_not_our_fault(depth):
     body = f'{{"model": {nested}, "messages": [{{"role": "user", "content": "a"}}]}}'
     with pytest.raises(InvalidRequest):
         parse(body.encode(), ChatCompletionRequest)
-
-
-@pytest.mark.parametrize("number", ["1e999", "-1e999"])
-def test_a_schema_has_finite_numbers(number):
-    body = (
-        '{"model": "tiny", "messages": [{"role": "user", "content": "a"}],'
-        f' "structured_outputs": {{"json": {{"const": {number}}}}}}}'
-    )
-    with pytest.raises(InvalidRequest, match="schema"):
-        prepare_chat(parse(body.encode(), ChatCompletionRequest), MODEL, "r1")
 
 
 def test_a_schema_without_its_type_is_refused():
