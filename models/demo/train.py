@@ -1,0 +1,208 @@
+"""Makes the demo pair: `python -m models.demo.train --corpus DIR` (or `--generated-only`, with no
+outside text).
+
+Trains the tokenizer, then the target, then distils the draft, and writes both folders and the loss
+curve. A run that was stopped goes on with `--resume`. Seeds are fixed; threads and hardware still
+change the last bits of the weights.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.demo.distill import distillation_loss, make_mixed_batch, sample_replies
+from models.demo.mixture import Batch, Mixture, make_batch
+from models.demo.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
+from models.demo.training import (
+    DRAFT_SHAPE,
+    TARGET_SHAPE,
+    Schedule,
+    Shape,
+    fit,
+    new_model,
+    plot_losses,
+    reply_loss,
+    save_checkpoint,
+)
+
+SEED = 20
+TOKENIZER_TEXTS = 30_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run depends on besides its data."""
+
+    out: Path
+    work: Path
+    num_steps: int
+    num_draft_steps: int
+    num_sampled_tokens: int
+    step_tokens: int
+    resume: bool
+    compile: bool = True  # pays from some hundred steps on
+    target_shape: Shape = TARGET_SHAPE
+    draft_shape: Shape = DRAFT_SHAPE
+    vocab_size: int = VOCAB_SIZE
+    num_tokenizer_texts: int = TOKENIZER_TEXTS
+
+
+def make_pair(plan: Plan, mixture: Mixture) -> None:
+    """Train both models and write `target/`, `draft/` and `loss.png` under `plan.out`."""
+    tokenizer = _tokenizer(plan, mixture)
+    mixture = mixture.with_pieces(tokenizer)
+    target = new_model(plan.target_shape, tokenizer, SEED)
+    draft = new_model(plan.draft_shape, tokenizer, SEED + 1)
+    if not plan.resume:  # something loadable from the first minute on
+        save_checkpoint(target, tokenizer, plan.out / "target")
+        save_checkpoint(draft, tokenizer, plan.out / "draft")
+    curves = {"target": train_target(plan, mixture, tokenizer, target)}
+    curves["draft (distillation)"] = distil_draft(plan, mixture, tokenizer, target, draft)
+    plot_losses(curves, plan.out / "loss.png")
+
+
+def _tokenizer(plan: Plan, mixture: Mixture) -> PreTrainedTokenizerFast:
+    folder = plan.work / "tokenizer"
+    if plan.resume and (folder / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    rng = random.Random(SEED)
+    chats = [mixture.draw(rng) for _ in range(plan.num_tokenizer_texts)]
+    tokenizer = train_tokenizer(
+        (text for chat in chats for text, _ in chat.segments()), plan.vocab_size
+    )
+    save_tokenizer(tokenizer, folder)
+    return tokenizer
+
+
+def _logits_of(plan: Plan, model: LlamaForCausalLM) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass in bfloat16 over float32 weights, compiled where asked."""
+    compiled = torch.compile(model, dynamic=False) if plan.compile else model
+
+    def forward(input_ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits: Tensor = compiled(input_ids=input_ids, use_cache=False).logits
+        return logits
+
+    return forward
+
+
+def train_target(
+    plan: Plan, mixture: Mixture, tokenizer: PreTrainedTokenizerFast, target: LlamaForCausalLM
+) -> list[float]:
+    """Train the target in place, with a usable checkpoint written at every save."""
+    schedule = Schedule(
+        plan.num_steps, peak_lr=2e-3, num_warmup_steps=min(150, plan.num_steps // 10 + 1)
+    )
+    logits_of = _logits_of(plan, target)
+
+    def loss_of(batch: Batch) -> Tensor:
+        return reply_loss(logits_of(batch.input_ids), batch)
+
+    return fit(
+        target,
+        schedule,
+        make_batch=lambda step: make_batch(mixture, tokenizer, SEED, step, plan.step_tokens),
+        loss_of=loss_of,
+        state_path=plan.work / "target.pt",
+        resume=plan.resume,
+        on_save=lambda: save_checkpoint(target, tokenizer, plan.out / "target"),
+    )
+
+
+def distil_draft(
+    plan: Plan,
+    mixture: Mixture,
+    tokenizer: PreTrainedTokenizerFast,
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+) -> list[float]:
+    """Train the draft in place on the target's distributions."""
+    path = plan.work / "samples.pt"
+    if plan.resume and path.exists():
+        samples = torch.load(path, weights_only=True)
+    else:
+        served = LlamaForCausalLM.from_pretrained(plan.out / "target", dtype=torch.bfloat16)
+        samples = sample_replies(served, tokenizer, mixture, plan.num_sampled_tokens, SEED)
+        torch.save(samples, path)
+    schedule = Schedule(
+        plan.num_draft_steps,
+        peak_lr=4e-3,
+        num_warmup_steps=min(100, plan.num_draft_steps // 10 + 1),
+    )
+    teacher_of, student_of = _logits_of(plan, target), _logits_of(plan, draft)
+
+    def loss_of(batch: Batch) -> Tensor:
+        with torch.no_grad():
+            teacher_logits = teacher_of(batch.input_ids)
+        return distillation_loss(student_of(batch.input_ids), teacher_logits, batch)
+
+    return fit(
+        draft,
+        schedule,
+        make_batch=lambda step: make_mixed_batch(
+            samples, mixture, tokenizer, SEED, step, plan.step_tokens
+        ),
+        loss_of=loss_of,
+        state_path=plan.work / "draft.pt",
+        resume=plan.resume,
+        on_save=lambda: save_checkpoint(draft, tokenizer, plan.out / "draft"),
+    )
+
+
+def _keep_freed_memory() -> None:
+    """Make glibc reuse freed blocks; where pages are dear, fresh ones cost most of a step."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-4, 0)  # M_MMAP_MAX
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train the demo pair.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--corpus", type=Path, help="folder of stories and word lists")
+    source.add_argument("--generated-only", action="store_true", help="use no outside text")
+    parser.add_argument(
+        "--out", type=Path, default=Path("models/demo"), help="where target/ and draft/ go"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/demo"), help="where the state to resume from goes"
+    )
+    parser.add_argument("--steps", type=int, default=4000, help="steps of the target")
+    parser.add_argument("--draft-steps", type=int, default=2000, help="steps of the draft")
+    parser.add_argument(
+        "--sampled-tokens", type=int, default=400_000, help="tokens sampled from the target"
+    )
+    parser.add_argument("--step-tokens", type=int, default=4096, help="tokens of one step")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="go on from the state under --work")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the whole training from the command line."""
+    arguments = _arguments()
+    _keep_freed_memory()
+    torch.set_num_threads(arguments.threads)
+    plan = Plan(
+        out=arguments.out,
+        work=arguments.work,
+        num_steps=arguments.steps,
+        num_draft_steps=arguments.draft_steps,
+        num_sampled_tokens=arguments.sampled_tokens,
+        step_tokens=arguments.step_tokens,
+        resume=arguments.resume,
+    )
+    make_pair(plan, Mixture.load(arguments.corpus))
+
+
+if __name__ == "__main__":
+    main()
