@@ -104,7 +104,7 @@ class DraftEngine(Engine):
                 session_id=session.session_id,
                 seq=job.seq,
                 tokens=job.draft,
-                timing=job.take_timing(),
+                timing=job.take_timing(self._clock()),
                 step_ms=(self._step_s or 0.0) * 1e3,
                 cut=cut,
             ),

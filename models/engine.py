@@ -282,8 +282,6 @@ class Engine(ABC):
 
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         started_s = self._clock()
-        for planned in rows:
-            planned.job.begin_pass(started_s)
         logits = self._runner.forward(
             [
                 SequenceRows(

@@ -70,7 +70,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine spent the time of one answer, and what a pass costs now. Milliseconds."""
 
-    queue_ms: float = 0.0  # arrival to start of its first pass, forming window included
+    queue_ms: float = 0.0  # in the engine beside passes: forming, planning, passes of others
     pass_ms: float = 0.0  # forward and sampling of the passes this answer took part in
     mask_ms: float = 0.0  # waiting for masks, beyond the passes
     num_rows: int = 0  # rows of the last pass, all sessions together

@@ -40,16 +40,15 @@ class Job:
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
     held_since_s: float = 0.0
-    queue_ms: float | None = None  # set by its first pass since the last answer
+    since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
     pass_ms: float = 0.0
     mask_ms: float = 0.0
     num_rows: int = 0  # of its last pass, all sessions together
     num_sessions: int = 0  # in its last pass
 
-    def begin_pass(self, now: float) -> None:
-        """Note the start of a pass this job has rows in."""
-        if self.queue_ms is None:
-            self.queue_ms = (now - self.ready_s) * 1e3
+    def __post_init__(self) -> None:
+        """The time of the first answer begins with the job."""
+        self.since_s = self.ready_s
 
     def end_pass(self, duration_s: float, num_rows: int, num_sessions: int) -> None:
         """Note what that pass took and held."""
@@ -57,16 +56,17 @@ class Job:
         self.num_rows = num_rows
         self.num_sessions = num_sessions
 
-    def take_timing(self) -> Timing:
+    def take_timing(self, now: float) -> Timing:
         """The times since the last answer, which start again at zero."""
+        elsewhere_ms = (now - self.since_s) * 1e3 - self.pass_ms - self.mask_ms
         timing = Timing(
-            queue_ms=self.queue_ms or 0.0,
+            queue_ms=max(0.0, elsewhere_ms),
             pass_ms=self.pass_ms,
             mask_ms=self.mask_ms,
             num_rows=self.num_rows,
             num_sessions=self.num_sessions,
         )
-        self.queue_ms, self.pass_ms, self.mask_ms = None, 0.0, 0.0
+        self.since_s, self.pass_ms, self.mask_ms = now, 0.0, 0.0
         return timing
 
 

@@ -109,7 +109,7 @@ class TargetEngine(Engine):
                 num_accepted=verdict.num_accepted,
                 token=verdict.token,
                 is_last=is_last,
-                timing=job.take_timing(),
+                timing=job.take_timing(self._clock()),
             ),
         )
 

@@ -5,7 +5,7 @@ from engine_fakes import CONSTRAINT, EPOCH
 
 from models.kv_cache import BlockPool
 from models.messages import NeedOpen, NeedPrefix, Open, Proposal, Propose, Sampling, Timing
-from models.session_table import Session, SessionTable
+from models.session_table import Job, Session, SessionTable
 from models.token_log import TokenLog
 
 POOL = BlockPool(16, 4)
@@ -179,3 +179,14 @@ def test_close_frees_the_blocks_once(table: SessionTable, session: Session) -> N
     assert table.close("s", EPOCH) is None
     assert POOL.num_free == POOL.num_blocks
     POOL.check([])
+
+
+def test_a_job_accounts_for_all_time_between_its_answers() -> None:
+    job = Job(seq=1, ready_s=1.0, num_logits=1, steps_left=0)
+    job.end_pass(0.002, num_rows=6, num_sessions=2)
+    job.mask_ms += 1.0
+    timing = job.take_timing(1.005)
+    assert (timing.num_rows, timing.num_sessions) == (6, 2)
+    assert timing.pass_ms + timing.mask_ms + timing.queue_ms == pytest.approx(5.0)
+    assert timing.queue_ms == pytest.approx(2.0)
+    assert job.take_timing(1.006).queue_ms == pytest.approx(1.0)
