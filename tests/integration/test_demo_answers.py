@@ -59,7 +59,7 @@ async def answer(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_orders_become_the_right_records() -> None:
+async def test_orders_become_the_right_records(capsys: pytest.CaptureFixture[str]) -> None:
     mixture = Mixture.load(None, held_out=True)
     rng = random.Random(2026)
     chats = [make_extraction(rng, mixture.pools, True, "order") for _ in range(NUM_ORDERS)]
@@ -80,7 +80,8 @@ async def test_orders_become_the_right_records() -> None:
         counts = await asyncio.gather(*(fields_right(index) for index in range(NUM_ORDERS)))
     num_right = sum(right for right, _ in counts)
     num_fields = sum(fields for _, fields in counts)
-    print(f"{num_right} of {num_fields} fields exact over {NUM_ORDERS} held-out orders")
+    with capsys.disabled():
+        print(f"\n{num_right} of {num_fields} fields exact over {NUM_ORDERS} held-out orders")
     assert num_right / num_fields >= 0.95
 
 

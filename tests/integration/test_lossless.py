@@ -84,16 +84,20 @@ def count_differences(references: list[Reference], served: list[list[int]]) -> t
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_served_text_is_that_of_generate(references: list[Reference]) -> None:
+async def test_served_text_is_that_of_generate(
+    references: list[Reference], capsys: pytest.CaptureFixture[str]
+) -> None:
     async with local_service(DEMO / "target", DEMO / "draft", dtype="float32") as service:
         for at_once in (1, 8):
             for k in (0, 1, 3, 5, 8, None):
                 served = await serve_all(service, references, k, at_once)
                 mismatches, near_ties = count_differences(references, served)
-                print(
-                    f"k={'adaptive' if k is None else k} at_once={at_once}: {mismatches} mismatches"
-                    f" and {near_ties} near ties in {len(served)} texts of {NUM_TOKENS} tokens"
-                )
+                name = "adaptive" if k is None else k
+                with capsys.disabled():
+                    print(
+                        f"\nk={name} at_once={at_once}: {mismatches} mismatches and {near_ties} "
+                        f"near ties in {len(served)} texts of {NUM_TOKENS} tokens"
+                    )
                 assert mismatches == 0
         assert await service.freed()
 
