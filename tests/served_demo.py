@@ -97,6 +97,7 @@ def served_demo() -> Iterator[ServedDemo]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_take_interrupts,
         )
     service = ServedDemo(f"http://127.0.0.1:{port}", process, log_path)
     try:
@@ -105,6 +106,11 @@ def served_demo() -> Iterator[ServedDemo]:
     finally:
         _end(process)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_interrupts() -> None:
+    """A suite that runs in the background of a shell ignores Ctrl-C; the service must not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait_ready(service: ServedDemo) -> None:
@@ -127,3 +133,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(STOP_TIMEOUT_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_TIMEOUT_S)

@@ -33,7 +33,9 @@ class Leader:
     def __init__(self, kind: str) -> None:
         self.masks = LinkMaskSource()
         self.server: LinkServer[EngineRequest] = LinkServer(EngineRequest)
-        engine = make_engine(kind, make_runner(), self.masks, self.server.endpoint.epoch)
+        # Sizes of its own give each kind a runner of its own: two threads must not share one.
+        runner = make_runner(kv_cache_tokens=1024 if kind == "draft" else 2048)
+        engine = make_engine(kind, runner, self.masks, self.server.endpoint.epoch)
         self.loop = EngineLoop(engine, LinkPort(self.server), idle_timeout_s=60.0, poll_s=0.02)
         self._thread = threading.Thread(target=self.loop.run)
         self._thread.start()
