@@ -337,7 +337,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="completion tokens per prompt")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sessions at a time")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 5, 8], help="fixed k")
-    parser.add_argument("--repeats", type=int, default=3, help="runs per line; the median counts")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        choices=range(1, 10, 2),
+        help="runs per line; the median counts, so it is odd: the middle run of ours and of others",
+    )
     parser.add_argument("--target-threads", type=int, default=1)
     parser.add_argument("--draft-threads", type=int, default=1)
     parser.add_argument(
