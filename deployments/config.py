@@ -53,12 +53,20 @@ class ModelConfig(Section):
         default=1,
         description="torch threads of a rank on a CPU. More than its cores slows all down.",
     )
-    tensor_parallel_size: Literal[1] = Field(default=1, description="Ranks that share one model.")
+    tensor_parallel_size: PositiveInt = Field(
+        default=1, description="Ranks (processes, one GPU each) that share one model."
+    )
     max_sessions: PositiveInt = Field(
         default=64, description="Sessions (leases) that one replica holds at once."
     )
     lease_idle_timeout_s: PositiveFloat = Field(
         default=120.0, description="Seconds without a message after which a session is freed."
+    )
+    stall_timeout_s: PositiveFloat = Field(
+        default=10.0, description="Seconds of silence after which a rank's process counts as dead."
+    )
+    step_timeout_s: PositiveFloat = Field(
+        default=120.0, description="Seconds one pass may take; then the replica is replaced."
     )
 
 
@@ -95,6 +103,20 @@ class SpeculationConfig(Section):
     enabled: bool = Field(
         default=True, description="False: never draft (k = 0), whatever is asked."
     )
+    method: Literal["draft_model", "ngram"] | None = Field(
+        default=None,
+        description="Who drafts; null: the draft model where there is one, else prompt lookup.",
+    )
+    verification: Literal["coupled", "rejection"] = Field(
+        default="coupled",
+        description="How drafts are judged: coupled (a seed gives one text) or rejection.",
+    )
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = Field(
+        default=1, description="Shortest n-gram, in tokens, that prompt lookup matches."
+    )
+    prompt_lookup_max: Annotated[int, Field(ge=0, le=32)] = Field(
+        default=4, description="Longest n-gram; 0: no prompt lookup, also not in a draft's absence."
+    )
     num_speculative_tokens: Annotated[int, Field(ge=0)] | Literal["adaptive"] = Field(
         default="adaptive",
         description="k: a fixed number, or adaptive: chosen live from acceptance.",
@@ -114,6 +136,12 @@ class SpeculationConfig(Section):
             raise ValueError(
                 f"num_speculative_tokens must be at most max_num_speculative_tokens, {limit}"
             )
+        if 0 < self.prompt_lookup_max < self.prompt_lookup_min:
+            raise ValueError(
+                f"prompt_lookup_min must be at most prompt_lookup_max, {self.prompt_lookup_max}"
+            )
+        if self.method == "ngram" and self.prompt_lookup_max == 0:
+            raise ValueError("method ngram needs a prompt_lookup_max of at least 1")
         return self
 
 
@@ -127,6 +155,11 @@ class TimeoutConfig(Section):
         default=60.0, description="From the lease to the first token."
     )
     token_gap_s: PositiveFloat = Field(default=30.0, description="Between two tokens of a stream.")
+    failover_s: PositiveFloat = Field(
+        default=60.0,
+        description="For a running stream to get a new target or constraint replica when its own "
+        "is lost; then it ends with an error.",
+    )
     draft_ms: PositiveFloat = Field(
         default=500.0, description="Milliseconds for one draft; then the round goes on with k = 0."
     )

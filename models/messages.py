@@ -21,21 +21,51 @@ from typing import Literal
 
 import msgspec
 
+Verification = Literal["coupled", "rejection"]
+DraftSource = Literal["draft_model", "ngram"]
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """How the next token is drawn, and how drafts are judged. `temperature` 0 is greedy.
+
+    Off are `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 and `repetition_penalty` 1. Presence and
+    frequency penalty look at generated tokens, the repetition penalty at the prompt as well.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int = 0  # 64-bit unsigned; the noise of a position is a function of (seed, position)
+    verification: Verification = "coupled"
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the generated text; `text` is the JSON text of the schema."""
+    """A constraint on the generated text.
 
-    kind: Literal["json_schema"]
+    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
+    (`regex`, which the whole text must match) or the JSON text of a list of strings (`choice`).
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice"]
     text: str
+
+
+class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
+    """The distributions that the tokens of a draft were drawn from, for the `rejection` rule.
+
+    Row i belongs to draft token i and holds `num_pairs` pairs: token ids (little-endian int32)
+    and probabilities (little-endian float32) that sum to 1 over the row. A row with fewer pairs is
+    filled up with probability 0. The probabilities are those that were drawn from, bit for bit:
+    the rule is exact for whatever distribution the token really came from.
+    """
+
+    num_pairs: int
+    token_ids: bytes  # [num_tokens * num_pairs] int32
+    probs: bytes  # [num_tokens * num_pairs] float32
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +151,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     tokens: list[int]
     draft: list[int]
     run_on: int
+    draft_probs: DraftProbs | None = None  # `rejection` only; None: each token came for certain
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
@@ -141,6 +172,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     tokens: list[int]
     timing: Timing
     step_ms: float  # what one draft step costs now
+    draft_probs: DraftProbs | None = None  # `rejection` only
+    source: DraftSource = "draft_model"
     cut: Literal["", "eos", "mask_late", "mask_missing", "context", "deadline"] = ""
 
 

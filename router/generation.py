@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from models.messages import Grammar, Sampling
+from models.messages import DraftSource, Grammar, Sampling
 
 FinishReason = Literal["stop", "length"]
 
@@ -21,6 +21,7 @@ class SpeculationSettings:
 
     enabled: bool = True
     num_speculative_tokens: int | None = None  # fixed k; None: chosen live
+    drafter: DraftSource | None = None  # None: the deployment's choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,
+    DraftProbs,
     EngineReply,
     EngineRequest,
     GrammarCommitted,
@@ -55,9 +56,16 @@ class Verifier(Protocol):
     """Verifies drafts for one session and draws the target's own tokens."""
 
     def verify(
-        self, committed: TokenLog, draft: Sequence[int], run_on: int
+        self,
+        committed: TokenLog,
+        draft: Sequence[int],
+        run_on: int,
+        draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         """Verify `draft` after the committed tokens, then up to `run_on` plain steps.
+
+        `draft_probs` are what the draft's tokens were drawn from (`rejection` only); without them
+        each token counts as chosen for certain, which is right for prompt lookup.
 
         Yields the verdict on the draft (part 0), then one verdict for each plain step. The
         caller commits the tokens of a verdict before it asks for the next, and may stop early;

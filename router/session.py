@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from models.errors import InvalidRequest
+from models.messages import DraftSource
 from models.token_log import TokenLog
 from router.acceptance import AcceptanceEstimate, AcceptancePool
 from router.draft_length import AdaptiveLength, DraftLengthPolicy, FixedLength, PassCosts
@@ -34,6 +35,11 @@ class SpeculationLimits:
     num_speculative_tokens: int | None = None
     max_speculative_tokens: int = 8
     run_on_tokens: int = 32  # steps the target goes on alone where no draft is wanted at all
+    method: DraftSource | None = (
+        None  # None: the draft model where there is one, else prompt lookup
+    )
+    prompt_lookup_min: int = 1  # shortest n-gram that prompt lookup matches
+    prompt_lookup_max: int = 4  # longest; 0: no prompt lookup at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from models.errors import LinkLost, MaskUnavailable, Unavailable
-from models.messages import Verdict, Verify
+from models.messages import DraftProbs, Verdict, Verify
 from models.token_log import TokenLog
 from router.engine_session import EngineLimits, EngineSession, Header
 
@@ -23,14 +23,18 @@ class TargetSession:
         await self._session.connect()
 
     async def verify(
-        self, committed: TokenLog, draft: Sequence[int], run_on: int
+        self,
+        committed: TokenLog,
+        draft: Sequence[int],
+        run_on: int,
+        draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
         num_attempts = 0
         while True:
             num_yielded = 0
             try:
-                async for verdict in self._verify_once(committed, draft, run_on):
+                async for verdict in self._verify_once(committed, draft, run_on, draft_probs):
                     num_yielded += 1
                     yield verdict
                 return
@@ -48,7 +52,11 @@ class TargetSession:
                 await asyncio.sleep(self._limits.rejoin_interval_s * (num_attempts - 1))
 
     async def _verify_once(
-        self, committed: TokenLog, draft: Sequence[int], run_on: int
+        self,
+        committed: TokenLog,
+        draft: Sequence[int],
+        run_on: int,
+        draft_probs: DraftProbs | None,
     ) -> AsyncGenerator[Verdict, None]:
         num_committed = len(committed)
 
@@ -62,6 +70,7 @@ class TargetSession:
                 tokens=header.tokens,
                 draft=list(draft),
                 run_on=run_on,
+                draft_probs=draft_probs,
             )
 
         async for reply in self._session.exchange(committed, build):

@@ -36,7 +36,7 @@ def tree(tmp_path: Path, **target: Any) -> dict[str, Any]:
         ({"draft": {"model_path": "x", "gpus": 1}}, "unknown key 'draft.gpus'"),
         ({"draft": {}}, "missing key 'draft.model_path'"),
         ({"router": {"timeouts": {"token_gap_s": 0}}}, "router.timeouts.token_gap_s: .* greater"),
-        ({"target": {"model_path": "x", "tensor_parallel_size": 2}}, "target.tensor_parallel_size"),
+        ({"target": {"model_path": "x", "tensor_parallel_size": 0}}, "target.tensor_parallel_size"),
         ({"router": {"speculation": {"num_speculative_tokens": -1}}}, "num_speculative_tokens"),
     ],
     ids=["top", "nested", "optional-section", "missing", "range", "literal", "union"],
