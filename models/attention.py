@@ -157,8 +157,8 @@ def plan_pass(sequences: Sequence[SequenceRows], storage: KVStorage, num_groups:
                     if offset + place <= last:
                         row_places[row] = len(tile_rows)
                     tile_rows.append(row)
-        tables = [sequences[i].table for i in members]
-        gathers.append(_plan_gather(tables, tile_ends, first_tile, storage, num_groups))
+        blocks_read = [_blocks_read(sequences[i], size) for i in members]
+        gathers.append(_plan_gather(blocks_read, tile_ends, first_tile, storage, num_groups))
     return PagedPass(
         storage=storage,
         row_slots=torch.tensor(row_slots, device=device),
@@ -188,12 +188,18 @@ def _gather_groups(sequences: Sequence[SequenceRows]) -> list[list[int]]:
     return groups
 
 
+def _blocks_read(sequence: SequenceRows, block_size: int) -> list[int]:
+    """The session's blocks to its last row; those behind were reserved and hold anything."""
+    stop = sequence.start + len(sequence.token_ids)
+    return sequence.table.block_ids[: -(-stop // block_size)]
+
+
 def _padded_keys(num_keys: int) -> int:
     return -(-num_keys // KEY_CHUNK) * KEY_CHUNK
 
 
 def _plan_gather(
-    tables: list[BlockTable],
+    blocks_read: list[list[int]],  # of each session
     tile_ends: list[tuple[int, int]],
     first_tile: int,
     storage: KVStorage,
@@ -202,16 +208,16 @@ def _plan_gather(
     num_keys = max(_padded_keys(last + 1) for _, last in tile_ends)
     blocks_each = -(-num_keys // storage.block_size)
     padding = [storage.null_block] * blocks_each
-    ids = [(table.block_ids + padding)[:blocks_each] for table in tables]
+    ids = [(blocks + padding)[:blocks_each] for blocks in blocks_read]
     heads = torch.arange(storage.num_heads, device=storage.device) * storage.num_blocks_padded
     block_ids = torch.tensor(ids, device=storage.device).flatten()
-    tiles_together = len(tables) if len(tables) > 1 else 1
+    tiles_together = len(blocks_read)
     batches = []
     for start in range(0, len(tile_ends), tiles_together):
         ends = tile_ends[start : start + tiles_together]
         mask = _causal_mask(ends, num_groups, storage.device)
         batches.append(TileBatch(first_tile + start, len(ends), mask.shape[-1], mask))
-    return KeyGather((heads[:, None] + block_ids).flatten(), len(tables), num_keys, batches)
+    return KeyGather((heads[:, None] + block_ids).flatten(), len(blocks_read), num_keys, batches)
 
 
 def _causal_mask(tile_ends: list[tuple[int, int]], num_groups: int, device: torch.device) -> Tensor:

@@ -65,8 +65,8 @@ class ModelRunner:
             [sum of num_logits, vocab_size] float32 on the device, in the order of `sequences`.
 
         Raises:
-            ValueError: no rows, too many, or rows that their table or the context has no room
-                for. Nothing was stored.
+            ValueError: no rows, too many, rows that their table or the context has no room for,
+                or rows in a block that another table shares. Nothing was stored.
         """
         self._check(sequences)
         self._clear_new_blocks(sequences)
@@ -98,10 +98,19 @@ class ModelRunner:
                 raise ValueError(
                     f"{num_own} rows from position {sequence.start} do not fit in {room} tokens"
                 )
+            if sequence.table.has_shared(sequence.start, sequence.start + num_own):
+                raise ValueError(
+                    f"{num_own} rows from position {sequence.start} would write a shared block"
+                )
             if not 0 <= sequence.num_logits <= num_own:
                 raise ValueError(f"{sequence.num_logits} logits wanted of {num_own} rows")
 
     def _clear_new_blocks(self, sequences: Sequence[SequenceRows]) -> None:
+        """Zero the blocks that a session enters at their first slot: those it just got.
+
+        Rows of them that this pass does not write are read, hidden by the mask, and would spoil
+        the result if a former owner had left a NaN there. Later blocks of a table are not read.
+        """
         size = self.pool.block_size
         entered = [
             sequence.table.block_ids[index]

@@ -114,8 +114,23 @@ class Session:
         if self.opened.constraint is not None:
             self.generated.extend((token_id,))
 
+    def reserve_rows(self, start: int) -> None:
+        """Make room for the whole log, to be computed from row `start` on.
+
+        `start` comes from `table.first_row`. Rows behind it no longer count as computed: those of
+        shared blocks are given up here.
+
+        Raises:
+            OutOfBlocks: the pool has too few free blocks; nothing was changed.
+        """
+        self.table.reserve(len(self.log), start)
+        self.num_computed = min(self.num_computed, start)
+
     def release_blocks(self) -> None:
-        """Give the KV blocks back; the log stays, so the rows can be computed again."""
+        """Give the KV blocks back; the log stays, so the rows can be computed again.
+
+        Blocks that other sessions share stay theirs.
+        """
         self.table.free()
         self.num_computed = 0
 
@@ -162,10 +177,7 @@ class SessionTable:
             return None
         session = self._sessions.get(message.session_id)
         if session is None:
-            session = Session(message, self._num_opened, self._new_table(), now)
-            self._num_opened += 1
-            self._sessions[message.session_id] = session
-            return session
+            return self._add(message, self._new_table(), now)
         session.last_active_s = now
         if session.opened == message:
             return None
@@ -175,6 +187,42 @@ class SessionTable:
         session.generated = TokenLog()
         if message.constraint is not None:
             session.generated.extend(session.log.ids[message.prompt_len :])
+        return session
+
+    def fork(self, session_id: str, message: Open, num_tokens: int, now: float) -> Session | None:
+        """Start the session of `message` with the first `num_tokens` tokens of another's log.
+
+        Both share the KV blocks of those tokens, as far as they are computed and blocks are
+        whole. The new session is like one whose first message named these tokens: its next one
+        may name any others, and rows of equal ids are not computed again.
+
+        No engine calls this yet: it is what a cache of prompt prefixes needs.
+
+        Returns:
+            The new session; None where the epoch is another one, as for `open`.
+
+        Raises:
+            ValueError: the other session is not open, the new one is, or the log is shorter.
+        """
+        if message.epoch != self._epoch:
+            return None
+        parent = self._sessions.get(session_id)
+        if parent is None:
+            raise ValueError(f"session {session_id} is not open")
+        if message.session_id in self._sessions:
+            raise ValueError(f"session {message.session_id} is open already")
+        if not 0 <= num_tokens <= len(parent.log):
+            raise ValueError(f"num_tokens must be within 0..{len(parent.log)}, got {num_tokens}")
+        table = parent.table.fork(min(num_tokens, parent.num_computed))
+        session = self._add(message, table, now)
+        session.rewrite(0, parent.log.ids[:num_tokens])
+        session.num_computed = table.num_tokens
+        return session
+
+    def _add(self, message: Open, table: BlockTable, now: float) -> Session:
+        session = Session(message, self._num_opened, table, now)
+        self._num_opened += 1
+        self._sessions[message.session_id] = session
         return session
 
     def close(self, session_id: str, epoch: int | None = None) -> Session | None:
