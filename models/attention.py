@@ -157,8 +157,11 @@ def plan_pass(sequences: Sequence[SequenceRows], storage: KVStorage, num_groups:
                     if offset + place <= last:
                         row_places[row] = len(tile_rows)
                     tile_rows.append(row)
-        blocks_read = [_blocks_read(sequences[i], size) for i in members]
-        gathers.append(_plan_gather(blocks_read, tile_ends, first_tile, storage, num_groups))
+        tables = [sequences[i].table for i in members]
+        blocks_read = [_num_blocks_read(sequences[i], size) for i in members]
+        gathers.append(
+            _plan_gather(tables, tile_ends, first_tile, storage, num_groups, blocks_read)
+        )
     return PagedPass(
         storage=storage,
         row_slots=torch.tensor(row_slots, device=device),
@@ -188,10 +191,9 @@ def _gather_groups(sequences: Sequence[SequenceRows]) -> list[list[int]]:
     return groups
 
 
-def _blocks_read(sequence: SequenceRows, block_size: int) -> list[int]:
-    """The session's blocks to its last row; those behind were reserved and hold anything."""
-    stop = sequence.start + len(sequence.token_ids)
-    return sequence.table.block_ids[: -(-stop // block_size)]
+def _num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
+    """Blocks to the session's last row; those behind are reserved and may hold anything."""
+    return -(-(sequence.start + len(sequence.token_ids)) // block_size)
 
 
 def _padded_keys(num_keys: int) -> int:
@@ -199,25 +201,29 @@ def _padded_keys(num_keys: int) -> int:
 
 
 def _plan_gather(
-    blocks_read: list[list[int]],  # of each session
+    tables: list[BlockTable],
     tile_ends: list[tuple[int, int]],
     first_tile: int,
     storage: KVStorage,
     num_groups: int,
+    blocks_read: list[int],  # how many of each table
 ) -> KeyGather:
     num_keys = max(_padded_keys(last + 1) for _, last in tile_ends)
     blocks_each = -(-num_keys // storage.block_size)
     padding = [storage.null_block] * blocks_each
-    ids = [(blocks + padding)[:blocks_each] for blocks in blocks_read]
+    ids = [
+        (table.block_ids[:num_blocks] + padding)[:blocks_each]
+        for table, num_blocks in zip(tables, blocks_read, strict=True)
+    ]
     heads = torch.arange(storage.num_heads, device=storage.device) * storage.num_blocks_padded
     block_ids = torch.tensor(ids, device=storage.device).flatten()
-    tiles_together = len(blocks_read)
+    tiles_together = len(tables) if len(tables) > 1 else 1
     batches = []
     for start in range(0, len(tile_ends), tiles_together):
         ends = tile_ends[start : start + tiles_together]
         mask = _causal_mask(ends, num_groups, storage.device)
         batches.append(TileBatch(first_tile + start, len(ends), mask.shape[-1], mask))
-    return KeyGather((heads[:, None] + block_ids).flatten(), len(blocks_read), num_keys, batches)
+    return KeyGather((heads[:, None] + block_ids).flatten(), len(tables), num_keys, batches)
 
 
 def _causal_mask(tile_ends: list[tuple[int, int]], num_groups: int, device: torch.device) -> Tensor:

@@ -89,6 +89,11 @@ class BlockPool:
         """Whether more than one table lists the block: then nobody may write it."""
         return self._num_refs[block_id] > 1
 
+    def writes_shared(self, block_ids: list[int], start: int, stop: int) -> bool:
+        """Whether a row of [start, stop) of a table with these blocks is in a shared one."""
+        written = block_ids[start // self.block_size : self.blocks_for(stop)]
+        return any(self.is_shared(block) for block in written)
+
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Prove that `tables` (all that exist) and the free blocks make up the pool exactly.
 
@@ -156,11 +161,6 @@ class BlockTable:
         if index < len(self.block_ids) and self._pool.is_shared(self.block_ids[index]):
             return index * self._pool.block_size
         return start
-
-    def has_shared(self, start: int, stop: int) -> bool:
-        """Whether a row of [start, stop) is in a shared block."""
-        blocks = self.block_ids[start // self._pool.block_size : self._pool.blocks_for(stop)]
-        return any(self._pool.is_shared(block) for block in blocks)
 
     def resize(self, num_tokens: int) -> None:
         """Reserve room for exactly `num_tokens` tokens; what is behind them is given back.

@@ -98,7 +98,8 @@ class ModelRunner:
                 raise ValueError(
                     f"{num_own} rows from position {sequence.start} do not fit in {room} tokens"
                 )
-            if sequence.table.has_shared(sequence.start, sequence.start + num_own):
+            stop = sequence.start + num_own
+            if self.pool.writes_shared(sequence.table.block_ids, sequence.start, stop):
                 raise ValueError(
                     f"{num_own} rows from position {sequence.start} would write a shared block"
                 )

@@ -120,10 +120,10 @@ def _leave_what_a_former_owner_wrote(patch: pytest.MonkeyPatch) -> None:
 
 
 def _read_blocks_behind_the_last_row(patch: pytest.MonkeyPatch) -> None:
-    def blocks_read(sequence: SequenceRows, block_size: int) -> list[int]:
-        return sequence.table.block_ids
+    def num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
+        return len(sequence.table.block_ids)
 
-    patch.setattr(attention, "_blocks_read", blocks_read)
+    patch.setattr(attention, "_num_blocks_read", num_blocks_read)
 
 
 def _truncate_ids_but_not_hashes(patch: pytest.MonkeyPatch) -> None:

@@ -149,9 +149,9 @@ def test_a_shared_block_is_given_up_before_it_is_written():
     assert table.block_ids[2] == before[2]  # it was the table's own: what it held may go
     assert fork.block_ids == before[:2]
     pool.check([table, fork])
-    assert table.has_shared(0, 14)
-    assert table.has_shared(3, 5)
-    assert not table.has_shared(4, 14)
+    assert pool.writes_shared(table.block_ids, 0, 14)
+    assert pool.writes_shared(table.block_ids, 3, 5)
+    assert not pool.writes_shared(table.block_ids, 4, 14)
     kept = list(table.block_ids)
     table.reserve(14, 6)
     assert table.block_ids == kept
@@ -208,7 +208,7 @@ def test_random_operations_keep_the_pool_whole(seed):
         else:
             kept = min(len(before[0]), pool.blocks_for(start))
             assert table.block_ids[:kept] == before[0][:kept]
-            assert not table.has_shared(start, wanted)
+            assert not pool.writes_shared(table.block_ids, start, wanted)
         pool.check(tables)
     for table in tables:
         table.free()
