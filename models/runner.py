@@ -61,12 +61,14 @@ class ModelRunner:
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Run the rows of `sequences`, each of another session, and store their KV.
 
+        Rows in a block that another table shares are refused as well: `ValueError`.
+
         Returns:
             [sum of num_logits, vocab_size] float32 on the device, in the order of `sequences`.
 
         Raises:
-            ValueError: no rows, too many, rows that their table or the context has no room for,
-                or rows in a block that another table shares. Nothing was stored.
+            ValueError: no rows, too many, or rows that their table or the context has no room
+                for. Nothing was stored.
         """
         self._check(sequences)
         self._clear_new_blocks(sequences)
