@@ -1,16 +1,18 @@
 """Logits to scores: the one function that draft rows, verify rows and plain decoding share.
 
-Order as in vLLM and transformers: mask, temperature, top-k, top-p. A score is a logit divided by
-the temperature, or -inf where the token may not be drawn; nothing is normalised, because a draw
-is `argmax(score + noise)`. Rows with temperature 0 keep their masked logits.
+Order as in vLLM's sampler (v1): mask, penalties, temperature, min-p, top-k, top-p; top-k counts
+and top-p adds up what those before it left. A score is a penalised logit divided by the
+temperature, or -inf where the token may not be drawn; nothing is normalised, because a draw is
+`argmax(score + noise)`. Rows with temperature 0 keep their masked and penalised logits.
 
-Invariant: a row's scores are a function of that row alone, bit for bit. Truncation cuts by value,
-so tokens of equal score stay or go together, and it adds weights as 64-bit integers, whose sum
-does not depend on the order in which a device adds them.
+Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
+Truncation cuts by value, so tokens of equal score stay or go together, and it adds weights as
+64-bit integers, whose sum does not depend on the order in which a device adds them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from models.messages import Sampling
+from models.penalties import RowCounts, penalise
 
 _WEIGHT_ONE = float(1 << 40)  # fixed point of the largest weight; 2^22 of them still fit in int64
 _FIRST_CANDIDATES = 256  # top-p of usual text needs fewer; rows that need more are done again
@@ -27,13 +30,14 @@ def process_logits(
     logits: Tensor,  # [R, V] float32, not changed
     samplings: Sequence[Sampling],  # [R]
     masks: Sequence[bytes | memoryview | None],  # [R] allowed-token bits, None: unconstrained
+    counts: Sequence[RowCounts | None] = (),  # [R] or none: tokens so far; None: no penalties
 ) -> Tensor:
     """Scores, float32 [R, V]; may be `logits` itself where there is nothing to do.
 
     A mask is a row of little-endian 32-bit words, bit t for token t, as llguidance fills it;
     tokens behind its end are forbidden.
     """
-    scores = _masked(logits, masks)
+    scores = _penalised(_masked(logits, masks), samplings, counts)
     if all(sampling.temperature == 0 for sampling in samplings):
         return scores
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
@@ -56,7 +60,20 @@ def is_allowed(mask: bytes | memoryview, token_id: int) -> bool:
 def _truncates(sampling: Sampling, vocab_size: int) -> bool:
     if sampling.temperature == 0:
         return False
-    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1
+    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def _penalised(
+    scores: Tensor, samplings: Sequence[Sampling], counts: Sequence[RowCounts | None]
+) -> Tensor:
+    """Scores [R, V] less the penalties of the rows that have any."""
+    found = [(row, count) for row, count in enumerate(counts) if count is not None]
+    if not found:
+        return scores
+    rows = [row for row, _ in found]
+    index = torch.tensor(rows, device=scores.device)
+    changed = penalise(scores[index], [samplings[r] for r in rows], [count for _, count in found])
+    return scores.index_copy(0, index, changed)
 
 
 def _masked(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> Tensor:
@@ -85,7 +102,7 @@ def _bit_values(device: torch.device) -> Tensor:
 
 
 def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Scores [R, V] with -inf below each row's top-k and top-p cut."""
+    """Scores [R, V] with -inf below each row's min-p, top-k and top-p cut."""
     vocab_size = scores.shape[1]
     top_k = torch.tensor(
         [min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings],
@@ -93,10 +110,14 @@ def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     )[:, None]
     top_p = torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float64)
     top_p = top_p.to(scores.device)[:, None]
+    # A token stays if its probability is at least min_p times the largest one.
+    depths = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in samplings]
+    depth = torch.tensor(depths, dtype=torch.float32, device=scores.device)[:, None]
+    floor = scores.amax(dim=1, keepdim=True) + depth
     wanted_k = max((s.top_k for s in samplings if s.top_k < vocab_size), default=0)
     num_candidates = min(vocab_size, max(_FIRST_CANDIDATES, wanted_k))
     while True:
-        cut, is_known = _cut_values(scores, top_k, top_p, num_candidates)
+        cut, is_known = _cut_values(scores, floor, top_k, top_p, num_candidates)
         if num_candidates == vocab_size or bool(is_known.all()):
             return scores.masked_fill(scores < cut, -torch.inf)
         num_candidates = vocab_size
@@ -104,28 +125,30 @@ def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 def _cut_values(
     scores: Tensor,  # [R, V]
+    floor: Tensor,  # [R, 1] the min-p cut, -inf where off
     top_k: Tensor,  # [R, 1] int64, V where off
     top_p: Tensor,  # [R, 1] float64, 1 where off
     num_candidates: int,
 ) -> tuple[Tensor, Tensor]:
     """The lowest score that stays, [R, 1], and whether the candidates were enough to tell.
 
-    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what top-k
+    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what the others
     left: a token stays if the weight before it is below that.
     """
     values = torch.topk(scores, num_candidates, dim=1).values  # falling
     last = (top_k - 1).clamp(max=num_candidates - 1)
     kth_value = torch.where(top_k <= num_candidates, values.gather(1, last), -torch.inf)
+    lowest = torch.maximum(kth_value, floor)
     top = values[:, :1]
-    total = _weights(scores, top, kth_value).sum(dim=1, keepdim=True)
-    weights = _weights(values, top, kth_value)
+    total = _weights(scores, top, lowest).sum(dim=1, keepdim=True)
+    weights = _weights(values, top, lowest)
     before = weights.cumsum(dim=1) - weights
     stays = before.to(torch.float64) < top_p * total.to(torch.float64)
     num_staying = stays.sum(dim=1, keepdim=True)
     nucleus_value = values.gather(1, (num_staying - 1).clamp(min=0))
     nucleus_value = torch.where(top_p < 1, nucleus_value, -torch.inf)
     is_known = (num_staying < num_candidates) | (top_p >= 1)
-    return torch.maximum(kth_value, nucleus_value), is_known
+    return torch.maximum(lowest, nucleus_value), is_known
 
 
 def _weights(scores: Tensor, top: Tensor, lowest: Tensor) -> Tensor:

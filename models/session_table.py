@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from models.draft_probs import DraftRow
 from models.kv_cache import BlockTable
 from models.masks import MaskWait
 from models.messages import EngineReply, NeedOpen, NeedPrefix, Open, Propose, Timing, Verify
+from models.penalties import TokenHistory
 from models.token_log import TokenLog
 
 
@@ -36,6 +38,7 @@ class Job:
     steps_left: int  # draws after the next one that the message asks for
     deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
     draft: list[int] = field(default_factory=list)  # judged now (target) or drawn so far (draft)
+    draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     part: int = 0
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
@@ -80,6 +83,7 @@ class Session:
     last_active_s: float
     log: TokenLog = field(default_factory=TokenLog)
     generated: TokenLog = field(default_factory=TokenLog)  # log behind the prompt; if constrained
+    history: TokenHistory | None = None  # counts of the log's tokens; if there are penalties
     num_computed: int = 0  # first tokens of the log whose KV rows are in the cache
     seq: int = -1
     reply_to: object = None
@@ -100,6 +104,9 @@ class Session:
         end = min(len(old), base_len + len(tokens))
         while kept < end and old[kept] == tokens[kept - base_len]:
             kept += 1
+        if self.history is not None:
+            self.history.remove(kept, old[kept:])
+            self.history.add(kept, tokens[kept - base_len :])
         self.log.truncate(kept)
         self.log.extend(tokens[kept - base_len :])
         self.num_computed = min(self.num_computed, kept)
@@ -110,6 +117,8 @@ class Session:
 
     def append(self, token_id: int) -> None:
         """Append one id to the log."""
+        if self.history is not None:
+            self.history.add(len(self.log), (token_id,))
         self.log.extend((token_id,))
         if self.opened.constraint is not None:
             self.generated.extend((token_id,))
