@@ -95,6 +95,10 @@ class GrammarServiceConfig(Section):
     lease_idle_timeout_s: PositiveFloat = Field(
         default=600.0, description="Seconds after which a lease without any message ends."
     )
+    stall_timeout_s: PositiveFloat = Field(
+        default=10.0,
+        description="Seconds of silence after which a replica's process counts as dead.",
+    )
 
 
 class SpeculationConfig(Section):
