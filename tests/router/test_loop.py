@@ -15,15 +15,16 @@ from router_fakes import (
 )
 
 from models.errors import ConstraintViolation, MaskUnavailable
-from models.messages import Proposal, Verdict
+from models.messages import DraftSource, Proposal, Verdict
 from models.token_log import TokenLog
-from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts
+from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts, RoundPlanner
 from router.generation import Delta
 from router.loop import SessionParts, run_session
 from router.round_stats import RoundStats
 from router.stops import StopChecker
 
 PROMPT = [5, 9, 2]
+SOURCES: tuple[DraftSource, ...] = ("draft_model", "ngram")
 
 
 def parts(
@@ -40,7 +41,7 @@ def parts(
         committed=TokenLog(PROMPT),
         generated=TokenLog(),
         stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=stop, max_tokens=max_tokens),
-        policy=policy or FixedLength(k, run_on=8),
+        planner=RoundPlanner(dict.fromkeys(SOURCES, policy or FixedLength(k)), run_on=8),
         costs=PassCosts(),
         stats=RoundStats(),
         verifier=verifier or ScriptedVerifier(),
@@ -155,7 +156,7 @@ class MaskLosingVerifier(ScriptedVerifier):
         super().__init__()
         self.losses = losses
 
-    async def verify(self, committed, draft, run_on):  # type: ignore[no-untyped-def]
+    async def verify(self, committed, draft, run_on, draft_probs=None):  # type: ignore[no-untyped-def]
         if self.losses > 0:
             self.losses -= 1
             raise MaskUnavailable("scripted")
@@ -172,7 +173,7 @@ async def test_lost_masks_reopen_the_grammar_and_the_text_goes_on() -> None:
 
 
 async def test_masks_lost_for_good_fail_the_request() -> None:
-    with pytest.raises(MaskUnavailable):
+    with pytest.raises(MaskUnavailable, match=r"lost 5 times in a row, at most 4 .*: scripted"):
         await collect(parts(constrainer=ScriptedConstrainer(), verifier=MaskLosingVerifier(99)))
 
 
@@ -195,7 +196,7 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
     """The engine answers it as its own token, so that nothing can follow it."""
 
     class EosVerifier(ScriptedVerifier):
-        async def verify(self, committed, draft, run_on):  # type: ignore[no-untyped-def]
+        async def verify(self, committed, draft, run_on, draft_probs=None):  # type: ignore[no-untyped-def]
             yield Verdict(
                 session_id="s",
                 seq=1,
@@ -217,7 +218,7 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
             proposal = await super().propose(committed, 2)
             return msgspec.structs.replace(proposal, tokens=[*proposal.tokens, 0])
 
-    spy = Spy(3, 8)
+    spy = Spy(3)
     _, ids, finish = await collect(
         parts(drafter=EosDrafter([None]), verifier=EosVerifier(), policy=spy)
     )
