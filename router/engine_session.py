@@ -109,7 +109,7 @@ class EngineSession:
 
     async def disconnect(self) -> None:
         """Close the session on the replica and give the lease back. Idempotent."""
-        lease, self._lease = self._lease, None
+        lease = self._lease
         self._is_open = False
         self.agreed_len = 0
         if lease is not None:
@@ -117,6 +117,7 @@ class EngineSession:
                 Close(session_id=self._opening.session_id, epoch=lease.grant.endpoint.epoch)
             )
             await lease.release()
+            self._lease = None  # only now: who is cancelled before leaves it to be released again
 
     async def exchange(
         self, committed: TokenLog, build: Callable[[Header], Propose | Verify]

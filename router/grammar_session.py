@@ -185,9 +185,9 @@ class GrammarSession:
         )
 
     async def _disconnect(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            await self._give_back(lease)
+        if self._lease is not None:
+            await self._give_back(self._lease)
+            self._lease = None  # only now: who is cancelled before leaves it to be released again
 
     async def _give_back(self, lease: ConstraintLease) -> None:
         lease.channel.send(
