@@ -15,11 +15,13 @@ from router_fakes import (
 )
 
 from models.errors import ConstraintViolation, MaskUnavailable
-from models.messages import DraftSource, Proposal, Verdict
+from models.messages import DraftProbs, DraftSource, Proposal, Verdict
 from models.token_log import TokenLog
 from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts, RoundPlanner
 from router.generation import Delta
 from router.loop import SessionParts, run_session
+from router.ngram_drafter import NgramDrafter
+from router.ports import Drafter
 from router.round_stats import RoundStats
 from router.stops import StopChecker
 
@@ -32,7 +34,7 @@ def parts(
     k: int = 4,
     max_tokens: int = 40,
     stop: Sequence[str] = (),
-    drafter: ScriptedDrafter | None = None,
+    drafter: Drafter | None = None,
     verifier: ScriptedVerifier | None = None,
     constrainer: ScriptedConstrainer | None = None,
     policy: DraftLengthPolicy | None = None,
@@ -225,3 +227,49 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
     assert spy.seen == (3, 3)
     assert ids[-1] == 0
     assert finish == "stop"
+
+
+async def test_the_distributions_of_a_draft_go_with_it_to_the_target() -> None:
+    class WithProbs(ScriptedDrafter):
+        async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+            proposal = await super().propose(committed, num_draft_tokens)
+            size = 4 * len(proposal.tokens)
+            probs = DraftProbs(num_pairs=1, token_ids=bytes(size), probs=b"%d" % self.num_calls)
+            return msgspec.structs.replace(proposal, draft_probs=probs)
+
+    verifier = ScriptedVerifier()
+    session = parts(k=3, drafter=WithProbs([None, 1], fails_at=[1]), verifier=verifier)
+    await collect(session)
+    calls = [probs and int(probs.probs) for probs in verifier.draft_probs]
+    assert calls[:3] == [1, None, 3]
+    for (num_drafted, _), probs in zip(verifier.rounds, verifier.draft_probs, strict=True):
+        assert (probs is None) == (num_drafted == 0)
+        assert probs is None or len(probs.token_ids) == 4 * num_drafted
+
+
+async def test_where_lookup_never_matches_the_target_goes_on_alone() -> None:
+    verifier = ScriptedVerifier()
+    drafter = NgramDrafter("s", min_len=3, max_len=4)
+    session = parts(k=4, drafter=drafter, verifier=verifier, max_tokens=30)
+    _, ids, _ = await collect(session)
+    assert ids == continuation(PROMPT, 30)
+    assert verifier.rounds == [(0, 1), (0, 2), (0, 4), (0, 8), (0, 8), (0, 1)]
+    stats = session.stats.snapshot()
+    assert (stats.num_spec_steps, stats.num_draft_tokens) == (0, 0)
+
+
+async def test_lookup_drafts_what_repeats_and_is_counted_by_name() -> None:
+    class Repeating(ScriptedVerifier):
+        """Says the same five tokens over and over."""
+
+        def _next(self, ids: Sequence[int]) -> int:
+            return 1 + len(ids) % 5
+
+    verifier = Repeating()
+    session = parts(k=4, drafter=NgramDrafter("s", min_len=1, max_len=4), verifier=verifier)
+    _, ids, _ = await collect(session)
+    assert ids == [1 + (3 + position) % 5 for position in range(40)]
+    stats = session.stats.snapshot()
+    assert stats.num_drafted_by == {"ngram": stats.num_draft_tokens}
+    assert stats.draft_acceptance_rate > 0.8
+    assert len(verifier.rounds) < 16
