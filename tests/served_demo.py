@@ -1,4 +1,4 @@
-"""`serve run configs/demo.yaml` as a user starts it, on a free port, with a private Ray."""
+"""`serve run` on a shipped config as a user starts it, on a free port, with a private Ray."""
 
 from __future__ import annotations
 
@@ -66,17 +66,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def write_config(folder: Path, port: int) -> Path:
-    """demo.yaml with another port; nothing else is changed."""
-    config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8"))
+def write_config(folder: Path, port: int, name: str) -> Path:
+    """configs/`name` with another port; nothing else is changed."""
+    config = yaml.safe_load((ROOT / "configs" / name).read_text(encoding="utf-8"))
     config["http_options"]["port"] = port
-    path = folder / "demo.yaml"
+    path = folder / name
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
 
 
 @contextlib.contextmanager
-def served_demo() -> Iterator[ServedDemo]:
+def served_demo(config: str = "demo.yaml") -> Iterator[ServedDemo]:
+    """Serve configs/`config` until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
     port = free_port()
     environment = {
@@ -91,7 +92,7 @@ def served_demo() -> Iterator[ServedDemo]:
     serve = Path(sys.executable).with_name("serve")
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [str(serve), "run", str(write_config(folder, port))],
+            [str(serve), "run", str(write_config(folder, port, config))],
             cwd=ROOT,
             env=environment,
             stdout=log,
