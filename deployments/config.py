@@ -215,11 +215,17 @@ class AppConfig(Section):
     target: ModelConfig = Field(description="The model whose text is served.")
     draft: ModelConfig | None = Field(
         default=None,
-        description="The model that guesses ahead; null: none, every session runs k = 0.",
+        description="The model that guesses ahead; null: none, only prompt lookup drafts.",
     )
     constraint: GrammarServiceConfig = Field(default_factory=GrammarServiceConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     link: LinkConfig = Field(default_factory=LinkConfig)
+
+    @model_validator(mode="after")
+    def _check_method(self) -> AppConfig:
+        if self.router.speculation.method == "draft_model" and self.draft is None:
+            raise ValueError("router.speculation.method draft_model needs a draft section")
+        return self
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> AppConfig:
