@@ -95,6 +95,10 @@ class GrammarServiceConfig(Section):
     lease_idle_timeout_s: PositiveFloat = Field(
         default=600.0, description="Seconds after which a lease without any message ends."
     )
+    stall_timeout_s: PositiveFloat = Field(
+        default=10.0,
+        description="Seconds of silence after which a replica's process counts as dead.",
+    )
 
 
 class SpeculationConfig(Section):
@@ -211,11 +215,17 @@ class AppConfig(Section):
     target: ModelConfig = Field(description="The model whose text is served.")
     draft: ModelConfig | None = Field(
         default=None,
-        description="The model that guesses ahead; null: none, every session runs k = 0.",
+        description="The model that guesses ahead; null: none, only prompt lookup drafts.",
     )
     constraint: GrammarServiceConfig = Field(default_factory=GrammarServiceConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     link: LinkConfig = Field(default_factory=LinkConfig)
+
+    @model_validator(mode="after")
+    def _check_method(self) -> AppConfig:
+        if self.router.speculation.method == "draft_model" and self.draft is None:
+            raise ValueError("router.speculation.method draft_model needs a draft section")
+        return self
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> AppConfig:

@@ -24,7 +24,7 @@ from deployments.openai import (
     GenerationFields,
 )
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
-from models.messages import Grammar, Sampling
+from models.messages import Grammar, Sampling, Verification
 from models.tokenizer import Tokenizer
 from router.generation import GenerationRequest, SpeculationSettings
 
@@ -47,6 +47,7 @@ class ServedModel:
     default_max_tokens: int = 256  # when the request does not say
     max_tokens_limit: int = 4096
     max_num_speculative_tokens: int = 8
+    verification: Verification = "coupled"  # when the request does not say
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
 

@@ -39,10 +39,10 @@ from loadtest.prompts import demo_prompts
 from loadtest.rank_process import ProcessPool
 from models.config import EngineConfig
 from models.messages import Sampling
-from router.engine_session import EngineLimits
 from router.generation import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
 from router.generator import SpeculativeGenerator
-from router.session import Services, SpeculationLimits
+from router.limits import SessionLimits, SpeculationLimits
+from router.session import Services
 
 Prompts = Sequence[Sequence[int]]
 
@@ -104,9 +104,11 @@ class Served:
                 draft_pool=None if k == 0 else self._draft,
                 constraint_pool=None,
                 speculation=SpeculationLimits(
-                    num_speculative_tokens=k, max_speculative_tokens=self._max_k
+                    num_speculative_tokens=k,
+                    max_speculative_tokens=self._max_k,
+                    prompt_lookup_max=0,
                 ),
-                limits=EngineLimits(propose_timeout_s=10.0),
+                limits=SessionLimits(propose_timeout_s=10.0),
             ),
             max_model_len=_MAX_MODEL_LEN,
         )

@@ -15,14 +15,14 @@ from models.draft_engine import DraftEngine
 from models.grammar import GrammarCompiler, VocabularyInfo
 from models.grammar_host import GrammarHost
 from models.masks import LocalMaskSource, NoMaskSource
-from models.messages import Grammar, Sampling
+from models.messages import DraftSource, Grammar, Sampling
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.tokenizer import Tokenizer
-from router.engine_session import EngineLimits
 from router.generation import Delta, Detokenizer, Finished, GenerationRequest, SpeculationSettings
 from router.generator import SpeculativeGenerator
-from router.session import Services, SpeculationLimits
+from router.limits import SessionLimits, SpeculationLimits
+from router.session import Services
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 VOCAB_SIZE = 4096  # of the demo pair
@@ -91,6 +91,7 @@ def make_request(
     prompt_ids: Sequence[int],
     *,
     k: int | None = None,
+    drafter: DraftSource | None = None,
     enabled: bool = True,
     max_tokens: int = 48,
     temperature: float = 0.0,
@@ -107,7 +108,7 @@ def make_request(
         eos_ids=tuple(eos_ids),
         max_tokens=max_tokens,
         grammar=grammar,
-        speculation=SpeculationSettings(enabled=enabled, num_speculative_tokens=k),
+        speculation=SpeculationSettings(enabled=enabled, num_speculative_tokens=k, drafter=drafter),
     )
 
 
@@ -118,7 +119,8 @@ async def local_service(
     *,
     dtype: str = "bfloat16",
     grammar_host: GrammarHost | None = None,
-    limits: EngineLimits | None = None,
+    limits: SessionLimits | None = None,
+    speculation: SpeculationLimits | None = None,
     kv_cache_tokens: int = 8192,
 ) -> AsyncIterator[LocalService]:
     def runner(path: Path) -> ModelRunner:
@@ -146,8 +148,8 @@ async def local_service(
         target_pool=target_pool,
         draft_pool=draft_pool,
         constraint_pool=constraint_pool,
-        speculation=SpeculationLimits(max_speculative_tokens=8),
-        limits=limits or EngineLimits(propose_timeout_s=20.0),
+        speculation=speculation or SpeculationLimits(prompt_lookup_max=0),
+        limits=limits or SessionLimits(propose_timeout_s=20.0),
     )
     try:
         yield LocalService(

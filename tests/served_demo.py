@@ -1,4 +1,4 @@
-"""`serve run configs/demo.yaml` as a user starts it, on a free port, with a private Ray."""
+"""`serve run` on a shipped config as a user starts it, on a free port, with a private Ray."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ ServedDemo = Served
 
 
 @contextlib.contextmanager
-def served_demo() -> Iterator[ServedDemo]:
-    with served(ROOT / "configs" / "demo.yaml") as service:
+def served_demo(config: str = "demo.yaml") -> Iterator[ServedDemo]:
+    """Serve configs/`config` until the block ends."""
+    with served(ROOT / "configs" / config) as service:
         yield service
