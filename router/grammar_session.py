@@ -204,7 +204,7 @@ class GrammarSession:
 
 def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | LinkLost:
     if refused.is_client_error:
-        return UnsupportedGrammar(refused.message, param="response_format")
+        return UnsupportedGrammar(refused.message)
     return LinkLost(refused.message)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from models.errors import InvalidRequest
+from models.errors import UnsupportedGrammar
 from models.messages import DraftSource
 from models.token_log import TokenLog
 from router.acceptance import AcceptanceEstimate, AcceptancePool
@@ -131,10 +131,7 @@ class Session:
         if request.grammar is None:
             return None
         if services.constraint_pool is None:
-            raise InvalidRequest(
-                "response_format: this deployment has no constraint service",
-                param="response_format",
-            )
+            raise UnsupportedGrammar("this deployment has no constraint service")
         return GrammarSession(
             services.constraint_pool,
             request.request_id,
