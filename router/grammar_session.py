@@ -198,7 +198,7 @@ class GrammarSession:
 
 def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
     if refused.is_client_error:
-        return UnsupportedGrammar(refused.message, param="response_format")
+        return UnsupportedGrammar(refused.message)
     return Unavailable(refused.message)
 
 

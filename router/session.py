@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from models.errors import InvalidRequest
+from models.errors import UnsupportedGrammar
 from models.messages import DraftSource
 from models.token_log import TokenLog
 from router.acceptance import AcceptanceEstimate, AcceptancePool
@@ -152,10 +152,7 @@ class Session:
         if request.grammar is None:
             return None
         if services.constraint_pool is None:
-            raise InvalidRequest(
-                "response_format: this deployment has no constraint service",
-                param="response_format",
-            )
+            raise UnsupportedGrammar("this deployment has no constraint service")
         return GrammarSession(
             services.constraint_pool,
             request.request_id,

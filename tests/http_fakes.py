@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -95,7 +96,7 @@ class ScriptedGenerator:
             self.closed += 1
 
 
-def served_model(**limits: int) -> ServedModel:
+def served_model(**limits: Any) -> ServedModel:
     settings = {"max_model_len": 200, "default_max_tokens": 64, "max_tokens_limit": 100} | limits
     return ServedModel(name="tiny", tokenizer=tiny_tokenizer(), created=1_700_000_000, **settings)
 
