@@ -84,13 +84,13 @@ def draw_tokens(
 
 def accept_matching(
     draft: Sequence[int],  # [k]
-    drawn: Sequence[int],  # [m] target's draws, 1 <= m <= k + 1; row i follows draft[:i]
+    drawn: Sequence[int],  # [m] draws of rows behind draft[:i], or what `judge_rejection` gave
     eos_ids: Collection[int],
 ) -> Acceptance:
     """The longest prefix of the draft that the target drew too, and the target's next token.
 
-    It stops at an eos the target drew, which is then `token`: nothing follows it. With fewer rows
-    than k + 1 the draft tokens without a row are refused.
+    1 <= m <= k + 1. It stops at an eos the target drew, which is then `token`: nothing follows
+    it. With fewer rows than k + 1 the draft tokens without a row are refused.
     """
     for num_accepted, token in enumerate(drawn[:-1]):
         if token != draft[num_accepted] or token in eos_ids:
