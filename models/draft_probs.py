@@ -50,8 +50,7 @@ def draw_truncated(
     caller checks constrained draws by their mask.
     """
     token_ids = _top_ids(scores, min(NUM_PAIRS, scores.shape[1]))
-    top_scores = scores.gather(1, token_ids).double()
-    probs = torch.softmax(top_scores, dim=1).to(torch.float32)
+    probs = _renormalised(scores, token_ids)
     noise = gumbel_noise_at(seeds, positions, token_ids, DOMAIN_DRAFT)
     drawn = (probs.double().log() + noise).argmax(dim=1, keepdim=True)
     all_ids = token_ids.to(torch.int32).cpu().numpy()
@@ -114,6 +113,11 @@ def _check_values(token_ids: np.ndarray, probs: np.ndarray, vocab_size: int) -> 
         raise ValueError(
             f"draft_probs.probs must sum to 1 in each row within {_SUM_TOLERANCE}, got {worst:.6g}"
         )
+
+
+def _renormalised(scores: Tensor, token_ids: Tensor) -> Tensor:
+    """Softmax over the tokens that stay, float32 [R, m]."""
+    return torch.softmax(scores.gather(1, token_ids).double(), dim=1).to(torch.float32)
 
 
 def _top_ids(scores: Tensor, num_ids: int) -> Tensor:

@@ -42,6 +42,8 @@ def process_logits(
         return scores
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     scores = scores / torch.tensor(temperatures, device=logits.device)[:, None]
+    if any(sampling.min_p > 0 for sampling in samplings):
+        scores.masked_fill_(scores < _min_p_cut(scores, samplings), -torch.inf)
     vocab_size = logits.shape[1]
     rows = [row for row, sampling in enumerate(samplings) if _truncates(sampling, vocab_size)]
     if rows:
@@ -60,7 +62,7 @@ def is_allowed(mask: bytes | memoryview, token_id: int) -> bool:
 def _truncates(sampling: Sampling, vocab_size: int) -> bool:
     if sampling.temperature == 0:
         return False
-    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1 or sampling.min_p > 0
+    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1
 
 
 def _penalised(
@@ -70,9 +72,11 @@ def _penalised(
     found = [(row, count) for row, count in enumerate(counts) if count is not None]
     if not found:
         return scores
-    rows = [row for row, _ in found]
-    index = torch.tensor(rows, device=scores.device)
-    changed = penalise(scores[index], [samplings[r] for r in rows], [count for _, count in found])
+    penalised = [samplings[row] for row, _ in found]
+    if len(found) == len(samplings):
+        return penalise(scores, penalised, [count for _, count in found])
+    index = torch.tensor([row for row, _ in found], device=scores.device)
+    changed = penalise(scores[index], penalised, [count for _, count in found])
     return scores.index_copy(0, index, changed)
 
 
@@ -101,8 +105,18 @@ def _bit_values(device: torch.device) -> Tensor:
     return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=device)
 
 
+def _min_p_cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The lowest score that stays, [R, 1]: that of min_p times the largest probability."""
+    depths = [
+        math.log(sampling.min_p) if sampling.min_p > 0 and sampling.temperature > 0 else -math.inf
+        for sampling in samplings
+    ]
+    depth = torch.tensor(depths, dtype=torch.float32, device=scores.device)[:, None]
+    return scores.amax(dim=1, keepdim=True) + depth
+
+
 def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Scores [R, V] with -inf below each row's min-p, top-k and top-p cut."""
+    """Scores [R, V] with -inf below each row's top-k and top-p cut."""
     vocab_size = scores.shape[1]
     top_k = torch.tensor(
         [min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings],
@@ -110,14 +124,10 @@ def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     )[:, None]
     top_p = torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float64)
     top_p = top_p.to(scores.device)[:, None]
-    # A token stays if its probability is at least min_p times the largest one.
-    depths = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in samplings]
-    depth = torch.tensor(depths, dtype=torch.float32, device=scores.device)[:, None]
-    floor = scores.amax(dim=1, keepdim=True) + depth
     wanted_k = max((s.top_k for s in samplings if s.top_k < vocab_size), default=0)
     num_candidates = min(vocab_size, max(_FIRST_CANDIDATES, wanted_k))
     while True:
-        cut, is_known = _cut_values(scores, floor, top_k, top_p, num_candidates)
+        cut, is_known = _cut_values(scores, top_k, top_p, num_candidates)
         if num_candidates == vocab_size or bool(is_known.all()):
             return scores.masked_fill(scores < cut, -torch.inf)
         num_candidates = vocab_size
@@ -125,30 +135,28 @@ def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 def _cut_values(
     scores: Tensor,  # [R, V]
-    floor: Tensor,  # [R, 1] the min-p cut, -inf where off
     top_k: Tensor,  # [R, 1] int64, V where off
     top_p: Tensor,  # [R, 1] float64, 1 where off
     num_candidates: int,
 ) -> tuple[Tensor, Tensor]:
     """The lowest score that stays, [R, 1], and whether the candidates were enough to tell.
 
-    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what the others
-    left: a token stays if the weight before it is below that.
+    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what min-p and
+    top-k left: a token stays if the weight before it is below that.
     """
     values = torch.topk(scores, num_candidates, dim=1).values  # falling
     last = (top_k - 1).clamp(max=num_candidates - 1)
     kth_value = torch.where(top_k <= num_candidates, values.gather(1, last), -torch.inf)
-    lowest = torch.maximum(kth_value, floor)
     top = values[:, :1]
-    total = _weights(scores, top, lowest).sum(dim=1, keepdim=True)
-    weights = _weights(values, top, lowest)
+    total = _weights(scores, top, kth_value).sum(dim=1, keepdim=True)
+    weights = _weights(values, top, kth_value)
     before = weights.cumsum(dim=1) - weights
     stays = before.to(torch.float64) < top_p * total.to(torch.float64)
     num_staying = stays.sum(dim=1, keepdim=True)
     nucleus_value = values.gather(1, (num_staying - 1).clamp(min=0))
     nucleus_value = torch.where(top_p < 1, nucleus_value, -torch.inf)
     is_known = (num_staying < num_candidates) | (top_p >= 1)
-    return torch.maximum(lowest, nucleus_value), is_known
+    return torch.maximum(kth_value, nucleus_value), is_known
 
 
 def _weights(scores: Tensor, top: Tensor, lowest: Tensor) -> Tensor:

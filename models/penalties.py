@@ -54,10 +54,13 @@ class TokenHistory:
     def rows(self, start: int, ids: Sequence[int], num_rows: int) -> list[RowCounts]:
         """Counts at the lengths start, start + 1, ...; the log ends with `ids` behind `start`."""
         generated = np.repeat(self._generated[None], num_rows, axis=0)
-        prompt = np.repeat(self._prompt[None], num_rows, axis=0)
+        prompt = np.broadcast_to(self._prompt.copy(), generated.shape)
         for index, token_id in enumerate(ids):
-            counts = generated if start + index >= self._prompt_len else prompt
-            counts[: index + 1, token_id] -= 1
+            if start + index >= self._prompt_len:
+                generated[: index + 1, token_id] -= 1
+            else:  # a row within the prompt, which no sender asks for but the header rules allow
+                prompt = np.array(prompt)
+                prompt[: index + 1, token_id] -= 1
         return [RowCounts(*row) for row in zip(generated, prompt, strict=True)]
 
     def _count(self, start: int, ids: Sequence[int], step: int) -> None:
@@ -82,12 +85,15 @@ def penalise(
     if any(sampling.repetition_penalty != 1 for sampling in samplings):
         prompt = _stack([row.prompt for row in counts], scores.device)
         factors = _column([s.repetition_penalty for s in samplings], scores.device)
-        weaker = torch.where(scores > 0, scores / factors, scores * factors)
-        scores = torch.where((generated > 0) | (prompt > 0), weaker, scores)
-    frequency = _column([s.frequency_penalty for s in samplings], scores.device)
-    presence = _column([s.presence_penalty for s in samplings], scores.device)
-    scores = scores - frequency * generated
-    return scores.sub_(presence * (generated > 0))
+        factors = torch.where((generated > 0) | (prompt > 0), factors, 1.0)
+        scores = torch.where(scores > 0, scores / factors, scores * factors)
+    if any(sampling.frequency_penalty != 0 for sampling in samplings):
+        frequency = _column([s.frequency_penalty for s in samplings], scores.device)
+        scores = scores - frequency * generated
+    if any(sampling.presence_penalty != 0 for sampling in samplings):
+        presence = _column([s.presence_penalty for s in samplings], scores.device)
+        scores = scores - presence * (generated > 0)
+    return scores
 
 
 def _stack(rows: list[np.ndarray], device: torch.device) -> Tensor:

@@ -84,13 +84,13 @@ def draw_tokens(
 
 def accept_matching(
     draft: Sequence[int],  # [k]
-    drawn: Sequence[int],  # [m] target's draws, 1 <= m <= k + 1; row i follows draft[:i]
+    drawn: Sequence[int],  # [m] draws of rows behind draft[:i], or what `judge_rejection` gave
     eos_ids: Collection[int],
 ) -> Acceptance:
     """The longest prefix of the draft that the target drew too, and the target's next token.
 
-    It stops at an eos the target drew, which is then `token`: nothing follows it. With fewer rows
-    than k + 1 the draft tokens without a row are refused.
+    1 <= m <= k + 1. It stops at an eos the target drew, which is then `token`: nothing follows
+    it. With fewer rows than k + 1 the draft tokens without a row are refused.
     """
     for num_accepted, token in enumerate(drawn[:-1]):
         if token != draft[num_accepted] or token in eos_ids:
@@ -138,12 +138,17 @@ def _standing(judged: JudgedDraft, token_probs: Sequence[float]) -> tuple[list[i
     """The draft tokens that stand, up to an eos, and whether the one behind them falls."""
     for i, target_prob in enumerate(token_probs):
         token = judged.draft[i]
-        draft_prob = judged.draft_rows[i].prob_of(token)
-        if uniform(judged.seed, judged.position + i, DOMAIN_TEST) * draft_prob >= target_prob:
+        noise = uniform(judged.seed, judged.position + i, DOMAIN_TEST)
+        if not _stands(target_prob, judged.draft_rows[i].prob_of(token), noise):
             return list(judged.draft[:i]), True
         if token in judged.eos_ids:
             return list(judged.draft[: i + 1]), False
     return list(judged.draft[: len(token_probs)]), False
+
+
+def _stands(target_prob: float, draft_prob: float, noise: float) -> bool:
+    """True with probability min(1, target / draft) over noise uniform in (0, 1)."""
+    return noise * draft_prob < target_prob
 
 
 class _TargetProbs:
@@ -177,16 +182,10 @@ def _replace_fallen(
     """Append a draw from the positive part of target - draft to each text whose draft fell."""
     if not fallen:
         return
-    target_probs = probs.rows([row for _, row in fallen])
-    residual = target_probs.clone()
-    for row, (index, _) in enumerate(fallen):
-        draft_row = drafts[index].draft_rows[len(texts[index])]
-        ids = torch.from_numpy(draft_row.token_ids.astype("int64")).to(residual.device)
-        draft_probs = torch.from_numpy(draft_row.probs.astype("float64")).to(residual.device)
-        residual[row].index_add_(0, ids, draft_probs, alpha=-1)
-    residual.clamp_(min=0)
-    is_empty = residual.amax(dim=1, keepdim=True) <= 0
-    residual = torch.where(is_empty, target_probs, residual)
+    residual = _residual(
+        probs.rows([row for _, row in fallen]),
+        [drafts[index].draft_rows[len(texts[index])] for index, _ in fallen],
+    )
     tokens = _draw(
         residual.to(torch.float32).log_(),
         [drafts[index].seed for index, _ in fallen],
@@ -195,6 +194,18 @@ def _replace_fallen(
     )
     for (index, _), token in zip(fallen, tokens, strict=True):
         texts[index].append(token)
+
+
+def _residual(target_probs: Tensor, draft_rows: Sequence[DraftRow]) -> Tensor:
+    """(target - draft)+ in each row, not normalised, float64 [R, V]; target where that is 0."""
+    residual = target_probs.clone()
+    for row, draft_row in zip(residual, draft_rows, strict=True):
+        ids = torch.from_numpy(draft_row.token_ids.astype("int64")).to(residual.device)
+        draft_probs = torch.from_numpy(draft_row.probs.astype("float64")).to(residual.device)
+        row.index_add_(0, ids, draft_probs, alpha=-1)
+    residual.clamp_(min=0)
+    is_empty = residual.amax(dim=1, keepdim=True) <= 0
+    return torch.where(is_empty, target_probs, residual)
 
 
 def _follow_whole(
