@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
 _IDLE_SWEEP_S = 1.0  # idle sessions are looked for this often
+# A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
+# that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
+_FIRST_MESSAGE_S = 30.0
 
 
 class Engine(Protocol):
@@ -78,6 +81,7 @@ class EnginePort(Protocol):
 class _SessionLease:
     lease_id: int
     last_seen_s: float
+    has_spoken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,7 @@ class EngineLoop:
             lease = self._leases.get(session_id)
             if lease is not None:
                 lease.last_seen_s = now_s
+                lease.has_spoken = True
 
     def _sweep(self) -> None:
         now_s = self._clock()
@@ -248,7 +253,10 @@ class EngineLoop:
         with self._lock:
             for session_id, lease in list(self._leases.items()):
                 idle_s = now_s - lease.last_seen_s
-                if min(idle_s, engine_idle_s.get(session_id, idle_s)) > self._idle_timeout_s:
+                limit_s = self._idle_timeout_s
+                if not lease.has_spoken:
+                    limit_s = min(limit_s, _FIRST_MESSAGE_S)
+                if min(idle_s, engine_idle_s.get(session_id, idle_s)) > limit_s:
                     del self._leases[session_id]
                     self._to_close.append(session_id)
                     self._ended[session_id, lease.lease_id] = None
