@@ -17,18 +17,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-
-from models.kv_cache import BlockTable
 
 ATTENTION_NAME = "outrider_paged"
 TILE_ROWS = 16
 KEY_CHUNK = 64
 # Sessions share one padded gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
+
+
+class Blocks(Protocol):
+    """What a pass needs of a `BlockTable`."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The session's blocks in order."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions there is room for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +55,7 @@ class SequenceRows:
         num_logits: logits wanted, for the last `num_logits` rows; 0 while a prompt is chunked.
     """
 
-    table: BlockTable
+    table: Blocks
     start: int
     token_ids: list[int]
     num_logits: int
@@ -193,7 +206,7 @@ def _padded_keys(num_keys: int) -> int:
 
 
 def _plan_gather(
-    tables: list[BlockTable],
+    tables: list[Blocks],
     tile_ends: list[tuple[int, int]],
     first_tile: int,
     storage: KVStorage,
