@@ -48,6 +48,11 @@ class Engine(Protocol):
         """Whether `step` would do something."""
         ...
 
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that sessions hold. May be read from any thread."""
+        ...
+
     def wait_s(self, now: float) -> float:
         """How long the next step should still wait for more sessions to arrive, seconds."""
         ...
@@ -91,6 +96,7 @@ class LoopStats:
     num_ticks: int  # turns of the loop, idle ones too: rises while the thread is alive
     num_steps: int
     num_sessions: int
+    num_used_blocks: int  # KV blocks that sessions hold
     is_stepping: bool  # in a step now
     step_age_s: float  # for how long, if so
 
@@ -176,6 +182,7 @@ class EngineLoop:
             num_ticks=self._num_ticks,
             num_steps=self._num_steps,
             num_sessions=len(self._leases),
+            num_used_blocks=self._engine.num_used_blocks,
             is_stepping=started_s is not None,
             step_age_s=0.0 if started_s is None else self._clock() - started_s,
         )

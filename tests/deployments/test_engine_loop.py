@@ -46,6 +46,10 @@ class CountingEngine:
     def has_work(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def num_used_blocks(self) -> int:
+        return 7 * len(self._waiting)
+
     def wait_s(self, now: float) -> float:
         return self.forming_s if len(self._waiting) < 2 else 0.0
 
