@@ -63,7 +63,8 @@ class ModelConfig(Section):
         default=120.0, description="Seconds without a message after which a session is freed."
     )
     stall_timeout_s: PositiveFloat = Field(
-        default=10.0, description="Seconds of silence after which a rank's process counts as dead."
+        default=10.0,
+        description="Seconds of silence after which a rank or its coordinator counts as dead.",
     )
     step_timeout_s: PositiveFloat = Field(
         default=120.0, description="Seconds one pass may take; then the replica is replaced."

@@ -109,6 +109,7 @@ class EngineReplica:
             "num_sessions": stats.num_sessions,
             "num_steps": stats.num_steps,
             "num_leases": len(self._leases),
+            "num_used_blocks": stats.num_used_blocks,
             "rank_pid": self._ranks.pids[0],
         }
 

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
 _IDLE_SWEEP_S = 1.0  # idle sessions are looked for this often
+# A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
+# that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
+_FIRST_MESSAGE_S = 30.0
 
 
 class Engine(Protocol):
@@ -43,6 +46,11 @@ class Engine(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
+        ...
+
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that sessions hold. May be read from any thread."""
         ...
 
     def wait_s(self, now: float) -> float:
@@ -78,6 +86,7 @@ class EnginePort(Protocol):
 class _SessionLease:
     lease_id: int
     last_seen_s: float
+    has_spoken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,7 @@ class LoopStats:
     num_ticks: int  # turns of the loop, idle ones too: rises while the thread is alive
     num_steps: int
     num_sessions: int
+    num_used_blocks: int  # KV blocks that sessions hold
     is_stepping: bool  # in a step now
     step_age_s: float  # for how long, if so
 
@@ -172,6 +182,7 @@ class EngineLoop:
             num_ticks=self._num_ticks,
             num_steps=self._num_steps,
             num_sessions=len(self._leases),
+            num_used_blocks=self._engine.num_used_blocks,
             is_stepping=started_s is not None,
             step_age_s=0.0 if started_s is None else self._clock() - started_s,
         )
@@ -232,6 +243,7 @@ class EngineLoop:
             lease = self._leases.get(session_id)
             if lease is not None:
                 lease.last_seen_s = now_s
+                lease.has_spoken = True
 
     def _sweep(self) -> None:
         now_s = self._clock()
@@ -248,7 +260,10 @@ class EngineLoop:
         with self._lock:
             for session_id, lease in list(self._leases.items()):
                 idle_s = now_s - lease.last_seen_s
-                if min(idle_s, engine_idle_s.get(session_id, idle_s)) > self._idle_timeout_s:
+                limit_s = self._idle_timeout_s
+                if not lease.has_spoken:
+                    limit_s = min(limit_s, _FIRST_MESSAGE_S)
+                if min(idle_s, engine_idle_s.get(session_id, idle_s)) > limit_s:
                     del self._leases[session_id]
                     self._to_close.append(session_id)
                     self._ended[session_id, lease.lease_id] = None

@@ -28,6 +28,7 @@ SIGNALS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
 WHOLE_LIMIT_S = 120.0
 OPERATOR_AFTER_S = 15.0  # how long a stopped controller is left so
 _IDLE_S = 1.0  # a stopped part is probed after this, if nobody else may need it
+_LONG_WAIT_S = 2.0  # longer ones are listed in the log
 _LULL_S = 3.0  # a fault strikes within this of the load being steady
 _STEADY_LIMIT_S = 60.0
 _ORPHAN_LIMIT_S = 15.0
@@ -110,6 +111,7 @@ class Campaign:
             for constrained in (False, True)
         )
         self._problems += [str(failure) for failure in self._load.take_failures()]
+        self._log_waits(struck_s, struck_s + whole_s)
         for problem in self._problems:
             logger.error("%s: %s", fault, problem)
         return Outcome(
@@ -122,6 +124,12 @@ class Campaign:
             ended_by=ended_by,
             problems=self._problems,
         )
+
+    def _log_waits(self, struck_s: float, whole_s: float) -> None:
+        for case, began_s, ended_s in self._load.waits(struck_s, whole_s):
+            if ended_s - began_s > _LONG_WAIT_S:
+                began, ended = began_s - struck_s, ended_s - struck_s
+                logger.info("  %s waited from %.1f to %.1f s", case.name, began, ended)
 
     def _await_end(self, fault: Fault, victim: psutil.Process, struck_s: float) -> str:
         """Wait until the victim is dead; who ended it if it was only stopped."""

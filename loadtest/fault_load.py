@@ -127,16 +127,24 @@ class FaultLoad:
             time.sleep(0.02)
         return False
 
+    def waits(self, from_s: float, to_s: float) -> list[tuple[Case, float, float]]:
+        """(case, from, to) of each wait that touched this stretch of time, open ones included."""
+        found = []
+        for stream in self._streams:
+            open_wait = (stream.waiting_since_s, time.monotonic())
+            for began_s, ended_s in [*stream.waits, open_wait]:
+                if began_s < to_s and ended_s > from_s:
+                    found.append((stream.case, began_s, ended_s))
+        return found
+
     def longest_wait(self, from_s: float, to_s: float, *, is_constrained: bool) -> float:
         """Seconds of the longest wait of such a stream that touched this stretch of time."""
-        longest_s = 0.0
-        for stream in self._streams:
-            if stream.case.is_constrained == is_constrained:
-                open_wait = (stream.waiting_since_s, time.monotonic())
-                for began_s, ended_s in [*stream.waits, open_wait]:
-                    if began_s < to_s and ended_s > from_s:
-                        longest_s = max(longest_s, ended_s - began_s)
-        return longest_s
+        lengths = [
+            ended_s - began_s
+            for case, began_s, ended_s in self.waits(from_s, to_s)
+            if case.is_constrained == is_constrained
+        ]
+        return max(lengths, default=0.0)
 
     def _run(self) -> None:
         try:

@@ -45,6 +45,7 @@ _ACTOR_KINDS = {
     "ProxyActor": "proxy",
 }
 _CONSTRAINT_CHILD = "deployments.constraint_child"
+_HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 _STATS_TIMEOUT_S = 20.0
 _POLL_S = 0.2
 
@@ -155,12 +156,9 @@ class FaultService:
         lines = []
         for name, replicas in self.stats().items():
             for index, stats in enumerate(replicas):
-                for key in ("num_sessions", "num_leases", "queue_length"):
+                for key in _HELD:
                     if stats.get(key):
                         lines.append(f"{name} {index}: {key} is {stats[key]:g}")
-                num_held = stats.get("num_blocks", 0) - stats.get("num_free_blocks", 0)
-                if num_held:
-                    lines.append(f"{name} {index}: {num_held:g} KV blocks are not free")
         return lines
 
     def wait_freed(self, limit_s: float) -> list[str]:

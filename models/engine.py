@@ -153,6 +153,12 @@ class Engine(ABC):
             pass_ms=(self._pass_s or 0.0) * 1e3,
         )
 
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that sessions hold. May be read from any thread."""
+        pool = self._runner.pool
+        return pool.num_blocks - pool.num_free
+
     def idle_s(self) -> dict[str, float]:
         """For each session the seconds since its last message or answer; 0 while it has a job."""
         now = self._clock()

@@ -46,6 +46,10 @@ class CountingEngine:
     def has_work(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def num_used_blocks(self) -> int:
+        return 7 * len(self._waiting)
+
     def wait_s(self, now: float) -> float:
         return self.forming_s if len(self._waiting) < 2 else 0.0
 
@@ -180,6 +184,17 @@ def test_idle_session_is_closed_and_reported_until_acknowledged() -> None:
     loop.acknowledge([("idle", idle), ("idle", 99)])
     assert loop.ended() == []
     assert loop.stats().num_sessions == 1
+
+
+def test_a_lessee_that_never_says_anything_is_not_waited_for_long() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port, idle_timeout_s=600.0)
+    for name in ("mute", "quiet"):
+        loop.admit(name)
+    port.arrivals.append([("p", opening("quiet"))])
+    while port.now_s < 60.0:
+        loop.tick()
+    assert engine.closed == ["mute"]
 
 
 def test_a_session_the_engine_works_for_is_not_idle() -> None:
