@@ -82,7 +82,7 @@ def asked_grammar(
     if outputs.regex is not None:
         return Grammar(kind="regex", text=outputs.regex)
     if outputs.choice is not None:
-        return Grammar(kind="choice", text=json.dumps(outputs.choice))
+        return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
     return _json_grammar(outputs.json_)
 
 
