@@ -121,10 +121,8 @@ def fit_noise(
         return float((best == wanted).double().mean())
 
     low, high = 0.0, _FIRST_NOISE
-    while agreement_at(high) > acceptance:
+    while agreement_at(high) > acceptance and high < _MOST_NOISE:
         low, high = high, 2 * high
-        if high > _MOST_NOISE:
-            raise ValueError(f"acceptance {acceptance} is below what noise alone gives")
     nearest = 1.0
     for _ in range(_MAX_STEPS):
         noise = (low + high) / 2
