@@ -13,7 +13,8 @@ from __future__ import annotations
 from models.grammar_choice import literal
 from models.grammar_limits import RegexLimits, refuse
 from models.regex_chars import Ranges
-from models.regex_syntax import Anchor, Chars, Choice, Node, Repeat, Sequence, parse_regex
+from models.regex_syntax import parse_regex
+from models.regex_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
 
 _EMPTY = Sequence(())
 _NOTHING = Chars(())  # no text at all

@@ -132,6 +132,8 @@ def test_chosen_patterns(
         ("(?P<1>a)", "bad group name '1'"),
         ("(?P<a>a)(?P<a>b)", "position 8: redefinition of group name 'a'"),
         ("(?P<a", "missing >"),
+        ("a{" + "9" * 4000 + "}", "position 1: repeat count 999"),
+        ("(?P<" + "<" * 4000 + ">a)", "position 0: bad group name '<<<"),
         ("(?#a", "unterminated comment"),
         ("(a", "position 0: missing ), unterminated group"),
         ("a)b", "position 1: unbalanced ')'"),
