@@ -15,7 +15,7 @@ from models.draft_engine import DraftEngine
 from models.grammar import GrammarCompiler, VocabularyInfo
 from models.grammar_host import GrammarHost
 from models.masks import LocalMaskSource, NoMaskSource
-from models.messages import DraftSource, Grammar, Sampling
+from models.messages import DraftSource, Grammar, Sampling, Verification
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.tokenizer import Tokenizer
@@ -100,11 +100,18 @@ def make_request(
     grammar: Grammar | None = None,
     top_p: float = 1.0,
     top_k: int = 0,
+    verification: Verification = "coupled",
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
-        sampling=Sampling(temperature=temperature, seed=seed, top_p=top_p, top_k=top_k),
+        sampling=Sampling(
+            temperature=temperature,
+            seed=seed,
+            top_p=top_p,
+            top_k=top_k,
+            verification=verification,
+        ),
         eos_ids=tuple(eos_ids),
         max_tokens=max_tokens,
         grammar=grammar,
@@ -122,13 +129,14 @@ async def local_service(
     limits: SessionLimits | None = None,
     speculation: SpeculationLimits | None = None,
     kv_cache_tokens: int = 8192,
+    max_model_len: int = 1024,
 ) -> AsyncIterator[LocalService]:
     def runner(path: Path) -> ModelRunner:
         return ModelRunner(
             EngineConfig(
                 model_path=str(path),
                 dtype=dtype,
-                max_model_len=1024,
+                max_model_len=max_model_len,
                 kv_cache_tokens=kv_cache_tokens,
             )
         )
@@ -139,11 +147,11 @@ async def local_service(
     )
     target_runner = runner(target_path)
     target = TargetEngine(target_runner, masks(), epoch=1)
-    target_pool = LocalEnginePool(target, epoch=1, max_model_len=1024)
+    target_pool = LocalEnginePool(target, epoch=1, max_model_len=max_model_len)
     draft = draft_pool = None
     if draft_path is not None:
         draft = DraftEngine(runner(draft_path), masks(), epoch=1)
-        draft_pool = LocalEnginePool(draft, epoch=1, max_model_len=1024)
+        draft_pool = LocalEnginePool(draft, epoch=1, max_model_len=max_model_len)
     services = Services(
         target_pool=target_pool,
         draft_pool=draft_pool,
@@ -153,7 +161,7 @@ async def local_service(
     )
     try:
         yield LocalService(
-            SpeculativeGenerator(services, max_model_len=1024),
+            SpeculativeGenerator(services, max_model_len=max_model_len),
             target,
             draft,
             target_pool,
