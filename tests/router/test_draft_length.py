@@ -160,8 +160,8 @@ def test_prompt_lookup_needs_no_measured_step_and_changes_none() -> None:
 def test_a_dear_link_stops_drafts_that_seldom_stand() -> None:
     """A plain round pays the link to the target once in several tokens, a drafted one each time."""
     measured = costs(7.0, 0.05, 0.0)
-    assert policy(measured, 0.1, source="ngram").plan(8).num_draft_tokens > 0
+    assert policy(measured, 0.5, source="ngram").plan(8).num_draft_tokens > 0
     for _ in range(100):
-        measured.observe_verify_link(3.0)
-    assert policy(measured, 0.1, source="ngram").plan(8).num_draft_tokens == 0
+        measured.observe_verify_link(6.0)
+    assert policy(measured, 0.5, source="ngram").plan(8).num_draft_tokens == 0
     assert policy(measured, 0.9, source="ngram").plan(8).num_draft_tokens > 0
