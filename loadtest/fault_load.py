@@ -181,7 +181,7 @@ async def ask(
     client: httpx.AsyncClient, url: str, case: Case, stream: _Stream | None = None
 ) -> Answer:
     """Send one case and read its stream to the end. Whatever goes wrong is in the answer."""
-    text, finish_reason, num_draft_tokens = "", None, 0
+    text, finish_reason, num_draft_tokens, is_done = "", None, 0, False
     try:
         async with client.stream("POST", url, json=case.body) as response:
             if response.status_code != httpx.codes.OK:
@@ -189,7 +189,8 @@ async def ask(
                 return Answer(error=f"HTTP {response.status_code}: {body[:500]}")
             async for event in _events(response):
                 if event == _DONE:
-                    return Answer(text, finish_reason, num_draft_tokens)
+                    is_done = True
+                    continue  # and read to the end, or the service sees a client that goes away
                 if stream is not None:
                     stream.tick()
                 chunk = json.loads(event)
@@ -201,6 +202,8 @@ async def ask(
                 num_draft_tokens = _num_draft_tokens(chunk) or num_draft_tokens
     except (httpx.HTTPError, OSError) as error:
         return Answer(text, error=f"{type(error).__name__}: {error} after {len(text)} characters")
+    if is_done:
+        return Answer(text, finish_reason, num_draft_tokens)
     return Answer(text, error=f"the stream was cut after {len(text)} characters")
 
 

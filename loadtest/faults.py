@@ -75,7 +75,7 @@ def run_campaign(arguments: argparse.Namespace, report: Report) -> None:
     """Serve, load, strike, and look at what is left."""
 
     def keeps_folder() -> bool:
-        return not report.is_clean
+        return arguments.keep_logs or not report.is_clean
 
     change = fault_config(arguments.replicas, arguments.patience)
     with served(arguments.config, change=change, keeps_folder=keeps_folder) as service:
@@ -194,6 +194,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         default=120.0,
         help="seconds a request may wait for a replica (queue_wait_s and failover_s)",
     )
+    parser.add_argument("--keep-logs", action="store_true", help="also when nothing failed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file for the results; the log beside it")
     return parser.parse_args(argv)
