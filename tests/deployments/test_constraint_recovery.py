@@ -22,12 +22,12 @@ from models.messages import (
     Masks,
 )
 from models.token_log import TokenLog
-from router.engine_session import EngineLimits
 from router.grammar_session import GrammarSession
+from router.limits import SessionLimits
 from tests.constraint_service import NESTED, ask, asking, pids, serving
 from tests.grammar_cases import json_schema, random_text, small_tokenizer, small_vocabulary
 
-LIMITS = EngineLimits(answer_timeout_s=20.0, resend_interval_s=10.0, rejoin_interval_s=0.2)
+LIMITS = SessionLimits(answer_timeout_s=20.0, resend_interval_s=10.0, rejoin_interval_s=0.2)
 
 
 class WorkersPool:
