@@ -123,19 +123,10 @@ class RankGroup:
             if stats is not None:
                 if stats.num_ticks != num_ticks:
                     num_ticks, since_s = stats.num_ticks, loop.time()
-                if complaint := self._complaint(stats, loop.time() - since_s):
+                still_s = loop.time() - since_s
+                if complaint := stall_complaint(self._model, stats, still_s):
                     return f"rank {number}: {complaint}"
             await asyncio.sleep(period_s)
-
-    def _complaint(self, stats: LoopStats, still_s: float) -> str:
-        """What is wrong with a leader whose loop has not turned for `still_s`, or ""."""
-        if stats.is_stepping:
-            if stats.step_age_s <= self._model.step_timeout_s:
-                return ""
-            return f"one pass takes {stats.step_age_s:.1f} s, more than step_timeout_s"
-        if still_s <= self._model.stall_timeout_s:
-            return ""
-        return f"no turn of the engine loop for {still_s:.1f} s (stall_timeout_s)"
 
     def kill(self) -> None:
         """End all ranks, stopped ones too. Idempotent; does not wait for them to be gone."""
@@ -151,6 +142,17 @@ class RankGroup:
         if self._meeting.startswith("file://"):
             folder = Path(self._meeting.removeprefix("file://")).parent
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def stall_complaint(model: ModelConfig, stats: LoopStats, still_s: float) -> str:
+    """What is wrong with a leader whose loop has not turned for `still_s` seconds, or ""."""
+    if stats.is_stepping:
+        if stats.step_age_s <= model.step_timeout_s:
+            return ""
+        return f"one pass takes {stats.step_age_s:.1f} s, more than step_timeout_s"
+    if still_s <= model.stall_timeout_s:
+        return ""
+    return f"no turn of the engine loop for {still_s:.1f} s (stall_timeout_s)"
 
 
 async def _all(refs: Any) -> list[Any]:

@@ -66,6 +66,25 @@ def test_gpu_model_reserves_a_gpu_for_its_rank_and_none_for_its_coordinator() ->
     assert not found.ray_actor_options.get("num_gpus")
 
 
+def test_every_rank_has_a_bundle_with_a_gpu_of_its_own() -> None:
+    found = deployments(
+        build(
+            config(
+                draft={
+                    "model_path": str(DEMO / "draft"),
+                    "max_model_len": 256,
+                    "device": "cuda",
+                    "tensor_parallel_size": 4,
+                }
+            )
+        )
+    )
+    assert [bundle["GPU"] for bundle in found["Draft"]._replica_config.placement_group_bundles] == [
+        1
+    ] * 4
+    assert len(found["Target"]._replica_config.placement_group_bundles) == 1
+
+
 def test_wrong_pair_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"draft\.model_path: no such folder"):
         build(config(draft={"model_path": str(tmp_path / "nothing")}))

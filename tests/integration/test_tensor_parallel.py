@@ -12,6 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -19,14 +20,24 @@ import pytest
 import ray
 import torch
 from ray import serve
+from ray.exceptions import RayError
 from transformers import LlamaForCausalLM
 
 from deployments.app import bind_engine
 from deployments.config import REPO_ROOT, LinkConfig, ModelConfig
-from deployments.link_client import LinkClient
+from deployments.link_client import LinkChannel, LinkClient
 from deployments.pools import engine_pool
+from deployments.rank_group import RankGroup
 from models.errors import LinkLost, Unavailable
-from models.messages import Open, Sampling, Verdict, Verify
+from models.messages import (
+    EngineReply,
+    EngineRequest,
+    LeaseGrant,
+    Open,
+    Sampling,
+    Verdict,
+    Verify,
+)
 from router.ports import EngineLease
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -66,18 +77,22 @@ def expected(model_path: str) -> list[int]:
     return output[0, len(PROMPT) :].tolist()
 
 
+def model(path: str, **overrides: Any) -> ModelConfig:
+    fields = {
+        "model_path": path,
+        "dtype": "float32",
+        "max_model_len": 256,
+        "kv_cache_tokens": 2048,
+        "max_sessions": 64,
+        "tensor_parallel_size": 2,
+        "lease_idle_timeout_s": LEASE_IDLE_TIMEOUT_S,
+        "stall_timeout_s": STALL_TIMEOUT_S,
+    }
+    return ModelConfig(**(fields | overrides))
+
+
 @pytest.fixture(scope="module")
 def cluster(model_path: str) -> Iterator[None]:
-    model = ModelConfig(
-        model_path=model_path,
-        dtype="float32",
-        max_model_len=256,
-        kv_cache_tokens=2048,
-        max_sessions=64,
-        tensor_parallel_size=2,
-        lease_idle_timeout_s=LEASE_IDLE_TIMEOUT_S,
-        stall_timeout_s=STALL_TIMEOUT_S,
-    )
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -90,7 +105,7 @@ def cluster(model_path: str) -> Iterator[None]:
             object_store_memory=100 * 1024 * 1024,
         )
         serve.start(proxy_location="Disabled")
-        app = bind_engine("Target", "target", model, LINK)
+        app = bind_engine("Target", "target", model(model_path), LINK)
         serve.run(app, name="target", route_prefix=None)
         yield
         serve.shutdown()
@@ -111,7 +126,15 @@ def handle() -> Any:
     return serve.get_deployment_handle("Target", "target")
 
 
-async def text_of(lease: EngineLease, session_id: str) -> list[int]:
+@dataclass
+class Held:
+    """A lease without Serve."""
+
+    grant: LeaseGrant
+    channel: LinkChannel[EngineRequest, EngineReply]
+
+
+async def text_of(lease: EngineLease | Held, session_id: str, seq: int = 1) -> list[int]:
     """The target's own text on PROMPT."""
     header: dict[str, Any] = {"session_id": session_id, "epoch": lease.grant.endpoint.epoch}
     lease.channel.send(
@@ -120,7 +143,7 @@ async def text_of(lease: EngineLease, session_id: str) -> list[int]:
     lease.channel.send(
         Verify(
             **header,
-            seq=1,
+            seq=seq,
             base_len=0,
             prefix_hash=0,
             tokens=PROMPT,
@@ -152,6 +175,14 @@ def is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+async def gone(pids: list[int]) -> None:
+    """Wait until none of these processes is left."""
+    deadline = time.monotonic() + WAIT_S
+    while left := [pid for pid in pids if not is_gone(pid)]:
+        assert time.monotonic() < deadline, f"left: {left}"
+        await asyncio.sleep(0.05)
 
 
 async def test_ranks_write_the_text_of_one_process(links: LinkClient, expected: list[int]) -> None:
@@ -199,6 +230,43 @@ async def test_lease_of_a_dead_router_ends(links: LinkClient) -> None:
     await stats_become(num_leases=0, num_sessions=0)
 
 
+async def test_a_pass_that_hangs_loses_the_group(links: LinkClient, model_path: str) -> None:
+    """The follower's process is stopped, but only the pass has a short limit here."""
+    group = RankGroup("target", model(model_path, stall_timeout_s=WAIT_S, step_timeout_s=2.0), LINK)
+    try:
+        grant = (await group.start())[0].grant
+        assert grant is not None
+        watch = asyncio.create_task(group.watch())
+        await group.leader.admit.remote("h", links.public_key)
+        lease = Held(grant, links.channel(grant.endpoint, "h", EngineReply))
+        await text_of(lease, "h")
+        os.kill(group.pids[1], signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await text_of(lease, "h", seq=2)
+        assert not watch.done()
+        async with asyncio.timeout(WAIT_S):
+            reason = await watch
+        print(reason)
+        assert "rank 0" in reason, "the leader's pass is what fails"
+    finally:
+        pids = group.pids
+        group.kill()
+    await gone(pids)
+
+
+async def test_ranks_that_cannot_load_say_why_and_leave(cluster: None, model_path: str) -> None:
+    group = RankGroup("target", model(model_path, tensor_parallel_size=3), LINK)
+    try:
+        with pytest.raises(RayError, match="tensor_parallel_size 3: it does not divide"):
+            await group.start()
+    finally:
+        pids = group.pids
+        group.kill()
+    assert len(pids) == 3
+    await gone(pids)
+
+
 @pytest.mark.parametrize("rank", [1, 0], ids=["follower", "leader"])
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_losing_any_rank_replaces_the_replica(
@@ -216,9 +284,7 @@ async def test_losing_any_rank_replaces_the_replica(
             await waiting
     noticed_s = time.monotonic() - began_s
     await lease.release()
-    while not all(map(is_gone, pids)):
-        assert time.monotonic() - began_s < WAIT_S, f"left: {pids}"
-        await asyncio.sleep(0.05)
+    await gone(pids)
     gone_s = time.monotonic() - began_s
     lease = await pool.lease("c", timeout_s=WAIT_S)
     assert await text_of(lease, "c") == expected
