@@ -67,11 +67,11 @@ class RoundPlanner:
     def after_miss(self) -> RoundPlan:
         """The plan in place of one whose draft did not come or is empty.
 
-        The target goes on alone, twice as far after each miss: where nothing ever matches, a
-        round costs what it costs without a drafter, and a match is noticed soon where there
-        have been some.
+        The target goes on alone, a step further after every second miss: where nothing ever
+        matches, a round comes to cost what it costs without a drafter, and where there have been
+        matches the next one is noticed soon.
         """
-        run_on = min(2**self._num_misses, _PLAIN_STEPS_PER_ROUND)
+        run_on = min(1 + self._num_misses // 2, _PLAIN_STEPS_PER_ROUND)
         self._num_misses += 1
         return RoundPlan(0, run_on)
 

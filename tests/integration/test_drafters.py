@@ -7,11 +7,21 @@ say, and draft and target disagree often.
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
-from local_service import LocalService, local_service, make_request
+from grammar_cases import TEN_SCHEMAS
+from local_service import (
+    DEMO,
+    LocalService,
+    demo_grammar_host,
+    demo_tokenizer,
+    local_service,
+    make_request,
+)
 
-from models.messages import DraftSource
+from loadtest.prompts import demo_prompts as held_out_prompts
+from models.messages import DraftSource, Grammar
 from router.generation import Delta, Finished, GenerationRequest
 from router.limits import SessionLimits, SpeculationLimits
 
@@ -110,6 +120,26 @@ async def test_a_draft_that_dies_mid_stream(
         else:
             assert drafted_by["ngram"] > 0
         assert await service.freed()
+
+
+async def test_lookup_under_a_grammar_proposes_what_may_be_illegal_and_changes_no_text() -> None:
+    """It knows no grammar; the target refuses what its mask forbids."""
+    [prompt] = held_out_prompts(1, seed=17, kind="extraction")
+    eos_ids = demo_tokenizer().eos_ids
+    grammar = Grammar(kind="json_schema", text=json.dumps(TEN_SCHEMAS["nested"]))
+    async with local_service(
+        DEMO / "target", None, speculation=LOOKUP, grammar_host=demo_grammar_host()
+    ) as service:
+        answers = [
+            await service.generate(
+                request(f"k{k}", prompt, 1.0, k=k, grammar=grammar, eos_ids=eos_ids)
+            )
+            for k in (0, 1, 5, None)
+        ]
+        assert await service.freed()
+    texts = [ids for ids, _, _ in answers]
+    assert texts[1:] == texts[:-1]
+    assert answers[2][1].speculation.num_drafted_by["ngram"] > 0
 
 
 class _NoText:

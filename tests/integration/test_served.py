@@ -284,10 +284,10 @@ def test_the_draft_may_die_under_running_streams(demo: ServedDemo, client: opena
             extra_body={"speculation": {"k": 3}},
         )
         stats = answer.model_dump()["metrics"]["speculative_decoding"]
-        if stats and stats["num_draft_tokens"] > 0:
+        if stats["num_draft_tokens_by"].get("draft_model"):  # not only lookup, which fills in
             return
         time.sleep(0.5)
-    pytest.fail("speculation did not resume within 120 s")
+    pytest.fail("the draft model did not come back within 120 s")
 
 
 def draft_ranks(demo: ServedDemo) -> list[Any]:
