@@ -16,6 +16,7 @@ def stats(*, step_age_s: float | None) -> LoopStats:
         num_ticks=7,
         num_steps=3,
         num_sessions=1,
+        num_used_blocks=1,
         is_stepping=step_age_s is not None,
         step_age_s=step_age_s or 0.0,
     )
