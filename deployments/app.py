@@ -27,6 +27,7 @@ from deployments.router import Router
 _COORDINATOR_CPUS = 0.1
 _SPARE_REQUESTS = 64
 _HEALTH_PERIOD_S = 1.0
+_ROUTER_STALL_TIMEOUT_S = 10.0  # a router silent for longer is replaced
 _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a replica; fixed
 _LEASE_ROUTER = "deployments.lease_router:LeaseRouter"
 _QUIET = {"enable_access_log": False}  # a line and 0.3 ms per call otherwise
@@ -52,6 +53,8 @@ def build(args: AppConfig) -> Application:
         # Room beyond what is admitted, so that the router itself can answer 429 and /health.
         max_ongoing_requests=num_admitted + _SPARE_REQUESTS,
         max_queued_requests=num_admitted,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
     ).bind(config.router, draft, target, constraint)
 
 

@@ -94,7 +94,7 @@ class GrammarServiceConfig(Section):
         default=256, description="Sessions (leases) one replica holds at once."
     )
     lease_idle_timeout_s: PositiveFloat = Field(
-        default=600.0, description="Seconds after which a lease without any message ends."
+        default=120.0, description="Seconds after which a lease without any message ends."
     )
     stall_timeout_s: PositiveFloat = Field(
         default=10.0,

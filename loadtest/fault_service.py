@@ -16,12 +16,14 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from loadtest.served import Config, Served
 
 APP = "outrider"
-DEPLOYMENTS = ("Target", "Draft", "Constraint")
+INGRESS = "Router"
 
 # What may be killed; the last two are where clients are connected, so they notice.
 HIDDEN_KINDS = (
@@ -114,7 +116,8 @@ class FaultService:
         ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="faults"
         )
-        self._handles = {name: serve.get_deployment_handle(name, APP) for name in DEPLOYMENTS}
+        names = set(serve.status().applications[APP].deployments) - {INGRESS}
+        self._handles = {name: serve.get_deployment_handle(name, APP) for name in names}
         self._expected = {kind: len(found) for kind, found in self.parts().items()}
         return self
 
@@ -134,7 +137,10 @@ class FaultService:
         return found
 
     def missing(self) -> str:
-        """What is not as it was at the start, for people; empty when the service is whole."""
+        """What is not as it was at the start, for people; empty when the service is whole.
+
+        Asks Serve last: a stopped controller would not answer.
+        """
         parts = self.parts()
         for kind, wanted in self._expected.items():
             if len(parts[kind]) != wanted:
@@ -154,7 +160,11 @@ class FaultService:
     def held(self) -> list[str]:
         """Sessions, leases and KV blocks that are not free, one line each."""
         lines = []
-        for name, replicas in self.stats().items():
+        try:
+            stats_by_name = self.stats()
+        except (RayError, RayServeException, TimeoutError) as error:
+            return [f"no counters to be had: {error}"]  # a fresh handle knows no replicas yet
+        for name, replicas in stats_by_name.items():
             for index, stats in enumerate(replicas):
                 for key in _HELD:
                     if stats.get(key):
@@ -190,7 +200,10 @@ class FaultService:
                 raise ValueError(f"--kinds: this config has no {kind} process")
 
     def _unhealthy(self) -> str:
-        deployments = serve.status().applications[APP].deployments
+        try:
+            deployments = serve.status().applications[APP].deployments
+        except RayError as error:
+            return f"the controller does not answer: {error}"
         for name, deployment in deployments.items():
             states = {str(state): count for state, count in deployment.replica_states.items()}
             if deployment.status != "HEALTHY" or set(states) != {"RUNNING"}:
