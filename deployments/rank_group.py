@@ -111,6 +111,7 @@ class RankGroup:
         num_ticks, since_s = -1, loop.time()
         while True:
             answer = asyncio.ensure_future(rank.pulse.remote())
+            answer.add_done_callback(_note_outcome)
             # Not a timeout: an answer that came while this process itself was held up counts.
             done, _ = await asyncio.wait([answer], timeout=limit_s)
             if not done:
@@ -153,6 +154,12 @@ def stall_complaint(model: ModelConfig, stats: LoopStats, still_s: float) -> str
     if still_s <= model.stall_timeout_s:
         return ""
     return f"no turn of the engine loop for {still_s:.1f} s (stall_timeout_s)"
+
+
+def _note_outcome(answer: asyncio.Future[Any]) -> None:
+    """Look at the outcome, or asyncio complains that nobody did when the group is killed."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def _all(refs: Any) -> list[Any]:
