@@ -167,8 +167,15 @@ def _print(report: Report) -> None:
         print(f"FAILURE: {leftover}")
     if report.crash:
         print(f"FAILURE: {report.crash}")
-    verdict = "every request completed with its text, everything was freed"
-    print(f"result: {verdict if report.is_clean else 'something failed, see the log'}")
+    print(f"result: {_verdict(report)}")
+
+
+def _verdict(report: Report) -> str:
+    if not report.is_clean:
+        return "something failed, see the log"
+    num_cut = sum(len(outcome.problems) for outcome in report.outcomes)
+    exceptions = f" but {num_cut} whose own end was struck" if num_cut else ""
+    return f"every request{exceptions} completed with its text, everything was freed"
 
 
 def _log_to(path: Path | None) -> None:
