@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from models.attention import ATTENTION_NAME
 from models.config import EngineConfig
+from models.fused_decoder import FusedDecoder, can_fuse
 from models.linear import can_pack, make_rowwise
 
 _ROTARY_ROWS_PER_CALL = 64  # small enough that torch computes them in one thread
@@ -36,6 +37,7 @@ class Checkpoint:
     num_key_heads: int
     head_dim: int
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
+    fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
 
 def load_checkpoint(config: EngineConfig) -> Checkpoint:
@@ -52,7 +54,14 @@ def load_checkpoint(config: EngineConfig) -> Checkpoint:
     text = hf_config.get_text_config()
     num_heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
-    checkpoint = Checkpoint(
+    fix_rotary_tables(model, config.max_model_len)
+    fused = None
+    if model.device.type == "cpu" and can_pack(model.dtype):
+        if can_fuse(model):
+            fused = FusedDecoder(model, config.max_model_len)
+        else:
+            make_rowwise(model)
+    return Checkpoint(
         model=model,
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
@@ -60,11 +69,8 @@ def load_checkpoint(config: EngineConfig) -> Checkpoint:
         num_key_heads=getattr(text, "num_key_value_heads", None) or num_heads,
         head_dim=head_dim,
         eos_ids=_eos_ids(model),
+        fused=fused,
     )
-    fix_rotary_tables(model, config.max_model_len)
-    if model.device.type == "cpu" and can_pack(model.dtype):
-        make_rowwise(model)
-    return checkpoint
 
 
 def read_config(model_path: str) -> PreTrainedConfig:
