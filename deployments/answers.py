@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from models.messages import DraftSource
 from router.generation import Finished, FinishReason, SpeculationStats
 
 
@@ -51,6 +52,7 @@ class SpeculativeDecoding(BaseModel):
     num_spec_steps: int
     num_accepted_draft_tokens: int
     num_draft_tokens: int
+    num_draft_tokens_by: dict[DraftSource, int]  # who drafted them: draft_model, ngram
     num_spec_tokens: int
 
 
@@ -187,6 +189,7 @@ def metrics_of(stats: SpeculationStats) -> Metrics:
             num_spec_steps=stats.num_spec_steps,
             num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
             num_draft_tokens=stats.num_draft_tokens,
+            num_draft_tokens_by=dict(stats.num_drafted_by),
             num_spec_tokens=stats.num_spec_tokens,
         ),
         rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),

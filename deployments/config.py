@@ -63,7 +63,8 @@ class ModelConfig(Section):
         default=120.0, description="Seconds without a message after which a session is freed."
     )
     stall_timeout_s: PositiveFloat = Field(
-        default=10.0, description="Seconds of silence after which a rank's process counts as dead."
+        default=10.0,
+        description="Seconds of silence after which a rank or its coordinator counts as dead.",
     )
     step_timeout_s: PositiveFloat = Field(
         default=120.0, description="Seconds one pass may take; then the replica is replaced."
@@ -94,6 +95,10 @@ class GrammarServiceConfig(Section):
     )
     lease_idle_timeout_s: PositiveFloat = Field(
         default=600.0, description="Seconds after which a lease without any message ends."
+    )
+    stall_timeout_s: PositiveFloat = Field(
+        default=10.0,
+        description="Seconds of silence after which a replica's process counts as dead.",
     )
 
 
@@ -211,11 +216,17 @@ class AppConfig(Section):
     target: ModelConfig = Field(description="The model whose text is served.")
     draft: ModelConfig | None = Field(
         default=None,
-        description="The model that guesses ahead; null: none, every session runs k = 0.",
+        description="The model that guesses ahead; null: none, only prompt lookup drafts.",
     )
     constraint: GrammarServiceConfig = Field(default_factory=GrammarServiceConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     link: LinkConfig = Field(default_factory=LinkConfig)
+
+    @model_validator(mode="after")
+    def _check_method(self) -> AppConfig:
+        if self.router.speculation.method == "draft_model" and self.draft is None:
+            raise ValueError("router.speculation.method draft_model needs a draft section")
+        return self
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> AppConfig:

@@ -27,7 +27,7 @@ import msgspec
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_process import ChildProcess, Death, Reply
 from models.errors import UnsupportedGrammar
-from models.grammar_limits import FIELD, SchemaLimits, check_size
+from models.grammar_limits import NOUNS, SchemaLimits, check_size
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -188,7 +188,7 @@ class ConstraintWorkers:
         reason = self._refused.get(message.grammar)
         if reason is None:
             try:
-                check_size(message.grammar.text, self._schema_limits)
+                check_size(message.grammar, self._schema_limits)
             except UnsupportedGrammar as error:
                 reason = error.message
         if reason is None:
@@ -271,7 +271,7 @@ class ConstraintWorkers:
         if grammar is None:
             return None
         self._refused[grammar] = (
-            f"{FIELD}: the schema is too complex, it ended the process that served it: "
+            f"the {NOUNS[grammar.kind]} is too complex, it ended the process that served it: "
             f"{death.reason}; its memory limit is {self._config.memory_limit_mb} MB"
         )
         while len(self._refused) > _MAX_REFUSED:

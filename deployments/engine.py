@@ -1,37 +1,41 @@
 """The Serve deployments Draft and Target: a coordinator that owns one model's rank processes.
 
 The coordinator holds no model and no GPU. It starts the ranks in its replica's placement group,
-keeps a call outstanding on each (so that a death is noticed at once), answers health checks, and
-hands out leases. When a rank dies the coordinator's process ends too: every lease then fails at
-once, routers' handles stop choosing the replica at once, and Serve starts a new one. Refusing
-leases and failing health checks instead would leave an idle-looking replica that attracts all new
-leases until the next check. Messages of sessions never pass through here.
+watches them (`rank_group`), answers health checks, and hands out leases. When a rank is lost the
+coordinator ends the others and then its own process: every lease then fails at once, routers'
+handles stop choosing the replica at once, and Serve starts a new one. Refusing leases and failing
+health checks instead would leave an idle-looking replica that attracts all new leases until the
+next check. Messages of sessions never pass through here.
+
+Serve cancels the task of a lease when its router lets go, and Ray then cancels every call that the
+task has made, on the way or not. So a lease makes no call itself: calls to ranks come from tasks
+that run in the context of `__init__`, and what must not be lost (leases that ended, on either
+side) is told again until it is acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
-import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
 
-import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import get_current_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config import LinkConfig, ModelConfig
-from deployments.leader import EngineKind, Rank, RankReport
+from deployments.engine_loop import LoopStats
+from deployments.leader import EngineKind, LeaseKey, RankReport
+from deployments.rank_group import RankGroup
 from models.messages import LeaseGrant, LeaseRequest
 
 logger = logging.getLogger("ray.serve")
 
 _CONTROL_TIMEOUT_S = 5.0  # for a control call, which waits for nothing but the GIL
-_SWEEP_PERIOD_S = 1.0
-_STALL_S = 60.0  # an engine thread that has not turned for so long is dead, whatever Ray says
-_CONTROL_THREADS = 4
+_SETTLE_PERIOD_S = 1.0  # leases that ended at the leader are asked for this often
+
+Result = TypeVar("Result")
 
 
 class EngineReplica:
@@ -49,135 +53,149 @@ class EngineReplica:
         # An accident here must not take a GPU that is meant for a rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._kind = kind
-        self._model = model
-        self._leases: dict[tuple[str, int], asyncio.Event] = {}
+        self._own_context = contextvars.copy_context()
+        self._leases: dict[LeaseKey, asyncio.Event] = {}
+        self._released: set[LeaseKey] = set()  # to be told to the leader
+        self._has_released = asyncio.Event()
         self._is_stopping = False
-        self._progress = (-1, time.monotonic())  # ticks of the leader's loop, and since when
-        self._rank: Any = _start_rank(kind, model, link)
+        self._ranks = RankGroup(kind, model, link)
         logger.info("%s: loading %s (%s, %s)", kind, model.model_path, model.dtype, model.device)
-        report: RankReport = await self._rank.load.remote()
-        self._grant = report.grant
-        self._rank_pid = report.pid
-        self._loop_ref = self._rank.run_loop.remote()
+        try:
+            reports = await self._ranks.start()
+        except BaseException:
+            self._ranks.kill()
+            raise
+        grant = reports[0].grant
+        assert grant is not None, "the leader grants leases"
+        self._grant = grant
         self._tasks = [
-            asyncio.create_task(self._watch_rank(), name="watch-rank"),
-            asyncio.create_task(self._sweep(), name="sweep-leases"),
+            asyncio.create_task(self._watch_ranks(), name="watch-ranks"),
+            asyncio.create_task(self._settle_leases(), name="settle-leases"),
         ]
-        _log_ready(kind, report)
+        _log_ready(kind, reports, grant)
 
     async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant, None]:
         """Admit one session: yields where to reach the leader, then stays open with the lease.
 
         Ends when the session idles out at the leader; the caller ends it by cancelling.
         """
-        async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-            lease_id: int = await self._rank.admit.remote(request.session_id, request.public_key)
-        key = (request.session_id, lease_id)
-        ended = self._leases[key] = asyncio.Event()
+        admission = self._in_own_context(self._admit(request))
         try:
+            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+                key = await asyncio.shield(admission)
             yield self._grant
-            await ended.wait()
+            await self._leases[key].wait()
         finally:
-            self._leases.pop(key, None)
-            # Not awaited: this runs when the lease is cancelled, too.
-            self._rank.release.remote(*key)
+            # Also when the lease was cancelled before the leader had answered.
+            admission.add_done_callback(self._release)
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica after three failures in a row.
 
+        Ranks are watched all the time, so nothing is asked of them here.
+
         Raises:
-            TimeoutError: the rank's process does not answer.
-            RuntimeError: its engine thread has stopped turning.
+            RuntimeError: a task that this replica cannot do without has ended.
         """
-        async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-            stats = await self._rank.stats.remote()
-        now_s = time.monotonic()
-        num_ticks, since_s = self._progress
-        if stats.num_ticks != num_ticks:
-            self._progress = (stats.num_ticks, now_s)
-        elif now_s - since_s > _STALL_S:
-            raise RuntimeError(f"{self._kind}: no turn of the engine loop for {_STALL_S:g} s")
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"{self._kind}: task {task.get_name()} has ended")
 
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""
-        stats = await self._rank.stats.remote()
+        async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+            stats = await self._in_own_context(self._leader_stats())
         return {
             "num_sessions": stats.num_sessions,
             "num_steps": stats.num_steps,
             "num_leases": len(self._leases),
-            "rank_pid": self._rank_pid,
+            "num_used_blocks": stats.num_used_blocks,
+            "rank_pid": self._ranks.pids[0],
         }
 
-    def __del__(self) -> None:
-        """Called by Serve when the replica is stopped; the rank goes with it."""
-        self._is_stopping = True
-        rank = getattr(self, "_rank", None)
-        if rank is not None:
-            ray.kill(rank)
+    async def rank_pids(self) -> list[int]:
+        """Processes of the ranks, the leader's first."""
+        return self._ranks.pids
 
-    async def _watch_rank(self) -> None:
-        reason = "its loop ended"
-        try:
-            await self._loop_ref
-        except RayError as error:
-            reason = str(error)
+    def __del__(self) -> None:
+        """Called by Serve when the replica is stopped; the ranks go with it."""
+        self._is_stopping = True
+        ranks = getattr(self, "_ranks", None)
+        if ranks is not None:
+            ranks.kill()
+
+    def _in_own_context(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run `work` so that Ray does not take its calls for those of the current request."""
+        return asyncio.get_running_loop().create_task(work, context=self._own_context)
+
+    async def _admit(self, request: LeaseRequest) -> LeaseKey:
+        lease_id: int = await self._ranks.leader.admit.remote(
+            request.session_id, request.public_key
+        )
+        key = (request.session_id, lease_id)
+        self._leases[key] = asyncio.Event()
+        return key
+
+    async def _leader_stats(self) -> LoopStats:
+        stats: LoopStats = await self._ranks.leader.stats.remote()
+        return stats
+
+    def _release(self, admission: asyncio.Task[LeaseKey]) -> None:
+        if admission.cancelled() or admission.exception() is not None:
+            return  # the leader is gone, and its sessions with it
+        key = admission.result()
+        self._leases.pop(key, None)
+        self._released.add(key)
+        self._has_released.set()
+
+    async def _watch_ranks(self) -> None:
+        reason = await self._ranks.watch()
         if not self._is_stopping:
-            logger.error("%s: the model's process is gone, replica ends: %s", self._kind, reason)
+            logger.error("%s: the model is lost, replica ends: %s", self._kind, reason)
+            self._ranks.kill()
             logging.shutdown()
             os._exit(1)
 
-    async def _sweep(self) -> None:
-        """End the leases of sessions that the leader closed because they were idle."""
+    async def _settle_leases(self) -> None:
+        """Tell the leader which leases ended here; end those that it ended for being idle."""
+        acknowledged: list[LeaseKey] = []
         while True:
-            await asyncio.sleep(_SWEEP_PERIOD_S)
+            await self._wait_for_releases()
+            released = list(self._released)
             try:
                 async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-                    keys = await self._rank.take_ended.remote()
+                    ended = await self._ranks.leader.settle.remote(released, acknowledged)
             except (RayError, TimeoutError):
-                continue  # the watch and the health check deal with a dead or stuck rank
-            for session_id, lease_id in keys:
-                ended = self._leases.get((session_id, lease_id))
-                if ended is not None:
-                    ended.set()
+                # Told again; whether the leader is lost, the watch decides.
+                await asyncio.sleep(_SETTLE_PERIOD_S)
+                continue
+            self._released.difference_update(released)
+            acknowledged = ended
+            for key in ended:
+                if key in self._leases:
+                    self._leases[key].set()
+
+    async def _wait_for_releases(self) -> None:
+        self._has_released.clear()
+        if self._released:
+            return
+        try:
+            async with asyncio.timeout(_SETTLE_PERIOD_S):
+                await self._has_released.wait()
+        except TimeoutError:
+            return
 
 
-def _start_rank(kind: EngineKind, model: ModelConfig, link: LinkConfig) -> Any:
-    """Rank 0 in bundle 0 of the replica's placement group, with that bundle's GPUs."""
-    group = get_current_placement_group()
-    num_gpus = 0.0
-    strategy: Any = "DEFAULT"
-    if group is not None:
-        num_gpus = group.bundle_specs[0].get("GPU", 0.0)
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-    as_actor: Any = ray.remote(concurrency_groups={"control": _CONTROL_THREADS})  # type: ignore[call-overload]  # missing in Ray's stubs
-    return (
-        as_actor(Rank)
-        .options(
-            num_cpus=0,  # the bundle reserves them
-            num_gpus=num_gpus,
-            max_restarts=0,  # a restarted rank would have neither weights nor sessions
-            max_task_retries=0,
-            scheduling_strategy=strategy,
-            runtime_env={
-                "env_vars": {
-                    "OMP_NUM_THREADS": str(model.num_threads),
-                    "OMP_WAIT_POLICY": "passive",
-                }
-            },
-        )
-        .remote(kind, model, link, 0, model.tensor_parallel_size)
-    )
-
-
-def _log_ready(kind: EngineKind, report: RankReport) -> None:
-    grant = report.grant
+def _log_ready(kind: EngineKind, reports: list[RankReport], grant: LeaseGrant) -> None:
     logger.info(
-        "%s: ready in %.1f s: pid %d, %s, KV for %d tokens, max_model_len %d, batch_invariant %s",
+        "%s: ready in %.1f s: pid %s, %s, weights %s MB, KV for %d tokens, max_model_len %d, "
+        "batch_invariant %s",
         kind,
-        report.load_s,
-        report.pid,
+        max(report.load_s for report in reports),
+        " ".join(str(report.pid) for report in reports),
         grant.endpoint.address,
-        report.kv_cache_tokens,
+        " ".join(f"{report.weight_bytes / 1e6:.1f}" for report in reports),
+        reports[0].kv_cache_tokens,
         grant.max_model_len,
         grant.batch_invariant,
     )

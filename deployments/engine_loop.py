@@ -5,8 +5,10 @@ behind queues (`local_pool.py`); an `EnginePort` is the difference. It knows nei
 
 Only leased sessions are served: an `Open` without a lease is dropped, so that a late message
 cannot bring back a session that was released. A lease ends by `release`, or by itself when its
-session is idle for too long; `take_ended` tells which did. Apart from `run`, every method may be
-called from another thread. An exception out of `step` is the engine's death and leaves `run`.
+session is idle for too long; `ended` tells which did until told that this is known. A session that
+the engine works for, or whose message came during a long step, is not idle. Apart from `run`, every
+method may be called from another thread. An exception out of `step` is the engine's death and
+leaves `run`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
 _IDLE_SWEEP_S = 1.0  # idle sessions are looked for this often
+# A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
+# that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
+_FIRST_MESSAGE_S = 30.0
 
 
 class Engine(Protocol):
@@ -43,8 +48,17 @@ class Engine(Protocol):
         """Whether `step` would do something."""
         ...
 
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that sessions hold. May be read from any thread."""
+        ...
+
     def wait_s(self, now: float) -> float:
         """How long the next step should still wait for more sessions to arrive, seconds."""
+        ...
+
+    def idle_s(self) -> dict[str, float]:
+        """Seconds since each session's last message or answer; 0 while it is being worked for."""
         ...
 
     def close(self, session_id: str) -> None:
@@ -72,6 +86,7 @@ class EnginePort(Protocol):
 class _SessionLease:
     lease_id: int
     last_seen_s: float
+    has_spoken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,7 @@ class LoopStats:
     num_ticks: int  # turns of the loop, idle ones too: rises while the thread is alive
     num_steps: int
     num_sessions: int
+    num_used_blocks: int  # KV blocks that sessions hold
     is_stepping: bool  # in a step now
     step_age_s: float  # for how long, if so
 
@@ -94,6 +110,7 @@ class EngineLoop:
         idle_timeout_s: a leased session that is silent for longer is closed and its lease ended.
         poll_s: longest wait for messages before the loop looks for a stop or idle sessions.
         clock: seconds, monotonic; the same clock as the engine's.
+        keep_alive: called in every turn, from the engine's thread; for those who follow the engine.
     """
 
     def __init__(
@@ -104,17 +121,19 @@ class EngineLoop:
         idle_timeout_s: float,
         poll_s: float = 0.1,
         clock: Callable[[], float] = time.perf_counter,
+        keep_alive: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
         self._port = port
         self._idle_timeout_s = idle_timeout_s
         self._poll_s = poll_s
         self._clock = clock
+        self._keep_alive = keep_alive
         self._stopping = threading.Event()
         self._leases: dict[str, _SessionLease] = {}
         self._num_leases = 0
         self._to_close: deque[str] = deque()
-        self._ended: deque[tuple[str, int]] = deque()
+        self._ended: dict[tuple[str, int], None] = {}  # in order
         self._lock = threading.Lock()
         self._num_ticks = 0
         self._num_steps = 0
@@ -140,12 +159,16 @@ class EngineLoop:
             self._to_close.append(session_id)
         self._port.wake()
 
-    def take_ended(self) -> list[tuple[str, int]]:
-        """(session id, lease id) of the leases that ended by idling since the last call."""
-        ended = []
-        while self._ended:
-            ended.append(self._ended.popleft())
-        return ended
+    def ended(self) -> list[tuple[str, int]]:
+        """(session id, lease id) of leases that ended by idling and were not acknowledged yet."""
+        with self._lock:
+            return list(self._ended)
+
+    def acknowledge(self, leases: Iterable[tuple[str, int]]) -> None:
+        """Stop telling these in `ended`. Idempotent."""
+        with self._lock:
+            for lease in leases:
+                self._ended.pop(lease, None)
 
     def stop(self) -> None:
         """Make `run` return soon. Idempotent."""
@@ -159,6 +182,7 @@ class EngineLoop:
             num_ticks=self._num_ticks,
             num_steps=self._num_steps,
             num_sessions=len(self._leases),
+            num_used_blocks=self._engine.num_used_blocks,
             is_stepping=started_s is not None,
             step_age_s=0.0 if started_s is None else self._clock() - started_s,
         )
@@ -173,8 +197,10 @@ class EngineLoop:
     def tick(self) -> None:
         """One turn: messages in, at most one step, replies out."""
         self._num_ticks += 1
-        self._sweep()
+        if self._keep_alive is not None:
+            self._keep_alive()
         self._take(0.0 if self._engine.has_work else self._poll_s)
+        self._sweep()  # behind the messages: those of a long step must count
         if not self._engine.has_work:
             return
         self._form_batch()
@@ -217,6 +243,7 @@ class EngineLoop:
             lease = self._leases.get(session_id)
             if lease is not None:
                 lease.last_seen_s = now_s
+                lease.has_spoken = True
 
     def _sweep(self) -> None:
         now_s = self._clock()
@@ -229,12 +256,17 @@ class EngineLoop:
             self._engine.close(self._to_close.popleft())
 
     def _end_idle(self, now_s: float) -> None:
+        engine_idle_s = self._engine.idle_s()
         with self._lock:
             for session_id, lease in list(self._leases.items()):
-                if now_s - lease.last_seen_s > self._idle_timeout_s:
+                idle_s = now_s - lease.last_seen_s
+                limit_s = self._idle_timeout_s
+                if not lease.has_spoken:
+                    limit_s = min(limit_s, _FIRST_MESSAGE_S)
+                if min(idle_s, engine_idle_s.get(session_id, idle_s)) > limit_s:
                     del self._leases[session_id]
                     self._to_close.append(session_id)
-                    self._ended.append((session_id, lease.lease_id))
+                    self._ended[session_id, lease.lease_id] = None
                     logger.info("session %s: idle, lease ended", session_id)
 
 

@@ -1,6 +1,6 @@
 """The HTTP routes: OpenAI's chat and text completions, models, health. No Ray inside.
 
-A request is read within the body limit, parsed and tokenised (`requests.py`), run by the
+A request is read within the body limit, parsed (`bodies.py`), tokenised (`requests.py`), run by the
 `Generator`, and written (`answers.py`, `sse.py`). The first item of the generator is awaited
 before anything is sent, so whatever fails up to then has its proper status; later errors end the
 stream with an error event. A client that goes away ends the generation wherever it stands.
@@ -27,15 +27,18 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.answers import AnswerHead, ChatWriter, ModelCard, ModelList, TextWriter, Writer
+from deployments.bodies import parse
+from deployments.grammar_fields import asked_field, naming_field
 from deployments.health import HealthProbe
 from deployments.openai import (
     BodyTooLarge,
     ChatCompletionRequest,
     CompletionRequest,
+    GenerationFields,
     RouteError,
     answer_error,
 )
-from deployments.requests import ServedModel, parse, prepare_chat, prepare_completion
+from deployments.requests import ServedModel, prepare_chat, prepare_completion
 from deployments.sse import DONE, EventStream, disconnected, encode_events
 from models.errors import DeadlineExceeded, InternalError, ServingError
 from router.generation import Delta, Finished, GenerationRequest, Generator
@@ -79,6 +82,7 @@ class _Job:
     writer: Writer
     is_stream: bool
     after: tuple[int, ...]  # ids whose text the answer continues
+    grammar_field: str | None  # that constrains the answer, as the client spelt it
 
 
 class ClientGone(Exception):
@@ -161,6 +165,8 @@ class _Routes:
             job = await asyncio.to_thread(make_job, body, self._service.model)
         detokenizer = self._service.model.tokenizer.detokenizer(job.after)
         items = cast("Items", self._service.generator.generate(job.request, detokenizer))
+        if job.grammar_field is not None:
+            items = naming_field(items, job.grammar_field)
         if not job.is_stream:
             return await _until_disconnect(request, _whole_answer(items, job.writer))
         first = await _until_disconnect(request, _first_item(items))
@@ -174,14 +180,19 @@ def _chat_job(body: bytes, model: ServedModel) -> _Job:
     asked = parse(body, ChatCompletionRequest)
     request = prepare_chat(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
     head = _head(asked, request)
-    return _Job(request, ChatWriter(head), asked.stream, ())
+    return _Job(request, ChatWriter(head), asked.stream, (), _grammar_field(asked))
 
 
 def _completion_job(body: bytes, model: ServedModel) -> _Job:
     asked = parse(body, CompletionRequest)
     request = prepare_completion(asked, model, f"cmpl-{uuid.uuid4().hex}")
     head = _head(asked, request)
-    return _Job(request, TextWriter(head), asked.stream, request.prompt_ids)
+    field = _grammar_field(asked)
+    return _Job(request, TextWriter(head), asked.stream, request.prompt_ids, field)
+
+
+def _grammar_field(asked: GenerationFields) -> str | None:
+    return asked_field(asked.response_format, asked.structured_outputs)
 
 
 def _head(

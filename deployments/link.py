@@ -26,6 +26,8 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024  # 64 sessions with 16 mask rows of a 256k vo
 MAX_PEERS = 4096  # keys kept on an allow-list; the one not renewed for longest goes first
 _DOMAIN = "outrider"  # ZAP domain; one per context
 _SHORT_SLEEP_S = 5e-5
+SILENCE_TIMEOUT_S = 10.0  # a process whose end of a link is silent for so long counts as dead
+_HEARTBEAT_S = 2.0
 
 Message = TypeVar("Message")
 
@@ -126,10 +128,17 @@ def configure_server(socket: zmq.Socket[Any], keys: KeyPair, high_water_mark: in
 
 
 def configure_client(
-    socket: zmq.Socket[Any], keys: KeyPair, server_key: str, high_water_mark: int
+    socket: zmq.Socket[Any],
+    keys: KeyPair,
+    server_key: str,
+    high_water_mark: int,
+    *,
+    heartbeat_timeout_s: float = SILENCE_TIMEOUT_S,
 ) -> None:
     """Set the options of a DEALER socket before it connects."""
     _configure(socket, keys, high_water_mark)
+    socket.heartbeat_ivl = int(1e3 * min(_HEARTBEAT_S, heartbeat_timeout_s / 3))
+    socket.heartbeat_timeout = int(1e3 * heartbeat_timeout_s)
     socket.curve_serverkey = server_key.encode("ascii")
 
 
@@ -138,8 +147,10 @@ def _configure(socket: zmq.Socket[Any], keys: KeyPair, high_water_mark: int) -> 
     socket.sndhwm = high_water_mark
     socket.rcvhwm = high_water_mark
     socket.maxmsgsize = MAX_FRAME_BYTES
-    socket.heartbeat_ivl = 2000  # ms; a peer silent for heartbeat_timeout is disconnected
-    socket.heartbeat_timeout = 10000
+    # A peer that is silent for the timeout is disconnected. ZMQ's own threads answer, so a busy
+    # process is not silent; a stopped one is.
+    socket.heartbeat_ivl = int(1e3 * _HEARTBEAT_S)
+    socket.heartbeat_timeout = int(1e3 * SILENCE_TIMEOUT_S)
     socket.reconnect_ivl = 20
     socket.reconnect_ivl_max = 1000
     socket.curve_publickey = keys.public_key.encode("ascii")

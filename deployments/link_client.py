@@ -3,7 +3,9 @@
 `LinkClient` is one per process: one CURVE key, one DEALER socket per endpoint, shared by all
 sessions there and demultiplexed by session id. Channels are bounded; the oldest reply of a session
 that does not read is dropped, as a lossy link would. Replies for sessions that are not open here
-are dropped. The plain-thread form, for engines that ask for masks, is `link_masks`.
+are dropped. A process that is stopped answers neither heartbeats nor handshakes: after
+`silence_timeout_s` its connection is closed and the sessions on it are told. The plain-thread
+form, for engines that ask for masks, is `link_masks`.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
-from deployments.link import FrameCodec, KeyPair, configure_client
+from deployments.link import SILENCE_TIMEOUT_S, FrameCodec, KeyPair, configure_client
 from deployments.mailbox import Mailbox
 from models.messages import Endpoint
 
@@ -24,6 +27,8 @@ logger = logging.getLogger(__name__)
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
+_DECISIVE = (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED)
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _IDLE_CONNECTION_S = 60.0  # a connection without sessions is kept this long for the next one
 
 
@@ -64,7 +69,17 @@ class _Connection:
         self._channels: dict[str, LinkChannel[Any, Any]] = {}
         self._outbox: list[Any] = []
         self._socket = client.context.socket(zmq.DEALER)
-        configure_client(self._socket, client.keys, endpoint.public_key, client.high_water_mark)
+        # Half the time for a heartbeat, and half to be connected again after a missed one.
+        self._reconnect_limit_s = client.silence_timeout_s / 2
+        configure_client(
+            self._socket,
+            client.keys,
+            endpoint.public_key,
+            client.high_water_mark,
+            heartbeat_timeout_s=client.silence_timeout_s / 2,
+        )
+        self._monitor = self._socket.get_monitor_socket(_MONITORED)
+        self._watching = asyncio.create_task(self._watch(), name=f"watch {endpoint.address}")
         self._socket.connect(endpoint.address)
         self._receiving = asyncio.create_task(self._receive(), name=f"link {endpoint.address}")
         self._receiving.add_done_callback(self._on_deaf)
@@ -97,6 +112,9 @@ class _Connection:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._receiving.cancel()
+        self._watching.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
         self._socket.close(linger=0)
         for channel in list(self._channels.values()):
             channel.mark_lost(reason)
@@ -110,7 +128,23 @@ class _Connection:
             self._client.drop(self.endpoint, f"the link failed: {error}")
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(self._receiving, return_exceptions=True)
+        await asyncio.gather(self._receiving, self._watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Give the endpoint up when it is not connected for too long."""
+        is_connected = False
+        while True:
+            limit_s = None if is_connected else self._reconnect_limit_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    event = await recv_monitor_message(self._monitor)
+                    while event["event"] not in _DECISIVE:
+                        event = await recv_monitor_message(self._monitor)
+            except TimeoutError:
+                break
+            is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        logger.warning("link %s: no sign of life", self.endpoint.address)
+        self._client.drop(self.endpoint, "the process at the other end is silent")
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
@@ -136,9 +170,12 @@ class _Connection:
 class LinkClient:
     """All links of one process, in one event loop."""
 
-    def __init__(self, *, high_water_mark: int = 4096) -> None:
+    def __init__(
+        self, *, high_water_mark: int = 4096, silence_timeout_s: float = SILENCE_TIMEOUT_S
+    ) -> None:
         self.keys = KeyPair.generate()
         self.high_water_mark = high_water_mark
+        self.silence_timeout_s = silence_timeout_s
         self.context = zmq.asyncio.Context()
         self._connections: dict[Endpoint, _Connection] = {}
 

@@ -1,20 +1,22 @@
 """The OpenAI wire format: what requests may say, what errors look like and which status they have.
 
-Only shapes and their own limits are here; reading a body and limits that come from the config are
-in `requests.py`, the shapes of successful answers in `answers.py`. Types are strict (no "1" for
-1) and unknown fields are refused, so that a misspelt parameter never passes silently. Extensions
-to OpenAI's own fields: `top_k`, `ignore_eos`, `structured_outputs` (vLLM's words), `speculation`.
+Only shapes and their own limits are here; constraints are in `grammar_fields.py`, reading a body
+in `bodies.py`, limits that come from the config in `requests.py`, the shapes of successful answers
+in `answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
+parameter never passes silently. Extensions to OpenAI's own fields: `top_k`, `min_p`,
+`repetition_penalty`, `ignore_eos`, `structured_outputs` (vLLM's words), `speculation`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Field
 
+from deployments.grammar_fields import ResponseFormat, StructuredOutputs
+from deployments.strict_fields import StrictFields, refuse_value
 from models.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -25,16 +27,9 @@ from models.errors import (
     UnknownModel,
     UnsupportedGrammar,
 )
+from models.messages import DraftSource, Verification
 
 # --- requests -----------------------------------------------------------------------------------
-
-
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-
-
-def _refuse(message: str) -> NoReturn:
-    raise PydanticCustomError("refused", "{reason}", {"reason": message})
 
 
 def _joined_text(content: Any) -> str:
@@ -42,14 +37,14 @@ def _joined_text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        _refuse("must be a string or a non-empty list of text parts")
+        refuse_value("must be a string or a non-empty list of text parts")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            _refuse(f"part {index}: type {kind!r} is not supported, only 'text'")
+            refuse_value(f"part {index}: type {kind!r} is not supported, only 'text'")
         if not isinstance(part.get("text"), str):
-            _refuse(f"part {index}: text must be a string")
+            refuse_value(f"part {index}: text must be a string")
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -57,9 +52,9 @@ def _joined_text(content: Any) -> str:
 def _listed_stop(stop: Any) -> list[str]:
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        _refuse("must be a string or a list of strings")
+        refuse_value("must be a string or a list of strings")
     if not all(texts):
-        _refuse("a stop string must not be empty")
+        refuse_value("a stop string must not be empty")
     return texts
 
 
@@ -67,16 +62,18 @@ def _one_prompt(prompt: Any) -> str | list[int]:
     """A string, token ids, or a list that holds exactly one of them."""
     while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:
-            _refuse(f"one prompt per request, got {len(prompt)}; send them as separate requests")
+            refuse_value(
+                f"one prompt per request, got {len(prompt)}; send them as separate requests"
+            )
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
         return prompt
-    _refuse("must be a string or a non-empty list of token ids")
+    refuse_value("must be a string or a non-empty list of token ids")
 
 
-class Message(_Fields):
+class Message(StrictFields):
     """One turn. `developer` is today's word for `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -84,43 +81,26 @@ class Message(_Fields):
     name: str | None = None
 
 
-class StreamOptions(_Fields):
+class StreamOptions(StrictFields):
     """What a stream carries besides text."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False  # OpenAI's padding of events: not offered
 
 
-class JsonSchema(_Fields):
-    """The `json_schema` of a response format. The schema is enforced whatever `strict` says."""
+class SpeculationOptions(StrictFields):
+    """Whether, how far and by whom to draft ahead, and how drafts are judged.
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(_Fields):
-    """Free text, or JSON that obeys a schema."""
-
-    type: Literal["text", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class StructuredOutputs(_Fields):
-    """vLLM's field for constraints."""
-
-    json_: dict[str, Any] = Field(alias="json")
-
-
-class SpeculationOptions(_Fields):
-    """Whether and how far to draft ahead. The text does not depend on it."""
+    The law of the text never depends on it; under `coupled` no text with a seed does.
+    """
 
     enabled: bool = True
     k: int | None = Field(default=None, ge=0)  # upper limit: the config's
+    verification: Verification | None = None  # None: the config's
+    drafter: DraftSource | None = None  # None: the config's
 
 
-class GenerationFields(_Fields):
+class GenerationFields(StrictFields):
     """What both routes understand."""
 
     model: str
@@ -128,6 +108,11 @@ class GenerationFields(_Fields):
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=-1, lt=2**31)  # 0 and -1: off
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    # Any logit times or divided by it stays far within float32.
+    repetition_penalty: float = Field(default=1.0, ge=0.001, le=1000.0)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Annotated[list[str], BeforeValidator(_listed_stop)] = Field(default_factory=list)
     stream: bool = False
@@ -172,10 +157,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
     "min_tokens": (0,),
     "logit_bias": ({},),
     "logprobs": (False,),

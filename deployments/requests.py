@@ -1,39 +1,24 @@
-"""From the bytes of a body to a request for the router; every refusal names field, limit and value.
+"""From a validated body to a request for the router; every refusal names field, limit and value.
 
-Nothing here touches the network, and nothing here waits. `parse` reads and validates, `prepare_*`
-tokenise and apply the limits that come from the config. Unknown fields are refused; OpenAI's
-fields that are not offered are accepted with the values that ask for nothing (`openai.py`).
+Nothing here touches the network, and nothing here waits. `prepare_*` tokenise and apply the
+limits that come from the config.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
-from deployments.openai import (
-    IGNORED_FIELDS,
-    NEUTRAL_VALUES,
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationFields,
-)
+from deployments.bodies import shown
+from deployments.grammar_fields import asked_grammar
+from deployments.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
-from models.messages import Grammar, Sampling
+from models.messages import Sampling, Verification
 from models.tokenizer import Tokenizer
 from router.generation import GenerationRequest, SpeculationSettings
 
-Request = TypeVar("Request", bound=GenerationFields)
-
-_MAX_SHOWN = 80  # characters of a refused value that the message repeats
 _COLDEST = 1e-5  # lower temperatures are greedy, as in vLLM
 _RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers as doubles
-_STRUCTURED_LATER = ("regex", "choice", "grammar", "structural_tag", "json_object")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +34,7 @@ class ServedModel:
     max_num_speculative_tokens: int = 8
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
+    verification: Verification = "coupled"  # when the request does not say
 
     def check_name(self, name: str) -> None:
         """Check that a client means this model.
@@ -58,152 +44,9 @@ class ServedModel:
         """
         if name != self.name:
             raise UnknownModel(
-                f"model {_shown(name)} is not served here; this server has {_shown(self.name)}",
+                f"model {shown(name)} is not served here; this server has {shown(self.name)}",
                 param="model",
             )
-
-
-# --- reading ------------------------------------------------------------------------------------
-
-
-def parse(body: bytes, schema: type[Request]) -> Request:
-    """Read a body.
-
-    Raises:
-        InvalidRequest: not JSON, an unknown or unsupported field, a wrong type, a value out of
-            range; `param` is the field's path.
-    """
-    fields = _screened(_json_object(body), schema)
-    try:
-        return schema.model_validate(fields)
-    except ValidationError as error:
-        _raise_invalid(error)
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        # Decoded here and strictly: `json.loads` guesses UTF-16 and 32 and lets surrogates pass.
-        text = body.decode("utf-8-sig")
-        content = json.loads(text, parse_constant=_refuse_constant)
-        # Lone surrogates (JSON can spell them) are no text: nothing behind here can encode them.
-        if "\\ud" in text.lower():
-            json.dumps(content, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(content, dict):
-        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
-    return content
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict[str, Any]:
-    """The fields the schema is to see: no nulls, nothing ignored, nothing neutral."""
-    kept: dict[str, Any] = {}
-    for name, value in fields.items():
-        if value is None or name in IGNORED_FIELDS:
-            continue
-        if name in schema.model_fields or name not in NEUTRAL_VALUES:
-            kept[name] = value
-        elif not any(_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):
-            raise InvalidRequest(
-                f"{name}: {_shown(value)} is not supported by this server",
-                param=name,
-                code="unsupported_parameter",
-            )
-    if isinstance(messages := kept.get("messages"), list):
-        kept["messages"] = [_without_empty(item) for item in messages]
-    for name in ("stream_options", "speculation", "response_format"):
-        if isinstance(options := kept.get(name), dict):
-            kept[name] = {key: value for key, value in options.items() if value is not None}
-    if isinstance(outputs := kept.get("structured_outputs"), dict):
-        kept["structured_outputs"] = _json_only(outputs)
-    response_format = kept.get("response_format")
-    if isinstance(response_format, dict) and response_format.get("type") == "json_object":
-        raise InvalidRequest(
-            "response_format.type: 'json_object' is not supported, use 'json_schema'",
-            param="response_format.type",
-            code="unsupported_parameter",
-        )
-    return kept
-
-
-def _same(value: object, neutral: object) -> bool:
-    # 0 == False in Python, not in JSON.
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _without_empty(message: Any) -> Any:
-    """Clients send back an answer's message with its empty fields (`tool_calls: null`)."""
-    if not isinstance(message, dict):
-        return message
-    return {
-        name: value
-        for name, value in message.items()
-        if name in ("role", "content") or (value is not None and value != [])
-    }
-
-
-def _json_only(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    present = {name: value for name, value in outputs.items() if value is not None}
-    for name in _STRUCTURED_LATER:
-        if name in present:
-            raise InvalidRequest(
-                f"structured_outputs.{name} is not supported, only structured_outputs.json",
-                param=f"structured_outputs.{name}",
-                code="unsupported_parameter",
-            )
-    if isinstance(text := present.get("json"), str):
-        try:
-            present["json"] = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(
-                f"structured_outputs.json is not valid JSON: {error}",
-                param="structured_outputs.json",
-            ) from None
-    return present
-
-
-def _raise_invalid(error: ValidationError) -> NoReturn:
-    """Several faults make one message; the first names the `param`."""
-    faults = error.errors(include_url=False)
-    shown = [_describe(fault) for fault in faults[:3]]
-    if len(faults) > len(shown):
-        shown.append(f"and {len(faults) - len(shown)} more")
-    raise InvalidRequest("; ".join(shown), param=_path(faults[0])) from None
-
-
-def _describe(fault: ErrorDetails) -> str:
-    path = _path(fault)
-    match fault["type"]:
-        case "extra_forbidden":
-            return f"{path}: unknown field"
-        case "missing":
-            return f"{path}: is required"
-        case "refused":
-            return f"{path}: {fault['msg']}"
-    reason = fault["msg"].replace("Input should be", "must be")
-    return f"{path}: {reason} (got {_shown(fault['input'])})"
-
-
-def _path(fault: ErrorDetails) -> str:
-    path = ""
-    for part in fault["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path.removeprefix(".")
-
-
-def _shown(value: object) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    except RecursionError:
-        text = "a value nested too deeply"
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
-
-
-# --- translating --------------------------------------------------------------------------------
 
 
 def prepare_chat(
@@ -280,12 +123,17 @@ def _prepare(
             temperature=_temperature(request.temperature),
             top_p=request.top_p,
             top_k=max(request.top_k, 0),
+            min_p=request.min_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
             seed=_seed(request.seed),
+            verification=request.speculation.verification or model.verification,
         ),
         eos_ids=model.tokenizer.eos_ids,
         max_tokens=max_tokens,
         stop=_checked_stop(request.stop, model),
-        grammar=_grammar(request),
+        grammar=asked_grammar(request.response_format, request.structured_outputs),
         ignore_eos=request.ignore_eos,
         speculation=_speculation(request, model),
     )
@@ -359,31 +207,6 @@ def _checked_stop(stop: list[str], model: ServedModel) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def _grammar(request: GenerationFields) -> Grammar | None:
-    schema: dict[str, Any] | None = None
-    response_format = request.response_format
-    if response_format is not None and response_format.type == "json_schema":
-        if response_format.json_schema is None:
-            raise InvalidRequest(
-                "response_format.json_schema: is required with type 'json_schema'",
-                param="response_format.json_schema",
-            )
-        schema = response_format.json_schema.schema_
-    elif response_format is not None and response_format.json_schema is not None:
-        raise InvalidRequest(
-            "response_format.json_schema: is only allowed with type 'json_schema'",
-            param="response_format.json_schema",
-        )
-    if request.structured_outputs is not None:
-        if schema is not None:
-            raise InvalidRequest(
-                "response_format and structured_outputs both constrain the answer; send one",
-                param="structured_outputs",
-            )
-        schema = request.structured_outputs.json_
-    return None if schema is None else Grammar(kind="json_schema", text=json.dumps(schema))
-
-
 def _speculation(request: GenerationFields, model: ServedModel) -> SpeculationSettings:
     asked = request.speculation
     limit = model.max_num_speculative_tokens
@@ -391,4 +214,6 @@ def _speculation(request: GenerationFields, model: ServedModel) -> SpeculationSe
         raise InvalidRequest(
             f"speculation.k: at most {limit} (got {asked.k})", param="speculation.k"
         )
-    return SpeculationSettings(enabled=asked.enabled, num_speculative_tokens=asked.k)
+    return SpeculationSettings(
+        enabled=asked.enabled, num_speculative_tokens=asked.k, drafter=asked.drafter
+    )

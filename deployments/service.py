@@ -13,11 +13,11 @@ from deployments.health import HealthProbe
 from deployments.http import HttpService
 from deployments.requests import ServedModel
 from models.tokenizer import Tokenizer
-from router.engine_session import EngineLimits
 from router.generation import Generator
 from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits, SpeculationLimits
 from router.ports import ConstraintPool, EnginePool
-from router.session import Services, SpeculationLimits
+from router.session import Services
 
 _HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
 
@@ -34,7 +34,7 @@ def build_service(
     Args:
         config: a resolved one: `tokenizer_path` and `max_model_len` are filled in.
         target: who verifies.
-        draft: who guesses ahead; None: every session runs k = 0.
+        draft: the draft model; None: only prompt lookup drafts, where it is on.
         constraint: who guards grammars; None: requests with one are refused.
 
     Raises:
@@ -46,7 +46,7 @@ def build_service(
         draft_pool=draft,
         constraint_pool=constraint,
         speculation=speculation_limits(config),
-        limits=engine_limits(config),
+        limits=session_limits(config),
     )
     generator: Generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
     admitting = AdmittingGenerator(
@@ -63,6 +63,7 @@ def build_service(
         default_max_tokens=config.default_max_tokens,
         max_tokens_limit=config.max_tokens_limit,
         max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
+        verification=config.speculation.verification,
     )
     return HttpService(
         model=model,
@@ -88,14 +89,18 @@ def speculation_limits(config: RouterConfig) -> SpeculationLimits:
         num_speculative_tokens=None if asked == "adaptive" else asked,
         max_speculative_tokens=speculation.max_num_speculative_tokens,
         run_on_tokens=speculation.run_on_tokens,
+        method=speculation.method,
+        prompt_lookup_min=speculation.prompt_lookup_min,
+        prompt_lookup_max=speculation.prompt_lookup_max,
     )
 
 
-def engine_limits(config: RouterConfig) -> EngineLimits:
-    """How long sessions wait for engines."""
+def session_limits(config: RouterConfig) -> SessionLimits:
+    """How long sessions wait for engines and constraint replicas."""
     timeouts = config.timeouts
-    return EngineLimits(
+    return SessionLimits(
         lease_timeout_s=timeouts.queue_wait_s,
+        failover_timeout_s=timeouts.failover_s,
         first_answer_timeout_s=timeouts.first_token_s,
         answer_timeout_s=timeouts.token_gap_s,
         propose_timeout_s=timeouts.draft_ms / 1e3,

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import platform
 import shlex
 import statistics
 import sys
@@ -27,7 +24,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import transformers
 from tqdm import tqdm
 
 from deployments.config import ModelConfig
@@ -38,14 +34,15 @@ from loadtest.bench_references import (
     generate_tokens_per_s,
     load_reference,
 )
+from loadtest.machine import describe_machine
 from loadtest.prompts import demo_prompts
 from loadtest.rank_process import ProcessPool
 from models.config import EngineConfig
 from models.messages import Sampling
-from router.engine_session import EngineLimits
 from router.generation import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
 from router.generator import SpeculativeGenerator
-from router.session import Services, SpeculationLimits
+from router.limits import SessionLimits, SpeculationLimits
+from router.session import Services
 
 Prompts = Sequence[Sequence[int]]
 
@@ -107,9 +104,11 @@ class Served:
                 draft_pool=None if k == 0 else self._draft,
                 constraint_pool=None,
                 speculation=SpeculationLimits(
-                    num_speculative_tokens=k, max_speculative_tokens=self._max_k
+                    num_speculative_tokens=k,
+                    max_speculative_tokens=self._max_k,
+                    prompt_lookup_max=0,
                 ),
-                limits=EngineLimits(propose_timeout_s=10.0),
+                limits=SessionLimits(propose_timeout_s=10.0),
             ),
             max_model_len=_MAX_MODEL_LEN,
         )
@@ -310,25 +309,6 @@ def _print_claims(results: Sequence[Measurement]) -> None:
         print(f"batch 1: link and loop together {max(overheads):.2f} ms per round at most")
 
 
-def _processor() -> str:
-    """The processor's name where the system tells it, else the architecture."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", maxsplit=1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _machine() -> dict[str, object]:
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--pair", type=Path, default=Path("models/demo"), help="target/ and draft/")
@@ -367,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = shlex.join(["python", "-m", "loadtest.bench", *sys.argv[1:]])
         content = {
             "command": command,
-            "machine": _machine(),
+            "machine": describe_machine(),
             "settings": {
                 key: str(value) if isinstance(value, Path) else value
                 for key, value in vars(arguments).items()

@@ -77,7 +77,7 @@ class ProcessPool:
 
     async def lease(self, session_id: str, *, timeout_s: float) -> ProcessLease:
         """See `router.ports.Pool.lease`."""
-        if self.report is None:
+        if self.report is None or self.report.grant is None:
             raise Unavailable(f"{self._kind} is not loaded")
         lease_id = self.call("admit", session_id, self.links.public_key)
         return ProcessLease(self, session_id, lease_id, self.report.grant)

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-
-from models.kv_cache import BlockTable
 
 ATTENTION_NAME = "outrider_paged"
 TILE_ROWS = 16  # rows of the largest tile
@@ -34,6 +33,20 @@ KEY_CHUNK = 64
 _MIN_PRODUCT_ROWS = 4  # float32 products of fewer rows sum in another order
 # Sessions share one padded gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
+
+
+class Blocks(Protocol):
+    """What a pass needs of a `BlockTable`."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The session's blocks in order."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions there is room for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,7 @@ class SequenceRows:
         num_logits: logits wanted, for the last `num_logits` rows; 0 while a prompt is chunked.
     """
 
-    table: BlockTable
+    table: Blocks
     start: int
     token_ids: list[int]
     num_logits: int
@@ -190,7 +203,8 @@ def plan_pass(
             tiles.add(first_rows[i], sequences[i], places, num_places)
         num_places += len(tiles.rows)
         tables = [sequences[i].table for i in members]
-        gathers.append(_plan_gather(tables, tiles, storage, num_groups))
+        blocks_read = [_num_blocks_read(sequences[i], size) for i in members]
+        gathers.append(_plan_gather(tables, blocks_read, tiles, storage, num_groups))
     is_in_order = num_places == len(places) and places == list(range(num_places))
     return PagedPass(
         storage=storage,
@@ -226,21 +240,32 @@ def _gather_groups(
     return groups
 
 
+def _num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
+    """Blocks to the session's last row; those behind are reserved and may hold anything."""
+    return -(-(sequence.start + len(sequence.token_ids)) // block_size)
+
+
 def _padded_keys(num_keys: int) -> int:
     return -(-num_keys // KEY_CHUNK) * KEY_CHUNK
 
 
 def _plan_gather(
-    tables: list[BlockTable], tiles: _Tiles, storage: KVStorage, num_groups: int
+    tables: list[Blocks],
+    blocks_read: list[int],  # how many of each table
+    tiles: _Tiles,
+    storage: KVStorage,
+    num_groups: int,
 ) -> KeyGather:
     num_keys = max(_padded_keys(last + 1) for _, last in tiles.ends)
     blocks_each = -(-num_keys // storage.block_size)
+    padding = [storage.null_block] * blocks_each
+    ids = [
+        (table.block_ids[:num_blocks] + padding)[:blocks_each]
+        for table, num_blocks in zip(tables, blocks_read, strict=True)
+    ]
+    first_block = ids[0][0]
     block_index = None
-    own = tables[0].block_ids[:blocks_each]
-    is_one_run = len(tables) == 1 and own == list(range(own[0], own[0] + blocks_each))
-    if not is_one_run:
-        padding = [storage.null_block] * blocks_each
-        ids = [(table.block_ids + padding)[:blocks_each] for table in tables]
+    if len(tables) > 1 or ids[0] != list(range(first_block, first_block + blocks_each)):
         heads = torch.arange(storage.num_heads, device=storage.device) * storage.num_blocks_padded
         block_ids = torch.tensor(ids, device=storage.device).flatten()
         block_index = (heads[:, None] + block_ids).flatten()
@@ -252,7 +277,7 @@ def _plan_gather(
         batches.append(TileBatch(start, len(ends), mask.shape[-1], mask))
     return KeyGather(
         block_index=block_index,
-        first_block=own[0],
+        first_block=first_block,
         num_sequences=len(tables),
         num_keys=num_keys,
         tile_rows=tiles.size,

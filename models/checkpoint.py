@@ -4,6 +4,7 @@ Loads any causal language model that routes its attention through transformers'
 AttentionInterface, from safetensors only, without ever running code from the checkpoint. What
 cannot be served correctly is refused here by name; wrong text is worse than no text.
 On a CPU linear layers are packed and every layer is made independent of the other rows.
+Where several ranks share the model, each reads and keeps its own part only.
 """
 
 from __future__ import annotations
@@ -16,48 +17,65 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from models.attention import ATTENTION_NAME
 from models.config import EngineConfig
 from models.fused_decoder import FusedDecoder, can_fuse
 from models.linear import can_pack, make_rowwise
+from models.parallel import TensorParallel
+from models.parallel_layers import make_local, num_local_bytes
+from models.sharding import divides_heads, refuse_unshardable, tensor_parallel_plan
 
 _ROTARY_ROWS_PER_CALL = 64  # small enough that torch computes them in one thread
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded model and what the engines need to know of it."""
+    """A loaded model, or this rank's part of it, and what the engines need to know of it."""
 
     model: PreTrainedModel
     vocab_size: int  # columns of the logits, padding columns included
     num_layers: int
-    num_heads: int
+    num_heads: int  # of this rank, as the key heads
     num_key_heads: int
     head_dim: int
+    weight_bytes: int  # of this rank, before packing
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
     fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
 
-def load_checkpoint(config: EngineConfig) -> Checkpoint:
-    """Read, check, place and pack the model that `config` names.
+def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -> Checkpoint:
+    """Read, check, place and pack the model that `config` names, or this rank's part of it.
+
+    Args:
+        config: what to load; a `tensor_parallel_size` above 1 needs `ranks` of that number.
+        ranks: those that share the model; each of them must call this.
 
     Raises:
-        ValueError: the path, a weight or a feature is missing, the architecture cannot be served,
-            or a limit of the config is above that of the checkpoint.
+        ValueError: the path, a weight or a feature is missing, the architecture cannot be served
+            or shared, or a limit of the config is above that of the checkpoint.
     """
+    world_size = 1 if ranks is None else ranks.world_size
+    if config.tensor_parallel_size != world_size:
+        raise ValueError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, got {world_size} ranks"
+        )
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
     transformers_logging.disable_progress_bar()
     model = _load_weights(hf_config, config)
+    weight_bytes = num_local_bytes(model)
+    if ranks is not None:
+        make_local(model, model.tp_plan, ranks)
     text = hf_config.get_text_config()
     num_heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
+    num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
     fix_rotary_tables(model, config.max_model_len)
     fused = None
     if model.device.type == "cpu" and can_pack(model.dtype):
-        if can_fuse(model):
+        if ranks is None and can_fuse(model):
             fused = FusedDecoder(model, config.max_model_len)
         else:
             make_rowwise(model)
@@ -65,9 +83,10 @@ def load_checkpoint(config: EngineConfig) -> Checkpoint:
         model=model,
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
-        num_heads=num_heads,
-        num_key_heads=getattr(text, "num_key_value_heads", None) or num_heads,
-        head_dim=head_dim,
+        num_heads=num_heads // num_shares,
+        num_key_heads=(getattr(text, "num_key_value_heads", None) or num_heads) // num_shares,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        weight_bytes=weight_bytes,
         eos_ids=_eos_ids(model),
         fused=fused,
     )
@@ -105,6 +124,7 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
     reason = _unsupported_feature(hf_config, text, config.max_model_len)
     if reason:
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
+    refuse_unshardable(hf_config, config.tensor_parallel_size)
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and config.max_model_len > longest:
         raise ValueError(
@@ -152,6 +172,9 @@ def _uses_window(text: PreTrainedConfig) -> bool:
 
 
 def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrainedModel:
+    sharing: dict[str, Any] = {}
+    if config.tensor_parallel_size > 1:
+        sharing["distributed_config"] = DistributedConfig(tp_size=config.tensor_parallel_size)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.model_path,
@@ -161,6 +184,7 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **sharing,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(
@@ -172,7 +196,7 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
         raise ValueError(
             f"model_path {config.model_path!r} lacks {len(missing)} weights, first {missing[0]!r}"
         )
-    return model.to(torch.device(config.device)).eval()
+    return model.to(torch.device(config.device)).eval()  # a rank's part is where it belongs already
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:

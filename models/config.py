@@ -14,7 +14,7 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One model on one device.
+    """One model, on one device or shared by several ranks.
 
     Attributes:
         model_path: directory of a Hugging Face checkpoint, or its name on the hub.
@@ -26,6 +26,7 @@ class EngineConfig:
         block_size: tokens per KV block, the unit in which the pool is handed out.
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
         num_threads: threads of one CPU pass; None leaves torch's own choice.
+        tensor_parallel_size: ranks (processes, one device each) that share the model.
 
     Raises:
         ValueError: a value is out of range; the message names field, limit and value.
@@ -39,6 +40,7 @@ class EngineConfig:
     block_size: int = 16
     max_batch_rows: int = 512
     num_threads: int | None = None
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         if not self.model_path:

@@ -1,7 +1,8 @@
 """The draft model's engine: catch up with the committed tokens, then draft k tokens, one a step.
 
-It draws with the target's noise and the target's score function, so a drafted token is the one
-the target would draw if their logits agreed. Sessions join and leave between steps. A draft ends
+Under `coupled` it draws with the target's noise and the target's score function, so a drafted
+token is the one the target would draw if their logits agreed; under `rejection` it draws from a
+truncated distribution that goes with the draft. Sessions join and leave between steps. A draft ends
 early rather than holding anyone up: at a late or missing mask, at its deadline, when there is no
 room. Its cache lags the log by the last drafted token, which no pass has read yet.
 """
@@ -12,8 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from torch import Tensor
+
+from models.draft_probs import pack
 from models.engine import Engine
 from models.forming import running_mean
+from models.job_draws import draft_rows
 from models.masks import MaskSource
 from models.messages import Proposal, Propose, Verify
 from models.pass_plan import PlannedRows
@@ -65,6 +70,9 @@ class DraftEngine(Engine):
             return
         self._start_job(session, job)
 
+    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+        return draft_rows(jobs, whole)
+
     def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
         token = drawn[0]
         session.append(token)
@@ -104,6 +112,7 @@ class DraftEngine(Engine):
                 session_id=session.session_id,
                 seq=job.seq,
                 tokens=job.draft,
+                draft_probs=pack(job.draft_rows[: len(job.draft)]),
                 timing=job.take_timing(self._clock()),
                 step_ms=(self._step_s or 0.0) * 1e3,
                 cut=cut,

@@ -24,7 +24,7 @@ from typing import Literal
 from torch import Tensor
 
 from models.forming import running_mean
-from models.job_draws import draw_rows, is_drawable, legal_prefix, num_drawable
+from models.job_draws import is_drawable, legal_prefix, num_drawable
 from models.kv_cache import BlockTable
 from models.masks import MaskDesk, MaskSource
 from models.messages import (
@@ -37,6 +37,7 @@ from models.messages import (
     Verify,
 )
 from models.pass_plan import PassPlan, PassPlanner, PlannedRows
+from models.penalties import TokenHistory, has_penalties
 from models.runner import ModelRunner, SequenceRows
 from models.session_table import Job, Session, SessionTable
 
@@ -152,6 +153,12 @@ class Engine(ABC):
             pass_ms=(self._pass_s or 0.0) * 1e3,
         )
 
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that sessions hold. May be read from any thread."""
+        pool = self._runner.pool
+        return pool.num_blocks - pool.num_free
+
     def idle_s(self) -> dict[str, float]:
         """For each session the seconds since its last message or answer; 0 while it has a job."""
         now = self._clock()
@@ -171,8 +178,12 @@ class Engine(ABC):
         """Start the job of an admitted message, or answer it at once."""
 
     @abstractmethod
+    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+        """The tokens of each job; `whole` [R, V] are their logits in order, if they are in one."""
+
+    @abstractmethod
     def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
-        """Act on the tokens drawn from the job's rows, at least one; fewer where masks end."""
+        """Act on what `_draw` gave for the job, at least one token; fewer where masks end."""
 
     @abstractmethod
     def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
@@ -205,6 +216,10 @@ class Engine(ABC):
         if session is None:
             return
         self._end_job(session)
+        session.history = None
+        if has_penalties(message.sampling):
+            vocab_size = self._runner.vocab_size
+            session.history = TokenHistory(vocab_size, message.prompt_len, session.log.ids)
         if message.constraint is not None:
             self._desk.open(message.session_id, message.constraint)
 
@@ -312,7 +327,7 @@ class Engine(ABC):
         is_whole = not late and sum(num_drawable(job) for _, job in ready) == len(
             logits if logits is not None else ()
         )
-        drawn = draw_rows(ready + late, logits if is_whole else None)
+        drawn = self._draw(ready + late, logits if is_whole else None)
         now = self._clock()
         if rows:
             self._note_pass(rows, now - started_s)

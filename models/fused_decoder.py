@@ -102,6 +102,7 @@ class FusedDecoder:
         self._cos, self._sin = _rotary_tables(inner.rotary_emb, num_positions, model.dtype)
         head: Any = model.get_output_embeddings()
         self._head = PackedLinear(head.weight, head.bias)
+        model.set_output_embeddings(nn.Identity())
         self._layers = [_take_apart(layer) for layer in inner.layers]
 
     def __call__(self, token_ids: Tensor, positions: Tensor, paged: PagedPass) -> Tensor:

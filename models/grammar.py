@@ -1,16 +1,16 @@
 """Grammars and their states: what llguidance computes, with its edges made safe.
 
-A `GrammarCompiler` turns a schema into a `CompiledGrammar`; `start()` gives a `GrammarState`, the
-state of one text. Copies are cheap (1-5 us) and share what the lexer has learned, so every
-question is asked of a copy and a state itself holds committed tokens only.
+A `GrammarCompiler` turns a grammar of any kind into a `CompiledGrammar`; `start()` gives a
+`GrammarState`, the state of one text. Copies are cheap (1-5 us) and share what the lexer has
+learned, so every question is asked of a copy and a state itself holds committed tokens only.
 
 End-of-sequence tokens never enter the matcher. llguidance records an eos in one of its two end
 states and not in the other, so rolling back over one is not reliable; here an eos is allowed
 exactly where the text may end, and after it nothing is. An illegal token leaves a state as it was.
 
-Whitespace is that of `json.dumps`: one space behind `,` and `:`, none elsewhere, on one line.
-Knows no sessions, no sockets, no torch. Sources: llguidance 1.9 `LLMatcher`; llguidance
-docs/json_schema.md.
+Whitespace of JSON is that of `json.dumps`: one space behind `,` and `:`, none elsewhere, on one
+line. Knows no sessions, no sockets, no torch. Sources: llguidance 1.9 `LLMatcher`; llguidance
+docs/json_schema.md, docs/syntax.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,18 @@ from dataclasses import dataclass
 import llguidance
 
 from models.errors import ServingError
-from models.grammar_limits import SchemaLimits, locate, parse_schema, refuse
+from models.grammar_choice import choice_grammar
+from models.grammar_limits import (
+    ChoiceLimits,
+    RegexLimits,
+    Schema,
+    SchemaLimits,
+    check_size,
+    locate,
+    parse_schema,
+    refuse,
+)
+from models.grammar_regex import regex_grammar
 from models.messages import Grammar
 
 
@@ -32,10 +43,14 @@ class MatcherBroken(ServingError):
     code = "grammar_too_complex"
 
 
-def _json_grammar(schema_text: str) -> str:
+_ANY_OBJECT: Schema = {"type": "object"}
+
+
+def _json_grammar(schema: Schema) -> str:
+    # The schema may have been `true`; the parsed object also drops duplicate keys.
     # Every option with a choice is set here, so that none can come from the schema.
     return llguidance.LLMatcher.grammar_from_json_schema(
-        schema_text,
+        json.dumps(schema, ensure_ascii=False),
         overrides={
             "item_separator": ", ",
             "key_separator": ": ",
@@ -114,24 +129,41 @@ class GrammarCompiler:
         """Compile, and compute the first mask: hostile grammars show themselves there.
 
         Raises:
-            UnsupportedGrammar: with the field, the place in the schema and the reason.
+            UnsupportedGrammar: with the place in the grammar and the reason.
         """
-        schema = parse_schema(grammar.text, self._schema_limits)
-        # grammar.text may be `true`; the parsed object also drops duplicate keys.
-        text = json.dumps(schema, ensure_ascii=False)
+        check_size(grammar, self._schema_limits)
+        match grammar.kind:
+            case "json_schema":
+                return self._compile_schema(parse_schema(grammar.text, self._schema_limits))
+            case "json_object":
+                return self._compile_schema(_ANY_OBJECT)
+            case "regex":
+                lark = regex_grammar(grammar.text, RegexLimits())
+            case "choice":
+                lark = choice_grammar(grammar.text, ChoiceLimits())
+        matcher = self._match(llguidance.LLMatcher.grammar_from_lark(lark))
+        if matcher.is_error():
+            refuse(_first_line(matcher.get_error()))
+        return CompiledGrammar(matcher, self._rows)
+
+    def _compile_schema(self, schema: Schema) -> CompiledGrammar:
         try:
-            source = _json_grammar(text)
+            source = _json_grammar(schema)
         except ValueError as error:
             refuse(str(error))
+        matcher = self._match(source)
+        if matcher.is_error():
+            complaint = matcher.get_error()
+            refuse(_one_line(complaint), path=locate(schema, complaint))
+        return CompiledGrammar(matcher, self._rows)
+
+    def _match(self, source: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(
             self._tokenizer, source, log_level=0, limits=self._parser_limits
         )
         if not matcher.is_error():
             matcher.compute_bitmask()
-        if matcher.is_error():
-            complaint = matcher.get_error()
-            refuse(_one_line(complaint), path=locate(schema, complaint))
-        return CompiledGrammar(matcher, self._rows)
+        return matcher
 
 
 class RowLayout:
@@ -263,3 +295,8 @@ def _one_line(complaint: str) -> str:
     """llguidance's complaint without its state dump and with its lines joined."""
     lines = [line.strip() for line in complaint.replace("<non-verbose/>", "").splitlines()]
     return " ".join(line for line in lines if line)
+
+
+def _first_line(complaint: str) -> str:
+    """Its first line: the others show a grammar that the client did not write."""
+    return _one_line(complaint.strip().partition("\n")[0])

@@ -9,6 +9,11 @@ Repeats are harmless: opening an open session keeps it, committing committed tok
 the first time. A commit that contradicts what is committed rolls back first, as everywhere in
 the protocol, but only with a `seq` above all seen before: a late message changes nothing.
 
+A matcher that hits a limit is of no further use, nor is its lexer, which it shares with the other
+sessions of its grammar and which they may have filled. So the first time a session breaks it is
+forgotten, and its router opens and replays it on a fresh lexer; if it breaks again, the grammar is
+refused: the same tokens would always break it.
+
 The host does not know the epoch of the process it runs in: a session belongs to the epoch it was
 opened with. It never raises for what a message contains.
 """
@@ -21,7 +26,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from models.errors import UnsupportedGrammar
-from models.grammar import CompiledGrammar, GrammarCompiler, GrammarState, MatcherBroken, walk_rows
+from models.grammar import CompiledGrammar, GrammarCompiler, MatcherBroken, walk_rows
+from models.grammar_text import GrammarText, known_base, num_common_tokens, resume_at, rows_behind
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -37,7 +43,6 @@ from models.messages import (
     MaskRequest,
     Masks,
 )
-from models.token_log import EMPTY_HASH, TokenLog
 
 
 @dataclass(frozen=True)
@@ -48,34 +53,6 @@ class HostLimits:
     max_sessions: int = 1024
     session_idle_s: float = 600.0  # a session may be dropped for another after this
     max_rows: int = 64  # per mask request
-
-
-class _Session:
-    """One matcher at its committed tokens."""
-
-    __slots__ = ("completes", "epoch", "grammar", "last_seq", "log", "state", "used_at")
-
-    def __init__(self, epoch: int, grammar: Grammar, state: GrammarState) -> None:
-        self.epoch = epoch
-        self.grammar = grammar
-        self.state = state
-        self.log = TokenLog()
-        self.completes = [state.is_complete]  # by committed length
-        self.last_seq = -1
-        self.used_at = 0.0
-
-    def push(self, token: int) -> bool:
-        """Commit one token if the grammar allows it."""
-        if not self.state.advance(token):
-            return False
-        self.log.extend((token,))
-        self.completes.append(self.state.is_complete)
-        return True
-
-    def truncate(self, length: int) -> None:
-        self.state.truncate(length)
-        self.log.truncate(length)
-        del self.completes[length + 1 :]
 
 
 class GrammarHost:
@@ -97,7 +74,9 @@ class GrammarHost:
         self._limits = limits or HostLimits()
         self._clock = clock
         self._cache: OrderedDict[Grammar, CompiledGrammar | UnsupportedGrammar] = OrderedDict()
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # least recently used first
+        self._sessions: OrderedDict[str, GrammarText] = OrderedDict()  # least recently used first
+        # By session id, oldest first: the tokens that broke its matcher, from the start.
+        self._broken: OrderedDict[str, list[int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -144,7 +123,7 @@ class GrammarHost:
             return GrammarRefused(
                 session_id=request.session_id, message=compiled.message, is_client_error=True
             )
-        opened = _Session(request.epoch, request.grammar, compiled.start())
+        opened = GrammarText(request.epoch, request.grammar, compiled.start())
         opened.used_at = self._clock()
         self._sessions[request.session_id] = opened
         self._sessions.move_to_end(request.session_id)
@@ -178,9 +157,9 @@ class GrammarHost:
         session = self._find(request.session_id, request.epoch)
         if session is None:
             return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
-        base_len = _known_base(session.log, request.base_len, request.prefix_hash)
+        base_len = known_base(session.log, request.base_len, request.prefix_hash)
         if base_len is None:
-            committed_len, committed_hash = _resume_at(session.log, request.base_len)
+            committed_len, committed_hash = resume_at(session.log, request.base_len)
             return GrammarStale(
                 session_id=request.session_id,
                 seq=request.seq,
@@ -189,7 +168,7 @@ class GrammarHost:
             )
         is_late = request.seq < session.last_seq
         session.last_seq = max(session.last_seq, request.seq)
-        num_valid = _num_common(session.log.ids, base_len, request.tokens)
+        num_valid = num_common_tokens(session.log.ids, base_len, request.tokens)
         try:
             if num_valid < len(request.tokens):
                 if is_late and base_len + num_valid < len(session.log):
@@ -199,12 +178,13 @@ class GrammarHost:
                     if not session.push(token):
                         break
                     num_valid += 1
+            self._walk_again(request.session_id, session)
         except MatcherBroken as broken:
-            return self._drop_broken(request.session_id, session, broken)
+            return self._broken_commit(request, session, broken)
         return self._committed(request, session, base_len, num_valid)
 
     def _committed(
-        self, request: GrammarCommit, session: _Session, base_len: int, num_valid: int
+        self, request: GrammarCommit, session: GrammarText, base_len: int, num_valid: int
     ) -> GrammarCommitted:
         message = ""
         if num_valid < len(request.tokens):
@@ -220,17 +200,32 @@ class GrammarHost:
             message=message,
         )
 
+    def _walk_again(self, session_id: str, session: GrammarText) -> None:
+        """Ask for the masks that broke this session before: a lost mask cannot say why."""
+        ids = self._broken.get(session_id, [])
+        num_committed = len(session.log)
+        if ids[:num_committed] == session.log.ids:
+            walk_rows(session.state.copy(), ids[num_committed:], 0)
+
+    def _broken_commit(
+        self, request: GrammarCommit, session: GrammarText, broken: MatcherBroken
+    ) -> ConstraintReply:
+        is_first = request.session_id not in self._broken
+        self._drop_broken(request.session_id, session, request.base_len, request.tokens)
+        if is_first:
+            return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
+        return GrammarRefused(
+            session_id=request.session_id, message=_too_complex(broken), is_client_error=True
+        )
+
     def _drop_broken(
-        self, session_id: str, session: _Session, broken: MatcherBroken
-    ) -> GrammarRefused:
-        """A matcher in its error state is of no use, nor is the lexer it shares with others."""
+        self, session_id: str, session: GrammarText, base_len: int, tokens: list[int]
+    ) -> None:
         del self._sessions[session_id]
         self._cache.pop(session.grammar, None)
-        return GrammarRefused(
-            session_id=session_id,
-            message=f"the grammar became too complex: {broken.message}",
-            is_client_error=True,
-        )
+        self._broken[session_id] = [*session.log.ids[:base_len], *tokens]
+        while len(self._broken) > self._limits.max_sessions:
+            self._broken.popitem(last=False)
 
     # --- masks --------------------------------------------------------------------------------
 
@@ -247,9 +242,9 @@ class GrammarHost:
                 f"and at most {self._limits.max_rows}",
             )
         log = session.log
-        base_len = _known_base(log, request.base_len, request.prefix_hash)
+        base_len = known_base(log, request.base_len, request.prefix_hash)
         if base_len is None:
-            committed_len, committed_hash = _resume_at(log, request.base_len)
+            committed_len, committed_hash = resume_at(log, request.base_len)
             return MaskMiss(
                 session_id=request.session_id,
                 ticket=request.ticket,
@@ -258,11 +253,10 @@ class GrammarHost:
                 committed_hash=committed_hash,
             )
         try:
-            rows = _rows_behind(session, base_len, request.chain, num_rows)
+            rows = rows_behind(session, base_len, request.chain, num_rows)
         except MatcherBroken as broken:
-            return _miss(
-                request, "failed", self._drop_broken(request.session_id, session, broken).message
-            )
+            self._drop_broken(request.session_id, session, base_len, request.chain)
+            return _miss(request, "failed", _too_complex(broken))
         return Masks(
             session_id=request.session_id,
             ticket=request.ticket,
@@ -273,7 +267,7 @@ class GrammarHost:
             rows=b"".join(rows),
         )
 
-    def _find(self, session_id: str, epoch: int) -> _Session | None:
+    def _find(self, session_id: str, epoch: int) -> GrammarText | None:
         session = self._sessions.get(session_id)
         if session is None or session.epoch != epoch:
             return None
@@ -282,42 +276,8 @@ class GrammarHost:
         return session
 
 
-def _rows_behind(session: _Session, base_len: int, chain: list[int], num_rows: int) -> list[bytes]:
-    """Rows of the last `num_rows` states of `chain`, walked on a copy of the matcher."""
-    first_row = len(chain) - num_rows + 1
-    # Tokens of the chain that are committed need no walking, up to the first state asked for.
-    num_common = _num_common(session.log.ids, base_len, chain[:first_row])
-    state = session.state.copy()
-    state.truncate(base_len + num_common)
-    return walk_rows(state, chain[num_common:], first_row - num_common)
-
-
-def _known_base(log: TokenLog, base_len: int, prefix_hash: int) -> int | None:
-    """`base_len`, if the log has a prefix of that length and hash."""
-    if 0 <= base_len <= len(log) and log.hash_at(base_len) == prefix_hash:
-        return base_len
-    return None
-
-
-def _resume_at(log: TokenLog, base_len: int) -> tuple[int, int]:
-    """Length and hash from which an asker with an unknown base can go on.
-
-    An asker that is ahead knows all committed tokens. One whose tokens are not the committed
-    ones can be sure of the empty prefix only.
-    """
-    if base_len > len(log):
-        return len(log), log.hash_at(len(log))
-    return 0, EMPTY_HASH
-
-
-def _num_common(ids: list[int], base_len: int, tokens: list[int]) -> int:
-    """How many of `tokens` are the ids from `base_len` on."""
-    num_common = 0
-    for held, token in zip(ids[base_len : base_len + len(tokens)], tokens, strict=False):
-        if held != token:
-            break
-        num_common += 1
-    return num_common
+def _too_complex(broken: MatcherBroken) -> str:
+    return f"the grammar became too complex: {broken.message}"
 
 
 def _miss(request: MaskRequest, reason: str, message: str = "") -> MaskMiss:

@@ -1,4 +1,4 @@
-"""What is refused by name before a JSON schema reaches the grammar compiler. Standard library only.
+"""What is refused by name before a grammar reaches its compiler. Standard library only.
 
 The compiler has limits of its own (fuel, states, items) and the constraint child has a deadline
 and a memory limit; the checks here exist so that the common ways to exceed them end in a
@@ -12,14 +12,22 @@ Places are written as JSON paths: `$.properties.age.multipleOf`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
 from models.errors import UnsupportedGrammar
+from models.messages import Grammar
 
-FIELD = "response_format.json_schema.schema"
+# What a grammar is called in messages.
+NOUNS = {
+    "json_schema": "schema",
+    "json_object": "schema",
+    "regex": "pattern",
+    "choice": "list of choices",
+}
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 Schema = dict[str, JsonValue]
@@ -44,21 +52,50 @@ class SchemaLimits:
     max_multiple_of: int = 10_000  # 1 ms here, 600 ms at 100,000, 11 s and 400 MB at 1,000,000
 
 
+@dataclass(frozen=True)
+class RegexLimits:
+    """Bounds on one regular expression."""
+
+    max_pattern_bytes: int = 4096
+    max_repeat: int = 10_000  # of one quantifier
+    max_expanded: int = 100_000  # characters of the pattern with its repeats written out
+    max_depth: int = 48  # groups within groups
+
+
+@dataclass(frozen=True)
+class ChoiceLimits:
+    """Bounds on one list of choices.
+
+    Every byte is a state of the lexer, which all texts under one list share: the total stays
+    below `ParserLimits.max_lexer_states`.
+    """
+
+    max_choices: int = 1024
+    max_choice_bytes: int = 4096  # of UTF-8, each
+    max_total_bytes: int = 32_768
+
+
 def refuse(message: str, *, path: str = "") -> NoReturn:
-    """Raise `UnsupportedGrammar` that names the request field and the place in the schema."""
-    place = f"{FIELD}, {path}" if path else FIELD
-    raise UnsupportedGrammar(f"{place}: {message}", param=FIELD)
+    """Raise `UnsupportedGrammar` that names the place in the grammar.
+
+    The request field is not named: whoever knows how the client spelt it adds it.
+    """
+    raise UnsupportedGrammar(f"{path}: {message}" if path else message)
 
 
-def check_size(text: str, limits: SchemaLimits) -> None:
-    """Refuse a schema text that is too long to be sent or parsed.
+def check_size(grammar: Grammar, limits: SchemaLimits) -> None:
+    """Refuse a grammar text that is too long to be sent or parsed.
 
     Raises:
         UnsupportedGrammar: over `max_schema_bytes`.
     """
+    text = grammar.text
     num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
     if num_bytes > limits.max_schema_bytes:
-        refuse(f"the schema has {num_bytes} bytes, the limit is {limits.max_schema_bytes}")
+        refuse(
+            f"the {NOUNS[grammar.kind]} has {num_bytes} bytes, "
+            f"the limit is {limits.max_schema_bytes}"
+        )
 
 
 def parse_schema(text: str, limits: SchemaLimits) -> Schema:
@@ -69,9 +106,8 @@ def parse_schema(text: str, limits: SchemaLimits) -> Schema:
     Raises:
         UnsupportedGrammar: not JSON, not a schema, or over a limit.
     """
-    check_size(text, limits)
     try:
-        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         refuse(f"the schema nests too deep, the limit is {limits.max_depth} levels")
     except ValueError as error:
@@ -187,6 +223,13 @@ def _check_lenient(path: str, inner: Schema, limits: SchemaLimits) -> None:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits} is out of the range of numbers")
+    return number
 
 
 def _size(value: JsonValue) -> int:

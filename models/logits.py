@@ -1,16 +1,18 @@
 """Logits to scores: the one function that draft rows, verify rows and plain decoding share.
 
-Order as in vLLM and transformers: mask, temperature, top-k, top-p. A score is a logit divided by
-the temperature, or -inf where the token may not be drawn; nothing is normalised, because a draw
-is `argmax(score + noise)`. Rows with temperature 0 keep their masked logits.
+Order as in vLLM's sampler (v1): mask, penalties, temperature, min-p, top-k, top-p; top-k counts
+and top-p adds up what those before it left. A score is a penalised logit divided by the
+temperature, or -inf where the token may not be drawn; nothing is normalised, because a draw is
+`argmax(score + noise)`. Rows with temperature 0 keep their masked and penalised logits.
 
-Invariant: a row's scores are a function of that row alone, bit for bit. Truncation cuts by value,
-so tokens of equal score stay or go together, and it adds weights as 64-bit integers, whose sum
-does not depend on the order in which a device adds them.
+Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
+Truncation cuts by value, so tokens of equal score stay or go together, and it adds weights as
+64-bit integers, whose sum does not depend on the order in which a device adds them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from models.messages import Sampling
+from models.penalties import RowCounts, penalise
 
 _WEIGHT_ONE = float(1 << 40)  # fixed point of the largest weight; 2^22 of them still fit in int64
 _FIRST_CANDIDATES = 256  # top-p of usual text needs fewer; rows that need more are done again
@@ -27,17 +30,20 @@ def process_logits(
     logits: Tensor,  # [R, V] float32, not changed
     samplings: Sequence[Sampling],  # [R]
     masks: Sequence[bytes | memoryview | None],  # [R] allowed-token bits, None: unconstrained
+    counts: Sequence[RowCounts | None] = (),  # [R] or none: tokens so far; None: no penalties
 ) -> Tensor:
     """Scores, float32 [R, V]; may be `logits` itself where there is nothing to do.
 
     A mask is a row of little-endian 32-bit words, bit t for token t, as llguidance fills it;
     tokens behind its end are forbidden.
     """
-    scores = _masked(logits, masks)
+    scores = _penalised(_masked(logits, masks), samplings, counts)
     if all(sampling.temperature == 0 for sampling in samplings):
         return scores
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     scores = scores / torch.tensor(temperatures, device=logits.device)[:, None]
+    if any(sampling.min_p > 0 for sampling in samplings):
+        scores.masked_fill_(scores < _min_p_cut(scores, samplings), -torch.inf)
     vocab_size = logits.shape[1]
     rows = [row for row, sampling in enumerate(samplings) if _truncates(sampling, vocab_size)]
     if rows:
@@ -57,6 +63,21 @@ def _truncates(sampling: Sampling, vocab_size: int) -> bool:
     if sampling.temperature == 0:
         return False
     return 0 < sampling.top_k < vocab_size or sampling.top_p < 1
+
+
+def _penalised(
+    scores: Tensor, samplings: Sequence[Sampling], counts: Sequence[RowCounts | None]
+) -> Tensor:
+    """Scores [R, V] less the penalties of the rows that have any."""
+    found = [(row, count) for row, count in enumerate(counts) if count is not None]
+    if not found:
+        return scores
+    penalised = [samplings[row] for row, _ in found]
+    if len(found) == len(samplings):
+        return penalise(scores, penalised, [count for _, count in found])
+    index = torch.tensor([row for row, _ in found], device=scores.device)
+    changed = penalise(scores[index], penalised, [count for _, count in found])
+    return scores.index_copy(0, index, changed)
 
 
 def _masked(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> Tensor:
@@ -82,6 +103,16 @@ def _masked(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> Tenso
 @lru_cache(maxsize=8)
 def _bit_values(device: torch.device) -> Tensor:
     return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=device)
+
+
+def _min_p_cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The lowest score that stays, [R, 1]: that of min_p times the largest probability."""
+    depths = [
+        math.log(sampling.min_p) if sampling.min_p > 0 and sampling.temperature > 0 else -math.inf
+        for sampling in samplings
+    ]
+    depth = torch.tensor(depths, dtype=torch.float32, device=scores.device)[:, None]
+    return scores.amax(dim=1, keepdim=True) + depth
 
 
 def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -110,8 +141,8 @@ def _cut_values(
 ) -> tuple[Tensor, Tensor]:
     """The lowest score that stays, [R, 1], and whether the candidates were enough to tell.
 
-    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what top-k
-    left: a token stays if the weight before it is below that.
+    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what min-p and
+    top-k left: a token stays if the weight before it is below that.
     """
     values = torch.topk(scores, num_candidates, dim=1).values  # falling
     last = (top_k - 1).clamp(max=num_candidates - 1)

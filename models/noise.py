@@ -5,7 +5,8 @@ absolute index the drawn token will have in the session (prompt included), so th
 and plain decoding draw with the same noise however a round was cut or batched.
 
 Each (seed, position, domain) names one SplitMix64 stream (Steele, Lea, Flood 2014; it passes
-BigCrush); token t takes the stream's output t + 1, whose upper 52 bits are the uniform. All of
+BigCrush); token t takes the stream's output t + 1, whose upper 52 bits are the uniform. Domains
+keep the draws of one position independent of each other: the `rejection` rule needs four. All of
 that is 64-bit integer arithmetic and exact on every device. Only the two logarithms are float32:
 taken of the small end of the uniform (log1p), they keep seven digits out to the largest possible
 value, 36.7, where -log(-log(u)) of a float32 u would be cut off near 17. On two devices the noise
@@ -20,7 +21,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-DOMAIN_TOKEN = 0  # the draw of a token; rules that need more streams take further domains
+DOMAIN_TOKEN = 0  # the target's draw of a token; under `coupled` the draft's as well
+DOMAIN_DRAFT = 1  # `rejection`: the draw of a draft token
+DOMAIN_TEST = 2  # `rejection`: whether the draft token stands
+DOMAIN_RESIDUAL = 3  # `rejection`: the token drawn in place of a refused one
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment
@@ -42,19 +46,46 @@ def gumbel_noise(
 
     Safe to repeat: equal arguments give equal values.
     """
-    keys = [
-        _signed(_row_key(seed, position, domain))
-        for seed, position in zip(seeds, positions, strict=True)
-    ]
-    state = torch.tensor(keys, dtype=torch.int64, device=device)[:, None] + _token_offsets(
-        vocab_size, torch.device(device)
-    )
+    keys = _row_keys(seeds, positions, domain, device)
+    return _gumbel_(keys + _token_offsets(vocab_size, torch.device(device)))
+
+
+def gumbel_noise_at(
+    seeds: Sequence[int],  # [R], 64-bit unsigned
+    positions: Sequence[int],  # [R]
+    token_ids: Tensor,  # [R, m] int64
+    domain: int = DOMAIN_TOKEN,
+) -> Tensor:
+    """The values of `gumbel_noise` at some tokens of each row only: float32 [R, m]."""
+    keys = _row_keys(seeds, positions, domain, token_ids.device)
+    return _gumbel_(keys + (token_ids + 1) * _signed(_GOLDEN))
+
+
+def uniform(seed: int, position: int, domain: int) -> float:
+    """One number of the open interval (0, 1), exact on every machine."""
+    bits = _mix_int(_row_key(seed, position, domain) + _GOLDEN) >> (64 - _UNIFORM_BITS)
+    return (bits + 0.5) * 2.0**-_UNIFORM_BITS
+
+
+def _gumbel_(state: Tensor) -> Tensor:
+    """Noise of unmixed stream states, int64 [R, n], which are overwritten."""
     _mix_(state)
     bits = _shift_right(state, 64 - _UNIFORM_BITS)
     # (bits + 1/2) / 2^52: uniform in (0, 1], its small end exact to seven digits.
     tail = bits.to(torch.float32).add_(0.5).mul_(2.0**-_UNIFORM_BITS)
     tail.clamp_(max=_LARGEST_BELOW_ONE)
     return tail.neg_().log1p_().neg_().log_().neg_()
+
+
+def _row_keys(
+    seeds: Sequence[int], positions: Sequence[int], domain: int, device: torch.device | str
+) -> Tensor:
+    """The stream of each row, int64 [R, 1]."""
+    keys = [
+        _signed(_row_key(seed, position, domain))
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+    return torch.tensor(keys, dtype=torch.int64, device=device)[:, None]
 
 
 def _row_key(seed: int, position: int, domain: int) -> int:

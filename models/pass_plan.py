@@ -89,7 +89,7 @@ class PassPlanner:
             rows = _cut(need, max_rows - num_rows)
             if rows is None or need.session.num_computed < need.start:  # lost its blocks just now
                 continue
-            if self._reserve(need.session, planned, everyone):
+            if self._reserve(need, planned, everyone):
                 planned[need.session] = rows
                 num_rows = sum(rows.num_rows for rows in planned.values())
             elif any(s.table.block_ids for s in everyone if s is not need.session):
@@ -98,12 +98,16 @@ class PassPlanner:
                 plan.oversized.append(need.session)
 
     def _reserve(
-        self, session: Session, planned: dict[Session, PlannedRows], everyone: list[Session]
+        self, need: PlannedRows, planned: dict[Session, PlannedRows], everyone: list[Session]
     ) -> bool:
-        """Blocks for the session's whole log, taken from younger sessions if need be."""
+        """Blocks for the session's whole log, taken from younger sessions if need be.
+
+        Those that the need writes are the session's own afterwards.
+        """
+        session = need.session
         while True:
             try:
-                session.table.resize(len(session.log))
+                session.reserve_rows(need.start)
             except OutOfBlocks:
                 younger = [s for s in everyone if s.order > session.order and s.table.block_ids]
                 if not younger:
@@ -117,11 +121,14 @@ class PassPlanner:
 
 
 def _whole_need(session: Session) -> PlannedRows:
-    """All rows from the first one missing, or the first that must give logits, to the last."""
+    """All rows from the first one missing, or the first that must give logits, to the last.
+
+    They begin earlier, at the block's start, where the first of them is in a shared block.
+    """
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
     length = len(session.log)
-    start = min(session.num_computed, length - job.num_logits)
+    start = session.table.first_row(min(session.num_computed, length - job.num_logits))
     return PlannedRows(session, job, start, length - start, job.num_logits)
 
 

@@ -4,6 +4,9 @@ Knows the model, the KV storage and the self-test; nothing of sampling, drafting
 pass is ragged: each session brings any number of rows behind the tokens whose KV it already has,
 so prefill, decode and verification are the same pass. Rolling back needs no call here: rows are
 written to the slots of their positions, and what lies behind is never looked at.
+
+Several ranks may share the model (`parallel`): then each holds a runner, the leader's `forward`
+announces its pass, and the followers compute it in `follow`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from models.attention import (
 from models.checkpoint import Checkpoint, load_checkpoint
 from models.config import EngineConfig
 from models.kv_cache import BlockPool
+from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
 
 __all__ = ["ModelRunner", "SequenceRows"]
@@ -35,18 +39,22 @@ class ModelRunner:
 
     Args:
         config: what to load and where; `num_threads` is set for the whole process.
+        ranks: those that share the model. The leader's runner is ready when all followers are in
+            `follow`: its self-test is their first work.
 
     Raises:
         ValueError: the checkpoint is missing, cannot be served, or is smaller than the limits.
+        RuntimeError: another rank is gone.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, ranks: TensorParallel | None = None) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self.config = config
         self.device = torch.device(config.device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
-        checkpoint = load_checkpoint(config)
+        self._ranks = ranks
+        checkpoint = load_checkpoint(config, ranks)
         self._checkpoint = checkpoint
         self._model = checkpoint.model
         self.vocab_size = checkpoint.vocab_size
@@ -57,20 +65,31 @@ class ModelRunner:
         self._storage = _make_storage(checkpoint, config)
         parameters = inspect.signature(self._model.forward).parameters
         self._selects_rows = "logits_to_keep" in parameters
-        self._tile_sizes = FITTING_TILES
-        self.batch_invariant = is_batch_invariant(self)
-        if not self.batch_invariant:
+        # Only the leader learns what its self-test found, and ranks must cut the same tiles.
+        self._tile_sizes = FITTING_TILES if ranks is None else FIXED_TILES
+        self.batch_invariant = False
+        if ranks is not None:
+            ranks.wait_loaded()
+        if ranks is None or ranks.is_leader:
+            self.batch_invariant = is_batch_invariant(self)
+        if ranks is None and not self.batch_invariant:
             self._tile_sizes = FIXED_TILES
             self.batch_invariant = is_batch_invariant(self)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights, before packing; of this rank's part where ranks share them."""
+        return self._checkpoint.weight_bytes
 
     @property
     def kv_bytes(self) -> int:
         """Memory of the KV storage."""
         return self._storage.num_bytes
 
-    @torch.inference_mode()
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Run the rows of `sequences`, each of another session, and store their KV.
+
+        Rows in a block that another table shares are refused as well: `ValueError`.
 
         Returns:
             [sum of num_logits, vocab_size] float32 on the device, in the order of `sequences`.
@@ -78,8 +97,35 @@ class ModelRunner:
         Raises:
             ValueError: no rows, too many, or rows that their table or the context has no room
                 for. Nothing was stored.
+            RuntimeError: another rank is gone or did not do its part in time.
         """
         self._check(sequences)
+        if self._ranks is not None:
+            self._ranks.announce(sequences, self.pool.block_size)
+        return self._compute(sequences)
+
+    def keep_alive(self) -> None:
+        """To be called now and then while there is no pass: followers expect to hear something."""
+        if self._ranks is not None:
+            self._ranks.keep_alive()
+
+    def follow(self) -> None:
+        """Compute what the leader announces, until it stops. Followers only.
+
+        Raises:
+            RuntimeError: another rank is gone or was silent for too long.
+        """
+        assert self._ranks is not None, "follow() without other ranks"
+        while (sequences := self._ranks.next_pass()) is not None:
+            self._compute(sequences)
+
+    def close(self) -> None:
+        """Let the followers go. Idempotent; nothing to do for a model that is not shared."""
+        if self._ranks is not None:
+            self._ranks.close()
+
+    @torch.inference_mode()
+    def _compute(self, sequences: Sequence[SequenceRows]) -> Tensor:
         self._clear_new_blocks(sequences)
         token_ids = [token for sequence in sequences for token in sequence.token_ids]
         positions = [p for s in sequences for p in range(s.start, s.start + len(s.token_ids))]
@@ -120,10 +166,20 @@ class ModelRunner:
                 raise ValueError(
                     f"{num_own} rows from position {sequence.start} do not fit in {room} tokens"
                 )
+            stop = sequence.start + num_own
+            if self.pool.writes_shared(sequence.table.block_ids, sequence.start, stop):
+                raise ValueError(
+                    f"{num_own} rows from position {sequence.start} would write a shared block"
+                )
             if not 0 <= sequence.num_logits <= num_own:
                 raise ValueError(f"{sequence.num_logits} logits wanted of {num_own} rows")
 
     def _clear_new_blocks(self, sequences: Sequence[SequenceRows]) -> None:
+        """Zero the blocks that a session enters at their first slot: those it just got.
+
+        Rows of them that this pass does not write are read, hidden by the mask, and would spoil
+        the result if a former owner had left a NaN there. Later blocks of a table are not read.
+        """
         size = self.pool.block_size
         entered = [
             sequence.table.block_ids[index]

@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from models.draft_probs import DraftRow
 from models.kv_cache import BlockTable
 from models.masks import MaskWait
 from models.messages import EngineReply, NeedOpen, NeedPrefix, Open, Propose, Timing, Verify
+from models.penalties import TokenHistory
 from models.token_log import TokenLog
 
 
@@ -36,6 +38,7 @@ class Job:
     steps_left: int  # draws after the next one that the message asks for
     deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
     draft: list[int] = field(default_factory=list)  # judged now (target) or drawn so far (draft)
+    draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     part: int = 0
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
@@ -80,6 +83,7 @@ class Session:
     last_active_s: float
     log: TokenLog = field(default_factory=TokenLog)
     generated: TokenLog = field(default_factory=TokenLog)  # log behind the prompt; if constrained
+    history: TokenHistory | None = None  # counts of the log's tokens; if there are penalties
     num_computed: int = 0  # first tokens of the log whose KV rows are in the cache
     seq: int = -1
     reply_to: object = None
@@ -100,6 +104,9 @@ class Session:
         end = min(len(old), base_len + len(tokens))
         while kept < end and old[kept] == tokens[kept - base_len]:
             kept += 1
+        if self.history is not None:
+            self.history.remove(kept, old[kept:])
+            self.history.add(kept, tokens[kept - base_len :])
         self.log.truncate(kept)
         self.log.extend(tokens[kept - base_len :])
         self.num_computed = min(self.num_computed, kept)
@@ -110,12 +117,29 @@ class Session:
 
     def append(self, token_id: int) -> None:
         """Append one id to the log."""
+        if self.history is not None:
+            self.history.add(len(self.log), (token_id,))
         self.log.extend((token_id,))
         if self.opened.constraint is not None:
             self.generated.extend((token_id,))
 
+    def reserve_rows(self, start: int) -> None:
+        """Make room for the whole log, to be computed from row `start` on.
+
+        `start` comes from `table.first_row`. Rows behind it no longer count as computed: those of
+        shared blocks are given up here.
+
+        Raises:
+            OutOfBlocks: the pool has too few free blocks; nothing was changed.
+        """
+        self.table.reserve(len(self.log), start)
+        self.num_computed = min(self.num_computed, start)
+
     def release_blocks(self) -> None:
-        """Give the KV blocks back; the log stays, so the rows can be computed again."""
+        """Give the KV blocks back; the log stays, so the rows can be computed again.
+
+        Blocks that other sessions share stay theirs.
+        """
         self.table.free()
         self.num_computed = 0
 
@@ -162,10 +186,7 @@ class SessionTable:
             return None
         session = self._sessions.get(message.session_id)
         if session is None:
-            session = Session(message, self._num_opened, self._new_table(), now)
-            self._num_opened += 1
-            self._sessions[message.session_id] = session
-            return session
+            return self._add(message, self._new_table(), now)
         session.last_active_s = now
         if session.opened == message:
             return None
@@ -175,6 +196,42 @@ class SessionTable:
         session.generated = TokenLog()
         if message.constraint is not None:
             session.generated.extend(session.log.ids[message.prompt_len :])
+        return session
+
+    def fork(self, session_id: str, message: Open, num_tokens: int, now: float) -> Session | None:
+        """Start the session of `message` with the first `num_tokens` tokens of another's log.
+
+        Both share the KV blocks of those tokens, as far as they are computed and blocks are
+        whole. The new session is like one whose first message named these tokens: its next one
+        may name any others, and rows of equal ids are not computed again.
+
+        No engine calls this yet: it is what a cache of prompt prefixes needs.
+
+        Returns:
+            The new session; None where the epoch is another one, as for `open`.
+
+        Raises:
+            ValueError: the other session is not open, the new one is, or the log is shorter.
+        """
+        if message.epoch != self._epoch:
+            return None
+        parent = self._sessions.get(session_id)
+        if parent is None:
+            raise ValueError(f"session {session_id} is not open")
+        if message.session_id in self._sessions:
+            raise ValueError(f"session {message.session_id} is open already")
+        if not 0 <= num_tokens <= len(parent.log):
+            raise ValueError(f"num_tokens must be within 0..{len(parent.log)}, got {num_tokens}")
+        table = parent.table.fork(min(num_tokens, parent.num_computed))
+        session = self._add(message, table, now)
+        session.rewrite(0, parent.log.ids[:num_tokens])
+        session.num_computed = table.num_tokens
+        return session
+
+    def _add(self, message: Open, table: BlockTable, now: float) -> Session:
+        session = Session(message, self._num_opened, table, now)
+        self._num_opened += 1
+        self._sessions[message.session_id] = session
         return session
 
     def close(self, session_id: str, epoch: int | None = None) -> Session | None:

@@ -13,14 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from torch import Tensor
+
+from models.draft_probs import DraftRow, certain_row, unpack
 from models.engine import Engine
 from models.forming import FormingWindow
+from models.job_draws import judge_rows
 from models.masks import MaskSource
 from models.messages import Propose, Verdict, Verify
 from models.pass_plan import PlannedRows
 from models.runner import ModelRunner
 from models.session_table import Job, Session
-from models.verification import Acceptance, accept_matching
+from models.verification import Acceptance, accept_matching, needs_draft_probs
 
 
 class TargetEngine(Engine):
@@ -60,6 +64,11 @@ class TargetEngine(Engine):
                 f"{length} tokens leave no room for another in a context of {max_model_len}",
             )
             return
+        try:
+            draft_rows = self._draft_rows(session, message)
+        except ValueError as error:
+            self._fail(session, "invalid", str(error))
+            return
         # Draft tokens without a row are refused, which is always right: accepted + 1 must fit.
         draft = message.draft[: min(max_model_len - length, self._planner.max_logits) - 1]
         session.rewrite(message.base_len, message.tokens + draft)
@@ -72,8 +81,24 @@ class TargetEngine(Engine):
                 num_logits=len(draft) + 1,
                 steps_left=message.run_on,
                 draft=draft,
+                draft_rows=draft_rows[: len(draft)],
             ),
         )
+
+    def _draft_rows(self, session: Session, message: Verify) -> list[DraftRow]:
+        """What the draft's tokens were drawn from; empty where the rule does not ask.
+
+        Raises:
+            ValueError: the message's distributions are none, or not those of its draft.
+        """
+        if not needs_draft_probs(session.opened.sampling):
+            return []
+        if message.draft_probs is None:
+            return [certain_row(token_id) for token_id in message.draft]
+        return unpack(message.draft_probs, message.draft, self._runner.vocab_size)
+
+    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+        return judge_rows(jobs, whole)
 
     def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
         eos_ids = session.opened.eos_ids
@@ -92,7 +117,7 @@ class TargetEngine(Engine):
             return
         job.part += 1
         job.steps_left -= 1
-        job.draft = []
+        job.draft, job.draft_rows = [], []
         job.num_logits = 1
         job.ready_s = now
         self._ask_masks(session, job)

@@ -1,7 +1,7 @@
 """The `Drafter` over the protocol: a draft model on a leased replica, lost and rejoined quietly.
 
 Connecting and prefilling run in the background; until the draft model has caught up `is_ready`
-is False and the loop goes on with k = 0. A proposal that fails or comes too late does the same.
+is False and the loop goes on without it. A proposal that fails or comes too late does the same.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import asyncio
 from contextlib import aclosing
 
 from models.errors import LinkLost, ServingError, Unavailable
-from models.messages import Proposal, Propose
+from models.messages import DraftSource, Proposal, Propose
 from models.token_log import TokenLog
-from router.engine_session import EngineLimits, EngineSession, Header
+from router.engine_session import EngineSession, Header
+from router.limits import SessionLimits
 
 # A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
 # gives up the lease and the cache with it.
@@ -23,7 +24,7 @@ _UNFINISHED = ("context", "deadline")  # cuts that may come before the prefill's
 class DraftSession:
     """Implements `ports.Drafter`."""
 
-    def __init__(self, session: EngineSession, limits: EngineLimits, committed: TokenLog) -> None:
+    def __init__(self, session: EngineSession, limits: SessionLimits, committed: TokenLog) -> None:
         self._session = session
         self._limits = limits
         self._committed = committed
@@ -37,6 +38,11 @@ class DraftSession:
     def is_ready(self) -> bool:
         """See `ports.Drafter.is_ready`."""
         return self._is_caught_up
+
+    @property
+    def source(self) -> DraftSource:
+        """See `ports.Drafter.source`."""
+        return "draft_model"
 
     def start(self) -> None:
         """Lease a replica and prefill it in the background."""
@@ -74,7 +80,7 @@ class DraftSession:
 
     async def _join(self) -> None:
         """Connect and prefill until it works or the session is closed; the pause doubles."""
-        pause_s = self._limits.rejoin_interval_s
+        num_failures = 0
         while not self._is_closed:
             try:
                 await self._session.disconnect()
@@ -86,8 +92,8 @@ class DraftSession:
                 if proposal.cut in _UNFINISHED:
                     raise Unavailable(f"the draft model did not catch up: {proposal.cut}")
             except ServingError:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, 8 * self._limits.rejoin_interval_s)
+                await asyncio.sleep(self._limits.pause_s(num_failures))
+                num_failures += 1
                 continue
             self._is_caught_up = True
             return
@@ -95,6 +101,7 @@ class DraftSession:
     async def _propose(
         self, committed: TokenLog, num_draft_tokens: int, deadline_s: float
     ) -> Proposal:
+        await self._session.connect(self._limits.lease_timeout_s)
         self._session.agreed_len = self._agreed_len(committed)
         num_committed = len(committed)
 

@@ -8,9 +8,9 @@ Nothing here knows what is drafted or verified; `draft_session` and `target_sess
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from models.errors import ContextTooLong, InternalError, LinkLost, MaskUnavailable
@@ -29,6 +29,8 @@ from models.messages import (
     Verify,
 )
 from models.token_log import TokenLog
+from router.exchange import await_answer
+from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
 
 _MAX_CORRECTIONS = 8  # NeedOpen and NeedPrefix answers to one exchange before the link is given up
@@ -38,21 +40,13 @@ class MaskAccess(Protocol):
     """Who introduces an engine to the constraint replica that holds the session's matcher."""
 
     async def admit(self, asker_key: str) -> Endpoint:
-        """Allow the engine with this key to ask for masks; returns where. Idempotent, cheap."""
+        """Allow the engine with this key to ask for masks; returns where. Idempotent, cheap.
+
+        Raises:
+            Unavailable: no constraint replica was to be had in time; never `LinkLost`, which
+                would say that the engine is lost.
+        """
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLimits:
-    """Limits of every wait on an engine, in seconds, and of attempts to replace it."""
-
-    lease_timeout_s: float = 10.0
-    first_answer_timeout_s: float = 60.0  # the first answer of a lease includes the prefill
-    answer_timeout_s: float = 20.0  # an engine silent for longer counts as dead
-    propose_timeout_s: float = 1.0  # a draft later than this is not worth waiting for
-    resend_interval_s: float = 2.0
-    rejoin_interval_s: float = 0.5
-    max_attempts: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +77,7 @@ class EngineSession:
         self,
         pool: EnginePool,
         opening: Opening,
-        limits: EngineLimits,
+        limits: SessionLimits,
         masks: MaskAccess | None = None,
     ) -> None:
         self._pool = pool
@@ -102,29 +96,20 @@ class EngineSession:
         """Whether a lease is held."""
         return self._lease is not None
 
-    async def connect(self) -> EngineLease:
-        """Hold a lease and have the session open on it.
+    async def connect(self, timeout_s: float) -> None:
+        """Hold a lease; the one there is, else a new one.
 
         Raises:
-            Unavailable: no lease within the limit, or no constraint replica.
+            Unavailable: no lease within `timeout_s`.
         """
         if self._lease is None:
-            self._lease = await self._pool.lease(
-                self._opening.session_id, timeout_s=self._limits.lease_timeout_s
-            )
+            self._lease = await self._pool.lease(self._opening.session_id, timeout_s=timeout_s)
             self._is_open = False
             self._has_answered = False
-        lease = self._lease
-        endpoint = None
-        if self._masks is not None:
-            endpoint = await self._masks.admit(lease.grant.asker_key)
-        if not self._is_open or endpoint != self._opened_for:
-            self._send_open(lease, endpoint)
-        return lease
 
     async def disconnect(self) -> None:
         """Close the session on the replica and give the lease back. Idempotent."""
-        lease, self._lease = self._lease, None
+        lease = self._lease
         self._is_open = False
         self.agreed_len = 0
         if lease is not None:
@@ -132,6 +117,7 @@ class EngineSession:
                 Close(session_id=self._opening.session_id, epoch=lease.grant.endpoint.epoch)
             )
             await lease.release()
+            self._lease = None  # only now: who is cancelled before leaves it to be released again
 
     async def exchange(
         self, committed: TokenLog, build: Callable[[Header], Propose | Verify]
@@ -142,10 +128,11 @@ class EngineSession:
         missing session is sent along. The caller may extend `committed` between answers.
 
         Raises:
-            Unavailable: no lease; LinkLost: the replica is gone or silent beyond the limit;
-            MaskUnavailable, ContextTooLong, InternalError: the engine says so.
+            LinkLost: there is no lease, or the replica is gone or silent beyond the limit;
+            MaskUnavailable, ContextTooLong, InternalError: the engine says so;
+            Unavailable: the constraint replica is lost for good, which says nothing of this one.
         """
-        lease = await self.connect()
+        lease = await self._opened()
         message = self._build(lease, committed, build)
         lease.channel.send(message)
         parts: dict[int, Verdict] = {}
@@ -179,29 +166,32 @@ class EngineSession:
                 if verdict.is_last:
                     return
 
+    async def _opened(self) -> EngineLease:
+        """The lease, with the session open on it and its masks to be had."""
+        lease = self._lease
+        if lease is None:
+            raise LinkLost("no lease is held")
+        endpoint = None
+        if self._masks is not None:
+            endpoint = await self._masks.admit(lease.grant.asker_key)
+        if not self._is_open or endpoint != self._opened_for:
+            self._send_open(lease, endpoint)
+        return lease
+
     async def _receive(
         self, lease: EngineLease, message: Propose | Verify, next_part: int
     ) -> EngineReply:
-        """The next news about `message`, which is sent again at intervals until the limit.
-
-        Late replies and repeats are no news: they extend no wait.
-        """
+        """The next news about `message`."""
         limits = self._limits
-        limit_s = limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
-        waited_s = 0.0
-        while True:
-            interval_s = min(limits.resend_interval_s, limit_s - waited_s)
-            try:
-                async with asyncio.timeout(interval_s):
-                    while True:
-                        reply = await lease.channel.receive()
-                        if reply.seq == message.seq and _is_news(reply, next_part):
-                            return reply
-            except TimeoutError:
-                waited_s += interval_s
-                if waited_s >= limit_s:
-                    raise LinkLost(f"no answer within {limit_s:g} s") from None
-                lease.channel.send(message)
+        return await await_answer(
+            lease.channel,
+            message,
+            partial(_news, message.seq, next_part),
+            limit_s=(
+                limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
+            ),
+            resend_interval_s=limits.resend_interval_s,
+        )
 
     def _build(
         self,
@@ -250,8 +240,10 @@ class EngineSession:
         self.agreed_len = 0
 
 
-def _is_news(reply: EngineReply, next_part: int) -> bool:
-    return not isinstance(reply, Verdict) or reply.part >= next_part
+def _news(seq: int, next_part: int, reply: EngineReply) -> EngineReply | None:
+    """The reply, if it answers message `seq` and is not a part that was there before."""
+    is_old = isinstance(reply, Verdict) and reply.part < next_part
+    return None if reply.seq != seq or is_old else reply
 
 
 def _as_error(reply: Failed) -> Exception:

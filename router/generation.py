@@ -6,7 +6,7 @@ one `Finished`. It knows no HTTP and no transport; pools and detokeniser are han
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -84,6 +84,7 @@ class SpeculationStats:
     acceptance_histogram: tuple[int, ...] = ()
     per_step_drafted: tuple[int, ...] = ()
     per_step_accepted: tuple[int, ...] = ()
+    num_drafted_by: Mapping[DraftSource, int] = field(default_factory=dict)  # verified ones
     time: TimeSplit = field(default_factory=TimeSplit)
 
     @property

@@ -7,12 +7,13 @@ The same object introduces engines to the replica (`admit`), because only it kno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from types import UnionType
 from typing import TypeVar, cast
 
 from models.errors import LinkLost, Unavailable, UnsupportedGrammar
 from models.messages import (
+    ConstraintReply,
     ConstraintRequest,
     Endpoint,
     Grammar,
@@ -25,8 +26,10 @@ from models.messages import (
     GrammarStale,
 )
 from models.token_log import TokenLog
-from router.engine_session import EngineLimits
+from router.exchange import await_answer
+from router.limits import SessionLimits
 from router.ports import ConstraintLease, ConstraintPool
+from router.recovery import Recovery
 
 _T = TypeVar("_T")
 _MAX_REPLAYS = 3  # stale answers to one commit before the replica is given up
@@ -41,13 +44,14 @@ class GrammarSession:
         session_id: str,
         grammar: Grammar,
         generated: TokenLog,
-        limits: EngineLimits,
+        limits: SessionLimits,
     ) -> None:
         self._pool = pool
         self._session_id = session_id
         self._grammar = grammar
         self._generated = generated
         self._limits = limits
+        self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
         self._admitted: set[str] = set()
         self._seq = 0
@@ -60,56 +64,45 @@ class GrammarSession:
             UnsupportedGrammar: the grammar is refused; Unavailable: no replica answers.
         """
         async with self._lock:
-            await self._attempt(self._connect)
+            await self._recovery.run(self._connect, self._disconnect)
 
     async def admit(self, asker_key: str) -> Endpoint:
         """See `engine_session.MaskAccess.admit`."""
         async with self._lock:
-            return await self._attempt(lambda: self._admit(asker_key))
+            return await self._recovery.run(lambda: self._admit(asker_key), self._disconnect)
 
     async def commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
         """See `ports.Constrainer.commit`."""
         async with self._lock:
-            return await self._attempt(lambda: self._commit(generated, tokens))
+            return await self._recovery.run(
+                lambda: self._commit(generated, tokens), self._disconnect
+            )
 
     async def reopen(self) -> None:
         """See `ports.Constrainer.reopen`."""
         async with self._lock:
             await self._disconnect()
-            await self._attempt(self._connect)
+            await self._recovery.run(self._connect, self._disconnect)
 
     async def close(self) -> None:
         """See `ports.Constrainer.close`."""
         await self._disconnect()
 
-    async def _attempt(self, step: Callable[[], Awaitable[_T]]) -> _T:
-        """Run `step`; after a lost replica again on another one, a bounded number of times."""
-        for num_attempts in range(1, self._limits.max_attempts + 1):
-            try:
-                return await step()
-            except UnsupportedGrammar:
-                raise
-            except Unavailable as error:
-                await self._disconnect()
-                if num_attempts == self._limits.max_attempts:
-                    raise Unavailable(
-                        f"constraint service lost {num_attempts} times in a row: {error.message}"
-                    ) from error
-                await asyncio.sleep(self._limits.rejoin_interval_s * (num_attempts - 1))
-        raise AssertionError("max_attempts is at least 1")
-
     async def _connect(self) -> ConstraintLease:
         """A lease with the grammar compiled and every generated token committed."""
         if self._lease is not None:
             return self._lease
-        self._lease = await self._pool.lease(
-            self._session_id, timeout_s=self._limits.lease_timeout_s
-        )
+        lease = await self._pool.lease(self._session_id, timeout_s=self._recovery.lease_timeout_s())
+        try:
+            ready = await self._open_on(lease, peers=[])
+            if ready.committed_len < len(self._generated):
+                await self._replay(lease, self._generated, ready.committed_len)
+        except BaseException:  # also when cancelled: a lease is kept whole or not at all
+            await self._give_back(lease)
+            raise
         self._admitted.clear()
-        ready = await self._open_on(self._lease, peers=[])
-        if ready.committed_len < len(self._generated):
-            await self._replay(self._lease, self._generated, ready.committed_len)
-        return self._lease
+        self._lease = lease
+        return lease
 
     async def _admit(self, asker_key: str) -> Endpoint:
         lease = await self._connect()
@@ -173,39 +166,40 @@ class GrammarSession:
         wanted: type[_T] | UnionType,
         seq: int | None = None,
     ) -> _T:
-        """Send and wait for a wanted answer; send again at intervals.
+        """Send and wait for a wanted answer.
 
         An answer that carries a `seq` must carry this one: others are late.
         """
+
+        def take(answer: ConstraintReply) -> _T | None:
+            is_wanted = isinstance(answer, wanted) and getattr(answer, "seq", seq) == seq
+            return cast(_T, answer) if is_wanted else None
+
         lease.channel.send(message)
-        waited_s = 0.0
-        limit_s = self._limits.answer_timeout_s
-        while waited_s < limit_s:
-            interval_s = min(self._limits.resend_interval_s, limit_s - waited_s)
-            try:
-                async with asyncio.timeout(interval_s):
-                    while True:
-                        answer = await lease.channel.receive()
-                        if isinstance(answer, wanted) and getattr(answer, "seq", seq) == seq:
-                            return cast(_T, answer)
-            except TimeoutError:
-                waited_s += interval_s
-                lease.channel.send(message)
-        raise LinkLost(f"constraint service gave no answer within {limit_s:g} s")
+        return await await_answer(
+            lease.channel,
+            message,
+            take,
+            limit_s=self._limits.answer_timeout_s,
+            resend_interval_s=self._limits.resend_interval_s,
+        )
 
     async def _disconnect(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.channel.send(
-                GrammarClose(session_id=self._session_id, epoch=lease.grant.endpoint.epoch)
-            )
-            await lease.release()
+        if self._lease is not None:
+            await self._give_back(self._lease)
+            self._lease = None  # only now: who is cancelled before leaves it to be released again
+
+    async def _give_back(self, lease: ConstraintLease) -> None:
+        lease.channel.send(
+            GrammarClose(session_id=self._session_id, epoch=lease.grant.endpoint.epoch)
+        )
+        await lease.release()
 
 
-def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | LinkLost:
+def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
     if refused.is_client_error:
-        return UnsupportedGrammar(refused.message, param="response_format")
-    return LinkLost(refused.message)
+        return UnsupportedGrammar(refused.message)
+    return Unavailable(refused.message)
 
 
 def _common_len(generated: TokenLog, answer: GrammarStale) -> int:

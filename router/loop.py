@@ -15,9 +15,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from models.errors import ConstraintViolation, MaskUnavailable, Unavailable
-from models.messages import Verdict
+from models.messages import DraftProbs, DraftSource, Proposal, Verdict
 from models.token_log import TokenLog
-from router.draft_length import DraftLengthPolicy, PassCosts, RoundPlan
+from router.draft_length import PassCosts, RoundPlan, RoundPlanner
 from router.generation import Delta, FinishReason
 from router.ports import Constrainer, Drafter, Verifier
 from router.round_stats import RoundStats
@@ -33,12 +33,23 @@ class SessionParts:
     committed: TokenLog  # prompt and generated tokens
     generated: TokenLog  # generated tokens alone: the grammar's view
     stops: StopChecker
-    policy: DraftLengthPolicy
+    planner: RoundPlanner
     costs: PassCosts
     stats: RoundStats
     verifier: Verifier
     drafter: Drafter | None
     constrainer: Constrainer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """What one round has the target do. `draft_probs` are those of exactly this draft."""
+
+    draft: list[int]
+    draft_probs: DraftProbs | None
+    source: DraftSource
+    num_asked: int  # k
+    run_on: int
 
 
 async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReason, None]:
@@ -49,11 +60,10 @@ async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReaso
     """
     num_mask_losses = 0
     while True:
-        plan = parts.policy.plan(_max_draft_tokens(parts))
-        draft = await _draft(parts, plan)
+        asked = await _prepare(parts)
         try:
-            async with aclosing(_verify(parts, draft, plan)) as rounds:
-                async for tokens in rounds:
+            async with aclosing(_verify(parts, asked)) as verdicts:
+                async for tokens in verdicts:
                     num_mask_losses = 0
                     await _validate(parts, tokens)
                     taken = parts.stops.take(tokens)
@@ -64,13 +74,39 @@ async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReaso
                     if taken.finish_reason is not None:
                         yield taken.finish_reason
                         return
-        except MaskUnavailable:
+        except MaskUnavailable as error:
             num_mask_losses += 1
-            if parts.constrainer is None or num_mask_losses > _MAX_MASK_LOSSES:
+            if parts.constrainer is None:
                 raise
+            if num_mask_losses > _MAX_MASK_LOSSES:
+                raise MaskUnavailable(
+                    f"masks lost {num_mask_losses} times in a row, at most {_MAX_MASK_LOSSES} are "
+                    f"survived; at last: {error.message}"
+                ) from error
             asked_at = time.perf_counter()
             await parts.constrainer.reopen()
             parts.stats.add_grammar(asked_at)
+
+
+async def _prepare(parts: SessionParts) -> _Round:
+    """Plan a round and have it drafted; without a draft the target goes on alone."""
+    drafter = parts.drafter
+    source = None if drafter is None else drafter.source
+    plan = parts.planner.plan(source, _max_draft_tokens(parts))
+    proposal = await _draft(parts, plan)
+    if proposal is None or not proposal.tokens:
+        if plan.num_draft_tokens > 0:
+            plan = parts.planner.after_miss()
+        return _Round(
+            draft=[], draft_probs=None, source="draft_model", num_asked=0, run_on=plan.run_on
+        )
+    return _Round(
+        draft=list(proposal.tokens),
+        draft_probs=proposal.draft_probs,
+        source=proposal.source,
+        num_asked=plan.num_draft_tokens,
+        run_on=plan.run_on,
+    )
 
 
 def _max_draft_tokens(parts: SessionParts) -> int:
@@ -80,50 +116,57 @@ def _max_draft_tokens(parts: SessionParts) -> int:
     return max(0, parts.stops.remaining_tokens - 1)
 
 
-async def _draft(parts: SessionParts, plan: RoundPlan) -> list[int]:
-    """The draft of one round; empty when none is planned or to be had."""
+async def _draft(parts: SessionParts, plan: RoundPlan) -> Proposal | None:
+    """The proposal of one round; None when no draft is planned or the drafter is lost."""
     if plan.num_draft_tokens == 0 or parts.drafter is None:
-        return []
+        return None
     asked_at = time.perf_counter()
     try:
         proposal = await parts.drafter.propose(parts.committed, plan.num_draft_tokens)
     except Unavailable:
         parts.stats.add_draft(asked_at, None)
-        return []
-    link_ms = parts.stats.add_draft(asked_at, proposal.timing)
-    parts.costs.observe_draft(proposal.step_ms, link_ms)
-    return list(proposal.tokens)
+        return None
+    is_remote = proposal.source == "draft_model"
+    link_ms = parts.stats.add_draft(asked_at, proposal.timing if is_remote else None)
+    parts.costs.observe_draft(proposal.source, proposal.step_ms, link_ms)
+    return proposal
 
 
-async def _verify(
-    parts: SessionParts, draft: list[int], plan: RoundPlan
-) -> AsyncGenerator[list[int], None]:
+async def _verify(parts: SessionParts, asked: _Round) -> AsyncGenerator[list[int], None]:
     """The tokens each verdict commits: accepted + 1 for the draft, 1 for each plain step."""
-    run_on = min(plan.run_on, parts.stops.remaining_tokens - 1 - len(draft))
+    run_on = min(asked.run_on, parts.stops.remaining_tokens - 1 - len(asked.draft))
     is_prefill = len(parts.generated) == 0
     asked_at = time.perf_counter()
-    verdicts = parts.verifier.verify(parts.committed, draft, max(0, run_on))
+    verdicts = parts.verifier.verify(
+        parts.committed, asked.draft, max(0, run_on), asked.draft_probs
+    )
     async with aclosing(verdicts):
         async for verdict in verdicts:
-            parts.stats.add_verdict(asked_at, verdict.timing)
+            link_ms = parts.stats.add_verdict(asked_at, verdict.timing)
             if not is_prefill:
-                num_own_rows = 1 + len(draft) if verdict.part == 0 else 1
-                parts.costs.observe_pass(
-                    verdict.timing.num_rows, num_own_rows, verdict.timing.pass_ms
-                )
-            yield _judge(parts, draft, plan, verdict)
+                _observe_pass(parts, asked, verdict, link_ms)
+            yield _judge(parts, asked, verdict)
             asked_at = time.perf_counter()
 
 
-def _judge(parts: SessionParts, draft: list[int], plan: RoundPlan, verdict: Verdict) -> list[int]:
+def _observe_pass(parts: SessionParts, asked: _Round, verdict: Verdict, link_ms: float) -> None:
+    num_own_rows = 1
+    if verdict.part == 0:
+        num_own_rows += len(asked.draft)
+        parts.costs.observe_verify_link(link_ms)
+    parts.costs.observe_pass(verdict.timing.num_rows, num_own_rows, verdict.timing.pass_ms)
+
+
+def _judge(parts: SessionParts, asked: _Round, verdict: Verdict) -> list[int]:
     """The tokens a verdict stands for, up to eos; learns from the draft's fate."""
+    draft, num_accepted = asked.draft, verdict.num_accepted
     if verdict.part > 0 or not draft:
         return [verdict.token]
-    parts.stats.add_acceptance(plan.num_draft_tokens, len(draft), verdict.num_accepted)
+    parts.stats.add_acceptance(asked.source, asked.num_asked, len(draft), num_accepted)
     # A drafted eos that the target draws too comes back as its token: it stood all the same.
-    is_eos_right = draft[verdict.num_accepted : verdict.num_accepted + 1] == [verdict.token]
-    parts.policy.observe(len(draft), verdict.num_accepted + is_eos_right)
-    return parts.stops.until_eos([*draft[: verdict.num_accepted], verdict.token])
+    is_eos_right = draft[num_accepted : num_accepted + 1] == [verdict.token]
+    parts.planner.observe(asked.source, len(draft), num_accepted + is_eos_right)
+    return parts.stops.until_eos([*draft[:num_accepted], verdict.token])
 
 
 async def _validate(parts: SessionParts, tokens: Sequence[int]) -> None:

@@ -1,12 +1,12 @@
 """The seams of the router: what the loop needs from others, and what it needs of a transport.
 
 Upper seam, seen by `loop.py`, one object per session: `Drafter`, `Verifier`, `Constrainer`.
-`engine_session.py` and `grammar_session.py` implement them over the protocol of
-`models/messages.py`; an n-gram drafter or a scripted fake implements them without it.
+`draft_session.py`, `target_session.py` and `grammar_session.py` implement them over the protocol
+of `models/messages.py`; `ngram_drafter.py` or a scripted fake implements them without it.
 
-Lower seam, seen by those two modules: `Pool` hands out a `Lease`, a lease carries a `Channel`.
-ZMQ links under Ray Serve leases are one implementation, engines in the same process another,
-a link that loses, doubles, delays and reorders messages a third.
+Lower seam, seen by `engine_session.py` and `grammar_session.py`: `Pool` hands out a `Lease`, a
+lease carries a `Channel`. ZMQ links under Ray Serve leases are one implementation, engines in the
+same process another, a link that loses, doubles, delays and reorders messages a third.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from models.messages import (
     ConstraintReply,
     ConstraintRequest,
     DraftProbs,
+    DraftSource,
     EngineReply,
     EngineRequest,
     GrammarCommitted,
@@ -37,6 +38,8 @@ class Drafter(Protocol):
     async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
         """Draft up to `num_draft_tokens` (>= 1) tokens after the committed ones.
 
+        A proposal without tokens means that there is nothing to propose here.
+
         Raises:
             Unavailable: no draft now; the caller goes on with k = 0 and may ask again later.
         """
@@ -45,6 +48,11 @@ class Drafter(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether `propose` is worth calling now."""
+        ...
+
+    @property
+    def source(self) -> DraftSource:
+        """Who would draft now; the proposal says who did."""
         ...
 
     async def close(self) -> None:
@@ -73,7 +81,7 @@ class Verifier(Protocol):
         Safe to repeat: the same committed tokens and draft give the same verdict.
 
         Raises:
-            Unavailable: the target is lost and the bounded attempts to replace it failed.
+            Unavailable: target or constraint replica is lost and no other was to be had in time.
             MaskUnavailable: the target got no masks; `Constrainer.reopen`, then ask again.
         """
         ...
@@ -90,7 +98,7 @@ class Constrainer(Protocol):
         """Validate `tokens` behind the generated ones and commit them to the matcher.
 
         Raises:
-            Unavailable: no constraint replica within the bounded attempts.
+            Unavailable: the constraint replica is lost and no other was to be had in time.
         """
         ...
 
@@ -98,7 +106,7 @@ class Constrainer(Protocol):
         """Move to another replica (or child) after masks were lost; replays what is committed.
 
         Raises:
-            Unavailable: no constraint replica within the bounded attempts.
+            Unavailable: the constraint replica is lost and no other was to be had in time.
         """
         ...
 

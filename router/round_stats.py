@@ -7,8 +7,9 @@ remains of a wait is the link's, what remains of the session's wall clock is the
 from __future__ import annotations
 
 import time
+from collections import Counter
 
-from models.messages import Timing
+from models.messages import DraftSource, Timing
 from router.generation import SpeculationStats, TimeSplit
 
 
@@ -21,6 +22,7 @@ class RoundStats:
         self._num_spec_tokens = 0
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
+        self._drafted_by: Counter[DraftSource] = Counter()
         self._draft_ms = self._verify_ms = self._mask_ms = self._queue_ms = 0.0
         self._link_ms = self._grammar_ms = self._emit_ms = 0.0
         self._waited_ms = 0.0
@@ -28,7 +30,7 @@ class RoundStats:
     def add_draft(self, since: float, timing: Timing | None) -> float:
         """A wait for a proposal, begun at `since`, is over; returns its link time, ms.
 
-        `timing` is None when the proposal failed: the wait then counts as drafting.
+        `timing` is None when it failed or nobody else took part: the wait counts as drafting.
         """
         elapsed_ms = self._wait_over(since)
         if timing is None:
@@ -37,15 +39,18 @@ class RoundStats:
         self._draft_ms += timing.pass_ms
         return self._split(elapsed_ms, timing)
 
-    def add_verdict(self, since: float, timing: Timing) -> None:
-        """A wait for a verdict, begun at `since`, is over."""
+    def add_verdict(self, since: float, timing: Timing) -> float:
+        """A wait for a verdict, begun at `since`, is over; returns its link time, ms."""
         elapsed_ms = self._wait_over(since)
         self._num_rounds += 1
         self._verify_ms += timing.pass_ms
-        self._split(elapsed_ms, timing)
+        return self._split(elapsed_ms, timing)
 
-    def add_acceptance(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
+    def add_acceptance(
+        self, source: DraftSource, num_asked: int, num_drafted: int, num_accepted: int
+    ) -> None:
         """A round with a draft: `num_asked` is k, fewer may have been drafted."""
+        self._drafted_by[source] += num_drafted
         self._num_spec_tokens += num_asked
         self._per_step_drafted.append(num_drafted)
         self._per_step_accepted.append(num_accepted)
@@ -73,6 +78,7 @@ class RoundStats:
             acceptance_histogram=tuple(histogram),
             per_step_drafted=tuple(self._per_step_drafted),
             per_step_accepted=tuple(self._per_step_accepted),
+            num_drafted_by=dict(self._drafted_by),
             time=TimeSplit(
                 draft_ms=self._draft_ms,
                 verify_ms=self._verify_ms,

@@ -7,39 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from models.errors import InvalidRequest
+from models.errors import UnsupportedGrammar
 from models.messages import DraftSource
 from models.token_log import TokenLog
 from router.acceptance import AcceptanceEstimate, AcceptancePool
-from router.draft_length import AdaptiveLength, DraftLengthPolicy, FixedLength, PassCosts
+from router.draft_length import (
+    AdaptiveLength,
+    DraftLengthPolicy,
+    FixedLength,
+    PassCosts,
+    RoundPlanner,
+)
 from router.draft_session import DraftSession
-from router.engine_session import EngineLimits, EngineSession, Opening
+from router.drafter_choice import FillInDrafter, choose_source, fixed_length
+from router.engine_session import EngineSession, Opening
 from router.generation import Detokenizer, GenerationRequest
 from router.grammar_session import GrammarSession
+from router.limits import SessionLimits, SpeculationLimits
 from router.loop import SessionParts
-from router.ports import ConstraintPool, EnginePool
+from router.ngram_drafter import NgramDrafter
+from router.ports import ConstraintPool, Drafter, EnginePool
 from router.round_stats import RoundStats
 from router.stops import StopChecker
 from router.target_session import TargetSession
 
 _CREATIVE_TEMPERATURE = 1.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationLimits:
-    """What the operator allows. `num_speculative_tokens` None: k is chosen live."""
-
-    enabled: bool = True
-    num_speculative_tokens: int | None = None
-    max_speculative_tokens: int = 8
-    run_on_tokens: int = 32  # steps the target goes on alone where no draft is wanted at all
-    method: DraftSource | None = (
-        None  # None: the draft model where there is one, else prompt lookup
-    )
-    prompt_lookup_min: int = 1  # shortest n-gram that prompt lookup matches
-    prompt_lookup_max: int = 4  # longest; 0: no prompt lookup at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +45,17 @@ class Services:
     draft_pool: EnginePool | None
     constraint_pool: ConstraintPool | None
     speculation: SpeculationLimits = field(default_factory=SpeculationLimits)
-    limits: EngineLimits = field(default_factory=EngineLimits)
+    limits: SessionLimits = field(default_factory=SessionLimits)
     costs: PassCosts = field(default_factory=PassCosts)
-    acceptance: dict[str, AcceptancePool] = field(default_factory=dict)  # by task class
+    acceptance: dict[tuple[DraftSource, str], AcceptancePool] = field(default_factory=dict)
 
 
 class Session:
-    """One request on its way through the services."""
+    """One request on its way through the services.
+
+    Raises:
+        InvalidRequest: the request asks for a drafter or a grammar that this deployment has not.
+    """
 
     def __init__(self, request: GenerationRequest, services: Services) -> None:
         self._request = request
@@ -67,7 +66,8 @@ class Session:
         self._eos_ids = () if request.ignore_eos else request.eos_ids
         self._grammar = self._grammar_session()
         self._target = TargetSession(self._engine_session(services.target_pool), services.limits)
-        self._draft = self._draft_session()
+        self._draft: DraftSession | None = None
+        self._drafter = self._choose_drafter()
 
     async def start(self) -> None:
         """Compile the grammar first: a request with a bad one should touch no engine.
@@ -95,18 +95,20 @@ class Session:
                 stop=request.stop,
                 max_tokens=request.max_tokens,
             ),
-            policy=self._policy(),
+            planner=self._planner(),
             costs=self._services.costs,
             stats=self._stats,
             verifier=self._target,
-            drafter=self._draft,
+            drafter=self._drafter,
             constrainer=self._grammar,
         )
 
     async def close(self) -> None:
         """Free the session everywhere. Idempotent; never raises."""
         closings = [
-            part.close() for part in (self._draft, self._target, self._grammar) if part is not None
+            part.close()
+            for part in (self._drafter, self._target, self._grammar)
+            if part is not None
         ]
         await asyncio.gather(*closings, return_exceptions=True)
 
@@ -119,22 +121,38 @@ class Session:
         )
         return EngineSession(pool, opening, self._services.limits, self._grammar)
 
-    def _draft_session(self) -> DraftSession | None:
-        pool, wanted = self._services.draft_pool, self._request.speculation
-        is_wanted = wanted.enabled and wanted.num_speculative_tokens != 0
-        if pool is None or not is_wanted or not self._services.speculation.enabled:
+    def _choose_drafter(self) -> Drafter | None:
+        services = self._services
+        source = choose_source(
+            self._request.speculation,
+            services.speculation,
+            has_draft_model=services.draft_pool is not None,
+        )
+        if source == "ngram":
+            return self._ngram_drafter()
+        if source is None or services.draft_pool is None:
             return None
-        return DraftSession(self._engine_session(pool), self._services.limits, self._committed)
+        session = self._engine_session(services.draft_pool)
+        self._draft = DraftSession(session, services.limits, self._committed)
+        if services.speculation.prompt_lookup_max == 0:
+            return self._draft
+        return FillInDrafter(self._draft, self._ngram_drafter())
+
+    def _ngram_drafter(self) -> NgramDrafter:
+        allowed = self._services.speculation
+        return NgramDrafter(
+            self._request.request_id,
+            min_len=allowed.prompt_lookup_min,
+            max_len=allowed.prompt_lookup_max,
+            eos_ids=self._eos_ids,
+        )
 
     def _grammar_session(self) -> GrammarSession | None:
         request, services = self._request, self._services
         if request.grammar is None:
             return None
         if services.constraint_pool is None:
-            raise InvalidRequest(
-                "response_format: this deployment has no constraint service",
-                param="response_format",
-            )
+            raise UnsupportedGrammar("this deployment has no constraint service")
         return GrammarSession(
             services.constraint_pool,
             request.request_id,
@@ -143,19 +161,25 @@ class Session:
             services.limits,
         )
 
-    def _policy(self) -> DraftLengthPolicy:
+    def _planner(self) -> RoundPlanner:
         allowed = self._services.speculation
-        if self._draft is None:
-            return FixedLength(0, allowed.run_on_tokens)
-        fixed = self._request.speculation.num_speculative_tokens
-        if fixed is None:
-            fixed = allowed.num_speculative_tokens
-        if fixed is not None:
-            return FixedLength(min(fixed, allowed.max_speculative_tokens), allowed.run_on_tokens)
-        task_class = self._task_class()
-        pool = self._services.acceptance.setdefault(task_class, AcceptancePool(task_class))
+        fixed = fixed_length(self._request.speculation, allowed)
+        length: Callable[[DraftSource], DraftLengthPolicy] = (
+            self._adaptive_length if fixed is None else lambda _: FixedLength(fixed)
+        )
+        sources: tuple[DraftSource, ...] = ("draft_model", "ngram")
+        return RoundPlanner({source: length(source) for source in sources}, allowed.run_on_tokens)
+
+    def _adaptive_length(self, source: DraftSource) -> AdaptiveLength:
+        services, task_class = self._services, self._task_class()
+        pool = services.acceptance.setdefault(
+            (source, task_class), AcceptancePool(task_class, source)
+        )
         return AdaptiveLength(
-            AcceptanceEstimate(pool), self._services.costs, allowed.max_speculative_tokens
+            AcceptanceEstimate(pool),
+            services.costs,
+            services.speculation.max_speculative_tokens,
+            source,
         )
 
     def _task_class(self) -> str:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
-from models.errors import LinkLost, MaskUnavailable, Unavailable
+from models.errors import LinkLost, Unavailable
 from models.messages import DraftProbs, Verdict, Verify
 from models.token_log import TokenLog
-from router.engine_session import EngineLimits, EngineSession, Header
+from router.engine_session import EngineSession, Header
+from router.limits import SessionLimits
+from router.recovery import Recovery
 
 
 class TargetSession:
     """Implements `ports.Verifier`. A lost target costs a pause: lease, open and prefix again."""
 
-    def __init__(self, session: EngineSession, limits: EngineLimits) -> None:
+    def __init__(self, session: EngineSession, limits: SessionLimits) -> None:
         self._session = session
-        self._limits = limits
-
-    async def connect(self) -> None:
-        """Lease a replica ahead of the first verify, to do it beside other work."""
-        await self._session.connect()
+        self._recovery = Recovery("target", limits)
 
     async def verify(
         self,
@@ -30,26 +28,31 @@ class TargetSession:
         draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
-        num_attempts = 0
         while True:
+            await self._connect()
             num_yielded = 0
+            verdicts = self._verify_once(committed, draft, run_on, draft_probs)
             try:
-                async for verdict in self._verify_once(committed, draft, run_on, draft_probs):
-                    num_yielded += 1
-                    yield verdict
+                async with aclosing(verdicts):
+                    async for verdict in verdicts:
+                        self._recovery.note_answer()
+                        num_yielded += 1
+                        yield verdict
                 return
-            except MaskUnavailable:
-                raise
-            except (LinkLost, Unavailable) as error:
+            except LinkLost as error:
                 await self._session.disconnect()
                 if num_yielded > 0:
+                    self._recovery.note_loss(error)
                     return
-                num_attempts += 1
-                if num_attempts >= self._limits.max_attempts:
-                    raise Unavailable(
-                        f"target lost {num_attempts} times in a row: {error.message}"
-                    ) from error
-                await asyncio.sleep(self._limits.rejoin_interval_s * (num_attempts - 1))
+                await self._recovery.after(error)
+
+    async def _connect(self) -> None:
+        while not self._session.is_connected:
+            try:
+                await self._session.connect(self._recovery.lease_timeout_s())
+            except Unavailable as error:
+                await self._recovery.after(error)
+        self._recovery.note_running()
 
     async def _verify_once(
         self,
@@ -73,14 +76,15 @@ class TargetSession:
                 draft_probs=draft_probs,
             )
 
-        async for reply in self._session.exchange(committed, build):
-            if not isinstance(reply, Verdict):
-                raise LinkLost(f"target answered a verify with {type(reply).__name__}")
-            if reply.part == 0:
-                num_committed += reply.num_accepted
-            # The cache now holds all committed tokens but the newest, whose KV the next row writes.
-            self._session.agreed_len = num_committed + reply.part
-            yield reply
+        async with aclosing(self._session.exchange(committed, build)) as replies:
+            async for reply in replies:
+                if not isinstance(reply, Verdict):
+                    raise LinkLost(f"target answered a verify with {type(reply).__name__}")
+                if reply.part == 0:
+                    num_committed += reply.num_accepted
+                # The cache holds all committed tokens but the newest: the next row writes its KV.
+                self._session.agreed_len = num_committed + reply.part
+                yield reply
 
     async def close(self) -> None:
         """See `ports.Verifier.close`."""

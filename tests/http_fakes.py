@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -35,6 +36,7 @@ STATS = SpeculationStats(
     num_draft_tokens=10,
     num_accepted_draft_tokens=6,
     acceptance_histogram=(1, 1, 1, 1),
+    num_drafted_by={"draft_model": 7, "ngram": 3},
     time=TimeSplit(draft_ms=1.5, verify_ms=2.5),
 )
 
@@ -95,7 +97,7 @@ class ScriptedGenerator:
             self.closed += 1
 
 
-def served_model(**limits: int) -> ServedModel:
+def served_model(**limits: Any) -> ServedModel:
     settings = {"max_model_len": 200, "default_max_tokens": 64, "max_tokens_limit": 100} | limits
     return ServedModel(name="tiny", tokenizer=tiny_tokenizer(), created=1_700_000_000, **settings)
 

@@ -15,14 +15,14 @@ from models.draft_engine import DraftEngine
 from models.grammar import GrammarCompiler, VocabularyInfo
 from models.grammar_host import GrammarHost
 from models.masks import LocalMaskSource, NoMaskSource
-from models.messages import Grammar, Sampling
+from models.messages import DraftSource, Grammar, Sampling, Verification
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.tokenizer import Tokenizer
-from router.engine_session import EngineLimits
 from router.generation import Delta, Detokenizer, Finished, GenerationRequest, SpeculationSettings
 from router.generator import SpeculativeGenerator
-from router.session import Services, SpeculationLimits
+from router.limits import SessionLimits, SpeculationLimits
+from router.session import Services
 
 DEMO = Path(__file__).parent.parent / "models" / "demo"
 VOCAB_SIZE = 4096  # of the demo pair
@@ -91,6 +91,7 @@ def make_request(
     prompt_ids: Sequence[int],
     *,
     k: int | None = None,
+    drafter: DraftSource | None = None,
     enabled: bool = True,
     max_tokens: int = 48,
     temperature: float = 0.0,
@@ -99,15 +100,22 @@ def make_request(
     grammar: Grammar | None = None,
     top_p: float = 1.0,
     top_k: int = 0,
+    verification: Verification = "coupled",
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
-        sampling=Sampling(temperature=temperature, seed=seed, top_p=top_p, top_k=top_k),
+        sampling=Sampling(
+            temperature=temperature,
+            seed=seed,
+            top_p=top_p,
+            top_k=top_k,
+            verification=verification,
+        ),
         eos_ids=tuple(eos_ids),
         max_tokens=max_tokens,
         grammar=grammar,
-        speculation=SpeculationSettings(enabled=enabled, num_speculative_tokens=k),
+        speculation=SpeculationSettings(enabled=enabled, num_speculative_tokens=k, drafter=drafter),
     )
 
 
@@ -118,15 +126,17 @@ async def local_service(
     *,
     dtype: str = "bfloat16",
     grammar_host: GrammarHost | None = None,
-    limits: EngineLimits | None = None,
+    limits: SessionLimits | None = None,
+    speculation: SpeculationLimits | None = None,
     kv_cache_tokens: int = 8192,
+    max_model_len: int = 1024,
 ) -> AsyncIterator[LocalService]:
     def runner(path: Path) -> ModelRunner:
         return ModelRunner(
             EngineConfig(
                 model_path=str(path),
                 dtype=dtype,
-                max_model_len=1024,
+                max_model_len=max_model_len,
                 kv_cache_tokens=kv_cache_tokens,
             )
         )
@@ -137,21 +147,21 @@ async def local_service(
     )
     target_runner = runner(target_path)
     target = TargetEngine(target_runner, masks(), epoch=1)
-    target_pool = LocalEnginePool(target, epoch=1, max_model_len=1024)
+    target_pool = LocalEnginePool(target, epoch=1, max_model_len=max_model_len)
     draft = draft_pool = None
     if draft_path is not None:
         draft = DraftEngine(runner(draft_path), masks(), epoch=1)
-        draft_pool = LocalEnginePool(draft, epoch=1, max_model_len=1024)
+        draft_pool = LocalEnginePool(draft, epoch=1, max_model_len=max_model_len)
     services = Services(
         target_pool=target_pool,
         draft_pool=draft_pool,
         constraint_pool=constraint_pool,
-        speculation=SpeculationLimits(max_speculative_tokens=8),
-        limits=limits or EngineLimits(propose_timeout_s=20.0),
+        speculation=speculation or SpeculationLimits(prompt_lookup_max=0),
+        limits=limits or SessionLimits(propose_timeout_s=20.0),
     )
     try:
         yield LocalService(
-            SpeculativeGenerator(services, max_model_len=1024),
+            SpeculativeGenerator(services, max_model_len=max_model_len),
             target,
             draft,
             target_pool,

@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, Sequence
 from models.errors import LinkLost, Unavailable
 from models.messages import (
     Close,
+    DraftProbs,
+    DraftSource,
     Endpoint,
     EngineReply,
     EngineRequest,
@@ -67,6 +69,7 @@ class ScriptedVerifier:
 
     def __init__(self, *, eos_at: int | None = None, end_parts_after: int | None = None) -> None:
         self.rounds: list[tuple[int, int]] = []
+        self.draft_probs: list[DraftProbs | None] = []  # of each round
         self.is_closed = False
         self._eos_at = eos_at
         self._end_parts_after = end_parts_after
@@ -75,9 +78,14 @@ class ScriptedVerifier:
         return 0 if len(ids) == self._eos_at else language(ids)
 
     async def verify(
-        self, committed: TokenLog, draft: Sequence[int], run_on: int
+        self,
+        committed: TokenLog,
+        draft: Sequence[int],
+        run_on: int,
+        draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         self.rounds.append((len(draft), run_on))
+        self.draft_probs.append(draft_probs)
         ids = list(committed.ids)
         accepted = 0
         while accepted < len(draft) and draft[accepted] == self._next(ids):
@@ -111,6 +119,7 @@ class ScriptedDrafter:
         self._fails_at = set(fails_at)
         self.num_calls = 0
         self.is_ready = True
+        self.source: DraftSource = "draft_model"
         self.is_closed = False
 
     async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:

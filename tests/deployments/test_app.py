@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from local_service import DEMO
 from ray.serve._private.build_app import build_app
+from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 
 from deployments.app import build
 from deployments.config import AppConfig
+from deployments.lease_router import LeaseRouter
 
 
 def config(**sections: Any) -> AppConfig:
@@ -38,6 +40,20 @@ def test_four_deployments_are_bound() -> None:
     assert found["Draft"].max_ongoing_requests == 64
 
 
+def test_silence_counts_as_death_after_the_stated_time() -> None:
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "stall_timeout_s": 6}
+    constraint = {"stall_timeout_s": 12}
+    found = deployments(
+        build(AppConfig.model_validate({"target": target, "constraint": constraint}))
+    )
+    for name, stall_timeout_s in {"Target": 6, "Constraint": 12}.items():
+        options = found[name]._deployment_config
+        silent_s = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD * options.health_check_timeout_s
+        assert silent_s == pytest.approx(stall_timeout_s)
+        assert options.health_check_period_s <= options.health_check_timeout_s
+        assert options.request_router_config.get_request_router_class() is LeaseRouter
+
+
 def test_without_a_draft_there_is_no_draft_deployment() -> None:
     assert set(deployments(build(config()))) == {"Router", "Target", "Constraint"}
 
@@ -48,6 +64,25 @@ def test_gpu_model_reserves_a_gpu_for_its_rank_and_none_for_its_coordinator() ->
     [bundle] = found._replica_config.placement_group_bundles
     assert bundle["GPU"] == 1
     assert not found.ray_actor_options.get("num_gpus")
+
+
+def test_every_rank_has_a_bundle_with_a_gpu_of_its_own() -> None:
+    found = deployments(
+        build(
+            config(
+                draft={
+                    "model_path": str(DEMO / "draft"),
+                    "max_model_len": 256,
+                    "device": "cuda",
+                    "tensor_parallel_size": 4,
+                }
+            )
+        )
+    )
+    assert [bundle["GPU"] for bundle in found["Draft"]._replica_config.placement_group_bundles] == [
+        1
+    ] * 4
+    assert len(found["Target"]._replica_config.placement_group_bundles) == 1
 
 
 def test_wrong_pair_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,17 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import AppConfig, Section, check_models, resolve_folder
+from deployments.config import (
+    AppConfig,
+    GrammarServiceConfig,
+    LinkConfig,
+    ModelConfig,
+    Section,
+    SpeculationConfig,
+    TimeoutConfig,
+    check_models,
+    resolve_folder,
+)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -152,3 +163,49 @@ def test_a_fixed_k_above_the_limit_is_refused() -> None:
     tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
     with pytest.raises(ValueError, match=r"router\.speculation.*at most .*8.*9"):
         AppConfig.model_validate(tree)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "complaint"),
+    [
+        ({"method": "draft_model"}, "method draft_model needs a draft section"),
+        ({"method": "lookup"}, "router.speculation.method"),
+        ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max of at least 1"),
+        ({"prompt_lookup_min": 5}, "prompt_lookup_min must be at most prompt_lookup_max, 4"),
+        ({"prompt_lookup_min": 0}, "router.speculation.prompt_lookup_min"),
+        ({"verification": "typical"}, "router.speculation.verification"),
+    ],
+    ids=["no-draft", "unknown", "off", "crossed", "zero", "rule"],
+)
+def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], complaint: str) -> None:
+    tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
+    with pytest.raises(ValueError, match=complaint):
+        AppConfig.model_validate(tree)
+
+
+@pytest.mark.parametrize("name", ["demo.yaml", "no-draft.yaml"])
+def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
+    """Each with a comment: what is left to a default is not found by who looks for it."""
+    text = (CONFIGS / name).read_text()
+    [application] = yaml.safe_load(text)["applications"]
+    args = application["args"]
+    router = args["router"]
+    for section, model in [
+        (args["target"], ModelConfig),
+        (args["constraint"], GrammarServiceConfig),
+        (args["link"], LinkConfig),
+        (router["speculation"], SpeculationConfig),
+        (router["timeouts"], TimeoutConfig),
+    ]:
+        assert set(section) == set(model.model_fields)
+        for key in section:
+            assert re.search(rf"^ *{key}: .* #", text, re.MULTILINE), key
+
+
+def test_the_config_without_a_draft_has_none_anywhere() -> None:
+    content = yaml.safe_load((CONFIGS / "no-draft.yaml").read_text())
+    [application] = content["applications"]
+    config = AppConfig.model_validate(application["args"])
+    assert config.draft is None
+    assert config.router.speculation.method == "ngram"
+    assert "Draft" not in {deployment["name"] for deployment in application["deployments"]}

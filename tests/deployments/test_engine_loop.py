@@ -1,4 +1,5 @@
 from collections import deque
+from collections.abc import Callable
 
 from deployments.engine_loop import EngineLoop
 from models.messages import (
@@ -21,6 +22,8 @@ class CountingEngine:
         self.closed: list[str] = []
         self.batches: list[int] = []
         self.forming_s = forming_s
+        self.working_for: list[str] = []
+        self.on_step: Callable[[], None] = lambda: None
         self._waiting: list[tuple[object, Propose]] = []
 
     def submit(self, message: EngineRequest, reply_to: object) -> None:
@@ -33,6 +36,7 @@ class CountingEngine:
     def step(self) -> list[tuple[object, EngineReply]]:
         waiting, self._waiting = self._waiting, []
         self.batches.append(len(waiting))
+        self.on_step()
         return [
             (reply_to, NeedOpen(session_id=message.session_id, seq=message.seq))
             for reply_to, message in waiting
@@ -42,8 +46,15 @@ class CountingEngine:
     def has_work(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def num_used_blocks(self) -> int:
+        return 7 * len(self._waiting)
+
     def wait_s(self, now: float) -> float:
         return self.forming_s if len(self._waiting) < 2 else 0.0
+
+    def idle_s(self) -> dict[str, float]:
+        return dict.fromkeys(self.working_for, 0.0)
 
     def close(self, session_id: str) -> None:
         self.closed.append(session_id)
@@ -158,7 +169,7 @@ def test_release_of_an_old_lease_leaves_the_new_one() -> None:
     assert engine.submitted == [opening("a")]
 
 
-def test_idle_session_is_closed_and_reported_once() -> None:
+def test_idle_session_is_closed_and_reported_until_acknowledged() -> None:
     engine, port = CountingEngine(), ScriptedPort()
     loop = make_loop(engine, port, idle_timeout_s=10.0)
     idle = loop.admit("idle")
@@ -168,9 +179,73 @@ def test_idle_session_is_closed_and_reported_once() -> None:
         port.arrivals.append([("p", opening("busy"))])
         loop.tick()
     assert engine.closed == ["idle"]
-    assert loop.take_ended() == [("idle", idle)]
-    assert loop.take_ended() == []
+    assert loop.ended() == [("idle", idle)]
+    assert loop.ended() == [("idle", idle)], "an answer may have been lost"
+    loop.acknowledge([("idle", idle), ("idle", 99)])
+    assert loop.ended() == []
     assert loop.stats().num_sessions == 1
+
+
+def test_a_lessee_that_never_says_anything_is_not_waited_for_long() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port, idle_timeout_s=600.0)
+    for name in ("mute", "quiet"):
+        loop.admit(name)
+    port.arrivals.append([("p", opening("quiet"))])
+    while port.now_s < 60.0:
+        loop.tick()
+    assert engine.closed == ["mute"]
+
+
+def test_a_session_the_engine_works_for_is_not_idle() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port, idle_timeout_s=10.0)
+    loop.admit("working")
+    engine.working_for = ["working"]
+    while port.now_s < 100.0:
+        loop.tick()
+    assert engine.closed == []
+    engine.working_for = []
+    loop.tick()
+    while port.now_s < 102.0:
+        loop.tick()
+    assert engine.closed == ["working"]
+
+
+def test_a_long_step_ends_no_lease_whose_message_came_meanwhile() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port, idle_timeout_s=10.0)
+    for name in ("stepping", "writing", "silent"):
+        loop.admit(name)
+
+    def long_step() -> None:
+        port.now_s += 50.0
+        port.arrivals.append([("p", opening("writing"))])
+
+    engine.on_step = long_step
+    port.arrivals.append([("p", propose("stepping"))])
+    loop.tick()  # the step; its answer counts for the session it answers
+    loop.tick()
+    assert engine.closed == []
+    port.arrivals.append([])
+    loop.tick()
+    assert engine.closed == ["silent"]
+
+
+def test_followers_hear_from_every_turn() -> None:
+    heard: list[float] = []
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = EngineLoop(
+        engine,
+        port,
+        idle_timeout_s=60.0,
+        clock=port.clock,
+        keep_alive=lambda: heard.append(port.now_s),
+    )
+    loop.tick()
+    port.arrivals.append([("p", propose("a"))])
+    loop.tick()
+    assert len(heard) == 2
 
 
 def test_message_the_engine_chokes_on_fails_alone() -> None:

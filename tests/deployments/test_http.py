@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import uvicorn
+from http_clients import client_of, events_of, openai_client, served
 from http_fakes import STATS, ScriptedGenerator, http_service, tiny_tokenizer
 
 from deployments.health import HealthProbe
@@ -41,23 +39,9 @@ SPECULATIVE = {
     "num_spec_steps": 4,
     "num_accepted_draft_tokens": 6,
     "num_draft_tokens": 10,
+    "num_draft_tokens_by": {"draft_model": 7, "ngram": 3},
     "num_spec_tokens": 12,
 }
-
-
-@asynccontextmanager
-async def client_of(
-    generator: ScriptedGenerator, **options: float
-) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(http_service(generator, **options)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield client
-
-
-def events_of(text: str) -> list[Any]:
-    assert text.endswith("\n\n")
-    bodies = [line.removeprefix("data: ") for line in text.split("\n\n")[:-1]]
-    return [body if body == "[DONE]" else json.loads(body) for body in bodies]
 
 
 async def post(
@@ -339,38 +323,6 @@ async def test_many_askers_share_one_probe():
 
 
 # --- over a socket --------------------------------------------------------------------------------
-
-
-@contextmanager
-def served(generator: ScriptedGenerator) -> Iterator[str]:
-    """A real server in a thread, on a free loopback port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(http_service(generator)),
-        log_config=None,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
-        listener.close()
-        assert not thread.is_alive()
-
-
-@contextmanager
-def openai_client(generator: ScriptedGenerator) -> Iterator[openai.OpenAI]:
-    with (
-        served(generator) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        yield client
 
 
 MESSAGES: Any = CHAT["messages"]

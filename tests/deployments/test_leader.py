@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from engine_fakes import make_runner
@@ -144,14 +145,38 @@ async def test_released_session_is_unknown(links: LinkClient) -> None:
     leader.close()
 
 
-def test_rank_of_several_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank 1 of 2"):
-        Rank("target", ModelConfig(model_path="x"), LinkConfig(), rank=1, world_size=2)
+def test_rank_that_has_not_loaded_says_so() -> None:
+    # Any: Ray's decorators type the control methods as remote ones, which here they are not.
+    rank: Any = Rank("target", ModelConfig(model_path="x"), LinkConfig(), rank=1, world_size=2)
+    assert rank.pulse() is None, "a rank that loads is alive"
+    with pytest.raises(RuntimeError, match=r"before load\(\), or not the leader"):
+        rank.admit("a", "key")
+    with pytest.raises(RuntimeError, match=r"before load\(\)"):
+        rank.run_loop()
+
+
+def test_lost_answers_lose_neither_releases_nor_ends(links: LinkClient) -> None:
+    leader = Leader("target")
+    rank: Any = Rank("target", ModelConfig(model_path="x"), LinkConfig(), rank=0, world_size=1)
+    rank._loop = leader.loop
+    kept, released = (leader.loop.admit(name) for name in ("kept", "released"))
+    for _ in range(2):  # the first answer is lost, so the call is made again
+        assert rank.settle([("released", released)], []) == []
+        assert rank.stats().num_sessions == 1
+    leader.loop._ended[("idle", 9)] = None
+    assert rank.settle([], []) == [("idle", 9)]
+    assert rank.settle([], []) == [("idle", 9)]
+    assert rank.settle([("kept", kept)], [("idle", 9)]) == []
+    assert rank.stats().num_sessions == 0
+    leader.close()
 
 
 def test_config_section_reaches_the_engine_whole() -> None:
-    model = ModelConfig(model_path="x", block_size=8, max_batch_rows=9, num_threads=3)
+    model = ModelConfig(
+        model_path="x", block_size=8, max_batch_rows=9, num_threads=3, tensor_parallel_size=2
+    )
     config = engine_config(model)
     for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
         assert getattr(config, name) == getattr(model, name)
     assert (config.block_size, config.max_batch_rows, config.num_threads) == (8, 9, 3)
+    assert config.tensor_parallel_size == 2

@@ -115,6 +115,9 @@ class BrokenEngine:
 
     has_work = True
 
+    def idle_s(self) -> dict[str, float]:
+        return {}
+
     def submit(self, message: EngineRequest, reply_to: object) -> None:
         pass
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deployments.bodies import parse
 from deployments.openai import (
     BodyTooLarge,
     ChatCompletionRequest,
@@ -14,7 +15,6 @@ from deployments.openai import (
     RouteError,
     answer_error,
 )
-from deployments.requests import parse
 from models.errors import (
     ConstraintViolation,
     ContextTooLong,
@@ -35,7 +35,12 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def chat(**fields: Any) -> ChatCompletionRequest:
     body = {"model": "tiny", "messages": MESSAGES} | fields
-    return parse(json.dumps(body).encode(), ChatCompletionRequest)
+    return parse(_json(body), ChatCompletionRequest)
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    # JSON has no infinity, but a number that is too large reads as one.
+    return json.dumps(body).replace("Infinity", "1e999").encode()
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -110,7 +115,6 @@ def test_escaped_surrogate_pairs_are_text():
         ({"speculation": {"depth": 1}}, "speculation.depth", "unknown field"),
         ({"speculation": 3}, "speculation", "got 3"),
         ({"response_format": {"type": "xml"}}, "response_format.type", '"xml"'),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "not supported"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
             "response_format.json_schema.schema",
@@ -121,11 +125,23 @@ def test_escaped_surrogate_pairs_are_text():
             "response_format.json_schema.schema",
             "got 1",
         ),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "not supported"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
-        ({"structured_outputs": {}}, "structured_outputs.json", "is required"),
+        ({"structured_outputs": {"json": True}}, "structured_outputs.json", "got true"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "at least 1 character"),
+        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "got 3"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]", "got 1"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not supported"),
+        ({"structured_outputs": {"rgx": "x"}}, "structured_outputs.rgx", "unknown field"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1 (got 1.5)"),
+        ({"min_p": -0.1}, "min_p", "greater than or equal to 0 (got -0.1)"),
+        ({"presence_penalty": 2.1}, "presence_penalty", "less than or equal to 2 (got 2.1)"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2 (got -3)"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.001 (got 0)"),
+        ({"repetition_penalty": 1e999}, "repetition_penalty", "less than or equal to 1000"),
+        ({"speculation": {"verification": "typical"}}, "speculation.verification", '"typical"'),
+        ({"speculation": {"drafter": "medusa"}}, "speculation.drafter", '"medusa"'),
         ({"n": 2}, "n", "2 is not supported"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "0.5 is not supported"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
         ({"logprobs": True}, "logprobs", "true is not supported"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),

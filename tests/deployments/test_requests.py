@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from http_fakes import served_model
 
+from deployments.bodies import parse
 from deployments.openai import ChatCompletionRequest, CompletionRequest
-from deployments.requests import ServedModel, parse, prepare_chat, prepare_completion
+from deployments.requests import ServedModel, prepare_chat, prepare_completion
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
-from models.messages import Grammar
+from models.messages import Grammar, Sampling
 from router.generation import GenerationRequest, SpeculationSettings
 
 MODEL = served_model()
@@ -97,16 +98,29 @@ def test_what_does_not_fit_names_all_three_numbers(num_prompt, asked, param):
         ({"speculation": {"k": 9}}, "speculation.k", "at most 8 (got 9)"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one of json"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs", "(got none)"),
         (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": SCHEMA},
-                },
-                "structured_outputs": {"json": SCHEMA},
-            },
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
             "structured_outputs",
-            "send one",
+            "(got regex and choice)",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "json_object": True}},
+            "structured_outputs",
+            "(got json and json_object)",
+        ),
+        *(
+            (
+                {"response_format": response_format, "structured_outputs": outputs},
+                "structured_outputs",
+                "send one",
+            )
+            for response_format in (
+                {"type": "json_object"},
+                {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+            )
+            for outputs in ({"json": SCHEMA}, {"regex": "a"}, {"choice": ["a"]})
         ),
     ],
 )
@@ -154,9 +168,10 @@ def test_a_deep_value_is_refused_and_not_our_fault(depth):
         parse(body.encode(), ChatCompletionRequest)
 
 
-def test_a_schema_without_its_type_is_refused():
+@pytest.mark.parametrize("kind", ["text", "json_object"])
+def test_a_schema_without_its_type_is_refused(kind):
     with pytest.raises(InvalidRequest) as caught:
-        chat(response_format={"type": "text", "json_schema": {"name": "x", "schema": SCHEMA}})
+        chat(response_format={"type": kind, "json_schema": {"name": "x", "schema": SCHEMA}})
     assert caught.value.param == "response_format.json_schema"
 
 
@@ -222,7 +237,46 @@ def test_free_text_has_no_grammar():
     assert chat(response_format={"type": "text"}).grammar is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "json_object"}}, Grammar(kind="json_object", text="")),
+        ({"structured_outputs": {"json_object": True}}, Grammar(kind="json_object", text="")),
+        ({"structured_outputs": {"regex": "\\d+|é"}}, Grammar(kind="regex", text="\\d+|é")),
+        (
+            {"structured_outputs": {"choice": ["yes", "né"], "json": None}},
+            Grammar(kind="choice", text='["yes", "né"]'),
+        ),
+    ],
+)
+def test_other_constraints_become_grammars(fields, grammar):
+    assert chat(**fields).grammar == grammar
+    assert completion(**({"response_format": {"type": "text"}} | fields)).grammar == grammar
+
+
+def test_sampling_fields_pass():
+    fields = {
+        "min_p": 0.1,
+        "presence_penalty": -2,
+        "frequency_penalty": 1.5,
+        "repetition_penalty": 1.2,
+    }
+    for request in (chat(seed=1, **fields), completion(seed=1, **fields)):
+        assert request.sampling == Sampling(seed=1, **fields)
+    assert chat(seed=1).sampling == Sampling(seed=1)
+
+
+def test_the_verification_rule_is_the_servers_unless_asked_for():
+    strict = served_model(verification="rejection")
+    assert chat().sampling.verification == "coupled"
+    assert chat(strict).sampling.verification == "rejection"
+    assert chat(speculation={"verification": "rejection"}).sampling.verification == "rejection"
+    assert chat(strict, speculation={"verification": "coupled"}).sampling.verification == "coupled"
+
+
 def test_speculation_settings_pass():
-    settings = chat(speculation={"enabled": False, "k": 3}).speculation
-    assert settings == SpeculationSettings(enabled=False, num_speculative_tokens=3)
+    asked = {"enabled": False, "k": 3, "drafter": "ngram"}
+    assert chat(speculation=asked).speculation == SpeculationSettings(
+        enabled=False, num_speculative_tokens=3, drafter="ngram"
+    )
     assert completion(speculation={"k": 0}).speculation.num_speculative_tokens == 0

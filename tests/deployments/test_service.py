@@ -16,7 +16,7 @@ from local_service import DEMO, VOCAB_SIZE, demo_tokenizer
 from deployments.config import RouterConfig, SpeculationConfig, TimeoutConfig
 from deployments.http import create_app
 from deployments.local_pool import LocalConstraintPool, LocalEnginePool
-from deployments.service import build_service, engine_limits, speculation_limits
+from deployments.service import build_service, session_limits, speculation_limits
 from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.grammar import GrammarCompiler, VocabularyInfo
@@ -24,7 +24,7 @@ from models.grammar_host import GrammarHost
 from models.masks import LocalMaskSource
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
-from router.session import SpeculationLimits
+from router.limits import SpeculationLimits
 
 MAX_MODEL_LEN = 256
 SCHEMA = {
@@ -141,7 +141,7 @@ async def test_a_completion_continues_its_prompt():
 
 
 async def test_health_follows_the_target():
-    async with serving(config()) as (client, target):
+    async with serving(config(timeouts=TimeoutConfig(queue_wait_s=0.5))) as (client, target):
         assert (await client.get("/health")).status_code == 200
         target.fail("target lost")
         await asyncio.sleep(1.05)  # a result is kept for a second
@@ -153,17 +153,31 @@ async def test_health_follows_the_target():
 @pytest.mark.parametrize(("asked", "expected"), [("adaptive", None), (0, 0), (5, 5)])
 async def test_limits_come_from_the_config(asked, expected):
     router_config = config(
-        speculation=SpeculationConfig(num_speculative_tokens=asked, max_num_speculative_tokens=6),
-        timeouts=TimeoutConfig(queue_wait_s=3),
+        speculation=SpeculationConfig(
+            num_speculative_tokens=asked,
+            max_num_speculative_tokens=6,
+            method="ngram",
+            prompt_lookup_min=2,
+            prompt_lookup_max=5,
+            verification="rejection",
+        ),
+        timeouts=TimeoutConfig(queue_wait_s=3, failover_s=7),
         default_max_tokens=9,
         max_tokens_limit=10,
     )
     unused: Any = None
     service = build_service(router_config, target=unused, draft=None, constraint=None)
     assert speculation_limits(router_config) == SpeculationLimits(
-        num_speculative_tokens=expected, max_speculative_tokens=6, run_on_tokens=16
+        num_speculative_tokens=expected,
+        max_speculative_tokens=6,
+        run_on_tokens=16,
+        method="ngram",
+        prompt_lookup_min=2,
+        prompt_lookup_max=5,
     )
-    assert engine_limits(router_config).lease_timeout_s == 3
+    limits = session_limits(router_config)
+    assert (limits.lease_timeout_s, limits.failover_timeout_s) == (3, 7)
+    assert service.model.verification == "rejection"
     assert (service.model.default_max_tokens, service.model.max_tokens_limit) == (9, 10)
     assert service.model.max_num_speculative_tokens == 6
     assert service.model.name == "demo"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from local_service import DEMO, LocalService, local_service, make_request
 from transformers import AutoModelForCausalLM
 
 from loadtest.prompts import demo_prompts as held_out_prompts
+from router.limits import SpeculationLimits
 
 NUM_PROMPTS = 50
 NUM_TOKENS = 40
+NUM_LOOKUP_PROMPTS = 12
 NEAR_TIE = 1e-4
 
 
@@ -100,6 +103,22 @@ async def test_served_text_is_that_of_generate(
                     )
                 assert mismatches == 0
         assert await service.freed()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("draft", [None, DEMO / "draft"], ids=["alone", "filling-in"])
+async def test_prompt_lookup_changes_no_text(
+    references: list[Reference], draft: Path | None
+) -> None:
+    chosen = references[:NUM_LOOKUP_PROMPTS]
+    lookup = SpeculationLimits(prompt_lookup_max=4)
+    async with local_service(
+        DEMO / "target", draft, dtype="float32", speculation=lookup
+    ) as service:
+        for at_once, k in ((1, 5), (8, None)):
+            served = await serve_all(service, chosen, k, at_once)
+            assert count_differences(chosen, served)[0] == 0
 
 
 def test_the_comparison_sees_a_wrong_token() -> None:

@@ -1,4 +1,4 @@
-"""A seed gives one text: for every k, any draft model, speculation off, alone and among others.
+"""A seed gives one text: for every k, any drafter, speculation off, alone and among others.
 
 In bfloat16, as served. It holds because engines on a CPU compute the same logits for the same
 prefix however it was batched, and because all draw with noise that depends on the position alone.
@@ -21,6 +21,7 @@ from local_service import (
 )
 
 from loadtest.prompts import demo_prompts as held_out_prompts
+from router.limits import SpeculationLimits
 
 NUM_TOKENS = 40
 SEEDS = (1, 2**63 + 11)
@@ -90,6 +91,12 @@ async def test_a_seed_gives_one_text(tmp_path: Path) -> None:
     async with local_service(DEMO / "target", other_draft) as service:
         for (seed, i), ids in expected.items():
             assert await text(service, f"other-{seed}-{i}", prompts[i], seed, 4) == ids
+
+    lookup = SpeculationLimits(prompt_lookup_max=4)
+    async with local_service(DEMO / "target", None, speculation=lookup) as service:
+        for (seed, i), ids in expected.items():
+            for k in (4, None):
+                assert await text(service, f"ngram-{seed}-{i}-{k}", prompts[i], seed, k) == ids
 
 
 @pytest.mark.slow

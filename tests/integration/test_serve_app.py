@@ -160,7 +160,7 @@ async def test_lease_serves_a_session_and_its_release_frees_it(links: LinkClient
     assert len(await tokens_of(lease)) == 5
     await stats_become("Target", num_leases=1, num_sessions=1)
     await lease.release()
-    await stats_become("Target", num_leases=0, num_sessions=0)
+    await stats_become("Target", num_leases=0, num_sessions=0, num_used_blocks=0)
 
 
 async def test_target_asks_the_constraint_service_for_masks(links: LinkClient) -> None:

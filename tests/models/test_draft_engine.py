@@ -15,11 +15,11 @@ from engine_fakes import (
     random_prompt,
     reference_greedy,
 )
+from engine_messages import proposing
 
 from models.draft_engine import DraftEngine
 from models.masks import NoMaskSource
-from models.messages import Failed, Open, Proposal, Propose, Sampling, Verify
-from models.token_log import TokenLog
+from models.messages import Failed, Open, Proposal, Sampling, Verify
 
 PROMPT = random_prompt(1, 12)
 
@@ -40,17 +40,7 @@ def submit_propose(
     deadline_ms: float = 1e6,
 ) -> None:
     engine.submit(
-        Propose(
-            session_id=session_id,
-            epoch=EPOCH,
-            seq=seq,
-            base_len=base_len,
-            prefix_hash=TokenLog(ids).hash_at(base_len),
-            tokens=ids[base_len:],
-            num_draft_tokens=k,
-            deadline_ms=deadline_ms,
-        ),
-        "r",
+        proposing(session_id, seq, ids, k, base_len=base_len, deadline_ms=deadline_ms), "r"
     )
 
 

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
-from models.grammar import GrammarCompiler, ParserLimits
-from models.grammar_host import GrammarHost, HostLimits
+from models.grammar import GrammarCompiler
+from models.grammar_host import GrammarHost
 from models.messages import (
-    Grammar,
     GrammarClose,
-    GrammarCommit,
     GrammarCommitted,
     GrammarOpen,
     GrammarReady,
@@ -30,22 +27,16 @@ from tests.grammar_cases import (
     random_text,
     small_vocabulary,
 )
-
-OPTIONAL = json_schema(TEN_SCHEMAS["optional"])
-EPOCH = 7
-
-
-class CountingCompiler:
-    """The real compiler, with a count of its calls."""
-
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self.row_bytes = compiler.row_bytes
-        self.compiled: list[Grammar] = []
-
-    def compile(self, grammar: Grammar) -> object:
-        self.compiled.append(grammar)
-        return self._compiler.compile(grammar)
+from tests.grammar_host_cases import (
+    EPOCH,
+    OPTIONAL,
+    CountingCompiler,
+    commit,
+    make_host,
+    masks,
+    open_session,
+    rows_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,73 +57,6 @@ def counting(compiler: GrammarCompiler) -> CountingCompiler:
 @pytest.fixture
 def host(counting: CountingCompiler) -> GrammarHost:
     return make_host(counting)
-
-
-def make_host(
-    compiler: CountingCompiler, clock: Callable[[], float] | None = None, **limits: float
-) -> GrammarHost:
-    return GrammarHost(
-        compiler,  # type: ignore[arg-type]  # same methods
-        HostLimits(**limits),  # type: ignore[arg-type]  # ints where ints are wanted
-        **({"clock": clock} if clock else {}),
-    )
-
-
-def open_session(
-    host: GrammarHost, session_id: str = "s", grammar: Grammar = OPTIONAL, epoch: int = EPOCH
-) -> object:
-    return host.answer(GrammarOpen(session_id=session_id, epoch=epoch, grammar=grammar))
-
-
-def commit(
-    host: GrammarHost,
-    tokens: list[int],
-    *,
-    seq: int = 1,
-    base: TokenLog | None = None,
-    session_id: str = "s",
-    epoch: int = EPOCH,
-) -> object:
-    log = base or TokenLog()
-    return host.answer(
-        GrammarCommit(
-            session_id=session_id,
-            epoch=epoch,
-            seq=seq,
-            base_len=len(log),
-            prefix_hash=log.hash_at(len(log)),
-            tokens=tokens,
-        )
-    )
-
-
-def masks(
-    host: GrammarHost,
-    chain: list[int],
-    num_rows: int,
-    *,
-    base: TokenLog | None = None,
-    session_id: str = "s",
-    epoch: int = EPOCH,
-) -> object:
-    log = base or TokenLog()
-    return host.answer(
-        MaskRequest(
-            session_id=session_id,
-            epoch=epoch,
-            ticket=41,
-            base_len=len(log),
-            prefix_hash=log.hash_at(len(log)),
-            chain=chain,
-            num_rows=num_rows,
-        )
-    )
-
-
-def rows_of(reply: object) -> list[bytes]:
-    assert isinstance(reply, Masks)
-    assert len(reply.rows) == reply.num_valid_rows * reply.row_bytes
-    return [reply.rows[i : i + reply.row_bytes] for i in range(0, len(reply.rows), reply.row_bytes)]
 
 
 # --- open and cache -------------------------------------------------------------------------------
@@ -408,30 +332,3 @@ def test_a_negative_base_is_stale(host: GrammarHost) -> None:
     )
     assert isinstance(reply, MaskMiss)
     assert reply.reason == "stale"
-
-
-@pytest.mark.parametrize("by", ["masks", "commit"])
-def test_a_broken_matcher_costs_its_own_session_only(vocabulary: Vocabulary, by: str) -> None:
-    many = {f"k{i}": {"type": "integer"} for i in range(300)}
-    fragile = json_schema({"type": "array", "items": {"type": "object", "properties": many}})
-    compiler = CountingCompiler(vocabulary.compiler(parser_limits=ParserLimits(step_max_items=400)))
-    host = make_host(compiler)
-    open_session(host, "fine")
-    open_session(host, "s", fragile)
-    chain = vocabulary.encode('[{"k7": 1, "k')
-    if by == "masks":
-        reply = masks(host, chain, 1)
-        assert isinstance(reply, MaskMiss)
-        assert reply.reason == "failed"
-        assert "limit 400" in reply.message
-    else:
-        refused = commit(host, chain)
-        assert isinstance(refused, GrammarRefused)
-        assert refused.is_client_error
-    assert isinstance(masks(host, [], 1, session_id="fine"), Masks)
-    gone = masks(host, [], 1)
-    assert isinstance(gone, MaskMiss)
-    assert gone.reason == "unknown"
-    open_session(host, "s", fragile)
-    assert len(compiler.compiled) == 3  # not taken from the cache: its lexer is shared
-    assert isinstance(masks(host, [], 1), Masks)

@@ -46,10 +46,17 @@ def test_free_is_idempotent_and_the_table_can_be_used_again():
     pool.check([table])
 
 
-def test_negative_sizes_are_refused():
+def test_impossible_sizes_are_refused():
     pool = BlockPool(num_blocks=2, block_size=4)
+    table = pool.new_table()
     with pytest.raises(ValueError, match="got -1"):
-        pool.new_table().resize(-1)
+        table.resize(-1)
+    table.resize(6)
+    with pytest.raises(ValueError, match=r"start must be within 0\.\.5, got 6"):
+        table.reserve(5, 6)
+    with pytest.raises(ValueError, match=r"num_tokens must be within 0\.\.6, got 7"):
+        table.fork(7)
+    pool.check([table])
     with pytest.raises(ValueError, match="holds nothing"):
         BlockPool(num_blocks=0, block_size=4)
 
@@ -62,11 +69,24 @@ def _share_block(pool: BlockPool, table: BlockTable) -> None:
     pool.free(table.block_ids[:1])
 
 
+def _count_a_reference_too_many(pool: BlockPool, table: BlockTable) -> None:
+    pool.share(table.block_ids[:1])
+
+
+def _list_a_block_twice(pool: BlockPool, table: BlockTable) -> None:
+    pool.free(table.block_ids[1:])
+    table.block_ids[1] = table.block_ids[0]
+    pool.share(table.block_ids[:1])
+
+
 def _misstate_length(pool: BlockPool, table: BlockTable) -> None:
     table.num_tokens += 4
 
 
-@pytest.mark.parametrize("damage", [_lose_block, _share_block, _misstate_length])
+@pytest.mark.parametrize(
+    "damage",
+    [_lose_block, _share_block, _misstate_length, _count_a_reference_too_many, _list_a_block_twice],
+)
 def test_check_finds_damage(damage):
     pool = BlockPool(num_blocks=4, block_size=4)
     table = pool.new_table()
@@ -84,6 +104,87 @@ def test_check_finds_a_forgotten_table():
         pool.check([])
 
 
+def _shared_tables(num_blocks: int = 8) -> tuple[BlockPool, BlockTable, BlockTable]:
+    """A table of three blocks of four tokens and a fork of its first two."""
+    pool = BlockPool(num_blocks, block_size=4)
+    table = pool.new_table()
+    table.resize(12)
+    return pool, table, table.fork(11)
+
+
+def test_a_fork_shares_whole_blocks_only():
+    pool, table, fork = _shared_tables()
+    assert (fork.block_ids, fork.num_tokens) == (table.block_ids[:2], 8)
+    assert pool.num_free == 5
+    pool.check([table, fork])
+    assert pool.new_table().fork(0).block_ids == []
+
+
+def test_shared_blocks_are_free_when_the_last_table_lets_go():
+    pool, table, fork = _shared_tables()
+    table.free()
+    assert pool.num_free == 6
+    pool.check([table, fork])
+    fork.resize(4)
+    assert pool.num_free == 7
+    fork.free()
+    assert pool.num_free == 8
+    pool.check([table, fork])
+
+
+@pytest.mark.parametrize(
+    ("start", "first_row"), [(3, 0), (4, 4), (5, 4), (8, 8), (10, 10), (12, 12), (40, 40)]
+)
+def test_rows_in_a_shared_block_are_computed_from_its_start(start, first_row):
+    _, table, _ = _shared_tables()
+    assert table.first_row(start) == first_row
+
+
+def test_a_shared_block_is_given_up_before_it_is_written():
+    pool, table, fork = _shared_tables()
+    before = list(table.block_ids)
+    table.reserve(14, 4)
+    assert table.block_ids[0] == before[0]
+    assert table.block_ids[1] not in before
+    assert table.block_ids[2] == before[2]  # it was the table's own: what it held may go
+    assert fork.block_ids == before[:2]
+    pool.check([table, fork])
+    assert pool.writes_shared(table.block_ids, 0, 14)
+    assert pool.writes_shared(table.block_ids, 3, 5)
+    assert not pool.writes_shared(table.block_ids, 4, 14)
+    kept = list(table.block_ids)
+    table.reserve(14, 6)
+    assert table.block_ids == kept
+
+
+def test_rows_before_the_start_are_never_lost():
+    pool, table, fork = _shared_tables()
+    with pytest.raises(ValueError, match="row 5 is within a shared block"):
+        table.reserve(12, 5)
+    table.reserve(6, 6)  # nothing is written: nothing has to be given up
+    assert table.block_ids == fork.block_ids
+    pool.check([table, fork])
+
+
+def test_out_of_blocks_changes_nothing_with_shared_blocks_either():
+    pool, table, fork = _shared_tables(num_blocks=4)
+    before = (list(table.block_ids), list(fork.block_ids), pool.num_free)
+    with pytest.raises(OutOfBlocks, match="2 KV blocks wanted, 1 of 4 are free"):
+        table.reserve(12, 0)
+    assert (table.block_ids, fork.block_ids, pool.num_free) == before
+    assert table.num_tokens == 12
+    pool.check([table, fork])
+
+
+def test_blocks_given_back_serve_for_those_given_up():
+    pool, table, fork = _shared_tables(num_blocks=3)
+    last = table.block_ids[2]
+    table.reserve(7, 4)
+    assert table.block_ids == [fork.block_ids[0], last]
+    assert pool.num_free == 0
+    pool.check([table, fork])
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_operations_keep_the_pool_whole(seed):
     choose = random.Random(seed)
@@ -91,15 +192,23 @@ def test_random_operations_keep_the_pool_whole(seed):
     tables = [pool.new_table() for _ in range(5)]
     for _ in range(400):
         table = choose.choice(tables)
+        if choose.random() < 0.2:
+            other = choose.choice([each for each in tables if each is not table])
+            other.free()
+            tables[tables.index(other)] = table.fork(choose.randint(0, table.num_tokens))
+            pool.check(tables)
+            continue
         before = (list(table.block_ids), table.num_tokens)
         wanted = choose.choice([0, choose.randrange(40), table.num_tokens + 1])
+        start = table.first_row(choose.randint(0, wanted))
         try:
-            table.resize(wanted)
+            table.reserve(wanted, start)
         except OutOfBlocks:
             assert (table.block_ids, table.num_tokens) == before
         else:
-            kept = min(len(before[0]), len(table.block_ids))
+            kept = min(len(before[0]), pool.blocks_for(start))
             assert table.block_ids[:kept] == before[0][:kept]
+            assert not pool.writes_shared(table.block_ids, start, wanted)
         pool.check(tables)
     for table in tables:
         table.free()

@@ -18,12 +18,15 @@ def reference(logits: torch.Tensor, sampling: Sampling, allowed: set[int] | None
     if sampling.temperature == 0:
         return torch.tensor(scores)
     scores = [value / sampling.temperature for value in scores]
+    if sampling.min_p > 0:
+        cut = max(scores) + math.log(sampling.min_p)
+        scores = [value if value >= cut else -math.inf for value in scores]
     if 0 < sampling.top_k < len(scores):
         cut = sorted(scores, reverse=True)[sampling.top_k - 1]
         scores = [value if value >= cut else -math.inf for value in scores]
     if sampling.top_p < 1:
         weights = [math.exp(value - max(scores)) for value in scores]
-        total = sum(weights)
+        total = sum(weights)  # of what min-p and top-k left
         before, cut = 0.0, -math.inf
         for value in sorted(scores, reverse=True):
             if before >= sampling.top_p * total:
@@ -49,6 +52,11 @@ CASES = {
     "top_p_tiny": Sampling(top_p=1e-6),
     "top_p_flat": Sampling(temperature=50.0, top_p=0.95),
     "both": Sampling(temperature=0.8, top_k=40, top_p=0.9),
+    "min_p": Sampling(min_p=0.05),
+    "min_p_flat": Sampling(temperature=30.0, min_p=0.9),
+    "min_p_1": Sampling(min_p=1.0),
+    "min_p_and_top_p": Sampling(temperature=1.5, min_p=0.1, top_p=0.8),
+    "all_three": Sampling(temperature=1.2, min_p=0.02, top_k=20, top_p=0.95),
 }
 
 

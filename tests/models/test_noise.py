@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from models.noise import gumbel_noise
+from models.noise import DOMAIN_DRAFT, DOMAIN_TEST, gumbel_noise, gumbel_noise_at, uniform
 
 
 def uniforms(noise: torch.Tensor) -> np.ndarray:
@@ -48,6 +48,23 @@ def test_a_row_does_not_depend_on_its_batch(vocab_size: int) -> None:
 
 def test_token_noise_does_not_depend_on_the_vocabulary_size() -> None:
     assert torch.equal(gumbel_noise([3], [4], 1000)[0, :100], gumbel_noise([3], [4], 100)[0])
+
+
+def test_noise_at_some_tokens_is_that_of_the_whole_row() -> None:
+    seeds, positions = [3, 2**64 - 1], [4, 70_000]
+    ids = torch.tensor([[0, 999, 17], [5, 5, 1]])
+    whole = gumbel_noise(seeds, positions, 1000, domain=DOMAIN_DRAFT)
+    some = gumbel_noise_at(seeds, positions, ids, DOMAIN_DRAFT)
+    assert torch.equal(some, whole.gather(1, ids))
+
+
+def test_single_uniforms_are_uniform_and_keyed() -> None:
+    values = np.array([uniform(seed, seed // 7, DOMAIN_TEST) for seed in range(20_000)])
+    assert stats.kstest(values, "uniform").pvalue > 1e-4
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4.5 / np.sqrt(len(values))
+    assert uniform(5, 6, DOMAIN_TEST) == uniform(5, 6, DOMAIN_TEST)
+    keys = [(5, 6, DOMAIN_TEST), (6, 5, DOMAIN_TEST), (5, 7, DOMAIN_TEST), (5, 6, DOMAIN_DRAFT)]
+    assert len({uniform(*key) for key in keys}) == len(keys)
 
 
 def test_domains_and_inputs_give_different_streams() -> None:

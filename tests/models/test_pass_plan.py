@@ -147,3 +147,61 @@ def test_tiny_budgets_get_on(max_rows: int) -> None:
             if rows.num_logits:
                 rows.session.job = None
     assert all(session.job is None for session in sessions)
+
+
+def fork(scene: Scene, parent: Session, name: str, num_tokens: int) -> Session:
+    opened = Open(session_id=name, epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=0)
+    session = scene.table.fork(parent.session_id, opened, num_tokens, 0.0)
+    assert session is not None
+    return session
+
+
+def test_rows_behind_shared_blocks_are_all_that_a_fork_computes() -> None:
+    scene = Scene()
+    parent = scene.add("parent", 11, computed=11)
+    child = fork(scene, parent, "child", 11)
+    parent.job = None
+    child.job = Job(0, 0.0, 1, 0)
+    assert shape(scene.plan()) == [("child", 8, 3, 1)]
+    assert child.table.block_ids[:2] == parent.table.block_ids[:2]
+
+
+@pytest.mark.parametrize("who", ["parent", "child"])
+def test_who_rolls_back_into_a_shared_block_computes_it_again(who: str) -> None:
+    scene = Scene()
+    parent = scene.add("parent", 12, computed=12)
+    child = fork(scene, parent, "child", 12)
+    parent.job = None
+    blocks = list(parent.table.block_ids)
+    session = {"parent": parent, "child": child}[who]
+    session.rewrite(6, [90, 91])
+    session.job = Job(0, 0.0, 2, 0)
+    assert shape(scene.plan()) == [(who, 4, 4, 2)]
+    assert session.num_computed == 4
+    assert session.table.block_ids[0] == blocks[0]
+    other = child if session is parent else parent
+    assert other.table.block_ids == blocks
+    assert session.table.block_ids[1] not in blocks
+
+
+def test_taking_the_blocks_of_a_fork_leaves_those_it_shares() -> None:
+    scene = Scene(num_blocks=5)
+    parent = scene.add("parent", 17, computed=12)
+    child = fork(scene, parent, "child", 8)
+    child.rewrite(8, [90, 91, 92, 93, 94])
+    child.table.resize(13)  # two blocks of its own
+    assert scene.pool.num_free == 0
+    assert shape(scene.plan()) == [("parent", 12, 5, 1)]
+    assert (child.table.block_ids, child.num_computed, len(child.log)) == ([], 0, 13)
+    assert scene.planner.num_preemptions == 1
+
+
+def test_a_shared_block_that_nobody_else_needs_any_more_is_kept() -> None:
+    """The younger sharer is preempted for want of a block, so there is nothing to give up."""
+    scene = Scene(num_blocks=3)
+    parent = scene.add("parent", 12, computed=12)
+    fork(scene, parent, "child", 12)
+    blocks = list(parent.table.block_ids)
+    parent.rewrite(11, [90])
+    assert shape(scene.plan()) == [("parent", 8, 4, 1)]
+    assert parent.table.block_ids == blocks

@@ -145,6 +145,52 @@ def test_running_out_of_blocks_leaves_sessions_intact(tiny_target):
     assert torch.equal(logits, _fresh(runner, text)[33:])
 
 
+def _fill_with_nan(runner: ModelRunner) -> None:
+    for layer in runner._storage.slots:
+        for part in layer:
+            part[:, : runner.pool.num_blocks * runner.pool.block_size] = float("nan")
+
+
+def test_nothing_that_former_owners_left_is_read(tiny_target):
+    """Chunks of prompts whose blocks are all reserved already, beside a longer session."""
+    runner = _runner(tiny_target, kv_cache_tokens=512)
+    texts = [_text(length, seed) for seed, length in enumerate((9, 60, 150))]
+    wholes = [_fresh(runner, text) for text in texts]
+    _fill_with_nan(runner)
+    tables = [runner.pool.new_table() for _ in texts]
+    for table, text in zip(tables, texts, strict=True):
+        table.resize(len(text))
+    starts = [0, 0, 0]
+    for chunk in (5, 1, 3, 13, 40, 150):
+        batch = [
+            SequenceRows(table, start, part, len(part))
+            for table, start, text in zip(tables, starts, texts, strict=True)
+            if (part := text[start : start + chunk])
+        ]
+        logits = runner.forward(batch).split([len(rows.token_ids) for rows in batch])
+        for rows, own in zip(batch, logits, strict=True):
+            i = tables.index(rows.table)
+            starts[i] += len(rows.token_ids)
+            assert torch.isfinite(own).all()
+            torch.testing.assert_close(own, wholes[i][rows.start : starts[i]])
+    assert starts == [9, 60, 150]
+
+
+def test_a_shared_block_is_not_written(tiny_target):
+    runner = _runner(tiny_target, kv_cache_tokens=128, max_model_len=64)
+    text = _text(40, 1)
+    table = runner.pool.new_table()
+    whole = runner.forward([_rows(runner, table, 0, text)])
+    fork = table.fork(40)
+    fork.resize(40)
+    for writer, start in ((table, 31), (fork, 16)):
+        with pytest.raises(ValueError, match="would write a shared block"):
+            runner.forward([SequenceRows(writer, start, [1, 2, 3], 0)])
+    rest = runner.forward([SequenceRows(fork, 32, text[32:], 8)])
+    torch.testing.assert_close(rest, whole[32:])
+    runner.pool.check([table, fork])
+
+
 @pytest.mark.parametrize(
     ("start", "num_rows", "num_logits", "message"),
     [

@@ -14,6 +14,7 @@ from engine_fakes import (
     random_prompt,
     reference_greedy,
 )
+from engine_messages import verifying
 
 from models.masks import MaskSource, NoMaskSource
 from models.messages import (
@@ -26,10 +27,8 @@ from models.messages import (
     Propose,
     Sampling,
     Verdict,
-    Verify,
 )
 from models.target_engine import TargetEngine
-from models.token_log import TokenLog
 
 PROMPT = random_prompt(1, 12)
 GREEDY = Sampling(temperature=0)
@@ -52,17 +51,7 @@ def submit_verify(
     reply_to: object = "r",
 ) -> None:
     engine.submit(
-        Verify(
-            session_id=session_id,
-            epoch=EPOCH,
-            seq=seq,
-            base_len=base_len,
-            prefix_hash=TokenLog(ids).hash_at(base_len),
-            tokens=ids[base_len:],
-            draft=draft,
-            run_on=run_on,
-        ),
-        reply_to,
+        verifying(session_id, seq, ids, draft, base_len=base_len, run_on=run_on), reply_to
     )
 
 

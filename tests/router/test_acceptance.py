@@ -41,7 +41,7 @@ def test_positions_behind_the_first_rejection_are_not_counted() -> None:
     before = pool.acceptance(1)
     AcceptanceEstimate(pool).observe(4, 0)
     assert pool.acceptance(1) == before
-    assert pool.acceptance(0) < INITIAL_ACCEPTANCE["free"]
+    assert pool.acceptance(0) < INITIAL_ACCEPTANCE["draft_model"]["free"]
 
 
 def test_a_new_session_starts_from_its_pool() -> None:
@@ -62,4 +62,12 @@ def test_a_round_without_a_draft_says_nothing() -> None:
     pool = AcceptancePool("free")
     estimate = AcceptanceEstimate(pool)
     estimate.observe(0, 0)
-    assert estimate.survival(1)[0] == pytest.approx(INITIAL_ACCEPTANCE["free"])
+    assert estimate.survival(1)[0] == pytest.approx(INITIAL_ACCEPTANCE["draft_model"]["free"])
+
+
+def test_each_source_of_drafts_has_a_pool_of_its_own() -> None:
+    model, lookup = AcceptancePool("free"), AcceptancePool("free", "ngram")
+    before = model.acceptance(0)
+    feed(AcceptanceEstimate(lookup), 0.05, 4, 200)
+    assert model.acceptance(0) == before
+    assert lookup.acceptance(0) < 0.15

@@ -21,10 +21,10 @@ from models.messages import (
     LeaseGrant,
 )
 from models.token_log import TokenLog
-from router.engine_session import EngineLimits
 from router.grammar_session import GrammarSession
+from router.limits import SessionLimits
 
-LIMITS = EngineLimits(answer_timeout_s=0.2, resend_interval_s=0.02, rejoin_interval_s=0.001)
+LIMITS = SessionLimits(answer_timeout_s=0.2, resend_interval_s=0.02, rejoin_interval_s=0.001)
 Script = Callable[[ConstraintRequest], list[ConstraintReply]]
 
 

@@ -15,15 +15,18 @@ from router_fakes import (
 )
 
 from models.errors import ConstraintViolation, MaskUnavailable
-from models.messages import Proposal, Verdict
+from models.messages import DraftProbs, DraftSource, Proposal, Verdict
 from models.token_log import TokenLog
-from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts
+from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts, RoundPlanner
 from router.generation import Delta
 from router.loop import SessionParts, run_session
+from router.ngram_drafter import NgramDrafter
+from router.ports import Drafter
 from router.round_stats import RoundStats
 from router.stops import StopChecker
 
 PROMPT = [5, 9, 2]
+SOURCES: tuple[DraftSource, ...] = ("draft_model", "ngram")
 
 
 def parts(
@@ -31,7 +34,7 @@ def parts(
     k: int = 4,
     max_tokens: int = 40,
     stop: Sequence[str] = (),
-    drafter: ScriptedDrafter | None = None,
+    drafter: Drafter | None = None,
     verifier: ScriptedVerifier | None = None,
     constrainer: ScriptedConstrainer | None = None,
     policy: DraftLengthPolicy | None = None,
@@ -40,7 +43,7 @@ def parts(
         committed=TokenLog(PROMPT),
         generated=TokenLog(),
         stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=stop, max_tokens=max_tokens),
-        policy=policy or FixedLength(k, run_on=8),
+        planner=RoundPlanner(dict.fromkeys(SOURCES, policy or FixedLength(k)), run_on=8),
         costs=PassCosts(),
         stats=RoundStats(),
         verifier=verifier or ScriptedVerifier(),
@@ -155,7 +158,7 @@ class MaskLosingVerifier(ScriptedVerifier):
         super().__init__()
         self.losses = losses
 
-    async def verify(self, committed, draft, run_on):  # type: ignore[no-untyped-def]
+    async def verify(self, committed, draft, run_on, draft_probs=None):  # type: ignore[no-untyped-def]
         if self.losses > 0:
             self.losses -= 1
             raise MaskUnavailable("scripted")
@@ -172,7 +175,7 @@ async def test_lost_masks_reopen_the_grammar_and_the_text_goes_on() -> None:
 
 
 async def test_masks_lost_for_good_fail_the_request() -> None:
-    with pytest.raises(MaskUnavailable):
+    with pytest.raises(MaskUnavailable, match=r"lost 5 times in a row, at most 4 .*: scripted"):
         await collect(parts(constrainer=ScriptedConstrainer(), verifier=MaskLosingVerifier(99)))
 
 
@@ -195,7 +198,7 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
     """The engine answers it as its own token, so that nothing can follow it."""
 
     class EosVerifier(ScriptedVerifier):
-        async def verify(self, committed, draft, run_on):  # type: ignore[no-untyped-def]
+        async def verify(self, committed, draft, run_on, draft_probs=None):  # type: ignore[no-untyped-def]
             yield Verdict(
                 session_id="s",
                 seq=1,
@@ -217,10 +220,56 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
             proposal = await super().propose(committed, 2)
             return msgspec.structs.replace(proposal, tokens=[*proposal.tokens, 0])
 
-    spy = Spy(3, 8)
+    spy = Spy(3)
     _, ids, finish = await collect(
         parts(drafter=EosDrafter([None]), verifier=EosVerifier(), policy=spy)
     )
     assert spy.seen == (3, 3)
     assert ids[-1] == 0
     assert finish == "stop"
+
+
+async def test_the_distributions_of_a_draft_go_with_it_to_the_target() -> None:
+    class WithProbs(ScriptedDrafter):
+        async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+            proposal = await super().propose(committed, num_draft_tokens)
+            size = 4 * len(proposal.tokens)
+            probs = DraftProbs(num_pairs=1, token_ids=bytes(size), probs=b"%d" % self.num_calls)
+            return msgspec.structs.replace(proposal, draft_probs=probs)
+
+    verifier = ScriptedVerifier()
+    session = parts(k=3, drafter=WithProbs([None, 1], fails_at=[1]), verifier=verifier)
+    await collect(session)
+    calls = [probs and int(probs.probs) for probs in verifier.draft_probs]
+    assert calls[:3] == [1, None, 3]
+    for (num_drafted, _), probs in zip(verifier.rounds, verifier.draft_probs, strict=True):
+        assert (probs is None) == (num_drafted == 0)
+        assert probs is None or len(probs.token_ids) == 4 * num_drafted
+
+
+async def test_where_lookup_never_matches_the_target_goes_on_alone() -> None:
+    verifier = ScriptedVerifier()
+    drafter = NgramDrafter("s", min_len=3, max_len=4)
+    session = parts(k=4, drafter=drafter, verifier=verifier, max_tokens=30)
+    _, ids, _ = await collect(session)
+    assert ids == continuation(PROMPT, 30)
+    assert verifier.rounds == [(0, n) for n in (1, 1, 2, 2, 3, 3, 4, 4, 1)]
+    stats = session.stats.snapshot()
+    assert (stats.num_spec_steps, stats.num_draft_tokens) == (0, 0)
+
+
+async def test_lookup_drafts_what_repeats_and_is_counted_by_name() -> None:
+    class Repeating(ScriptedVerifier):
+        """Says the same five tokens over and over."""
+
+        def _next(self, ids: Sequence[int]) -> int:
+            return 1 + len(ids) % 5
+
+    verifier = Repeating()
+    session = parts(k=4, drafter=NgramDrafter("s", min_len=1, max_len=4), verifier=verifier)
+    _, ids, _ = await collect(session)
+    assert ids == [1 + (3 + position) % 5 for position in range(40)]
+    stats = session.stats.snapshot()
+    assert stats.num_drafted_by == {"ngram": stats.num_draft_tokens}
+    assert stats.draft_acceptance_rate > 0.8
+    assert len(verifier.rounds) < 16

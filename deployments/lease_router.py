@@ -1,0 +1,54 @@
+"""Serve's choice of a replica for a lease, with a limit on how long a replica may take to answer.
+
+Serve waits without limit for the replica it has chosen to accept or refuse a request. A replica
+whose process is stopped does neither, and it goes on being chosen: Serve keeps the queue length it
+last heard of, and as the replica's sessions are lost one by one it looks emptier than all others.
+Here a choice that has not answered within `ANSWER_LIMIT_S` counts as unavailable. Serve then
+forgets its queue length, which makes it no choice until it answers a probe, and chooses again for
+the same request, which keeps its place in the queue.
+
+Ray calls this in the process of whoever holds the handle, in one event loop. The interface is
+Ray's alpha (`ray.serve.request_router`); Ray's version is pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve.request_router import PendingRequest, RunningReplica
+
+# Accepting takes milliseconds, on an overloaded laptop tenths; a longer wait would cost each
+# session that meets a stopped replica a noticeable pause, a shorter one doubles leases for nothing.
+ANSWER_LIMIT_S = 3.0
+
+
+class LeaseReplica(RunningReplica):
+    """A replica as the request router sees it: it accepts or refuses in time, or is unavailable."""
+
+    def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> Any:
+        """See `RunningReplica.try_send_request`; the result's `get_rejection_response` raises
+        ActorUnavailableError, which Serve handles, after `ANSWER_LIMIT_S`."""
+        result: Any = super().try_send_request(pr, with_rejection)
+        answer = result.get_rejection_response
+
+        async def answer_in_time() -> Any:
+            try:
+                async with asyncio.timeout(ANSWER_LIMIT_S):
+                    return await answer()  # cancels the request when it is cancelled itself
+            except TimeoutError:
+                reason = f"no answer to a lease within {ANSWER_LIMIT_S:g} s"
+                raise ActorUnavailableError(reason, self.actor_id.binary()) from None
+
+        result.get_rejection_response = answer_in_time
+        return result
+
+
+class LeaseRouter(PowerOfTwoChoicesRequestRouter):
+    """The request router of deployments whose requests are leases."""
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        """See `RequestRouter.create_replica_wrapper`."""
+        return LeaseReplica(replica_info)

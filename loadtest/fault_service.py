@@ -1,0 +1,246 @@
+"""A served config seen from outside: which process plays which part, and what it still holds.
+
+Parts are found through Ray's actor table (a rank's owner is its coordinator), so the service needs
+to know nothing of being watched. One of these per Python process: Ray knows one cluster at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from loadtest.served import Config, Served
+
+APP = "outrider"
+DEPLOYMENTS = ("Target", "Draft", "Constraint")
+
+# What may be killed; the last two are where clients are connected, so they notice.
+HIDDEN_KINDS = (
+    "target-coordinator",
+    "target-rank",
+    "draft-coordinator",
+    "draft-rank",
+    "constraint-replica",
+    "constraint-child",
+    "controller",
+)
+EDGE_KINDS = ("proxy", "router")
+KINDS = (*HIDDEN_KINDS, *EDGE_KINDS)
+
+_ACTOR_KINDS = {
+    "ServeReplica:outrider:Target": "target-coordinator",
+    "ServeReplica:outrider:Draft": "draft-coordinator",
+    "ServeReplica:outrider:Constraint": "constraint-replica",
+    "ServeReplica:outrider:Router": "router",
+    "ServeController": "controller",
+    "ProxyActor": "proxy",
+}
+_CONSTRAINT_CHILD = "deployments.constraint_child"
+_HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
+_STATS_TIMEOUT_S = 20.0
+_POLL_S = 0.2
+
+
+def fault_config(num_replicas: int, patience_s: float) -> Callable[[Config], None]:
+    """A change of a Serve config: `num_replicas` of Target and Constraint; waits of `patience_s`.
+
+    With one replica a new stream has to wait while the only target loads again; how long it may
+    is the operator's choice, and here it is the test's.
+    """
+
+    def change(config: Config) -> None:
+        [application] = config["applications"]
+        for deployment in application["deployments"]:
+            if deployment["name"] in ("Target", "Constraint"):
+                deployment["num_replicas"] = num_replicas
+        timeouts = application["args"].setdefault("router", {}).setdefault("timeouts", {})
+        timeouts |= {"queue_wait_s": patience_s, "failover_s": patience_s}
+
+    return change
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs or could be woken; a zombie has ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether it is alive and stopped by a signal."""
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def family(folder: Path) -> list[psutil.Process]:
+    """Every living process that was started for the service with this private folder."""
+    marker = f"RAY_TMPDIR={folder}".encode()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if marker in environment.split(b"\0") and is_alive(process):
+                found.append(process)
+    return found
+
+
+class FaultService:
+    """Parts, state and books of a running `Served`. Use as a context manager."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._expected: dict[str, int] = {}
+
+    @property
+    def base_url(self) -> str:
+        """Where it serves HTTP."""
+        return self._served.base_url
+
+    def __enter__(self) -> FaultService:
+        address = _gcs_address(self._served)
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="faults"
+        )
+        self._handles = {name: serve.get_deployment_handle(name, APP) for name in DEPLOYMENTS}
+        self._expected = {kind: len(found) for kind, found in self.parts().items()}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        ray.shutdown()
+
+    def parts(self) -> dict[str, list[psutil.Process]]:
+        """Living processes by kind (`KINDS`)."""
+        found: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
+        for kind, pid in _actors():
+            _append(found[kind], pid)
+        for replica in list(found["constraint-replica"]):
+            with contextlib.suppress(psutil.Error):
+                for child in replica.children():
+                    if _CONSTRAINT_CHILD in child.cmdline():
+                        _append(found["constraint-child"], child.pid)
+        return found
+
+    def missing(self) -> str:
+        """What is not as it was at the start, for people; empty when the service is whole."""
+        parts = self.parts()
+        for kind, wanted in self._expected.items():
+            if len(parts[kind]) != wanted:
+                return f"{len(parts[kind])} of {wanted} {kind} processes"
+            for process in parts[kind]:
+                if is_stopped(process):
+                    return f"{kind} {process.pid} is stopped"
+        return self._unhealthy()
+
+    def stats(self) -> dict[str, list[dict[str, float]]]:
+        """Each replica's own counters, by deployment."""
+        return {
+            name: list(handle.broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S))
+            for name, handle in self._handles.items()
+        }
+
+    def held(self) -> list[str]:
+        """Sessions, leases and KV blocks that are not free, one line each."""
+        lines = []
+        for name, replicas in self.stats().items():
+            for index, stats in enumerate(replicas):
+                for key in _HELD:
+                    if stats.get(key):
+                        lines.append(f"{name} {index}: {key} is {stats[key]:g}")
+        return lines
+
+    def wait_freed(self, limit_s: float) -> list[str]:
+        """Wait until nothing is held any more; what still is after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while (held := self.held()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return held
+
+    def orphans(self) -> list[psutil.Process]:
+        """Constraint children whose replica is gone: Ray does not know them, so nobody ends them
+        but they themselves."""
+        known = set(self.parts()["constraint-child"])
+        return [
+            process
+            for process in family(self._served.folder)
+            if process not in known and _CONSTRAINT_CHILD in _command(process)
+        ]
+
+    def check_kinds(self, kinds: Sequence[str]) -> None:
+        """Check that there is a process of each kind.
+
+        Raises:
+            ValueError: there is none.
+        """
+        parts = self.parts()
+        for kind in kinds:
+            if not parts[kind]:
+                raise ValueError(f"--kinds: this config has no {kind} process")
+
+    def _unhealthy(self) -> str:
+        deployments = serve.status().applications[APP].deployments
+        for name, deployment in deployments.items():
+            states = {str(state): count for state, count in deployment.replica_states.items()}
+            if deployment.status != "HEALTHY" or set(states) != {"RUNNING"}:
+                return f"{name} is {deployment.status}: {states}"
+        return ""
+
+
+def _actors() -> list[tuple[str, int]]:
+    """(kind, pid) of the living actors that have a part."""
+    import ray._private.state as state  # the public state API needs the dashboard
+
+    table = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]
+    kinds = {}
+    for actor in table:
+        kind = _ACTOR_KINDS.get(actor["ActorClassName"])
+        if kind is not None:
+            kinds[_address(actor["Address"])] = kind
+    found = [
+        (kinds[_address(a["Address"])], a["Pid"]) for a in table if _address(a["Address"]) in kinds
+    ]
+    for actor in table:
+        owner = kinds.get(_address(actor["OwnerAddress"]), "")
+        engine, _, part = owner.partition("-")
+        if part == "coordinator":
+            found.append((f"{engine}-rank", actor["Pid"]))
+    return found
+
+
+def _address(address: dict[str, Any]) -> tuple[str, int]:
+    return address["IPAddress"], address["Port"]
+
+
+def _append(processes: list[psutil.Process], pid: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if is_alive(process):
+            processes.append(process)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _gcs_address(served: Served) -> str:
+    """Where this service's Ray is reached: its raylet was told on the command line."""
+    for process in served.processes():
+        for word in _command(process):
+            name, _, value = word.partition("=")
+            if name == "--gcs-address":
+                return value
+    raise RuntimeError(f"no raylet below process {served.process.pid}")

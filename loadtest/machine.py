@@ -1,0 +1,51 @@
+"""The machine and the versions that a measurement was made with, the same words in every file.
+
+Reads only what the system and the installed packages say of themselves; imports none of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = ("torch", "ray", "transformers")
+_GIB = 1 << 30
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores, memory (GiB) and versions, ready for JSON."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else the architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", maxsplit=1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    """Physical memory; None where the system does not tell."""
+    try:
+        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+    return round(num_bytes / _GIB, 1)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

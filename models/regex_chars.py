@@ -1,0 +1,95 @@
+"""Sets of characters as Python's `re` sees them. Standard library only.
+
+A set is a tuple of ranges of code points, ascending, disjoint, both ends included. Which
+characters are digits, word characters, white space or the same but for their case is asked of `re`
+itself, once for each process, so that the sets mean what they mean to whoever checks an answer
+with `re.fullmatch`. Lone surrogates are in no set: a text that can be sent has none.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from functools import lru_cache
+
+Ranges = tuple[tuple[int, int], ...]
+
+LAST = 0x10FFFF
+_CASED_END = 0x20000  # no character behind the second plane has a case
+_SURROGATES = (0xD800, 0xDFFF)
+
+
+def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
+    """All characters of all sets; the ranges given may overlap and stand in any order."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(one for ranges in sets for one in _cut(ranges)):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """All other characters."""
+    others: list[tuple[int, int]] = []
+    start = 0
+    for low, high in ranges:
+        others.append((start, low - 1))
+        start = high + 1
+    others.append((start, LAST))
+    return union((low, high) for low, high in others if low <= high)
+
+
+@lru_cache(maxsize=16)
+def category(letter: str, *, is_ascii: bool) -> Ranges:
+    r"""What `\d`, `\w` or `\s` matches, and the capital letters; with `re.ASCII` or without."""
+    if letter.isupper():
+        return complement(category(letter.lower(), is_ascii=is_ascii))
+    everything = "".join(map(chr, range(LAST + 1)))
+    runs = re.finditer(rf"\{letter}+", everything, re.ASCII if is_ascii else re.UNICODE)
+    return union((run.start(), run.end() - 1) for run in runs)
+
+
+def ignore_case(ranges: Ranges, *, is_ascii: bool) -> Ranges:
+    """The set with all characters that `re.IGNORECASE` takes for one of it."""
+    cased = _cased_codes(is_ascii=is_ascii)
+    same = {
+        match
+        for low, high in ranges
+        for code in cased[bisect_left(cased, low) : bisect_right(cased, high)]
+        for match in _same_but_for_case(code, is_ascii=is_ascii)
+    }
+    return union(ranges, ((code, code) for code in same))
+
+
+@lru_cache(maxsize=2)
+def _cased_codes(*, is_ascii: bool) -> tuple[int, ...]:
+    characters = map(chr, range(128 if is_ascii else _CASED_END))
+    return tuple(ord(c) for c in characters if c.lower() != c or c.upper() != c)
+
+
+@lru_cache(maxsize=8192)
+def _same_but_for_case(code: int, *, is_ascii: bool) -> tuple[int, ...]:
+    flags = re.IGNORECASE | (re.ASCII if is_ascii else re.UNICODE)
+    cased = _cased_text(is_ascii=is_ascii)
+    return tuple(map(ord, re.findall(re.escape(chr(code)), cased, flags)))
+
+
+@lru_cache(maxsize=2)
+def _cased_text(*, is_ascii: bool) -> str:
+    return "".join(map(chr, _cased_codes(is_ascii=is_ascii)))
+
+
+def _cut(ranges: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """The ranges without surrogates."""
+    first, last = _SURROGATES
+    for low, high in ranges:
+        if high < first or low > last:
+            yield low, high
+            continue
+        if low < first:
+            yield low, first - 1
+        if high > last:
+            yield last + 1, high

@@ -1,0 +1,91 @@
+"""Who drafts for a session: what the request asks for, else the deployment, else what there is.
+
+With a draft model chosen, prompt lookup fills in while the draft model is not there (prefilling,
+lost, rejoining). Which of them drafts a round is visible as `source`, because acceptance and cost
+are estimated for each of them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from models.errors import InvalidRequest, Unavailable
+from models.messages import DraftSource, Proposal
+from models.token_log import TokenLog
+from router.generation import SpeculationSettings
+from router.limits import SpeculationLimits
+from router.ports import Drafter
+
+
+def choose_source(
+    wanted: SpeculationSettings, allowed: SpeculationLimits, *, has_draft_model: bool
+) -> DraftSource | None:
+    """Who is to draft; None: nobody, the session runs k = 0.
+
+    Raises:
+        InvalidRequest: the request names a drafter that this deployment has not.
+    """
+    _check(wanted.drafter, allowed, has_draft_model=has_draft_model)
+    num_tokens = fixed_length(wanted, allowed)
+    if not (wanted.enabled and allowed.enabled) or num_tokens == 0:
+        return None
+    chosen = wanted.drafter or allowed.method or "draft_model"
+    if chosen == "draft_model" and has_draft_model:
+        return "draft_model"
+    return "ngram" if allowed.prompt_lookup_max > 0 else None
+
+
+def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int | None:
+    """k where the request or the deployment fixes it, within the limit; None: chosen live."""
+    fixed = wanted.num_speculative_tokens
+    if fixed is None:
+        fixed = allowed.num_speculative_tokens
+    if fixed is None and allowed.max_speculative_tokens > 0:
+        return None
+    return min(fixed or 0, allowed.max_speculative_tokens)
+
+
+def _check(
+    drafter: DraftSource | None, allowed: SpeculationLimits, *, has_draft_model: bool
+) -> None:
+    if drafter == "draft_model" and not has_draft_model:
+        raise InvalidRequest(
+            "speculation.drafter: 'draft_model' is not there, this deployment has no draft model",
+            param="speculation.drafter",
+        )
+    if drafter == "ngram" and allowed.prompt_lookup_max == 0:
+        raise InvalidRequest(
+            "speculation.drafter: 'ngram' is switched off here, prompt_lookup_max is 0",
+            param="speculation.drafter",
+        )
+
+
+class FillInDrafter:
+    """Implements `ports.Drafter`: `main` while it is ready, else, and when it fails, `fill_in`."""
+
+    def __init__(self, main: Drafter, fill_in: Drafter) -> None:
+        self._main = main
+        self._fill_in = fill_in
+
+    @property
+    def is_ready(self) -> bool:
+        """See `ports.Drafter.is_ready`."""
+        return self._main.is_ready or self._fill_in.is_ready
+
+    @property
+    def source(self) -> DraftSource:
+        """See `ports.Drafter.source`."""
+        return (self._main if self._main.is_ready else self._fill_in).source
+
+    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        """See `ports.Drafter.propose`."""
+        if self._main.is_ready:
+            try:
+                return await self._main.propose(committed, num_draft_tokens)
+            except Unavailable:
+                pass  # lost just now: it rejoins by itself
+        return await self._fill_in.propose(committed, num_draft_tokens)
+
+    async def close(self) -> None:
+        """See `ports.Drafter.close`."""
+        await asyncio.gather(self._main.close(), self._fill_in.close())

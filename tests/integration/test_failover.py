@@ -1,0 +1,140 @@
+"""A target lost mid-stream with real engines: the next replica computes the text on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from local_service import IdDetokenizer, make_request
+
+from deployments.local_pool import LocalEnginePool
+from models.config import EngineConfig
+from models.draft_engine import DraftEngine
+from models.errors import Unavailable
+from models.masks import NoMaskSource
+from models.messages import EngineReply, EngineRequest
+from models.runner import ModelRunner
+from models.target_engine import TargetEngine
+from router.generation import Delta, Finished
+from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits, SpeculationLimits
+from router.ports import Lease
+from router.session import Services
+
+MAX_MODEL_LEN = 512
+PROMPTS = [[7, 8, 9, 7, 8], [3, 1, 4, 1, 5, 9, 2, 6], list(range(40, 60)), [5] * 7]
+
+
+class Replicas:
+    """Leases on the first pool that is not lost, as a deployment whose replica was replaced."""
+
+    def __init__(self, pools: list[LocalEnginePool]) -> None:
+        self.pools = pools
+        self.num_lost = 0
+
+    async def lease(
+        self, session_id: str, *, timeout_s: float
+    ) -> Lease[EngineRequest, EngineReply]:
+        return await self.pools[self.num_lost].lease(session_id, timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        self.pools[self.num_lost].fail("killed")
+        self.num_lost += 1
+
+
+def runner(path: str) -> ModelRunner:
+    return ModelRunner(
+        EngineConfig(
+            model_path=path, dtype="bfloat16", max_model_len=MAX_MODEL_LEN, kv_cache_tokens=4096
+        )
+    )
+
+
+@asynccontextmanager
+async def serving(
+    target_path: str, draft_path: str, num_replicas: int, failover_timeout_s: float = 60.0
+) -> AsyncIterator[tuple[SpeculativeGenerator, Replicas]]:
+    target = Replicas(
+        [
+            LocalEnginePool(
+                TargetEngine(runner(target_path), NoMaskSource(), epoch=epoch),
+                epoch=epoch,
+                max_model_len=MAX_MODEL_LEN,
+            )
+            for epoch in range(1, num_replicas + 1)
+        ]
+    )
+    draft = LocalEnginePool(
+        DraftEngine(runner(draft_path), NoMaskSource(), epoch=1),
+        epoch=1,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    services = Services(
+        target_pool=target,
+        draft_pool=draft,
+        constraint_pool=None,
+        speculation=SpeculationLimits(),
+        limits=SessionLimits(
+            propose_timeout_s=20.0, failover_timeout_s=failover_timeout_s, rejoin_interval_s=0.1
+        ),
+    )
+    try:
+        yield SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN), target
+    finally:
+        for pool in [*target.pools, draft]:
+            await pool.close()
+
+
+async def text(
+    front: SpeculativeGenerator, index: int, k: int | None, target: Replicas, kill_at: list[int]
+) -> list[int]:
+    """The tokens of one request; kills the target's replica after so many of them."""
+    request = make_request(
+        f"{index}-{k}", PROMPTS[index], k=k, temperature=1.0, seed=3, max_tokens=60
+    )
+    ids: list[int] = []
+    finished = None
+    async for event in front.generate(request, IdDetokenizer()):
+        if isinstance(event, Delta):
+            ids.extend(event.token_ids)
+            while kill_at and len(ids) >= kill_at[0]:
+                del kill_at[0]
+                target.kill()
+        elif isinstance(event, Finished):
+            finished = event
+    assert finished is not None
+    assert finished.num_completion_tokens == len(ids) == 60
+    return ids
+
+
+async def all_texts(
+    front: SpeculativeGenerator, k: int | None, target: Replicas, kill_at: list[int]
+) -> list[list[int]]:
+    return await asyncio.gather(
+        *(text(front, i, k, target, kill_at if i == 0 else []) for i in range(len(PROMPTS)))
+    )
+
+
+@pytest.mark.parametrize("k", [0, 4, None], ids=["plain", "fixed", "adaptive"])
+async def test_two_targets_lost_under_four_streams_change_no_text(
+    tiny_target: str, tiny_draft: str, k: int | None
+) -> None:
+    async with serving(tiny_target, tiny_draft, 1) as (front, target):
+        expected = await all_texts(front, 0, target, [])
+    async with serving(tiny_target, tiny_draft, 3) as (front, target):
+        assert await all_texts(front, k, target, [10, 35]) == expected
+        assert target.num_lost == 2
+
+
+async def test_the_last_target_lost_ends_the_stream_with_the_reason(
+    tiny_target: str, tiny_draft: str
+) -> None:
+    async with serving(tiny_target, tiny_draft, 1, failover_timeout_s=1.0) as (front, target):
+        target.pools.append(target.pools[0])
+        with pytest.raises(
+            Unavailable,
+            match=r"^target lost once, no other was there within the limit of 1 s; at last: killed",
+        ):
+            await text(front, 0, 0, target, [20])

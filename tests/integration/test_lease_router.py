@@ -1,0 +1,81 @@
+"""Leases over real Serve while the process of one of two replicas is stopped."""
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import serve
+
+from deployments.config import REPO_ROOT
+from loadtest.served import private_environment
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+
+NUM_REPLICAS = 2
+WAIT_S = 60.0  # Serve itself would replace a stopped replica after 90 s here: no help from there
+
+
+@serve.deployment(
+    num_replicas=NUM_REPLICAS,
+    max_ongoing_requests=100,
+    ray_actor_options={"num_cpus": 0.1},
+    request_router_config={"request_router_class": "deployments.lease_router:LeaseRouter"},
+    health_check_period_s=10,
+    health_check_timeout_s=30,
+)
+class Place:
+    """Grants leases that name the process that holds them."""
+
+    async def lease(self) -> AsyncGenerator[int, None]:
+        yield os.getpid()
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def handle() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
+        for name, value in private_environment(Path(folder)).items():
+            patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(REPO_ROOT), str(Path(__file__).parent)]))
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 * 1024 * 1024,
+        )
+        serve.start(proxy_location="Disabled")
+        yield serve.run(Place.bind(), name="place", route_prefix=None)
+        serve.shutdown()
+        ray.shutdown()
+
+
+async def take(handle: Any, num_leases: int) -> list[int]:
+    """Who granted so many leases asked for at once; they are given back together at the end."""
+    streams = [handle.options(stream=True, method_name="lease").remote() for _ in range(num_leases)]
+    async with asyncio.timeout(WAIT_S):
+        holders = await asyncio.gather(*(anext(stream) for stream in streams))
+    for stream in streams:
+        stream.cancel()
+    return holders
+
+
+async def test_a_stopped_replica_is_passed_over_until_it_goes_on(handle: Any) -> None:
+    holders = set(await take(handle, 20))
+    assert len(holders) == NUM_REPLICAS
+    stopped = min(holders)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            assert set(await take(handle, 20)) == holders - {stopped}
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    async with asyncio.timeout(WAIT_S):
+        while stopped not in await take(handle, 20):
+            pass

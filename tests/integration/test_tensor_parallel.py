@@ -1,0 +1,297 @@
+"""Real Serve with models shared by rank processes: same text, and the loss of any of them.
+
+Leases are opened and dropped in crowds here as well, because that is what once killed replicas.
+"""
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+from ray import serve
+from ray.exceptions import RayError
+from transformers import LlamaForCausalLM
+
+from deployments.app import bind_engine
+from deployments.config import REPO_ROOT, LinkConfig, ModelConfig
+from deployments.link_client import LinkChannel, LinkClient
+from deployments.pools import engine_pool
+from deployments.rank_group import RankGroup
+from models.errors import LinkLost, Unavailable
+from models.messages import (
+    EngineReply,
+    EngineRequest,
+    LeaseGrant,
+    Open,
+    Sampling,
+    Verdict,
+    Verify,
+)
+from router.ports import EngineLease
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+
+WAIT_S = 90.0
+PROMPT = [11, 12, 13, 14]
+NUM_TOKENS = 12
+STALL_TIMEOUT_S = 3.0
+LEASE_IDLE_TIMEOUT_S = 5.0
+LINK = LinkConfig(host="loopback")
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "PYTHONPATH": str(REPO_ROOT),
+}
+
+
+@pytest.fixture(scope="module")
+def model_path(make_tiny_llama: Callable[..., str]) -> str:
+    return make_tiny_llama(seed=1, num_key_value_heads=4)
+
+
+@pytest.fixture(scope="module")
+def expected(model_path: str) -> list[int]:
+    """What `transformers.generate` makes of the prompt in one process."""
+    model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    ids = torch.tensor([PROMPT])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return output[0, len(PROMPT) :].tolist()
+
+
+def model(path: str, **overrides: Any) -> ModelConfig:
+    fields = {
+        "model_path": path,
+        "dtype": "float32",
+        "max_model_len": 256,
+        "kv_cache_tokens": 2048,
+        "max_sessions": 64,
+        "tensor_parallel_size": 2,
+        "lease_idle_timeout_s": LEASE_IDLE_TIMEOUT_S,
+        "stall_timeout_s": STALL_TIMEOUT_S,
+    }
+    return ModelConfig(**(fields | overrides))
+
+
+@pytest.fixture(scope="module")
+def cluster(model_path: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_TMPDIR", folder)
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 * 1024 * 1024,
+        )
+        serve.start(proxy_location="Disabled")
+        app = bind_engine("Target", "target", model(model_path), LINK)
+        serve.run(app, name="target", route_prefix=None)
+        yield
+        serve.shutdown()
+        ray.shutdown()
+        with warnings.catch_warnings():  # Ray leaves its daemons' Popen objects to the collector
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+
+@pytest.fixture
+async def links(cluster: None) -> AsyncIterator[LinkClient]:
+    client = LinkClient()
+    yield client
+    await client.close()
+
+
+def handle() -> Any:
+    return serve.get_deployment_handle("Target", "target")
+
+
+@dataclass
+class Held:
+    """A lease without Serve."""
+
+    grant: LeaseGrant
+    channel: LinkChannel[EngineRequest, EngineReply]
+
+
+async def text_of(lease: EngineLease | Held, session_id: str, seq: int = 1) -> list[int]:
+    """The target's own text on PROMPT."""
+    header: dict[str, Any] = {"session_id": session_id, "epoch": lease.grant.endpoint.epoch}
+    lease.channel.send(
+        Open(**header, sampling=Sampling(temperature=0), eos_ids=[], prompt_len=len(PROMPT))
+    )
+    lease.channel.send(
+        Verify(
+            **header,
+            seq=seq,
+            base_len=0,
+            prefix_hash=0,
+            tokens=PROMPT,
+            draft=[],
+            run_on=NUM_TOKENS - 1,
+        )
+    )
+    tokens: list[int] = []
+    while len(tokens) < NUM_TOKENS:
+        async with asyncio.timeout(WAIT_S):
+            verdict = await lease.channel.receive()
+        assert isinstance(verdict, Verdict), verdict
+        tokens.append(verdict.token)
+    return tokens
+
+
+async def stats_become(**wanted: float) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        stats = await handle().stats.remote()
+        if stats.items() >= wanted.items():
+            return
+        assert time.monotonic() < deadline, f"{stats} never became {wanted}"
+        await asyncio.sleep(0.05)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def gone(pids: list[int]) -> None:
+    """Wait until none of these processes is left."""
+    deadline = time.monotonic() + WAIT_S
+    while left := [pid for pid in pids if not is_gone(pid)]:
+        assert time.monotonic() < deadline, f"left: {left}"
+        await asyncio.sleep(0.05)
+
+
+async def test_ranks_write_the_text_of_one_process(links: LinkClient, expected: list[int]) -> None:
+    lease = await engine_pool(handle(), links).lease("a", timeout_s=WAIT_S)
+    assert await text_of(lease, "a") == expected
+    pids = await handle().rank_pids.remote()
+    assert len(set(pids)) == 2
+    await lease.release()
+    await stats_become(num_leases=0, num_sessions=0)
+
+
+async def test_crowds_of_dropped_leases_lose_nothing(links: LinkClient) -> None:
+    """Leases dropped before, while and after they are granted, 24 at a time."""
+    pids = await handle().rank_pids.remote()
+    pool = engine_pool(handle(), links)
+    choose = random.Random(0)
+    begun = asyncio.Semaphore(24)
+
+    async def open_and_drop(number: int) -> None:
+        async with begun:
+            patience_s = choose.choice([0.005, 0.02, 0.05, WAIT_S])
+            try:
+                lease = await pool.lease(f"crowd-{number}", timeout_s=patience_s)
+            except Unavailable:
+                return
+            await lease.release()
+
+    await asyncio.gather(*(open_and_drop(number) for number in range(200)))
+    await stats_become(num_leases=0, num_sessions=0)
+    assert await handle().rank_pids.remote() == pids, "the replica did not survive"
+
+
+async def test_lease_of_a_dead_router_ends(links: LinkClient) -> None:
+    @ray.remote(num_cpus=0)
+    class DeadlyRouter:
+        async def hold(self, session_id: str) -> int:
+            self.links = LinkClient()
+            self.lease = await engine_pool(handle(), self.links).lease(session_id, timeout_s=WAIT_S)
+            return os.getpid()
+
+    router: Any = DeadlyRouter.remote()  # type: ignore[attr-defined]  # Ray's decorator is untyped
+    pid = await router.hold.remote("widow")
+    await stats_become(num_leases=1, num_sessions=1)
+    os.kill(pid, signal.SIGKILL)
+    await stats_become(num_leases=0, num_sessions=0)
+
+
+async def test_a_pass_that_hangs_loses_the_group(links: LinkClient, model_path: str) -> None:
+    """The follower's process is stopped, but only the pass has a short limit here."""
+    group = RankGroup("target", model(model_path, stall_timeout_s=WAIT_S, step_timeout_s=2.0), LINK)
+    try:
+        grant = (await group.start())[0].grant
+        assert grant is not None
+        watch = asyncio.create_task(group.watch())
+        await group.leader.admit.remote("h", links.public_key)
+        lease = Held(grant, links.channel(grant.endpoint, "h", EngineReply))
+        await text_of(lease, "h")
+        os.kill(group.pids[1], signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await text_of(lease, "h", seq=2)
+        assert not watch.done()
+        async with asyncio.timeout(WAIT_S):
+            reason = await watch
+        print(reason)
+        assert "rank 0" in reason, "the leader's pass is what fails"
+    finally:
+        pids = group.pids
+        group.kill()
+    await gone(pids)
+
+
+async def test_ranks_that_cannot_load_say_why_and_leave(cluster: None, model_path: str) -> None:
+    group = RankGroup("target", model(model_path, tensor_parallel_size=3), LINK)
+    try:
+        with pytest.raises(RayError, match="tensor_parallel_size 3: it does not divide"):
+            await group.start()
+    finally:
+        pids = group.pids
+        group.kill()
+    assert len(pids) == 3
+    await gone(pids)
+
+
+@pytest.mark.parametrize("rank", [1, 0], ids=["follower", "leader"])
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_losing_any_rank_replaces_the_replica(
+    links: LinkClient, expected: list[int], by: signal.Signals, rank: int
+) -> None:
+    pool = engine_pool(handle(), links)
+    lease = await pool.lease("b", timeout_s=WAIT_S)
+    assert await text_of(lease, "b") == expected
+    pids = await handle().rank_pids.remote()
+    waiting = asyncio.create_task(lease.channel.receive())
+    began_s = time.monotonic()
+    os.kill(pids[rank], by)
+    with pytest.raises(LinkLost):
+        async with asyncio.timeout(WAIT_S):
+            await waiting
+    noticed_s = time.monotonic() - began_s
+    await lease.release()
+    await gone(pids)
+    gone_s = time.monotonic() - began_s
+    lease = await pool.lease("c", timeout_s=WAIT_S)
+    assert await text_of(lease, "c") == expected
+    back_s = time.monotonic() - began_s
+    print(
+        f"rank {rank}, {by.name}: noticed {noticed_s:.2f} s, gone {gone_s:.2f}, back {back_s:.1f}"
+    )
+    assert not set(await handle().rank_pids.remote()) & set(pids)
+    await lease.release()
+    await stats_become(num_leases=0, num_sessions=0)
