@@ -2,21 +2,23 @@
 
 All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a pass into index
 tensors once; `paged_attention` uses them in every layer: it writes the rows' keys and values to
-their slots, gathers each session's keys, and attends in tiles of `TILE_ROWS` query rows.
+their slots, gathers each session's keys, and attends in tiles of query rows.
 
-On a CPU a row's result is the same bits whatever else is in the pass, because every matrix
-product has a fixed shape: a tile is always full (its last row is repeated), keys are padded to
-whole chunks of `KEY_CHUNK`, and the weighted sum of values is taken chunk by chunk. (With one
-product over all keys the library splits the sum by the number of keys, which others determine.)
+On a CPU a row's result is the same bits whatever else is in the pass. Keys are padded to whole
+chunks of `KEY_CHUNK` and the weighted sum of values is taken chunk by chunk: with one product over
+all keys the library would split the sum by their number, which others determine. A tile is always
+full (its last row is repeated). How many rows it has does not matter where products of
+`_MIN_PRODUCT_ROWS` rows and more keep the order of their sums, which was so on every CPU tried;
+where the start-up test finds otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`).
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, D head size, S sessions
-in one gather, M = G * TILE_ROWS, L padded keys, B blocks, C = KEY_CHUNK.
+in one gather, t rows of a tile, M = G * t, L padded keys, B blocks, C = KEY_CHUNK.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -24,8 +26,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 ATTENTION_NAME = "outrider_paged"
-TILE_ROWS = 16
+TILE_ROWS = 16  # rows of the largest tile
+FITTING_TILES = (1, 2, 4, 8, TILE_ROWS)  # the smallest that holds a session's rows is taken
+FIXED_TILES = (TILE_ROWS,)
 KEY_CHUNK = 64
+_MIN_PRODUCT_ROWS = 4  # float32 products of fewer rows sum in another order
 # Sessions share one padded gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
 
@@ -93,7 +98,7 @@ class KVStorage:
         self._blocks = torch.zeros(shape, dtype=dtype, device=device)
         slots = self._blocks.flatten(3, 4)  # [layers, 2, K, slots, D]
         whole = self._blocks.flatten(4, 5).flatten(2, 3)  # [layers, 2, K * B, block_size * D]
-        self.slots = [(layer[0], layer[1]) for layer in slots]
+        self.slots = list(slots)
         self.blocks = [(layer[0], layer[1]) for layer in whole]
 
     @property
@@ -106,6 +111,10 @@ class KVStorage:
         """Memory of all keys and values."""
         return self._blocks.nbytes
 
+    def write(self, layer: int, row_slots: Tensor, rows: Tensor) -> None:
+        """Store keys and values `rows` [2, K, R, D] in the slots of their positions, [R]."""
+        self.slots[layer].index_copy_(2, row_slots, rows)
+
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""
         index = torch.tensor(block_ids, device=self.device)
@@ -116,7 +125,7 @@ class KVStorage:
 class TileBatch:
     """Query tiles that are computed together, one for each session of their gather."""
 
-    first_tile: int
+    first_tile: int  # within the gather
     num_tiles: int
     num_keys: int  # L, at most that of the gather
     mask: Tensor  # [tiles, M, L] float32, 0 or -inf
@@ -124,11 +133,17 @@ class TileBatch:
 
 @dataclass(frozen=True, slots=True)
 class KeyGather:
-    """Keys of S sessions, padded to one length, and the tiles that look at them."""
+    """Keys of S sessions, padded to one length, and the tiles that look at them.
 
-    block_index: Tensor  # [K * S * blocks] into KVStorage.blocks
+    A single session whose blocks lie side by side is read where it is: `block_index` is None then.
+    """
+
+    block_index: Tensor | None  # [K * S * blocks] into KVStorage.blocks
+    first_block: int
     num_sequences: int
     num_keys: int  # L
+    tile_rows: int  # t
+    row_index: Tensor  # [tiles * t] row of the pass at each place of the tiles
     batches: list[TileBatch]
 
 
@@ -138,12 +153,37 @@ class PagedPass:
 
     storage: KVStorage
     row_slots: Tensor  # [R] slot of each row's key and value
-    tile_rows: Tensor  # [tiles * TILE_ROWS] row of each place in the tiles
-    row_places: Tensor  # [R] place of each row in the tiles
+    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
     gathers: list[KeyGather]
 
 
-def plan_pass(sequences: Sequence[SequenceRows], storage: KVStorage, num_groups: int) -> PagedPass:
+@dataclass(slots=True)
+class _Tiles:
+    """The tiles of one gather while they are laid out."""
+
+    size: int  # t
+    rows: list[int] = field(default_factory=list)  # of the pass, at each place
+    ends: list[tuple[int, int]] = field(default_factory=list)  # first and last position of each
+
+    def add(self, first_row: int, sequence: SequenceRows, places: list[int], offset: int) -> None:
+        """Lay out one session's rows; `places[row]` becomes offset + its place here."""
+        count = len(sequence.token_ids)
+        for start in range(0, count, self.size):
+            last = min(start + self.size, count) - 1
+            self.ends.append((sequence.start + start, sequence.start + last))
+            for index in range(start, start + self.size):
+                row = first_row + min(index, last)
+                if index <= last:
+                    places[row] = offset + len(self.rows)
+                self.rows.append(row)
+
+
+def plan_pass(
+    sequences: Sequence[SequenceRows],
+    storage: KVStorage,
+    num_groups: int,
+    tile_sizes: Sequence[int] = FITTING_TILES,
+) -> PagedPass:
     """Index tensors for one pass; `num_groups` is G, the query heads per key head."""
     device = storage.device
     size = storage.block_size
@@ -154,53 +194,49 @@ def plan_pass(sequences: Sequence[SequenceRows], storage: KVStorage, num_groups:
         blocks = sequence.table.block_ids
         stop = sequence.start + len(sequence.token_ids)
         row_slots.extend(blocks[p // size] * size + p % size for p in range(sequence.start, stop))
-    tile_rows: list[int] = []
-    row_places = [0] * len(row_slots)
+    places = [0] * len(row_slots)
+    num_places = 0
     gathers: list[KeyGather] = []
-    for members in _gather_groups(sequences):
-        first_tile = len(tile_rows) // TILE_ROWS
-        tile_ends: list[tuple[int, int]] = []  # (first position, last position) of each tile
+    for tile_rows, members in _gather_groups(sequences, num_groups, tile_sizes):
+        tiles = _Tiles(tile_rows)
         for i in members:
-            count = len(sequences[i].token_ids)
-            for offset in range(0, count, TILE_ROWS):
-                last = min(offset + TILE_ROWS, count) - 1
-                tile_ends.append((sequences[i].start + offset, sequences[i].start + last))
-                for place in range(TILE_ROWS):
-                    row = first_rows[i] + min(offset + place, last)
-                    if offset + place <= last:
-                        row_places[row] = len(tile_rows)
-                    tile_rows.append(row)
+            tiles.add(first_rows[i], sequences[i], places, num_places)
+        num_places += len(tiles.rows)
         tables = [sequences[i].table for i in members]
         blocks_read = [_num_blocks_read(sequences[i], size) for i in members]
-        gathers.append(
-            _plan_gather(tables, tile_ends, first_tile, storage, num_groups, blocks_read)
-        )
+        gathers.append(_plan_gather(tables, blocks_read, tiles, storage, num_groups))
+    is_in_order = num_places == len(places) and places == list(range(num_places))
     return PagedPass(
         storage=storage,
         row_slots=torch.tensor(row_slots, device=device),
-        tile_rows=torch.tensor(tile_rows, device=device),
-        row_places=torch.tensor(row_places, device=device),
+        row_places=None if is_in_order else torch.tensor(places, device=device),
         gathers=gathers,
     )
 
 
-def _gather_groups(sequences: Sequence[SequenceRows]) -> list[list[int]]:
-    """Sequences of one tile by similar length; each longer one (a prompt) by itself."""
-    groups: list[list[int]] = []
+def _gather_groups(
+    sequences: Sequence[SequenceRows], num_groups: int, tile_sizes: Sequence[int]
+) -> list[tuple[int, list[int]]]:
+    """Tile size and members: one-tile sequences by tile and length, each longer one by itself."""
+    groups: list[tuple[int, list[int]]] = []
     short = []
     for i, sequence in enumerate(sequences):
-        if len(sequence.token_ids) > TILE_ROWS:
-            groups.append([i])
+        count = len(sequence.token_ids)
+        if count > TILE_ROWS:
+            groups.append((TILE_ROWS, [i]))
         else:
-            short.append((_padded_keys(sequence.start + len(sequence.token_ids)), i))
+            least = max(count, -(-_MIN_PRODUCT_ROWS // num_groups))
+            tile_rows = next(size for size in tile_sizes if size >= least)
+            short.append((tile_rows, _padded_keys(sequence.start + count), i))
     short.sort(reverse=True)
-    longest = 0
-    for num_keys, i in short:
-        if longest and (longest <= 2 * num_keys or longest <= _FREELY_PADDED_KEYS):
-            groups[-1].append(i)
+    longest, current = 0, 0
+    for tile_rows, num_keys, i in short:
+        is_near = longest <= 2 * num_keys or longest <= _FREELY_PADDED_KEYS
+        if tile_rows == current and is_near:
+            groups[-1][1].append(i)
         else:
-            groups.append([i])
-            longest = num_keys
+            groups.append((tile_rows, [i]))
+            longest, current = num_keys, tile_rows
     return groups
 
 
@@ -215,36 +251,49 @@ def _padded_keys(num_keys: int) -> int:
 
 def _plan_gather(
     tables: list[Blocks],
-    tile_ends: list[tuple[int, int]],
-    first_tile: int,
+    blocks_read: list[int],  # how many of each table
+    tiles: _Tiles,
     storage: KVStorage,
     num_groups: int,
-    blocks_read: list[int],  # how many of each table
 ) -> KeyGather:
-    num_keys = max(_padded_keys(last + 1) for _, last in tile_ends)
+    num_keys = max(_padded_keys(last + 1) for _, last in tiles.ends)
     blocks_each = -(-num_keys // storage.block_size)
     padding = [storage.null_block] * blocks_each
     ids = [
         (table.block_ids[:num_blocks] + padding)[:blocks_each]
         for table, num_blocks in zip(tables, blocks_read, strict=True)
     ]
-    heads = torch.arange(storage.num_heads, device=storage.device) * storage.num_blocks_padded
-    block_ids = torch.tensor(ids, device=storage.device).flatten()
+    first_block = ids[0][0]
+    block_index = None
+    if len(tables) > 1 or ids[0] != list(range(first_block, first_block + blocks_each)):
+        heads = torch.arange(storage.num_heads, device=storage.device) * storage.num_blocks_padded
+        block_ids = torch.tensor(ids, device=storage.device).flatten()
+        block_index = (heads[:, None] + block_ids).flatten()
     tiles_together = len(tables) if len(tables) > 1 else 1
     batches = []
-    for start in range(0, len(tile_ends), tiles_together):
-        ends = tile_ends[start : start + tiles_together]
-        mask = _causal_mask(ends, num_groups, storage.device)
-        batches.append(TileBatch(first_tile + start, len(ends), mask.shape[-1], mask))
-    return KeyGather((heads[:, None] + block_ids).flatten(), len(tables), num_keys, batches)
+    for start in range(0, len(tiles.ends), tiles_together):
+        ends = tiles.ends[start : start + tiles_together]
+        mask = _causal_mask(ends, tiles.size, num_groups, storage.device)
+        batches.append(TileBatch(start, len(ends), mask.shape[-1], mask))
+    return KeyGather(
+        block_index=block_index,
+        first_block=first_block,
+        num_sequences=len(tables),
+        num_keys=num_keys,
+        tile_rows=tiles.size,
+        row_index=torch.tensor(tiles.rows, device=storage.device),
+        batches=batches,
+    )
 
 
-def _causal_mask(tile_ends: list[tuple[int, int]], num_groups: int, device: torch.device) -> Tensor:
+def _causal_mask(
+    tile_ends: list[tuple[int, int]], tile_rows: int, num_groups: int, device: torch.device
+) -> Tensor:
     """[tiles, M, L]: 0 where a key is at or before its row's position, else -inf."""
     firsts, lasts = torch.tensor(tile_ends, device=device).T
     num_keys = _padded_keys(max(last for _, last in tile_ends) + 1)
-    positions = firsts[:, None] + torch.arange(TILE_ROWS, device=device)
-    positions = torch.minimum(positions, lasts[:, None])  # [tiles, TILE_ROWS]
+    positions = firsts[:, None] + torch.arange(tile_rows, device=device)
+    positions = torch.minimum(positions, lasts[:, None])  # [tiles, t]
     is_hidden = torch.arange(num_keys, device=device) > positions[:, :, None]
     mask = torch.zeros(is_hidden.shape, device=device).masked_fill_(is_hidden, float("-inf"))
     return mask.repeat(1, num_groups, 1)
@@ -277,42 +326,49 @@ def paged_attention(
     if paged is None:
         raise ValueError(f"{type(module).__name__} got no plan of the pass: not served")
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on attention modules
-    storage = paged.storage
-    key_slots, value_slots = storage.slots[layer]
-    key_slots.index_copy_(1, paged.row_slots, key[0])
-    value_slots.index_copy_(1, paged.row_slots, value[0])
+    paged.storage.write(layer, paged.row_slots, torch.stack((key[0], value[0])))
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    return attend(layer, query[0].transpose(0, 1), paged, scale).unsqueeze(0), None
 
-    _, num_heads, _, head_dim = query.shape
-    num_key_heads = key.shape[1]
-    scale = head_dim**-0.5 if scaling is None else scaling
-    # [K, tiles, M, D]
-    tiles = query[0].index_select(1, paged.tile_rows)
-    tiles = tiles.view(num_key_heads, num_heads // num_key_heads, -1, TILE_ROWS, head_dim)
-    tiles = tiles.transpose(1, 2).flatten(2, 3)
-    attend = _attend_fixed_shapes if query.device.type == "cpu" else _attend_fused
+
+def attend(layer: int, query: Tensor, paged: PagedPass, scale: float) -> Tensor:
+    """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""
+    storage = paged.storage
+    _, num_heads, head_dim = query.shape
+    num_groups = num_heads // storage.num_heads
+    attend_tiles = _attend_in_chunks if query.device.type == "cpu" else _attend_fused
     outs = []
     for gather in paged.gathers:
-        keys, values = (
-            _gather(part, gather, num_key_heads, head_dim) for part in storage.blocks[layer]
-        )
+        keys, values = (_gather(part, gather, storage) for part in storage.blocks[layer])
+        rows = query.index_select(0, gather.row_index)
+        # [tiles * t, H, D] -> [K, tiles, G, t, D] -> [K, tiles, M, D]
+        tiles = rows.view(-1, gather.tile_rows, storage.num_heads, num_groups, head_dim)
+        tiles = tiles.permute(2, 0, 3, 1, 4).flatten(2, 3)
         for batch in gather.batches:
             part = tiles[:, batch.first_tile : batch.first_tile + batch.num_tiles]
             limit = batch.num_keys
-            outs.append(attend(part, keys[:, :, :limit], values[:, :, :limit], batch.mask, scale))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
-    # [K, tiles, G, TILE_ROWS, D] -> [tiles, TILE_ROWS, K, G, D]
-    out = out.unflatten(2, (-1, TILE_ROWS)).permute(1, 3, 0, 2, 4)
-    out = out.reshape(-1, num_heads, head_dim).index_select(0, paged.row_places)
-    return out.unsqueeze(0), None
+            out = attend_tiles(part, keys[:, :, :limit], values[:, :, :limit], batch.mask, scale)
+            # [K, tiles, M, D] -> [tiles, t, K, G, D]
+            out = out.unflatten(2, (num_groups, gather.tile_rows)).permute(1, 3, 0, 2, 4)
+            outs.append(out.reshape(-1, num_heads, head_dim))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out if paged.row_places is None else out.index_select(0, paged.row_places)
 
 
-def _gather(blocks: Tensor, gather: KeyGather, num_key_heads: int, head_dim: int) -> Tensor:
+def _gather(blocks: Tensor, gather: KeyGather, storage: KVStorage) -> Tensor:
     """Keys or values of one layer, [K, S, L or a little more, D]."""
+    if gather.block_index is None:
+        heads = blocks.view(storage.num_heads, storage.num_blocks_padded, -1)
+        num_blocks = -(-gather.num_keys // storage.block_size)
+        rows = heads.narrow(1, gather.first_block, num_blocks)
+        return rows.unflatten(2, (storage.block_size, -1)).flatten(1, 2).unsqueeze(1)
     rows = blocks.index_select(0, gather.block_index)
-    return rows.view(num_key_heads, gather.num_sequences, -1, head_dim)
+    return rows.view(
+        storage.num_heads, gather.num_sequences, -1, blocks.shape[1] // storage.block_size
+    )
 
 
-def _attend_fixed_shapes(
+def _attend_in_chunks(
     query: Tensor,  # [K, S, M, D]
     key: Tensor,  # [K, S, L, D]
     value: Tensor,  # [K, S, L, D]
@@ -321,15 +377,17 @@ def _attend_fixed_shapes(
 ) -> Tensor:  # [K, S, M, D]
     """The CPU path. Chunks that are hidden from a row add exact zeros to its sums."""
     batch_shape = query.shape[:2]
-    query, key, value = (part.flatten(0, 1) for part in (query, key, value))
+    query, key = query.flatten(0, 1), key.flatten(0, 1)
     scores = torch.bmm(query, key.transpose(1, 2)).unflatten(0, batch_shape)
     weights = torch.softmax(torch.add(mask, scores, alpha=scale), dim=-1).to(value.dtype)
-    num_chunks = key.shape[1] // KEY_CHUNK
+    num_chunks = value.shape[2] // KEY_CHUNK
     weights = weights.flatten(0, 1).unflatten(2, (num_chunks, KEY_CHUNK))
     weights = weights.transpose(1, 2).flatten(0, 1)  # [K * S * chunks, M, C]
-    value = value.unflatten(1, (num_chunks, KEY_CHUNK)).flatten(0, 1)
-    out = torch.bmm(weights, value).unflatten(0, (*batch_shape, num_chunks))
-    return out.sum(2)
+    value = value.unflatten(2, (num_chunks, KEY_CHUNK)).flatten(0, 2)
+    out = torch.bmm(weights, value)
+    if num_chunks == 1:
+        return out.unflatten(0, batch_shape)
+    return out.unflatten(0, (*batch_shape, num_chunks)).sum(2)
 
 
 def _attend_fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:

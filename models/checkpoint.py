@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from models.attention import ATTENTION_NAME
 from models.config import EngineConfig
+from models.fused_decoder import FusedDecoder, can_fuse
 from models.linear import can_pack, make_rowwise
 from models.parallel import TensorParallel
 from models.parallel_layers import make_local, num_local_bytes
@@ -42,6 +43,7 @@ class Checkpoint:
     head_dim: int
     weight_bytes: int  # of this rank, before packing
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
+    fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
 
 def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -> Checkpoint:
@@ -70,7 +72,14 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     text = hf_config.get_text_config()
     num_heads = text.num_attention_heads
     num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
-    checkpoint = Checkpoint(
+    fix_rotary_tables(model, config.max_model_len)
+    fused = None
+    if model.device.type == "cpu" and can_pack(model.dtype):
+        if ranks is None and can_fuse(model):
+            fused = FusedDecoder(model, config.max_model_len)
+        else:
+            make_rowwise(model)
+    return Checkpoint(
         model=model,
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
@@ -79,11 +88,8 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
         weight_bytes=weight_bytes,
         eos_ids=_eos_ids(model),
+        fused=fused,
     )
-    fix_rotary_tables(model, config.max_model_len)
-    if model.device.type == "cpu" and can_pack(model.dtype):
-        make_rowwise(model)
-    return checkpoint
 
 
 def read_config(model_path: str) -> PreTrainedConfig:

@@ -12,6 +12,8 @@ block with scalar code, whose rounding differs from the vector code's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -74,9 +76,19 @@ class PackedLinear(nn.Module):
             return _packed_linear(rows, self._packed[0], self._bias)
         pieces = rows.split(self._widths, dim=-1)
         out = _packed_linear(pieces[0].contiguous(), self._packed[0], self._bias)
-        for piece, packed in zip(pieces[1:], self._packed[1:], strict=True):
-            out = _packed_linear_add(piece.contiguous(), out, packed, None)
-        return out
+        return _add_pieces(out, pieces[1:], self._packed[1:])
+
+    def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
+        """`others` + rows times the weight, added inside the product."""
+        pieces = rows.split(self._widths, dim=-1)
+        out = _packed_linear_add(pieces[0].contiguous(), others, self._packed[0], self._bias)
+        return _add_pieces(out, pieces[1:], self._packed[1:])
+
+
+def _add_pieces(out: Tensor, pieces: Sequence[Tensor], packed: Sequence[Tensor]) -> Tensor:
+    for piece, weight in zip(pieces, packed, strict=True):
+        out = _packed_linear_add(piece.contiguous(), out, weight, None)
+    return out
 
 
 class RowwiseActivation(nn.Module):

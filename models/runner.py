@@ -17,7 +17,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.attention import KVStorage, SequenceRows, plan_pass
+from models.attention import (
+    FITTING_TILES,
+    FIXED_TILES,
+    KVStorage,
+    PagedPass,
+    SequenceRows,
+    plan_pass,
+)
 from models.checkpoint import Checkpoint, load_checkpoint
 from models.config import EngineConfig
 from models.kv_cache import BlockPool
@@ -58,10 +65,15 @@ class ModelRunner:
         self._storage = _make_storage(checkpoint, config)
         parameters = inspect.signature(self._model.forward).parameters
         self._selects_rows = "logits_to_keep" in parameters
+        # Only the leader learns what its self-test found, and ranks must cut the same tiles.
+        self._tile_sizes = FITTING_TILES if ranks is None else FIXED_TILES
         self.batch_invariant = False
         if ranks is not None:
             ranks.wait_loaded()
         if ranks is None or ranks.is_leader:
+            self.batch_invariant = is_batch_invariant(self)
+        if ranks is None and not self.batch_invariant:
+            self._tile_sizes = FIXED_TILES
             self.batch_invariant = is_batch_invariant(self)
 
     @property
@@ -120,17 +132,28 @@ class ModelRunner:
         wanted = _wanted_rows(sequences)
         checkpoint = self._checkpoint
         num_groups = checkpoint.num_heads // checkpoint.num_key_heads
+        paged = plan_pass(sequences, self._storage, num_groups, self._tile_sizes)
+        ids = torch.tensor(token_ids, device=self.device)
+        places = torch.tensor(positions, device=self.device)
         keep = torch.tensor(wanted, dtype=torch.long, device=self.device)
+        if checkpoint.fused is not None:
+            rows = checkpoint.fused(ids, places, paged)
+            return checkpoint.fused.logits(rows.index_select(0, keep)).float()
+        return self._model_logits(ids, places, paged, keep).float()
+
+    def _model_logits(
+        self, token_ids: Tensor, positions: Tensor, paged: PagedPass, keep: Tensor
+    ) -> Tensor:
+        """Logits [n, V] of the rows `keep` [n] by transformers' own forward."""
         selection = {"logits_to_keep": keep} if self._selects_rows else {}
         output = self._model(
-            input_ids=torch.tensor([token_ids], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
             use_cache=False,
-            paged=plan_pass(sequences, self._storage, num_groups),
+            paged=paged,
             **selection,
         )
-        logits = output.logits[0] if self._selects_rows else output.logits[0, keep]
-        return logits.float()
+        return output.logits[0] if self._selects_rows else output.logits[0, keep]
 
     def _check(self, sequences: Sequence[SequenceRows]) -> None:
         num_rows = sum(len(sequence.token_ids) for sequence in sequences)

@@ -19,7 +19,7 @@ from transformers import (
 
 from models.checkpoint import load_checkpoint, read_config, refuse_unsupported
 from models.config import EngineConfig
-from models.linear import PackedLinear, can_pack
+from models.linear import can_pack
 
 
 def _config(path: str, **overrides: object) -> EngineConfig:
@@ -34,7 +34,7 @@ def test_loads_sizes_and_packs(tiny_target):
     assert (checkpoint.num_layers, checkpoint.num_heads, checkpoint.num_key_heads) == (2, 4, 2)
     assert checkpoint.head_dim == 16
     assert checkpoint.eos_ids == (1,)
-    assert isinstance(checkpoint.model.lm_head, PackedLinear)
+    assert checkpoint.fused is not None
     names = [name for name, _ in checkpoint.model.named_parameters()]
     assert not [name for name in names if "proj" in name]
 
