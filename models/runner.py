@@ -20,7 +20,6 @@ from torch import Tensor
 from models.attention import (
     FITTING_TILES,
     FIXED_TILES,
-    KVStorage,
     PagedPass,
     SequenceRows,
     plan_pass,
@@ -28,6 +27,7 @@ from models.attention import (
 from models.checkpoint import Checkpoint, load_checkpoint
 from models.config import EngineConfig
 from models.kv_cache import BlockPool
+from models.kv_storage import KVStorage
 from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
 

@@ -3,17 +3,13 @@
 import asyncio
 import os
 import signal
-import tempfile
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
+from private_serve import private_serve
 from ray import serve
-
-from deployments.config import REPO_ROOT
-from loadtest.served import private_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -39,21 +35,8 @@ class Place:
 
 @pytest.fixture
 def handle() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
-        for name, value in private_environment(Path(folder)).items():
-            patch.setenv(name, value)
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(REPO_ROOT), str(Path(__file__).parent)]))
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 1024 * 1024,
-        )
-        serve.start(proxy_location="Disabled")
+    with private_serve(2, Path(__file__).parent):
         yield serve.run(Place.bind(), name="place", route_prefix=None)
-        serve.shutdown()
-        ray.shutdown()
 
 
 async def take(handle: Any, num_leases: int) -> list[int]:

@@ -1,23 +1,20 @@
 """Real Serve: leases and links to the demo pair and the grammars, and the death of a process."""
 
 import asyncio
-import gc
 import json
 import os
 import signal
-import tempfile
 import time
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-import ray
 from local_service import DEMO
+from private_serve import private_serve
 from ray import serve
 
 from deployments.app import bind_constraint, bind_engine
-from deployments.config import REPO_ROOT, GrammarServiceConfig, LinkConfig, ModelConfig
+from deployments.config import GrammarServiceConfig, LinkConfig, ModelConfig
 from deployments.link_client import LinkClient
 from deployments.pools import constraint_pool, engine_pool
 from models.errors import LinkLost
@@ -44,12 +41,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 WAIT_S = 60.0
 PROMPT = [11, 12, 13, 14]
 LINK = LinkConfig(host="loopback")
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "PYTHONPATH": str(REPO_ROOT),
-}
 
 
 def model(name: str) -> ModelConfig:
@@ -59,18 +50,7 @@ def model(name: str) -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        patch.setenv("RAY_TMPDIR", folder)
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 1024 * 1024,
-        )
-        serve.start(proxy_location="Disabled")
+    with private_serve(4):
         for name, app in {
             "target": bind_engine("Target", "target", model("target"), LINK),
             "draft": bind_engine("Draft", "draft", model("draft"), LINK),
@@ -78,11 +58,6 @@ def cluster() -> Iterator[None]:
         }.items():
             serve.run(app, name=name, route_prefix=None, blocking=False)
         yield
-        serve.shutdown()
-        ray.shutdown()
-        with warnings.catch_warnings():  # Ray leaves its daemons' Popen objects to the collector
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
 
 
 @pytest.fixture

@@ -4,13 +4,10 @@ Leases are opened and dropped in crowds here as well, because that is what once 
 """
 
 import asyncio
-import gc
 import os
 import random
 import signal
-import tempfile
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +16,13 @@ import psutil
 import pytest
 import ray
 import torch
+from private_serve import private_serve
 from ray import serve
 from ray.exceptions import RayError
 from transformers import LlamaForCausalLM
 
 from deployments.app import bind_engine
-from deployments.config import REPO_ROOT, LinkConfig, ModelConfig
+from deployments.config import LinkConfig, ModelConfig
 from deployments.link_client import LinkChannel, LinkClient
 from deployments.pools import engine_pool
 from deployments.rank_group import RankGroup
@@ -48,12 +46,6 @@ NUM_TOKENS = 12
 STALL_TIMEOUT_S = 3.0
 LEASE_IDLE_TIMEOUT_S = 5.0
 LINK = LinkConfig(host="loopback")
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "PYTHONPATH": str(REPO_ROOT),
-}
 
 
 @pytest.fixture(scope="module")
@@ -93,26 +85,10 @@ def model(path: str, **overrides: Any) -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def cluster(model_path: str) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        patch.setenv("RAY_TMPDIR", folder)
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 1024 * 1024,
-        )
-        serve.start(proxy_location="Disabled")
+    with private_serve(4):
         app = bind_engine("Target", "target", model(model_path), LINK)
         serve.run(app, name="target", route_prefix=None)
         yield
-        serve.shutdown()
-        ray.shutdown()
-        with warnings.catch_warnings():  # Ray leaves its daemons' Popen objects to the collector
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from torch import nn
 from models.attention import (
     KEY_CHUNK,
     TILE_ROWS,
-    KVStorage,
     SequenceRows,
     paged_attention,
     plan_pass,
 )
 from models.kv_cache import BlockPool
+from models.kv_storage import KVStorage
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 16
 DTYPES = [torch.float32, torch.bfloat16]

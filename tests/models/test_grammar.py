@@ -25,21 +25,10 @@ from tests.grammar_cases import (
     allowed,
     json_schema,
     random_text,
-    small_vocabulary,
 )
 
 DEMO_TOKENIZER = Path(__file__).parents[2] / "models" / "demo" / "target" / "tokenizer.json"
 FORMATS = jsonschema.FormatChecker()
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return small_vocabulary()
-
-
-@pytest.fixture(scope="module")
-def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    return vocabulary.compiler()
 
 
 @pytest.fixture(scope="module")

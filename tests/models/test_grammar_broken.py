@@ -16,7 +16,7 @@ from models.messages import (
     Masks,
 )
 from models.token_log import TokenLog
-from tests.grammar_cases import Vocabulary, json_schema, small_vocabulary
+from tests.grammar_cases import Vocabulary, json_schema
 from tests.grammar_host_cases import (
     CountingCompiler,
     commit,
@@ -24,11 +24,6 @@ from tests.grammar_host_cases import (
     masks,
     open_session,
 )
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return small_vocabulary()
 
 
 @pytest.fixture

@@ -10,17 +10,7 @@ from models.errors import UnsupportedGrammar
 from models.grammar import CompiledGrammar, GrammarCompiler
 from models.messages import Grammar
 from tests.constraint_cases import FIVE_CHOICES
-from tests.grammar_cases import EOS_IDS, Vocabulary, allowed, small_vocabulary
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return small_vocabulary()
-
-
-@pytest.fixture(scope="module")
-def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    return vocabulary.compiler()
+from tests.grammar_cases import EOS_IDS, Vocabulary, allowed
 
 
 def choice(choices: object) -> Grammar:

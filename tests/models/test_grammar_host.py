@@ -25,7 +25,6 @@ from tests.grammar_cases import (
     allowed,
     json_schema,
     random_text,
-    small_vocabulary,
 )
 from tests.grammar_host_cases import (
     EPOCH,
@@ -37,16 +36,6 @@ from tests.grammar_host_cases import (
     open_session,
     rows_of,
 )
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return small_vocabulary()
-
-
-@pytest.fixture(scope="module")
-def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    return vocabulary.compiler()
 
 
 @pytest.fixture

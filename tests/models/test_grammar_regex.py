@@ -11,18 +11,8 @@ from models.errors import UnsupportedGrammar
 from models.grammar import GrammarCompiler
 from models.messages import Grammar
 from models.regex_chars import LAST, category, complement, ignore_case, union
-from tests.grammar_cases import EOS_IDS, Vocabulary, allowed, small_vocabulary
+from tests.grammar_cases import EOS_IDS, Vocabulary, allowed
 from tests.regex_cases import Comparison, compare, random_pattern
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return small_vocabulary()
-
-
-@pytest.fixture(scope="module")
-def compiler(vocabulary: Vocabulary) -> GrammarCompiler:
-    return vocabulary.compiler()
 
 
 def regex(pattern: str) -> Grammar:
