@@ -70,10 +70,9 @@ class ModelRunner:
         self.batch_invariant = False
         if ranks is not None:
             ranks.wait_loaded()
-        if ranks is None or ranks.is_leader:
-            self.batch_invariant = is_batch_invariant(self)
-        if ranks is None and not self.batch_invariant:
-            self._tile_sizes = FIXED_TILES
+        if ranks is None:
+            self._choose_tiles()
+        elif ranks.is_leader:
             self.batch_invariant = is_batch_invariant(self)
 
     @property
@@ -140,6 +139,15 @@ class ModelRunner:
             rows = checkpoint.fused(ids, places, paged)
             return checkpoint.fused.logits(rows.index_select(0, keep)).float()
         return self._model_logits(ids, places, paged, keep).float()
+
+    def _choose_tiles(self) -> None:
+        """Tiles that fit, unless fixed ones make the engine batch-invariant and these do not."""
+        for tile_sizes in (FITTING_TILES, FIXED_TILES):
+            self._tile_sizes = tile_sizes
+            self.batch_invariant = is_batch_invariant(self)
+            if self.batch_invariant:
+                return
+        self._tile_sizes = FITTING_TILES
 
     def _model_logits(
         self, token_ids: Tensor, positions: Tensor, paged: PagedPass, keep: Tensor

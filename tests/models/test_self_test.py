@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from models.attention import FITTING_TILES, FIXED_TILES
 from models.config import EngineConfig
 from models.kv_cache import BlockPool
 from models.linear import can_pack
@@ -79,3 +80,24 @@ def test_fits_into_a_small_pool_and_context():
     forward.max_model_len = 5
     assert is_batch_invariant(forward)
     forward.pool.check([])
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "tiles", "is_invariant"),
+    [
+        ([True], FITTING_TILES, True),
+        ([False, True], FIXED_TILES, True),
+        ([False, False], FITTING_TILES, False),
+    ],
+    ids=["fitting tiles will do", "fixed ones are needed", "neither helps"],
+)
+def test_tiles_are_fixed_only_where_that_helps(
+    tiny_target, monkeypatch, outcomes, tiles, is_invariant
+):
+    left = iter(outcomes)
+    monkeypatch.setattr("models.runner.is_batch_invariant", lambda runner: next(left))
+    config = EngineConfig(model_path=tiny_target, max_model_len=64, kv_cache_tokens=64)
+    runner = ModelRunner(config)
+    assert runner.batch_invariant is is_invariant
+    assert runner._tile_sizes == tiles
+    assert list(left) == []
