@@ -55,7 +55,7 @@ def build(args: AppConfig) -> Application:
         max_queued_requests=num_admitted,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
-    ).bind(config.router, draft, target, constraint)
+    ).bind(config.router, config.link, draft, target, constraint)
 
 
 def bind_engine(name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig) -> Application:

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.config import RouterConfig
+from deployments.config import LinkConfig, RouterConfig
 from deployments.http import create_app
 from deployments.link_client import LinkClient
 from deployments.pools import constraint_pool, engine_pool
@@ -36,6 +36,7 @@ class Router:
 
     Args:
         config: the resolved `router` section of the config.
+        link: limits of the links.
         draft: handle of the Draft deployment, if there is one.
         target: handle of the Target deployment.
         constraint: handle of the Constraint deployment.
@@ -44,11 +45,12 @@ class Router:
     def __init__(
         self,
         config: RouterConfig,
+        link: LinkConfig,
         draft: DeploymentHandle[Any] | None,
         target: DeploymentHandle[Any],
         constraint: DeploymentHandle[Any],
     ) -> None:
-        self._links = LinkClient()
+        self._links = LinkClient(high_water_mark=link.high_water_mark)
         self._service = build_service(
             config,
             target=engine_pool(target, self._links),

@@ -8,7 +8,7 @@ from ray.serve._private.build_app import build_app
 from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 
 from deployments.app import build
-from deployments.config import AppConfig
+from deployments.config import AppConfig, LinkConfig
 from deployments.lease_router import LeaseRouter
 
 
@@ -52,6 +52,13 @@ def test_silence_counts_as_death_after_the_stated_time() -> None:
         assert silent_s == pytest.approx(stall_timeout_s)
         assert options.health_check_period_s <= options.health_check_timeout_s
         assert options.request_router_config.get_request_router_class() is LeaseRouter
+
+
+def test_the_links_limits_reach_both_ends() -> None:
+    found = deployments(build(config(link={"high_water_mark": 77})))
+    for name in ("Router", "Target", "Constraint"):
+        [link] = [value for value in found[name].init_args if isinstance(value, LinkConfig)]
+        assert link.high_water_mark == 77
 
 
 def test_without_a_draft_there_is_no_draft_deployment() -> None:
