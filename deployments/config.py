@@ -85,7 +85,9 @@ class GrammarServiceConfig(Section):
         default=2.0, description="Seconds for masks or a commit; then the child is replaced."
     )
     max_schema_bytes: PositiveInt = Field(
-        default=65536, description="Longest schema accepted, bytes of UTF-8."
+        default=65536,
+        description="Longest grammar accepted, bytes of UTF-8; a regex at most 4096, all choices "
+        "together at most 32768.",
     )
     cache_size: PositiveInt = Field(
         default=128, description="Compiled grammars kept in each child."
