@@ -188,6 +188,10 @@ class RouterConfig(Section):
     max_tokens_limit: PositiveInt = Field(
         default=4096, description="Most completion tokens a request may ask for."
     )
+    api_keys_file: str = Field(
+        default="",
+        description="File of 'name sha256' lines, reloaded when it changes; empty: no keys needed.",
+    )
     body_limit_bytes: PositiveInt = Field(
         default=1_048_576, description="Largest HTTP body accepted."
     )

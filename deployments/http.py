@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.answers import AnswerHead, ChatWriter, ModelCard, ModelList, TextWriter, Writer
+from deployments.api_keys import ApiKeys, KeyGate
 from deployments.bodies import parse
 from deployments.grammar_fields import asked_field, naming_field
 from deployments.health import HealthProbe
@@ -61,6 +62,7 @@ class HttpService:
         model: what is served.
         generator: runs requests; admission included.
         health: answers GET /health.
+        api_keys: who may use the routes under /v1; None: everybody.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
         send_timeout_s: how long a client may keep a stream waiting for one write.
@@ -69,6 +71,7 @@ class HttpService:
     model: ServedModel
     generator: Generator
     health: HealthProbe
+    api_keys: ApiKeys | None = None
     body_limit_bytes: int = 1_048_576
     body_timeout_s: float = 30.0
     send_timeout_s: float = 60.0
@@ -99,6 +102,8 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app = FastAPI(
         title="Outrider", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
+    if service.api_keys is not None:
+        app.add_middleware(KeyGate, keys=service.api_keys)
     app.add_middleware(_Edge, sends_request_id=sends_request_id)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     routes = _Routes(service)

@@ -218,6 +218,12 @@ class RouteError(InvalidRequest):
         self.status = status
 
 
+class Unauthorized(InvalidRequest):
+    """No API key, or one that is not known."""
+
+    code = "invalid_api_key"
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
     """An error as HTTP has it."""
@@ -231,6 +237,7 @@ class ErrorAnswer:
 _STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
     (UnknownModel, 404, "invalid_request_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
+    (Unauthorized, 401, "invalid_request_error"),
     (ContextTooLong, 400, "invalid_request_error"),
     (UnsupportedGrammar, 400, "invalid_request_error"),
     (InvalidRequest, 400, "invalid_request_error"),
@@ -256,6 +263,8 @@ def answer_error(error: ServingError, request_id: str) -> ErrorAnswer:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     elif isinstance(error, Unavailable):
         headers["retry-after"] = "1"
+    elif isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     message = error.message
     if status == 500:
         message = f"the server failed to complete this request; its log has request {request_id}"

@@ -6,8 +6,10 @@ The only place where config keys meet the limits of the package `router`.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from deployments.admission import AdmittingGenerator
+from deployments.api_keys import ApiKeys
 from deployments.config import RouterConfig
 from deployments.health import HealthProbe
 from deployments.http import HttpService
@@ -38,7 +40,7 @@ def build_service(
         constraint: who guards grammars; None: requests with one are refused.
 
     Raises:
-        ValueError: the tokenizer cannot be loaded.
+        ValueError: the tokenizer or the API keys cannot be loaded.
     """
     tokenizer = Tokenizer.load(config.tokenizer_path)
     services = Services(
@@ -75,6 +77,7 @@ def build_service(
             timeout_s=_HEALTH_TIMEOUT_S,
             last_progress_s=lambda: admitting.last_item_s,
         ),
+        api_keys=ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None,
         body_limit_bytes=config.body_limit_bytes,
         send_timeout_s=config.timeouts.token_gap_s,
     )

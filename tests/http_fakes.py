@@ -102,11 +102,11 @@ def served_model(**limits: Any) -> ServedModel:
     return ServedModel(name="tiny", tokenizer=tiny_tokenizer(), created=1_700_000_000, **settings)
 
 
-def http_service(generator: ScriptedGenerator, **options: float) -> HttpService:
+def http_service(generator: ScriptedGenerator, **options: Any) -> HttpService:
     model = served_model()
     return HttpService(
         model=model,
         generator=generator,
-        health=HealthProbe(generator, model.tokenizer, timeout_s=0.2),
+        health=HealthProbe(generator, model.tokenizer, timeout_s=2.0),
         **options,
     )

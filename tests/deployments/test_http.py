@@ -286,7 +286,7 @@ async def test_models_are_listed():
         (ScriptedGenerator(error=Overloaded("full")), 200, "busy: full"),
         (ScriptedGenerator(error=Unavailable("no target")), 503, "no target"),
         (ScriptedGenerator(error=KeyError("secret")), 503, "internal error"),
-        (ScriptedGenerator(hang_at=0), 503, "no token within 0.2 s"),
+        (ScriptedGenerator(hang_at=0), 503, "no token within 2.0 s"),
     ],
     ids=["ok", "busy", "unavailable", "bug", "hangs"],
 )
