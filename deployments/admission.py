@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import cast
 
@@ -25,16 +25,24 @@ class AdmittingGenerator:
         max_sessions: sessions that run at once.
         max_queued: sessions that may wait.
         queue_wait_s: seconds one may wait.
+        on_load: told how many run and wait, whenever that changes.
     """
 
     def __init__(
-        self, generator: Generator, *, max_sessions: int, max_queued: int, queue_wait_s: float
+        self,
+        generator: Generator,
+        *,
+        max_sessions: int,
+        max_queued: int,
+        queue_wait_s: float,
+        on_load: Callable[[int, int], None] = lambda num_running, num_waiting: None,
     ) -> None:
         self._generator = generator
         self._slots = asyncio.Semaphore(max_sessions)
         self._max_sessions = max_sessions
         self._max_queued = max_queued
         self._queue_wait_s = queue_wait_s
+        self._on_load = on_load
         self.num_queued = 0
         self.num_running = 0
         self.last_item_s = -math.inf  # time.monotonic when any session last got something
@@ -57,12 +65,17 @@ class AdmittingGenerator:
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         await self._acquire()
-        self.num_running += 1
+        self._count(running=1)
         try:
             yield
         finally:
-            self.num_running -= 1
+            self._count(running=-1)
             self._slots.release()
+
+    def _count(self, *, running: int = 0, waiting: int = 0) -> None:
+        self.num_running += running
+        self.num_queued += waiting
+        self._on_load(self.num_running, self.num_queued)
 
     async def _acquire(self) -> None:
         if not self._slots.locked():
@@ -73,7 +86,7 @@ class AdmittingGenerator:
                 f"{self._max_sessions} sessions are running and {self.num_queued} are waiting, "
                 f"the limit is {self._max_queued}"
             )
-        self.num_queued += 1
+        self._count(waiting=1)
         try:
             async with asyncio.timeout(self._queue_wait_s):
                 await self._slots.acquire()
@@ -82,4 +95,4 @@ class AdmittingGenerator:
                 f"no session ended within {self._queue_wait_s} s; {self._max_sessions} are running"
             ) from None
         finally:
-            self.num_queued -= 1
+            self._count(waiting=-1)

@@ -31,6 +31,7 @@ from deployments.api_keys import ApiKeys, KeyGate
 from deployments.bodies import parse
 from deployments.grammar_fields import asked_field, naming_field
 from deployments.health import HealthProbe
+from deployments.meters import CONTENT_TYPE
 from deployments.openai import (
     BodyTooLarge,
     ChatCompletionRequest,
@@ -62,6 +63,7 @@ class HttpService:
         model: what is served.
         generator: runs requests; admission included.
         health: answers GET /health.
+        metrics: what GET /metrics prints, Prometheus' text.
         api_keys: who may use the routes under /v1; None: everybody.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
@@ -71,6 +73,7 @@ class HttpService:
     model: ServedModel
     generator: Generator
     health: HealthProbe
+    metrics: Callable[[], bytes]
     api_keys: ApiKeys | None = None
     body_limit_bytes: int = 1_048_576
     body_timeout_s: float = 30.0
@@ -112,6 +115,9 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
+    app.add_api_route("/livez", routes.alive, methods=["GET"])
+    app.add_api_route("/readyz", routes.health, methods=["GET"])
+    app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/version", routes.version, methods=["GET"])
     return app
 
@@ -144,6 +150,13 @@ class _Routes:
             "round_ms": health.round_ms,
         }
         return JSONResponse(content, status_code=200 if health.is_healthy else 503)
+
+    async def alive(self) -> Response:
+        """This process answers; whether the engines do is what /readyz says."""
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self) -> Response:
+        return Response(self._service.metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def version(self) -> Response:
         return JSONResponse({"version": _version()})

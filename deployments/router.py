@@ -21,6 +21,7 @@ from deployments.config import LinkConfig, RouterConfig
 from deployments.http import create_app
 from deployments.link_client import LinkClient
 from deployments.pools import constraint_pool, engine_pool
+from deployments.ray_meters import RayMirror
 from deployments.service import build_service
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
@@ -56,6 +57,7 @@ class Router:
             target=engine_pool(target, self._links),
             draft=None if draft is None else engine_pool(draft, self._links),
             constraint=constraint_pool(constraint, self._links),
+            mirror=RayMirror(),
         )
         self._announcing = asyncio.get_running_loop().create_task(self._announce())
 

@@ -13,6 +13,8 @@ from deployments.api_keys import ApiKeys
 from deployments.config import RouterConfig
 from deployments.health import HealthProbe
 from deployments.http import HttpService
+from deployments.meters import Meters, Mirror
+from deployments.request_metrics import MeteredGenerator, RequestMetrics
 from deployments.requests import ServedModel
 from models.tokenizer import Tokenizer
 from router.generation import Generator
@@ -30,6 +32,7 @@ def build_service(
     target: EnginePool,
     draft: EnginePool | None,
     constraint: ConstraintPool | None,
+    mirror: Mirror | None = None,
 ) -> HttpService:
     """What the routes need, over given pools. Call it in the event loop that will serve.
 
@@ -38,6 +41,7 @@ def build_service(
         target: who verifies.
         draft: the draft model; None: only prompt lookup drafts, where it is on.
         constraint: who guards grammars; None: requests with one are refused.
+        mirror: where metrics are written beside GET /metrics.
 
     Raises:
         ValueError: the tokenizer or the API keys cannot be loaded.
@@ -51,11 +55,13 @@ def build_service(
         limits=session_limits(config),
     )
     generator: Generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
+    metrics = RequestMetrics(Meters({"model_name": config.model_name}, mirror))
     admitting = AdmittingGenerator(
         generator,
         max_sessions=config.max_sessions,
         max_queued=config.max_queued_sessions,
         queue_wait_s=config.timeouts.queue_wait_s,
+        on_load=metrics.set_load,
     )
     model = ServedModel(
         name=config.model_name,
@@ -69,7 +75,8 @@ def build_service(
     )
     return HttpService(
         model=model,
-        generator=admitting,
+        generator=MeteredGenerator(admitting, metrics),
+        metrics=metrics.text,
         # Past the admission: whether the target answers is not a question of how many wait.
         health=HealthProbe(
             generator,

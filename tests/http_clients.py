@@ -19,7 +19,7 @@ from deployments.http import create_app
 
 @asynccontextmanager
 async def client_of(
-    generator: ScriptedGenerator, **options: float
+    generator: ScriptedGenerator, **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(http_service(generator, **options)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -104,6 +104,7 @@ def served_model(**limits: Any) -> ServedModel:
 
 def http_service(generator: ScriptedGenerator, **options: Any) -> HttpService:
     model = served_model()
+    options.setdefault("metrics", lambda: b"")
     return HttpService(
         model=model,
         generator=generator,
