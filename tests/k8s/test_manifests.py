@@ -1,0 +1,282 @@
+"""The manifests of k8s/: against Ray's Serve schema, KubeRay's own definitions, and each other."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config import AppConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "k8s"
+Tree = dict[str, Any]
+
+
+def documents(path: Path) -> list[Tree]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def ray_service() -> Tree:
+    [document] = documents(K8S / "base" / "rayservice.yaml")
+    return document
+
+
+def groups(service: Tree) -> dict[str, Tree]:
+    return {group["groupName"]: group for group in cluster(service)["workerGroupSpecs"]}
+
+
+def cluster(service: Tree) -> Tree:
+    return service["spec"]["rayClusterConfig"]
+
+
+def check_serve_config(text: str) -> AppConfig:
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    [application] = schema.applications
+    return AppConfig.model_validate(application.args)
+
+
+# --- against configs/ and Ray -------------------------------------------------------------------
+
+
+def test_the_service_runs_the_production_config_word_for_word() -> None:
+    text = ray_service()["spec"]["serveConfigV2"]
+    assert text == (ROOT / "configs" / "prod.yaml").read_text()
+    check_serve_config(text)
+
+
+def test_one_gpu_runs_its_config_but_for_the_address() -> None:
+    [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
+    ours = yaml.safe_load(patch["spec"]["serveConfigV2"])
+    config = yaml.safe_load((ROOT / "configs" / "single-gpu.yaml").read_text())
+    assert ours["http_options"].pop("host") == "0.0.0.0"
+    assert config["http_options"].pop("host") == "127.0.0.1"
+    assert ours == config
+    check_serve_config(patch["spec"]["serveConfigV2"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("max_surge_percent: 100", "max_surge_percent: lots"),
+        ("name: Router", "nam: Router"),
+        ("tensor_parallel_size: 4", "tensor_paralel_size: 4"),
+        ("num_replicas: 2", "num_replicas: -2"),
+    ],
+)
+def test_a_corrupted_serve_config_is_refused(old: str, new: str) -> None:
+    text = ray_service()["spec"]["serveConfigV2"]
+    assert old in text
+    with pytest.raises((ValidationError, ValueError)):
+        check_serve_config(text.replace(old, new, 1))
+
+
+def test_every_place_a_deployment_asks_for_exists() -> None:
+    """Labels, and machines that are large enough for one replica."""
+    service = ray_service()
+    text = service["spec"]["serveConfigV2"]
+    [application] = yaml.safe_load(text)["applications"]
+    labels = {group["labels"]["outrider/role"]: group for group in groups(service).values()}
+    for deployment in application["deployments"]:
+        selectors = deployment.get("placement_group_bundle_label_selector") or [
+            deployment["ray_actor_options"]["label_selector"]
+        ]
+        for selector in selectors:
+            group = labels[selector["outrider/role"]]
+            bundles = deployment.get("placement_group_bundles") or [
+                {"CPU": deployment["ray_actor_options"]["num_cpus"]}
+            ]
+            container = group["template"]["spec"]["containers"][0]
+            limits = container["resources"]["limits"]
+            assert sum(bundle["CPU"] for bundle in bundles) <= int(limits["cpu"])
+            num_gpus = sum(bundle.get("GPU", 0) for bundle in bundles)
+            assert num_gpus == int(limits.get("nvidia.com/gpu", 0))
+
+
+def test_one_rank_has_one_bundle() -> None:
+    text = (ROOT / "configs" / "prod.yaml").read_text()
+    [application] = yaml.safe_load(text)["applications"]
+    config = check_serve_config(text)
+    bundles = {
+        deployment["name"]: deployment.get("placement_group_bundles")
+        for deployment in application["deployments"]
+    }
+    assert len(bundles["Target"]) == config.target.tensor_parallel_size
+    assert config.draft is not None
+    assert len(bundles["Draft"]) == config.draft.tensor_parallel_size
+
+
+def test_pods_outlive_their_longest_stream() -> None:
+    service = ray_service()
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    longest_s = config["http_options"]["request_timeout_s"]
+    for name in ("router", "target"):
+        grace_s = groups(service)[name]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s >= longest_s
+    assert service["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
+
+
+# --- security ---------------------------------------------------------------------------------
+
+
+def pod_specs(service: Tree) -> dict[str, Tree]:
+    specs = {name: group["template"]["spec"] for name, group in groups(service).items()}
+    specs["head"] = cluster(service)["headGroupSpec"]["template"]["spec"]
+    [job] = documents(K8S / "base" / "fetch-models.yaml")
+    specs["fetch-models"] = job["spec"]["template"]["spec"]
+    return specs
+
+
+def test_every_pod_is_restricted() -> None:
+    for name, spec in pod_specs(ray_service()).items():
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["automountServiceAccountToken"] is (name == "head"), name
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["resources"]["limits"]["memory"], name
+
+
+def test_ray_asks_for_a_token_and_nobody_outside_reaches_it() -> None:
+    service = ray_service()
+    assert cluster(service)["authOptions"] == {"mode": "token"}
+    cluster_policy, _ = documents(K8S / "base" / "network.yaml")
+    allowed = {
+        rule["from"][0]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]: {
+            port["port"] for port in rule["ports"]
+        }
+        for rule in cluster_policy["spec"]["ingress"]
+        if "ports" in rule
+    }
+    assert allowed["gateway"] == {8000}
+    assert allowed["monitoring"] == {8080}
+    config = check_serve_config(service["spec"]["serveConfigV2"])
+    assert config.router.api_keys_file
+
+
+def test_no_secret_is_in_the_manifests() -> None:
+    for path in K8S.rglob("*.yaml"):
+        assert all(document["kind"] != "Secret" for document in documents(path)), path
+
+
+# --- against KubeRay ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def definition() -> Tree:
+    folder = os.environ.get("KUBERAY_CRDS")
+    if not folder:
+        pytest.skip("KUBERAY_CRDS does not point at KubeRay's custom resource definitions")
+    content = yaml.safe_load((Path(folder) / "ray.io_rayservices.yaml").read_text())
+    [version] = [v for v in content["spec"]["versions"] if v["name"] == "v1"]
+    return strict(version["schema"]["openAPIV3Schema"])
+
+
+def strict(schema: Any) -> Any:
+    """The schema with unknown keys as errors, which the API server would drop silently."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: strict(value) for key, value in schema.items()}
+    is_open = "additionalProperties" in schema or "x-kubernetes-preserve-unknown-fields" in schema
+    if "properties" in schema and schema.get("type") == "object" and not is_open:
+        if schema["properties"].get("metadata") == {"type": "object"}:
+            result["properties"]["metadata"] = {"type": "object"}
+        result["additionalProperties"] = False
+    return result
+
+
+def check_ray_service(definition: Tree, service: Tree) -> None:
+    jsonschema.Draft202012Validator(definition).validate(service)
+
+
+def test_the_service_is_what_kuberay_defines(definition: Tree) -> None:
+    check_ray_service(definition, ray_service())
+
+
+Damage = Callable[[Tree], None]
+
+
+def misspell_groups(service: Tree) -> None:
+    cluster(service)["workerGroupSpec"] = cluster(service).pop("workerGroupSpecs")
+
+
+def number_as_text(service: Tree) -> None:
+    groups(service)["draft"]["maxReplicas"] = "two"
+
+
+def drop_the_head(service: Tree) -> None:
+    del cluster(service)["headGroupSpec"]
+
+
+def unknown_auth(service: Tree) -> None:
+    cluster(service)["authOptions"]["mode"] = "none"
+
+
+def misplace_labels(service: Tree) -> None:
+    groups(service)["draft"]["template"]["label"] = {}
+
+
+@pytest.mark.parametrize(
+    "damage", [misspell_groups, number_as_text, drop_the_head, unknown_auth, misplace_labels]
+)
+def test_a_corrupted_service_is_refused(definition: Tree, damage: Damage) -> None:
+    service = copy.deepcopy(ray_service())
+    damage(service)
+    with pytest.raises(jsonschema.ValidationError):
+        check_ray_service(definition, service)
+
+
+# --- built ------------------------------------------------------------------------------------
+
+
+def built(folder: str) -> list[Tree]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    result = subprocess.run(
+        ["kubectl", "kustomize", str(K8S / folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
+
+
+@pytest.mark.parametrize("folder", ["base", "overlays/one-gpu"])
+def test_kustomize_builds_it_with_one_image(folder: str, definition: Tree) -> None:
+    resources = built(folder)
+    [service] = [resource for resource in resources if resource["kind"] == "RayService"]
+    check_ray_service(definition, service)
+    for name, spec in pod_specs(service).items():
+        if name == "fetch-models":
+            continue
+        images = {container["image"] for container in spec["containers"]}
+        assert images == {"registry.example.com/outrider:0.1.0"}, name
+    assert all(
+        resource["metadata"].get("namespace") == "outrider"
+        for resource in resources
+        if resource["kind"] != "Namespace"
+    )
+
+
+def test_one_gpu_asks_for_one_gpu() -> None:
+    [service] = [
+        resource for resource in built("overlays/one-gpu") if resource["kind"] == "RayService"
+    ]
+    [group] = groups(service).values()
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == "1"
