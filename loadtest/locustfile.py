@@ -1,0 +1,286 @@
+"""Simulated users of a served model, for locust.
+
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000 --headless -u 8 -r 2 -t 1m \\
+        --html report.html --summary summary.json
+
+Users chat, ask for JSON records, share a long prompt, go away in the middle, and send bad
+requests. `--shape ramp|spike` varies their number, `--trace FILE` replays arrivals (CSV, columns
+at_s,kind) whatever the answers take. Beside the times of requests, locust's table has the time to
+the first token, inter-token latency, tokens/s, acceptance and k; wrong answers are failures: JSON
+that does not parse or obey its schema, another text for the same seed, a stream without an end, a
+bad request that is not refused by name. The summary holds all figures with seed, machine and
+versions. An API key is taken from the environment, OUTRIDER_API_KEY.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import random
+import shlex
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gevent
+from locust import HttpUser, LoadTestShape, User, between, events, task
+from locust.argument_parser import LocustArgumentParser
+from locust.clients import HttpSession
+from locust.env import Environment
+from locust.exception import StopUser
+
+from loadtest.load_answers import Judge, StreamedAnswer
+from loadtest.load_shapes import Ramp, Spike, read_trace
+from loadtest.load_workload import Request, Workload
+from loadtest.machine import describe_machine
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/chat/completions"
+_KINDS = ("chat", "record", "shared", "bad")
+_TIMEOUT_S = 300.0  # for a whole answer; what takes longer is a failure
+_TRACE_END_S = 300.0  # for the last answers of a trace
+
+
+@events.init_command_line_parser.add_listener
+def _add_options(parser: LocustArgumentParser) -> None:
+    group = parser.add_argument_group("Outrider")
+    group.add_argument("--model", default="outrider-demo", help="name of the served model")
+    group.add_argument("--seed", type=int, default=1, help="of everything that is asked")
+    group.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
+    group.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
+    group.add_argument("--shared-words", type=int, default=150, help="words of the shared prompt")
+    group.add_argument("--think-s", type=float, default=2.0, help="mean pause of a user, seconds")
+    group.add_argument(
+        "--any-text",
+        action="store_true",
+        help="do not expect one text per seed (engines that are not batch-invariant)",
+    )
+    group.add_argument("--shape", choices=["constant", "ramp", "spike"], default="constant")
+    group.add_argument("--shape-s", type=float, default=60.0, help="length of ramp or spike")
+    group.add_argument("--spike-factor", type=float, default=4.0, help="users in the spike / usual")
+    group.add_argument("--trace", default="", help="CSV of arrivals to replay instead of users")
+    group.add_argument("--summary", default="", help="JSON file for the results")
+
+
+@events.init.add_listener
+def _prepare(environment: Environment, **_: Any) -> None:
+    options = _options(environment)
+    environment.outrider_workload = Workload(  # type: ignore[attr-defined]
+        options.model,
+        options.seed,
+        max_tokens=options.max_tokens,
+        record_max_tokens=options.record_max_tokens,
+        shared_words=options.shared_words,
+    )
+    environment.outrider_judge = Judge(  # type: ignore[attr-defined]
+        expects_same_text=not options.any_text
+    )
+    if options.trace:
+        environment.user_classes = [TraceUser]
+        environment.shape_class = None
+    else:
+        environment.user_classes = [ModelUser]
+        environment.shape_class = None if options.shape == "constant" else _Shape(options)
+
+
+class Asker:
+    """Sends requests of a workload and tells locust how they went."""
+
+    def __init__(self, environment: Environment, client: HttpSession) -> None:
+        self._environment = environment
+        self._client = client
+        self._key = os.environ.get("OUTRIDER_API_KEY", "none")
+        self.workload: Workload = environment.outrider_workload  # type: ignore[attr-defined]
+        self._judge: Judge = environment.outrider_judge  # type: ignore[attr-defined]
+
+    def ask(self, request: Request, *, leave_after: int | None = None) -> None:
+        """Send one request and judge its answer; go away after `leave_after` lines of it."""
+        name = "cancelled chat" if leave_after is not None else request.kind
+        answer = StreamedAnswer(began_s=time.perf_counter())
+        with self._client.post(
+            PATH,
+            json=request.body,
+            headers={"authorization": f"Bearer {self._key}"},
+            name=name,
+            stream=True,
+            timeout=_TIMEOUT_S,
+            catch_response=True,
+        ) as response:
+            if request.bad_field is not None:
+                complaint = self._judge.refusal_complaint(
+                    request, response.status_code, response.text or ""
+                )
+            elif response.status_code != 200:
+                complaint = f"status {response.status_code}: {(response.text or '')[:200]}"
+            else:
+                self._read(response, answer, leave_after)
+                complaint = ""
+                if leave_after is None:
+                    complaint = self._judge.complaint(request, answer)
+            # locust's own time of a stream ends with its headers.
+            whole_ms = (time.perf_counter() - answer.began_s) * 1e3
+            response.request_meta["response_time"] = whole_ms
+            if complaint:
+                response.failure(complaint)
+                return
+            response.success()
+        for figure, value in answer.figures().items():
+            self._environment.events.request.fire(
+                request_type="figure",
+                name=f"{name}: {figure}",
+                response_time=value,
+                response_length=0,
+                exception=None,
+                context={},
+            )
+
+    @staticmethod
+    def _read(response: Any, answer: StreamedAnswer, leave_after: int | None) -> None:
+        for number, line in enumerate(response.iter_lines()):
+            answer.take(line.decode(), time.perf_counter())
+            if leave_after is not None and number >= leave_after:
+                return
+
+
+class ModelUser(HttpUser):
+    """Someone who asks, reads, thinks, and sometimes goes away or makes a mistake."""
+
+    abstract = False
+    _numbers: ClassVar[itertools.count[int]] = itertools.count()
+
+    def on_start(self) -> None:
+        """Give every user a sequence of its own."""
+        options = _options(self.environment)
+        self._rng = random.Random(f"{options.seed}-user-{next(self._numbers)}")
+        self._asker = Asker(self.environment, self.client)
+        self._pause = between(0.5 * options.think_s, 1.5 * options.think_s)
+
+    def wait_time(self) -> float:
+        """Seconds of thinking."""
+        return float(self._pause(self))
+
+    @task(8)
+    def chat(self) -> None:
+        """A story."""
+        self._asker.ask(self._asker.workload.chat(self._rng.randrange(64)))
+
+    @task(5)
+    def record(self) -> None:
+        """An order as JSON."""
+        self._asker.ask(self._asker.workload.record(self._rng.randrange(64)))
+
+    @task(3)
+    def shared(self) -> None:
+        """A question behind the shared prompt."""
+        self._asker.ask(self._asker.workload.shared(self._rng.randrange(64)))
+
+    @task(1)
+    def leave(self) -> None:
+        """A story whose reader goes away."""
+        request = self._asker.workload.chat(self._rng.randrange(64))
+        self._asker.ask(request, leave_after=self._rng.randint(1, 12))
+
+    @task(1)
+    def bad(self) -> None:
+        """A mistake."""
+        self._asker.ask(self._asker.workload.bad(self._rng.randrange(64)))
+
+
+class TraceUser(User):
+    """One user that sends all requests of a trace when they are due."""
+
+    fixed_count = 1
+
+    def on_start(self) -> None:
+        """Read the trace."""
+        options = _options(self.environment)
+        self._arrivals = read_trace(Path(options.trace), _KINDS)
+
+    @task
+    def replay(self) -> None:
+        """Send every request at its time, wait for the answers, and end the run."""
+        began_s = time.perf_counter()
+        asked = []
+        for number, arrival in enumerate(self._arrivals):
+            gevent.sleep(max(0.0, began_s + arrival.at_s - time.perf_counter()))
+            asked.append(gevent.spawn(self._ask, arrival.kind, number))
+        gevent.joinall(asked, timeout=_TRACE_END_S)
+        runner = self.environment.runner
+        if runner is not None:
+            gevent.spawn(runner.quit)
+        raise StopUser
+
+    def _ask(self, kind: str, number: int) -> None:
+        client = HttpSession(
+            base_url=self.host or self.environment.host,
+            request_event=self.environment.events.request,
+            user=self,
+        )
+        asker = Asker(self.environment, client)
+        asker.ask(asker.workload.of_kind(kind, number))
+
+
+class _Shape(LoadTestShape):
+    """Ramp or spike, by the options."""
+
+    abstract = True  # locust is not to make one by itself: it needs the options
+
+    def __init__(self, options: Namespace) -> None:
+        super().__init__()
+        users = options.num_users or 8
+        self._users: Ramp | Spike = Spike(users, options.spike_factor, options.shape_s)
+        if options.shape == "ramp":
+            self._users = Ramp(users, options.shape_s / 2, options.shape_s / 2)
+
+    def tick(self) -> tuple[int, float] | None:
+        """Users wanted now and how many may start per second; None ends the run."""
+        users = self._users.users_at(self.get_run_time())
+        return None if users is None else (users, float(users))
+
+
+@events.quitting.add_listener
+def _summarise(environment: Environment, **_: Any) -> None:
+    """Write the summary: what ran, where, and locust's figures."""
+    options = _options(environment)
+    if not options.summary:
+        return
+    stats = environment.stats
+    content = {
+        "command": shlex.join(["locust", *sys.argv[1:]]),
+        "machine": describe_machine(),
+        "settings": {
+            key: getattr(options, key)
+            for key in ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
+        },
+        "requests": [
+            {
+                "name": entry.name,
+                "count": entry.num_requests,
+                "failures": entry.num_failures,
+                "mean": entry.avg_response_time,
+                "median": entry.median_response_time,
+                "p95": entry.get_response_time_percentile(0.95),
+                "p99": entry.get_response_time_percentile(0.99),
+                "per_s": entry.total_rps,
+            }
+            for entry in sorted(stats.entries.values(), key=lambda entry: entry.name)
+        ],
+        "failures": [
+            {"name": error.name, "error": str(error.error), "count": error.occurrences}
+            for error in stats.errors.values()
+        ],
+    }
+    path = Path(options.summary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _options(environment: Environment) -> Namespace:
+    options = environment.parsed_options
+    assert options is not None, "locust parses its command line before anything else"
+    return options

@@ -1,0 +1,67 @@
+"""locust itself over the locustfile, against the routes with a scripted generator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_clients import served
+from http_fakes import ScriptedGenerator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_locust(tmp_path: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """The summary and the report of a run against scripted routes."""
+    summary, report = tmp_path / "summary.json", tmp_path / "report.html"
+    with served(ScriptedGenerator()) as url:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"),
+                *("--host", url, "--headless", "--model", "tiny", "--max-tokens", "20"),
+                *("--record-max-tokens", "90"),
+                *("--think-s", "0.02", "--shared-words", "20", "--html", str(report)),
+                *("--summary", str(summary), *options),
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            timeout=90,
+            check=False,  # locust ends with 1 when there were failures, and here there are
+        )
+    return json.loads(summary.read_text()), report.read_text()
+
+
+@pytest.mark.slow
+def test_users_are_counted_by_kind_and_wrong_answers_fail(tmp_path: Path) -> None:
+    summary, report = run_locust(tmp_path, "-u", "4", "-r", "4", "-t", "8s")
+    requests = {entry["name"]: entry for entry in summary["requests"]}
+    # The script answers "The bear." to everything: right for a chat, wrong for a record.
+    assert requests["chat"]["count"] > 10
+    assert requests["chat"]["failures"] == 0
+    assert requests["record"]["failures"] == requests["record"]["count"] > 5
+    assert requests["cancelled chat"]["failures"] == 0
+    assert requests["bad request"]["count"] > 0
+    assert requests["bad request"]["failures"] == 0
+    assert requests["chat: acceptance, %"]["mean"] == pytest.approx(60)
+    assert requests["chat: k, hundredths"]["mean"] == pytest.approx(250)
+    assert requests["chat: TTFT, ms"]["count"] == requests["chat"]["count"]
+    assert any("not JSON" in failure["error"] for failure in summary["failures"])
+    assert summary["settings"]["seed"] == 1
+    assert summary["machine"]["cores"]
+    assert "<html" in report
+
+
+@pytest.mark.slow
+def test_a_trace_is_replayed_and_ends_the_run(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = [f"{0.1 * number},chat" for number in range(9)] + ["0.5,bad"]
+    trace.write_text("at_s,kind\n" + "\n".join(lines) + "\n")
+    summary, _ = run_locust(tmp_path, "--trace", str(trace), "-t", "60s")
+    counts = {entry["name"]: entry["count"] for entry in summary["requests"]}
+    assert counts["chat"] == 9
+    assert counts["bad request"] == 1
+    assert summary["failures"] == []
