@@ -2,8 +2,9 @@
 
 Order as in vLLM's sampler (v1): mask, forbidden tokens (bad words, min_tokens), logit bias,
 penalties, temperature, min-p, top-k, top-p; top-k counts and top-p adds up what those before it
-left. A score is a biased and penalised logit divided by the temperature, or -inf where the token may not be drawn; nothing is normalised, because a draw is
-`argmax(score + noise)`. Rows with temperature 0 keep their masked and penalised logits.
+left. A score is a biased and penalised logit divided by the temperature, or -inf where the token
+may not be drawn; nothing is normalised, because a draw is `argmax(score + noise)`. Rows with
+temperature 0 keep their masked, biased and penalised logits.
 
 Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
 Truncation cuts by value, so tokens of equal score stay or go together, and it adds weights as
