@@ -122,7 +122,7 @@ class GenerationFields(StrictFields):
     min_tokens: int = Field(default=0, ge=0)
     bad_words: BadWords = Field(default_factory=list)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    n: int = Field(default=1, ge=1)  # upper limit: the config's
+    n: int = Field(default=1, ge=1)  # upper limit: the served model's
     stop: Annotated[list[str], BeforeValidator(_listed_stop)] = Field(default_factory=list)
     stop_token_ids: StopTokenIds = Field(default_factory=list)
     include_stop_str_in_output: bool = False
