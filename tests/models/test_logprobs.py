@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
+import msgspec
 import pytest
 import torch
 from engine_fakes import (
@@ -26,7 +27,7 @@ from engine_messages import opening, verifying
 from transformers import LlamaForCausalLM
 
 from models.logprobs import token_logprobs
-from models.messages import EngineReply, Sampling, TokenLogprobs, Verdict
+from models.messages import EngineReply, EngineRequest, Sampling, TokenLogprobs, Verdict
 
 PROMPT = random_prompt(3, 41)
 SEEDED = Sampling(seed=5, num_logprobs=4)
@@ -278,3 +279,19 @@ def test_a_link_that_loses_messages_loses_no_logprobs(seed: int) -> None:
         assert_entries(client.verdicts[0].prompt_logprobs, client.prompt, 1, i % 3)
         assert_entries(of_client(client), ids, len(client.prompt), 2)
         assert all(not verdict.prompt_logprobs for verdict in client.verdicts[1:])
+
+
+def test_terms_and_entries_travel_as_they_are() -> None:
+    engine = make_target()
+    terms = msgspec.structs.replace(
+        SEEDED, num_prompt_logprobs=2, logit_bias=((3, 1.5),), min_tokens=2, bad_words=((1, 2),)
+    )
+    opened = opening("s", terms, len(PROMPT))
+    wire = msgspec.msgpack.encode([opened])
+    assert msgspec.msgpack.decode(wire, type=list[EngineRequest]) == [opened]
+    engine.submit(opened, "r")
+    engine.submit(verifying("s", 1, PROMPT, []), "r")
+    replies = drain(engine)
+    assert (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(replies), type=list[EngineReply]) == replies
+    )

@@ -2,6 +2,18 @@
 
 import pytest
 import torch
+from engine_fakes import (
+    CONSTRAINT,
+    EOS_ID,
+    Client,
+    Link,
+    ScriptedMasks,
+    lowest_third,
+    make_draft,
+    make_target,
+    random_prompt,
+    run_clients,
+)
 
 from models.logits import process_logits
 from models.messages import Sampling
@@ -83,3 +95,24 @@ def test_a_row_does_not_depend_on_its_batch():
         part = slice(row, row + 1)
         alone = process_logits(logits[part], samplings[part], [None], forbidden=forbidden[part])
         assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_a_grammar_that_ends_the_text_outweighs_min_tokens(k):
+    """Behind the sixth token the grammar allows the eos alone: it is drawn, nothing fails."""
+    target = make_target(ScriptedMasks(lowest_third))
+    client = Client(
+        session_id="s",
+        prompt=random_prompt(1, 9),
+        sampling=Sampling(seed=3, min_tokens=30, bad_words=((EOS_ID,),)),
+        num_tokens=20,
+        target_link=Link(target),
+        draft_link=Link(make_draft(ScriptedMasks(lowest_third), noise=0.02)) if k else None,
+        num_draft_tokens=lambda: k,
+        constraint=CONSTRAINT,
+        eos_ids=[EOS_ID],
+    )
+    run_clients([client])
+    assert client.failures == []
+    assert len(client.text) == 7
+    assert client.text[-1] == EOS_ID
