@@ -1,30 +1,28 @@
-"""Successful answers in OpenAI's shape, whole or as the events of a stream.
+"""Shapes of successful answers, as OpenAI has them; `writers.py` fills them.
 
-A writer knows one request's id, model and seed, and turns text and the final `Finished` into
-JSON; `ChatWriter` and `TextWriter` differ in shape only. Answers carry two things OpenAI does
-not have: `seed`, with which a request that named none can be repeated, and `metrics`, whose
-`speculative_decoding` has vLLM's field names and is there whether or not anything was drafted.
-In a stream both are on the trailing usage event, or, where none was asked for, on the event with
-the `finish_reason`.
+Answers carry two things OpenAI does not have: `seed`, with which a request that named none can be
+repeated, and `metrics`, whose `speculative_decoding` has vLLM's field names and is there whether
+or not anything was drafted. In a stream both are on the trailing usage event, or, where none was
+asked for, on the event with the `finish_reason`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
+from deployments.logprob_shapes import ChatLogprobs, PromptLogprobs, TextLogprobs
 from models.messages import DraftSource
-from router.generation import Finished, FinishReason, SpeculationStats
+from router.generation import Finished, SpeculationStats
 
 
 class Answer(BaseModel):
     """A JSON answer. Fields named in `optional` are written only when they were set."""
 
     model_config = ConfigDict(protected_namespaces=())
-    optional: ClassVar[frozenset[str]] = frozenset({"usage", "metrics", "seed"})
+    optional: ClassVar[frozenset[str]] = frozenset({"usage", "metrics", "seed", "prompt_logprobs"})
 
     def to_json(self) -> bytes:
         """The answer as UTF-8 JSON."""
@@ -85,11 +83,11 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """The only choice of a chat answer."""
+    """One choice of a chat answer."""
 
-    index: Literal[0] = 0
+    index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length"]
 
 
@@ -102,6 +100,7 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
     seed: int
     metrics: Metrics
 
@@ -109,9 +108,9 @@ class ChatCompletion(Answer):
 class ChatChunkChoice(BaseModel):
     """New text of a chat stream; `delta` has a role, a content, or nothing."""
 
-    index: Literal[0] = 0
+    index: int
     delta: dict[Literal["role", "content"], str]
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
 
 
@@ -129,12 +128,18 @@ class ChatCompletionChunk(Answer):
 
 
 class TextChoice(BaseModel):
-    """The only choice of a completion; in a stream, its new text."""
+    """One choice of a completion; in a stream, its new text."""
 
-    index: Literal[0] = 0
+    index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
+
+
+class TextChoiceOfPrompt(TextChoice):
+    """A choice whose request asked for the prompt's logprobs."""
+
+    prompt_logprobs: PromptLogprobs
 
 
 class Completion(Answer):
@@ -144,7 +149,7 @@ class Completion(Answer):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[TextChoice]
+    choices: list[SerializeAsAny[TextChoice]]
     usage: Usage | None = None
     seed: int | None = None
     metrics: Metrics | None = None
@@ -165,9 +170,6 @@ class ModelList(Answer):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-# --- writers ------------------------------------------------------------------------------------
 
 
 def usage_of(finished: Finished) -> Usage:
@@ -194,136 +196,3 @@ def metrics_of(stats: SpeculationStats) -> Metrics:
         ),
         rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerHead:
-    """What every answer and every event of one request repeats."""
-
-    id: str
-    created: int  # Unix time, seconds
-    model: str
-    seed: int
-    include_usage: bool = False  # of a stream
-
-
-class Writer(Protocol):
-    """Turns what the generator yields into JSON bodies."""
-
-    def whole(self, text: str, finished: Finished) -> bytes:
-        """The body of an answer that is not streamed."""
-        ...
-
-    def opening(self) -> list[bytes]:
-        """Events before the first text."""
-        ...
-
-    def delta(self, text: str) -> bytes:
-        """The event for new text."""
-        ...
-
-    def closing(self, finished: Finished) -> list[bytes]:
-        """Events behind the last text."""
-        ...
-
-
-class ChatWriter:
-    """Bodies of POST /v1/chat/completions."""
-
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
-
-    def whole(self, text: str, finished: Finished) -> bytes:
-        """See `Writer`."""
-        head = self._head
-        choice = ChatChoice(
-            message=AssistantMessage(content=text), finish_reason=finished.finish_reason
-        )
-        return ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            choices=[choice],
-            usage=usage_of(finished),
-            seed=head.seed,
-            metrics=metrics_of(finished.speculation),
-        ).to_json()
-
-    def opening(self) -> list[bytes]:
-        """See `Writer`."""
-        return [self._chunk({"role": "assistant", "content": ""}).to_json()]
-
-    def delta(self, text: str) -> bytes:
-        """See `Writer`."""
-        return self._chunk({"content": text}).to_json()
-
-    def closing(self, finished: Finished) -> list[bytes]:
-        """See `Writer`."""
-        return _closing(self._chunk({}, finished.finish_reason), self._head, finished)
-
-    def _chunk(
-        self,
-        delta: dict[Literal["role", "content"], str],
-        finish_reason: FinishReason | None = None,
-    ) -> ChatCompletionChunk:
-        head = self._head
-        choice = ChatChunkChoice(delta=delta, finish_reason=finish_reason)
-        chunk = ChatCompletionChunk(
-            id=head.id, created=head.created, model=head.model, choices=[choice]
-        )
-        if head.include_usage:
-            chunk.usage = None  # set: OpenAI then writes null on every event but the last
-        return chunk
-
-
-class TextWriter:
-    """Bodies of POST /v1/completions."""
-
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
-
-    def whole(self, text: str, finished: Finished) -> bytes:
-        """See `Writer`."""
-        answer = self._chunk(text, finished.finish_reason)
-        _add_totals(answer, self._head, finished)
-        answer.usage = usage_of(finished)
-        return answer.to_json()
-
-    def opening(self) -> list[bytes]:
-        """See `Writer`."""
-        return []
-
-    def delta(self, text: str) -> bytes:
-        """See `Writer`."""
-        return self._chunk(text).to_json()
-
-    def closing(self, finished: Finished) -> list[bytes]:
-        """See `Writer`."""
-        return _closing(self._chunk("", finished.finish_reason), self._head, finished)
-
-    def _chunk(self, text: str, finish_reason: FinishReason | None = None) -> Completion:
-        head = self._head
-        choice = TextChoice(text=text, finish_reason=finish_reason)
-        chunk = Completion(id=head.id, created=head.created, model=head.model, choices=[choice])
-        if head.include_usage:
-            chunk.usage = None
-        return chunk
-
-
-def _closing(
-    last: ChatCompletionChunk | Completion, head: AnswerHead, finished: Finished
-) -> list[bytes]:
-    """The event with the finish reason and, if asked for, the trailing one with the usage."""
-    if not head.include_usage:
-        _add_totals(last, head, finished)
-        return [last.to_json()]
-    trailing = last.model_copy(update={"choices": [], "usage": usage_of(finished)})
-    _add_totals(trailing, head, finished)
-    return [last.to_json(), trailing.to_json()]
-
-
-def _add_totals(
-    answer: ChatCompletionChunk | Completion, head: AnswerHead, finished: Finished
-) -> None:
-    answer.seed = head.seed
-    answer.metrics = metrics_of(finished.speculation)

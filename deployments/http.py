@@ -14,9 +14,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar, cast
 
@@ -26,9 +26,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.answers import AnswerHead, ChatWriter, ModelCard, ModelList, TextWriter, Writer
+from deployments.answers import ModelCard, ModelList
 from deployments.api_keys import ApiKeys, KeyGate
 from deployments.bodies import parse
+from deployments.choices import Items, choices_of, merged
 from deployments.grammar_fields import asked_field, naming_field
 from deployments.health import HealthProbe
 from deployments.meters import CONTENT_TYPE
@@ -41,14 +42,15 @@ from deployments.openai import (
     answer_error,
 )
 from deployments.requests import ServedModel, prepare_chat, prepare_completion
-from deployments.sse import DONE, EventStream, disconnected, encode_events
+from deployments.running import event_stream, first_item, whole_body
+from deployments.sse import EventStream, disconnected
+from deployments.writers import AnswerHead, ChatWriter, Echo, TextWriter, Writer
 from models.errors import DeadlineExceeded, InternalError, ServingError
-from router.generation import Delta, Finished, GenerationRequest, Generator
+from router.generation import GenerationRequest, Generator
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Items = AsyncGenerator[Delta | Finished, None]
 
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
@@ -84,7 +86,7 @@ class HttpService:
 class _Job:
     """One request, ready to run, and how its answer is written."""
 
-    request: GenerationRequest
+    requests: list[GenerationRequest]  # one for each choice
     writer: Writer
     is_stream: bool
     after: tuple[int, ...]  # ids whose text the answer continues
@@ -181,32 +183,46 @@ class _Routes:
             job = make_job(body, self._service.model)
         else:
             job = await asyncio.to_thread(make_job, body, self._service.model)
-        detokenizer = self._service.model.tokenizer.detokenizer(job.after)
-        items = cast("Items", self._service.generator.generate(job.request, detokenizer))
-        if job.grammar_field is not None:
-            items = naming_field(items, job.grammar_field)
+        items = merged([self._choice(job, wanted) for wanted in job.requests])
+        num_choices = len(job.requests)
         if not job.is_stream:
-            return await _until_disconnect(request, _whole_answer(items, job.writer))
-        first = await _until_disconnect(request, _first_item(items))
+            whole = whole_body(items, num_choices, job.writer)
+            return _json(await _until_disconnect(request, whole))
+        first = await _until_disconnect(request, first_item(items))
+        error_body = partial(_error_body, request.state.request_id)
         return EventStream(
-            _events(items, first, job.writer, request.state.request_id),
+            event_stream(items, first, num_choices, job.writer, error_body),
             send_timeout_s=self._service.send_timeout_s,
         )
+
+    def _choice(self, job: _Job, request: GenerationRequest) -> Items:
+        detokenizer = self._service.model.tokenizer.detokenizer(job.after)
+        items = cast("Items", self._service.generator.generate(request, detokenizer))
+        return items if job.grammar_field is None else naming_field(items, job.grammar_field)
 
 
 def _chat_job(body: bytes, model: ServedModel) -> _Job:
     asked = parse(body, ChatCompletionRequest)
     request = prepare_chat(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
-    head = _head(asked, request)
-    return _Job(request, ChatWriter(head), asked.stream, (), _grammar_field(asked))
+    writer = ChatWriter(_head(asked, request, model))
+    requests = choices_of(request, asked.n, is_stream=asked.stream)
+    return _Job(requests, writer, asked.stream, (), _grammar_field(asked))
 
 
 def _completion_job(body: bytes, model: ServedModel) -> _Job:
     asked = parse(body, CompletionRequest)
     request = prepare_completion(asked, model, f"cmpl-{uuid.uuid4().hex}")
-    head = _head(asked, request)
-    field = _grammar_field(asked)
-    return _Job(request, TextWriter(head), asked.stream, request.prompt_ids, field)
+    writer = TextWriter(_head(asked, request, model), _echo(asked, request, model))
+    requests = choices_of(request, asked.n, is_stream=asked.stream)
+    return _Job(requests, writer, asked.stream, request.prompt_ids, _grammar_field(asked))
+
+
+def _echo(asked: CompletionRequest, request: GenerationRequest, model: ServedModel) -> Echo | None:
+    if not asked.echo:
+        return None
+    prompt = asked.prompt
+    text = prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+    return Echo(text=text, token_ids=request.prompt_ids)
 
 
 def _grammar_field(asked: GenerationFields) -> str | None:
@@ -214,7 +230,7 @@ def _grammar_field(asked: GenerationFields) -> str | None:
 
 
 def _head(
-    asked: ChatCompletionRequest | CompletionRequest, request: GenerationRequest
+    asked: ChatCompletionRequest | CompletionRequest, request: GenerationRequest, model: ServedModel
 ) -> AnswerHead:
     options = asked.stream_options
     return AnswerHead(
@@ -222,51 +238,14 @@ def _head(
         created=int(time.time()),
         model=asked.model,
         seed=request.sampling.seed,
+        tokenizer=model.tokenizer,
+        num_logprobs=request.sampling.num_logprobs,
+        num_prompt_logprobs=-1 if asked.prompt_logprobs is None else asked.prompt_logprobs,
         include_usage=options is not None and options.include_usage,
     )
 
 
 # --- running ------------------------------------------------------------------------------------
-
-
-async def _whole_answer(items: Items, writer: Writer) -> Response:
-    texts: list[str] = []
-    async with aclosing(items):
-        async for item in items:
-            if isinstance(item, Finished):
-                return _json(writer.whole("".join(texts), item))
-            texts.append(item.text)
-    raise InternalError("the generation ended without an end")
-
-
-async def _first_item(items: Items) -> Delta | Finished:
-    try:
-        return await anext(items)
-    except StopAsyncIteration:
-        raise InternalError("the generation ended without an end") from None
-    except BaseException:
-        await items.aclose()
-        raise
-
-
-async def _events(
-    items: Items, first: Delta | Finished, writer: Writer, request_id: str
-) -> AsyncGenerator[bytes, None]:
-    """Encoded events: one for each block of text, then the end or one error."""
-    async with aclosing(items):
-        bodies = writer.opening()  # sent together with the first text
-        item = first
-        try:
-            while not isinstance(item, Finished):
-                if item.text:
-                    bodies.append(writer.delta(item.text))
-                if bodies:
-                    yield encode_events(bodies)
-                    bodies = []
-                item = await anext(items)
-            yield encode_events([*bodies, *writer.closing(item)]) + DONE
-        except Exception as error:  # noqa: BLE001 - the edge: the stream must end with its error
-            yield encode_events([answer_error(_told(error, request_id), request_id).body.to_json()])
 
 
 async def _until_disconnect(request: Request, work: Awaitable[Result]) -> Result:
@@ -342,6 +321,11 @@ def _told(error: Exception, request_id: str) -> ServingError:
     if answer_error(error, request_id).status >= 500:
         logger.error("request %s: %s: %s", request_id, type(error).__name__, error.message)
     return error
+
+
+def _error_body(request_id: str, error: Exception) -> bytes:
+    """The event that ends a broken stream."""
+    return answer_error(_told(error, request_id), request_id).body.to_json()
 
 
 def _error_response(error: ServingError, request_id: str) -> Response:

@@ -4,7 +4,8 @@ Only shapes and their own limits are here; constraints are in `grammar_fields.py
 in `bodies.py`, limits that come from the config in `requests.py`, the shapes of successful answers
 in `answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
 parameter never passes silently. Extensions to OpenAI's own fields: `top_k`, `min_p`,
-`repetition_penalty`, `ignore_eos`, `structured_outputs` (vLLM's words), `speculation`.
+`repetition_penalty`, `ignore_eos`, `min_tokens`, `bad_words`, `stop_token_ids`, `prompt_logprobs`,
+`include_stop_str_in_output`, `structured_outputs` (vLLM's words), `speculation`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from deployments.grammar_fields import ResponseFormat, StructuredOutputs
+from deployments.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
 from deployments.strict_fields import StrictFields, refuse_value
 from models.errors import (
     ContextTooLong,
@@ -28,6 +30,8 @@ from models.errors import (
     UnsupportedGrammar,
 )
 from models.messages import DraftSource, Verification
+
+MAX_LOGPROBS = 20  # of the likeliest tokens, for each position
 
 # --- requests -----------------------------------------------------------------------------------
 
@@ -114,7 +118,14 @@ class GenerationFields(StrictFields):
     # Any logit times or divided by it stays far within float32.
     repetition_penalty: float = Field(default=1.0, ge=0.001, le=1000.0)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    logit_bias: LogitBias = Field(default_factory=list)
+    min_tokens: int = Field(default=0, ge=0)
+    bad_words: BadWords = Field(default_factory=list)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    n: int = Field(default=1, ge=1)  # upper limit: the served model's
     stop: Annotated[list[str], BeforeValidator(_listed_stop)] = Field(default_factory=list)
+    stop_token_ids: StopTokenIds = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -128,12 +139,16 @@ class ChatCompletionRequest(GenerationFields):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
 class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    echo: bool = False
+    logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
 # Accepted and without effect: they describe the client or its billing, not the text.
@@ -153,17 +168,10 @@ IGNORED_FIELDS = frozenset(
 # Fields with an effect we do not offer: only the values that ask for nothing are accepted.
 # `null` is accepted everywhere and means absent.
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "top_logprobs": (),
-    "prompt_logprobs": (),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -175,7 +183,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),

@@ -6,19 +6,16 @@ limits that come from the config.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 from deployments.bodies import shown
 from deployments.grammar_fields import asked_grammar
 from deployments.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
+from deployments.sampling_terms import sampling_of
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
-from models.messages import Sampling, Verification
+from models.messages import Verification
 from models.tokenizer import Tokenizer
 from router.generation import GenerationRequest, SpeculationSettings
-
-_COLDEST = 1e-5  # lower temperatures are greedy, as in vLLM
-_RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers as doubles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +31,7 @@ class ServedModel:
     max_num_speculative_tokens: int = 8
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
+    max_choices: int = 8  # answers to one request, each a session of its own
     verification: Verification = "coupled"  # when the request does not say
 
     def check_name(self, name: str) -> None:
@@ -116,25 +114,21 @@ def _prepare(
         InvalidRequest: a limit is exceeded, or fields contradict each other.
     """
     _check_stream_options(request)
+    if request.n > model.max_choices:
+        raise InvalidRequest(
+            f"n: at most {model.max_choices} choices are allowed (got {request.n})", param="n"
+        )
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
-        sampling=Sampling(
-            temperature=_temperature(request.temperature),
-            top_p=request.top_p,
-            top_k=max(request.top_k, 0),
-            min_p=request.min_p,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
-            seed=_seed(request.seed),
-            verification=request.speculation.verification or model.verification,
-        ),
+        sampling=sampling_of(request, model.tokenizer, model.verification, max_tokens),
         eos_ids=model.tokenizer.eos_ids,
         max_tokens=max_tokens,
         stop=_checked_stop(request.stop, model),
         grammar=asked_grammar(request.response_format, request.structured_outputs),
         ignore_eos=request.ignore_eos,
+        stop_token_ids=tuple(request.stop_token_ids),
+        includes_stop=request.include_stop_str_in_output,
         speculation=_speculation(request, model),
     )
 
@@ -144,17 +138,6 @@ def _check_stream_options(request: GenerationFields) -> None:
         raise InvalidRequest(
             "stream_options is only allowed with stream: true", param="stream_options"
         )
-
-
-def _temperature(temperature: float) -> float:
-    # Logits divided by less leave float32's range; the draw is greedy long before that.
-    return 0.0 if temperature < _COLDEST else temperature
-
-
-def _seed(seed: int | None) -> int:
-    if seed is None:
-        return secrets.randbits(_RANDOM_SEED_BITS)
-    return seed % 2**64  # negative ones count from the top
 
 
 def _max_tokens(

@@ -26,6 +26,7 @@ from torch import Tensor
 from models.forming import running_mean
 from models.job_draws import is_drawable, legal_prefix, num_drawable
 from models.kv_cache import BlockTable
+from models.logprobs import note_prompt_logits
 from models.masks import MaskDesk, MaskSource
 from models.messages import (
     Close,
@@ -305,14 +306,19 @@ class Engine(ABC):
                     token_ids=planned.session.log.ids[
                         planned.start : planned.start + planned.num_rows
                     ],
-                    num_logits=planned.num_logits,
+                    num_logits=planned.num_prompt_logits + planned.num_logits,
                 )
                 for planned in rows
             ]
         )
         offset = 0
         for planned in rows:
-            planned.session.num_computed = planned.start + planned.num_rows
+            stop = planned.start + planned.num_rows
+            planned.session.num_computed = stop
+            if num_prompt := planned.num_prompt_logits:
+                first = stop - planned.num_logits - num_prompt
+                note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])
+                offset += num_prompt
             if planned.num_logits:
                 planned.job.logits = logits[offset : offset + planned.num_logits]
                 offset += planned.num_logits

@@ -7,6 +7,7 @@ rule; `draft_rows` is the draft engine's side of both rules, `judge_rows` the ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from models.logits import is_allowed, process_logits
 from models.messages import Sampling
 from models.penalties import RowCounts
 from models.session_table import Job, Session
+from models.token_rules import forbidden_ids, has_rules
 from models.verification import JudgedDraft, draw_tokens, judge_rejection, needs_draft_probs
 
 
@@ -105,6 +107,7 @@ def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tenso
     samplings: list[Sampling] = []
     masks: list[memoryview | None] = []
     counts: list[RowCounts | None] = []
+    forbidden: list[Sequence[int]] = []
     logits: list[Tensor] = []
     for session, job in jobs:
         count = num_drawable(job)
@@ -116,10 +119,24 @@ def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tenso
             counts += [None] * count
         else:  # each row sees the tokens before the one it draws, the draft's among them
             counts += session.history.rows(position, session.log.ids[position:], count)
+        forbidden += _forbidden(session, position, count)
         if whole is None and job.logits is not None:
             logits.append(job.logits[:count])
     rows = torch.cat(logits) if whole is None else whole
-    return process_logits(rows, samplings, masks, counts), parts
+    return process_logits(rows, samplings, masks, counts, forbidden), parts
+
+
+def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int]]:
+    """What each row may not draw after the tokens before it, the draft's among them."""
+    opened = session.opened
+    if not has_rules(opened.sampling):
+        return [()] * count
+    generated = session.log.ids[opened.prompt_len : position + count - 1]
+    num_before = position - opened.prompt_len
+    return [
+        forbidden_ids(opened.sampling, opened.eos_ids, generated[: max(num_before + i, 0)])
+        for i in range(count)
+    ]
 
 
 def _draw_rows(scores: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:

@@ -1,9 +1,10 @@
 """Logits to scores: the one function that draft rows, verify rows and plain decoding share.
 
-Order as in vLLM's sampler (v1): mask, penalties, temperature, min-p, top-k, top-p; top-k counts
-and top-p adds up what those before it left. A score is a penalised logit divided by the
-temperature, or -inf where the token may not be drawn; nothing is normalised, because a draw is
-`argmax(score + noise)`. Rows with temperature 0 keep their masked and penalised logits.
+Order as in vLLM's sampler (v1): mask, forbidden tokens (bad words, min_tokens), logit bias,
+penalties, temperature, min-p, top-k, top-p; top-k counts and top-p adds up what those before it
+left. A score is a biased and penalised logit divided by the temperature, or -inf where the token
+may not be drawn; nothing is normalised, because a draw is `argmax(score + noise)`. Rows with
+temperature 0 keep their masked, biased and penalised logits.
 
 Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
 Truncation cuts by value, so tokens of equal score stay or go together, and it adds weights as
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from models.messages import Sampling
 from models.penalties import RowCounts, penalise
+from models.token_rules import add_bias, forbid
 
 _WEIGHT_ONE = float(1 << 40)  # fixed point of the largest weight; 2^22 of them still fit in int64
 _FIRST_CANDIDATES = 256  # top-p of usual text needs fewer; rows that need more are done again
@@ -31,13 +33,15 @@ def process_logits(
     samplings: Sequence[Sampling],  # [R]
     masks: Sequence[bytes | memoryview | None],  # [R] allowed-token bits, None: unconstrained
     counts: Sequence[RowCounts | None] = (),  # [R] or none: tokens so far; None: no penalties
+    forbidden: Sequence[Sequence[int]] = (),  # [R] or none: ids as `token_rules` has them
 ) -> Tensor:
     """Scores, float32 [R, V]; may be `logits` itself where there is nothing to do.
 
     A mask is a row of little-endian 32-bit words, bit t for token t, as llguidance fills it;
     tokens behind its end are forbidden.
     """
-    scores = _penalised(_masked(logits, masks), samplings, counts)
+    scores = forbid(_masked(logits, masks), forbidden)
+    scores = _penalised(add_bias(scores, samplings), samplings, counts)
     if all(sampling.temperature == 0 for sampling in samplings):
         return scores
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]

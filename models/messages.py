@@ -30,6 +30,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     Off are `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 and `repetition_penalty` 1. Presence and
     frequency penalty look at generated tokens, the repetition penalty at the prompt as well.
+
+    `logit_bias` holds (token id, what its logit gains). Before `min_tokens` generated tokens no
+    eos is drawn. The last token of each of `bad_words` is not drawn behind its others (in
+    generated text). `num_logprobs`: -1 none, 0 of the token that commits, n of the n likeliest
+    too; `num_prompt_logprobs` is the same for the prompt. Ids a model has not are not drawn.
     """
 
     temperature: float = 1.0
@@ -41,6 +46,23 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     seed: int = 0  # 64-bit unsigned; the noise of a position is a function of (seed, position)
     verification: Verification = "coupled"
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_logprobs: int = -1
+    num_prompt_logprobs: int = -1
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """One token by the model's own law: log-softmax of its logits before anything is done to them.
+
+    `rank` counts the tokens that are at least as likely: 1 for the likeliest.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +200,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
-    """`num_accepted` draft tokens stand and `token` follows them: accepted + 1 tokens commit."""
+    """`num_accepted` draft tokens stand and `token` follows them: accepted + 1 tokens commit.
+
+    Where the session's terms ask for them, `logprobs` has one entry for each of these tokens, and
+    the verdict that brings the first generated token has `prompt_logprobs`: one entry for each
+    token of the prompt but the first, which nothing predicts.
+    """
 
     session_id: str
     seq: int
@@ -187,6 +214,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     token: int
     is_last: bool  # no further part follows for this seq
     timing: Timing
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class NeedPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="need_prefix"):

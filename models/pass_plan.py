@@ -32,6 +32,7 @@ class PlannedRows:
     start: int
     num_rows: int
     num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
+    num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
 
 
 @dataclass(slots=True)
@@ -128,8 +129,12 @@ def _whole_need(session: Session) -> PlannedRows:
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
     length = len(session.log)
-    start = session.table.first_row(min(session.num_computed, length - job.num_logits))
-    return PlannedRows(session, job, start, length - start, job.num_logits)
+    first = min(session.num_computed, length - job.num_logits)
+    if session.needs_prompt_logits:
+        first = min(first, len(session.prompt_logprobs))
+    start = session.table.first_row(first)
+    num_prompt_logits = session.num_prompt_logits(start, length - start)
+    return PlannedRows(session, job, start, length - start, job.num_logits, num_prompt_logits)
 
 
 def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
@@ -139,7 +144,8 @@ def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
     num_rows = min(budget, need.num_rows - need.num_logits)
     if num_rows < 1:
         return None
-    return PlannedRows(need.session, need.job, need.start, num_rows, 0)
+    num_prompt_logits = need.session.num_prompt_logits(need.start, num_rows)
+    return PlannedRows(need.session, need.job, need.start, num_rows, 0, num_prompt_logits)
 
 
 def _ready_s(rows: PlannedRows) -> float:

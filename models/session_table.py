@@ -20,7 +20,16 @@ from torch import Tensor
 from models.draft_probs import DraftRow
 from models.kv_cache import BlockTable
 from models.masks import MaskWait
-from models.messages import EngineReply, NeedOpen, NeedPrefix, Open, Propose, Timing, Verify
+from models.messages import (
+    EngineReply,
+    NeedOpen,
+    NeedPrefix,
+    Open,
+    Propose,
+    Timing,
+    TokenLogprobs,
+    Verify,
+)
 from models.penalties import TokenHistory
 from models.token_log import TokenLog
 
@@ -42,6 +51,7 @@ class Job:
     part: int = 0
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
     held_since_s: float = 0.0
     since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
     pass_ms: float = 0.0
@@ -91,11 +101,33 @@ class Session:
     agreed_len: int = 0  # a prefix that the sender surely has
     mask_base_len: int = 0  # generated tokens the matcher had committed when last heard of
     job: Job | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of ids 1, 2, ... so far
+    is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
 
     @property
     def session_id(self) -> str:
         """Its id, the same on every actor."""
         return self.opened.session_id
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether prompt rows must be computed for their logits, even where their KV is held."""
+        opened = self.opened
+        return (
+            opened.sampling.num_prompt_logprobs >= 0
+            and not self.is_past_prompt
+            and len(self.prompt_logprobs) < opened.prompt_len - 1
+        )
+
+    def num_prompt_logits(self, start: int, num_rows: int) -> int:
+        """How many rows of [start, start + num_rows) must give logits for the prompt.
+
+        They are the last ones before the row of the prompt's last token.
+        """
+        if not self.needs_prompt_logits:
+            return 0
+        first = max(start, len(self.prompt_logprobs))
+        return max(0, min(start + num_rows, self.opened.prompt_len - 1) - first)
 
     def rewrite(self, base_len: int, tokens: Sequence[int]) -> None:
         """Make the log `base_len` tokens long and append `tokens`; equal ids keep their KV."""
@@ -107,6 +139,7 @@ class Session:
         if self.history is not None:
             self.history.remove(kept, old[kept:])
             self.history.add(kept, tokens[kept - base_len :])
+        del self.prompt_logprobs[max(kept - 1, 0) :]
         self.log.truncate(kept)
         self.log.extend(tokens[kept - base_len :])
         self.num_computed = min(self.num_computed, kept)
@@ -190,6 +223,8 @@ class SessionTable:
         session.last_active_s = now
         if session.opened == message:
             return None
+        if session.opened.sampling != message.sampling:
+            session.prompt_logprobs = []
         session.opened = message
         session.answers = []
         session.mask_base_len = 0

@@ -19,8 +19,9 @@ from models.draft_probs import DraftRow, certain_row, unpack
 from models.engine import Engine
 from models.forming import FormingWindow
 from models.job_draws import judge_rows
+from models.logprobs import note_logprobs
 from models.masks import MaskSource
-from models.messages import Propose, Verdict, Verify
+from models.messages import Propose, TokenLogprobs, Verdict, Verify
 from models.pass_plan import PlannedRows
 from models.runner import ModelRunner
 from models.session_table import Job, Session
@@ -73,6 +74,9 @@ class TargetEngine(Engine):
         draft = message.draft[: min(max_model_len - length, self._planner.max_logits) - 1]
         session.rewrite(message.base_len, message.tokens + draft)
         session.agreed_len = length - 1
+        session.is_past_prompt = length != session.opened.prompt_len
+        if session.is_past_prompt:
+            session.prompt_logprobs = []
         self._start_job(
             session,
             Job(
@@ -98,7 +102,9 @@ class TargetEngine(Engine):
         return unpack(message.draft_probs, message.draft, self._runner.vocab_size)
 
     def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
-        return judge_rows(jobs, whole)
+        drawn = judge_rows(jobs, whole)
+        note_logprobs(jobs, drawn)
+        return drawn
 
     def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
         eos_ids = session.opened.eos_ids
@@ -135,8 +141,19 @@ class TargetEngine(Engine):
                 token=verdict.token,
                 is_last=is_last,
                 timing=job.take_timing(self._clock()),
+                logprobs=job.logprobs[: verdict.num_accepted + 1],
+                prompt_logprobs=self._prompt_logprobs(session, job),
             ),
         )
+
+    @staticmethod
+    def _prompt_logprobs(session: Session, job: Job) -> list[TokenLogprobs]:
+        """Those of the prompt, for the verdict that brings the first generated token.
+
+        They stay with the session until its messages show that the sender has that token.
+        """
+        is_wanted = job.part == 0 and not session.is_past_prompt
+        return list(session.prompt_logprobs) if is_wanted else []
 
     def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
         self._fail(session, "mask_unavailable", reason)

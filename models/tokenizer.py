@@ -102,6 +102,23 @@ class Tokenizer:
         begin = self._backend.token_to_id(self._special_texts.get("bos_token", ""))
         return [begin, *ids] if self._add_bos and begin is not None else ids
 
+    def encode_piece(self, text: str) -> list[int]:
+        """Ids of a part of a text: special tokens in it count, none is put in front."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, also of a character's parts; a special one for its name.
+
+        Ids beyond the vocabulary stand for nothing.
+        """
+        if token_id in self._special_ids:
+            return (self._backend.id_to_token(token_id) or "").encode()
+        return self._bytes_of[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is outside the text, like those that end it."""
+        return token_id in self._special_ids
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of a conversation up to where the assistant's next turn starts.
 

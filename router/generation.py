@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from models.messages import DraftSource, Grammar, Sampling
+from models.messages import DraftSource, Grammar, Sampling, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
 
@@ -28,7 +28,8 @@ class SpeculationSettings:
 class GenerationRequest:
     """One completion, already tokenised and validated.
 
-    `eos_ids` end the text unless `ignore_eos`; `stop` strings end it too and are not part of it.
+    `eos_ids` end the text unless `ignore_eos`, `stop_token_ids` in any case; `stop` strings end it
+    too. None of these is part of the text unless `includes_stop`.
     """
 
     request_id: str
@@ -39,15 +40,32 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    includes_stop: bool = False
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
 
 @dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token whose text is shown; `offset` counts the characters of the text before it."""
+
+    offset: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """New text and the tokens committed with it; the text may lag behind the tokens."""
+    """New text and the tokens committed with it; the text may lag behind the tokens.
+
+    Where the request asks for logprobs: `shown` are the tokens of the text shown so far that were
+    not in an earlier delta (a character of several tokens is shown with the last of them), and
+    the first delta has `prompt_logprobs`, one for each prompt token but the first.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    shown: tuple[ShownToken, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from models.errors import ConstraintViolation, MaskUnavailable, Unavailable
 from models.messages import DraftProbs, DraftSource, Proposal, Verdict
 from models.token_log import TokenLog
 from router.draft_length import PassCosts, RoundPlan, RoundPlanner
 from router.generation import Delta, FinishReason
+from router.logprobs import LogprobsOutbox
 from router.ports import Constrainer, Drafter, Verifier
 from router.round_stats import RoundStats
 from router.stops import StopChecker
@@ -39,6 +40,7 @@ class SessionParts:
     verifier: Verifier
     drafter: Drafter | None
     constrainer: Constrainer | None
+    logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,15 @@ async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReaso
         asked = await _prepare(parts)
         try:
             async with aclosing(_verify(parts, asked)) as verdicts:
-                async for tokens in verdicts:
+                async for tokens, verdict in verdicts:
                     num_mask_losses = 0
                     await _validate(parts, tokens)
                     taken = parts.stops.take(tokens)
                     _commit(parts, tokens[: taken.num_tokens])
+                    shown = parts.logprobs.shown(verdict, tokens, taken)
+                    of_prompt = parts.logprobs.of_prompt(verdict)
                     emitted_at = time.perf_counter()
-                    yield Delta(taken.text, tuple(tokens[: taken.num_tokens]))
+                    yield Delta(taken.text, tuple(tokens[: taken.num_tokens]), shown, of_prompt)
                     parts.stats.add_emit(emitted_at)
                     if taken.finish_reason is not None:
                         yield taken.finish_reason
@@ -132,7 +136,9 @@ async def _draft(parts: SessionParts, plan: RoundPlan) -> Proposal | None:
     return proposal
 
 
-async def _verify(parts: SessionParts, asked: _Round) -> AsyncGenerator[list[int], None]:
+async def _verify(
+    parts: SessionParts, asked: _Round
+) -> AsyncGenerator[tuple[list[int], Verdict], None]:
     """The tokens each verdict commits: accepted + 1 for the draft, 1 for each plain step."""
     run_on = min(asked.run_on, parts.stops.remaining_tokens - 1 - len(asked.draft))
     is_prefill = len(parts.generated) == 0
@@ -145,7 +151,7 @@ async def _verify(parts: SessionParts, asked: _Round) -> AsyncGenerator[list[int
             link_ms = parts.stats.add_verdict(asked_at, verdict.timing)
             if not is_prefill:
                 _observe_pass(parts, asked, verdict, link_ms)
-            yield _judge(parts, asked, verdict)
+            yield _judge(parts, asked, verdict), verdict
             asked_at = time.perf_counter()
 
 

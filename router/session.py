@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from models.errors import UnsupportedGrammar
-from models.messages import DraftSource
+from models.messages import DraftSource, Sampling
 from models.token_log import TokenLog
 from router.acceptance import AcceptanceEstimate, AcceptancePool
 from router.draft_length import (
@@ -27,6 +29,7 @@ from router.engine_session import EngineSession, Opening
 from router.generation import Detokenizer, GenerationRequest
 from router.grammar_session import GrammarSession
 from router.limits import SessionLimits, SpeculationLimits
+from router.logprobs import LogprobsOutbox
 from router.loop import SessionParts
 from router.ngram_drafter import NgramDrafter
 from router.ports import ConstraintPool, Drafter, EnginePool
@@ -63,9 +66,12 @@ class Session:
         self._stats = RoundStats()
         self._committed = TokenLog(request.prompt_ids)
         self._generated = TokenLog()
-        self._eos_ids = () if request.ignore_eos else request.eos_ids
+        own_ids = () if request.ignore_eos else request.eos_ids
+        self._eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
         self._grammar = self._grammar_session()
-        self._target = TargetSession(self._engine_session(services.target_pool), services.limits)
+        self._target = TargetSession(
+            self._engine_session(services.target_pool, request.sampling), services.limits
+        )
         self._draft: DraftSession | None = None
         self._drafter = self._choose_drafter()
 
@@ -94,6 +100,8 @@ class Session:
                 eos_ids=self._eos_ids,
                 stop=request.stop,
                 max_tokens=request.max_tokens,
+                min_tokens=request.sampling.min_tokens,
+                includes_stop=request.includes_stop,
             ),
             planner=self._planner(),
             costs=self._services.costs,
@@ -101,6 +109,11 @@ class Session:
             verifier=self._target,
             drafter=self._drafter,
             constrainer=self._grammar,
+            logprobs=LogprobsOutbox(
+                len(request.prompt_ids),
+                is_asked=request.sampling.num_logprobs >= 0,
+                is_asked_for_prompt=request.sampling.num_prompt_logprobs >= 0,
+            ),
         )
 
     async def close(self) -> None:
@@ -112,10 +125,10 @@ class Session:
         ]
         await asyncio.gather(*closings, return_exceptions=True)
 
-    def _engine_session(self, pool: EnginePool) -> EngineSession:
+    def _engine_session(self, pool: EnginePool, sampling: Sampling) -> EngineSession:
         opening = Opening(
             session_id=self._request.request_id,
-            sampling=self._request.sampling,
+            sampling=sampling,
             eos_ids=self._eos_ids,
             prompt_len=len(self._request.prompt_ids),
         )
@@ -132,7 +145,9 @@ class Session:
             return self._ngram_drafter()
         if source is None or services.draft_pool is None:
             return None
-        session = self._engine_session(services.draft_pool)
+        sampling = self._request.sampling  # who drafts is asked for no logprobs
+        sampling = msgspec.structs.replace(sampling, num_logprobs=-1, num_prompt_logprobs=-1)
+        session = self._engine_session(services.draft_pool, sampling)
         self._draft = DraftSession(session, services.limits, self._committed)
         if services.speculation.prompt_lookup_max == 0:
             return self._draft

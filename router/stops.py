@@ -2,11 +2,13 @@
 
 Feeding token by token, whatever the size of a round, makes the end independent of k: the same
 token ends the text, and the same number of tokens is counted. Text that may be the beginning of
-a stop string is held back until it cannot be one any more.
+a stop string is held back until it cannot be one any more. Nothing that is complete within the
+first `min_tokens` tokens stops the text.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +17,17 @@ from router.generation import Detokenizer, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was taken of a round's tokens: `num_tokens` of them, the text they release."""
+    """What was taken of a round's tokens: `num_tokens` of them, the text they release.
+
+    `offsets` has one entry for each token that the text now shows at least in part, each token
+    once and in order: the number of characters of the whole text before it. A token without text
+    of its own counts to the next one.
+    """
 
     num_tokens: int
     text: str
     finish_reason: FinishReason | None
+    offsets: tuple[int, ...] = ()
 
 
 class StopChecker:
@@ -32,13 +40,20 @@ class StopChecker:
         eos_ids: Collection[int],
         stop: Sequence[str],
         max_tokens: int,
+        min_tokens: int = 0,
+        includes_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
         self._eos_ids = frozenset(eos_ids)
         self._stop = tuple(stop)
         self._max_tokens = max_tokens
+        self._min_tokens = min_tokens
+        self._includes_stop = includes_stop
         self._num_tokens = 0
         self._held = ""
+        self._num_chars = 0  # of all tokens so far
+        self._num_shown = 0  # of these, released
+        self._starts: deque[int] = deque()  # of tokens that are not shown yet
 
     @property
     def num_tokens(self) -> int:
@@ -64,14 +79,30 @@ class StopChecker:
             self._num_tokens += 1
             finish_reason = self._take_one(token_id, released)
             if finish_reason is not None:
-                return Taken(index + 1, "".join(released), finish_reason)
-        return Taken(len(token_ids), "".join(released), None)
+                return self._taken(index + 1, released, finish_reason)
+        return self._taken(len(token_ids), released, None)
+
+    def _taken(
+        self, num_tokens: int, released: list[str], finish_reason: FinishReason | None
+    ) -> Taken:
+        text = "".join(released)
+        self._num_shown += len(text)
+        shows_all = finish_reason is not None and self._num_shown == self._num_chars
+        offsets: list[int] = []
+        while self._starts and (shows_all or self._starts[0] < self._num_shown):
+            offsets.append(self._starts.popleft())
+        return Taken(num_tokens, text, finish_reason, tuple(offsets))
 
     def _take_one(self, token_id: int, released: list[str]) -> FinishReason | None:
-        if token_id in self._eos_ids:
-            released.append(self._end(self._detokenizer.flush()))
+        is_eos = token_id in self._eos_ids
+        text = ""
+        if not is_eos or self._includes_stop:
+            self._starts.append(self._num_chars)
+            text = self._detokenizer.push((token_id,))
+        if is_eos:
+            released.append(self._end(text + self._detokenizer.flush()))
             return "stop"
-        text, is_stopped = self._match(self._detokenizer.push((token_id,)))
+        text, is_stopped = self._match(text)
         released.append(text)
         if is_stopped:
             return "stop"
@@ -90,13 +121,16 @@ class StopChecker:
 
     def _match(self, text: str) -> tuple[str, bool]:
         """Text that may go out now, and whether a stop string was found behind it."""
+        self._num_chars += len(text)
         if not self._stop:
             return text, False
         pending = self._held + text
-        found = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
-        if found:
-            self._held = ""
-            return pending[: min(found)], True
+        if self._num_tokens > self._min_tokens:
+            found = [(pending.find(stop), len(stop)) for stop in self._stop if stop in pending]
+            if found:
+                self._held = ""
+                start, length = min(found)
+                return pending[: start + length * self._includes_stop], True
         num_held = max(_overlap(pending, stop) for stop in self._stop)
         split = len(pending) - num_held
         self._held = pending[split:]

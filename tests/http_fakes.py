@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,7 @@ def tiny_tokenizer() -> Tokenizer:
 class ScriptedGenerator:
     """Yields `texts` as blocks, then ends; raises `error` before block `error_at`.
 
+    `deltas` are yielded instead where there are any, `texts_of` says another text for a seed.
     With `hang_at` it waits for ever before that block. `closed` counts generations that ended,
     whichever way.
     """
@@ -70,6 +71,8 @@ class ScriptedGenerator:
     hang_at: int | None = None
     delay_s: float = 0.0
     finish_reason: FinishReason = "stop"
+    deltas: Sequence[Delta] = ()
+    texts_of: Mapping[int, Sequence[str]] = field(default_factory=dict)
     requests: list[GenerationRequest] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     closed: int = 0
@@ -80,17 +83,19 @@ class ScriptedGenerator:
         self.requests.append(request)
         self.started.set()
         try:
-            for index, text in enumerate(self.texts):
+            texts = self.texts_of.get(request.sampling.seed, self.texts)
+            blocks = self.deltas or [Delta(text, (index,)) for index, text in enumerate(texts)]
+            for index, block in enumerate(blocks):
                 if self.error is not None and self.error_at == index:
                     raise self.error
                 if self.hang_at == index:
                     await asyncio.Event().wait()
                 await asyncio.sleep(self.delay_s)
-                yield Delta(text, (index,))
+                yield block
             yield Finished(
                 finish_reason=self.finish_reason,
                 num_prompt_tokens=len(request.prompt_ids),
-                num_completion_tokens=len(self.texts),
+                num_completion_tokens=len(blocks),
                 speculation=STATS,
             )
         finally:

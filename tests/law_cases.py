@@ -24,6 +24,13 @@ EOS_ID = VOCAB_SIZE - 1
 NUM_TOKENS = 3  # generated ones whose joint law is looked at; an eos fills the rest with itself
 _MIN_EXPECTED = 5.0  # of a cell of a chi-square test
 
+# One token, two, and three: any token may be the one that completes a word.
+BAD_WORDS = (
+    (5,),
+    *((token, (3 * token + 1) % VOCAB_SIZE) for token in range(VOCAB_SIZE)),
+    *((token, (3 * token + 2) % VOCAB_SIZE, 9) for token in range(0, VOCAB_SIZE, 2)),
+)
+
 Law = dict[tuple[int, ...], float]
 
 
@@ -48,6 +55,9 @@ CASES = {
     "penalties": Case(
         Sampling(presence_penalty=1.5, frequency_penalty=0.8, repetition_penalty=1.4)
     ),
+    "logit-bias": Case(Sampling(logit_bias=((3, 1.5), (8, -1.0), (6, -100.0), (EOS_ID, 1.0)))),
+    "min-tokens": Case(Sampling(min_tokens=2, logit_bias=((EOS_ID, 2.0),))),
+    "bad-words": Case(Sampling(bad_words=BAD_WORDS)),
     "mask": Case(Sampling(), is_masked=True),
     "mask-on-target-only": Case(Sampling(), is_masked=True, is_draft_masked=False),
     "truncated-draft": Case(Sampling(), num_pairs=4),
@@ -61,6 +71,9 @@ CASES = {
             presence_penalty=-0.3,
             frequency_penalty=0.9,
             repetition_penalty=1.2,
+            logit_bias=((3, 0.7), (EOS_ID, 0.9)),
+            min_tokens=1,
+            bad_words=BAD_WORDS[:4],
         ),
         is_masked=True,
         num_pairs=5,
@@ -86,6 +99,13 @@ def reference_probs(logits: np.ndarray, case: Case, generated: Sequence[int]) ->
     if case.is_masked:
         allowed = allowed_after(generated)
         scores[[token for token in range(VOCAB_SIZE) if token not in allowed]] = -np.inf
+    for *before, last in sampling.bad_words:
+        if list(generated[len(generated) - len(before) :]) == before:
+            scores[last] = -np.inf
+    if len(generated) < sampling.min_tokens:
+        scores[EOS_ID] = -np.inf
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
     for token in {*case.prompt, *generated}:
         factor = sampling.repetition_penalty
         scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor

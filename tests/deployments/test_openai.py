@@ -141,9 +141,31 @@ def test_escaped_surrogate_pairs_are_text():
         ({"repetition_penalty": 1e999}, "repetition_penalty", "less than or equal to 1000"),
         ({"speculation": {"verification": "typical"}}, "speculation.verification", '"typical"'),
         ({"speculation": {"drafter": "medusa"}}, "speculation.drafter", '"medusa"'),
-        ({"n": 2}, "n", "2 is not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        ({"logprobs": True}, "logprobs", "true is not supported"),
+        ({"n": 0}, "n", "greater than or equal to 1 (got 0)"),
+        ({"best_of": 2}, "best_of", "2 is not supported"),
+        ({"logit_bias": [5]}, "logit_bias", "must be an object"),
+        ({"logit_bias": {"the": 1}}, "logit_bias", "keys must be token ids (got 'the')"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "keys must be token ids (got '-1')"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias", "within -100..100 (got 100.5)"),
+        ({"logit_bias": {"5": -101}}, "logit_bias", "within -100..100 (got -101)"),
+        ({"logit_bias": {"5": 1e999}}, "logit_bias", "must be a number (got inf)"),
+        ({"logit_bias": {"5": True}}, "logit_bias", "must be a number (got True)"),
+        (
+            {"logit_bias": {str(token): 1 for token in range(301)}},
+            "logit_bias",
+            "at most 300 entries are allowed (got 301)",
+        ),
+        ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0 (got -1)"),
+        ({"bad_words": "word"}, "bad_words", "must be a list of strings"),
+        ({"bad_words": ["a", " "]}, "bad_words", "must not be empty"),
+        ({"bad_words": ["a"] * 257}, "bad_words", "at most 256 words are allowed (got 257)"),
+        ({"bad_words": ["a" * 300]}, "bad_words", "at most 256 characters each (got 300)"),
+        ({"stop_token_ids": [1, "2"]}, "stop_token_ids", "must be a list of token ids"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids", "at most 128 ids are allowed (got 129)"),
+        ({"logprobs": 1}, "logprobs", "got 1"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "greater than or equal to 0 (got -1)"),
+        ({"echo": True}, "echo", "true is not supported"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"temprature": 1}, "temprature", "unknown field"),
     ],
@@ -176,9 +198,19 @@ def test_what_asks_for_nothing_is_accepted(fields):
     assert chat(**fields) == chat()
 
 
-def test_logprobs_zero_is_not_false():
-    with pytest.raises(InvalidRequest, match="logprobs"):
-        completion(logprobs=0)
+def test_logprobs_of_a_completion_are_a_number_or_off():
+    assert completion(logprobs=0).logprobs == 0  # of the token alone, and not false
+    assert completion(logprobs=False).logprobs is None
+    for value, message in ((21, "less than or equal to 20"), (True, "got true")):
+        with pytest.raises(InvalidRequest, match=message) as caught:
+            completion(logprobs=value)
+        assert caught.value.param == "logprobs"
+    with pytest.raises(InvalidRequest, match="top_logprobs"):
+        completion(logprobs=1, top_logprobs=1)
+
+
+def test_logit_bias_is_read_as_pairs():
+    assert chat(logit_bias={"7": -100, "12": 0.5}).logit_bias == [(7, -100.0), (12, 0.5)]
 
 
 def test_an_answers_message_may_be_sent_back_with_its_empty_fields():

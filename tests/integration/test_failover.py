@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from local_service import IdDetokenizer, make_request
 
@@ -14,7 +16,7 @@ from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.errors import Unavailable
 from models.masks import NoMaskSource
-from models.messages import EngineReply, EngineRequest
+from models.messages import EngineReply, EngineRequest, TokenLogprobs
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from router.generation import Delta, Finished
@@ -126,6 +128,42 @@ async def test_two_targets_lost_under_four_streams_change_no_text(
     async with serving(tiny_target, tiny_draft, 3) as (front, target):
         assert await all_texts(front, k, target, [10, 35]) == expected
         assert target.num_lost == 2
+
+
+async def entries(
+    front: SpeculativeGenerator, target: Replicas, k: int, kill_at: list[int]
+) -> tuple[list[TokenLogprobs], list[tuple[TokenLogprobs, ...]]]:
+    """Logprobs of the generated tokens, and of the prompt each time they came."""
+    request = make_request(f"entries-{k}", PROMPTS[2], k=k, seed=3, max_tokens=40)
+    sampling = msgspec.structs.replace(
+        request.sampling, temperature=1.0, num_logprobs=2, num_prompt_logprobs=1
+    )
+    shown: list[TokenLogprobs] = []
+    of_prompt: list[tuple[TokenLogprobs, ...]] = []
+    request = dataclasses.replace(request, sampling=sampling)
+    async for event in front.generate(request, IdDetokenizer()):
+        if isinstance(event, Delta):
+            shown += [token.logprobs for token in event.shown]
+            if event.prompt_logprobs is not None:
+                of_prompt.append(event.prompt_logprobs)
+            while kill_at and len(shown) >= kill_at[0]:
+                del kill_at[0]
+                target.kill()
+    return shown, of_prompt
+
+
+@pytest.mark.parametrize("k", [0, 4])
+async def test_a_lost_target_loses_and_repeats_no_logprobs(
+    tiny_target: str, tiny_draft: str, k: int
+) -> None:
+    async with serving(tiny_target, tiny_draft, 1) as (front, target):
+        expected = await entries(front, target, 0, [])
+    async with serving(tiny_target, tiny_draft, 3) as (front, target):
+        assert await entries(front, target, k, [1, 20]) == expected
+        assert target.num_lost == 2
+    shown, [of_prompt] = expected
+    assert len(shown) == 40
+    assert [entry.token for entry in of_prompt] == PROMPTS[2][1:]
 
 
 async def test_the_last_target_lost_ends_the_stream_with_the_reason(

@@ -15,7 +15,7 @@ import torch
 from law_cases import CASES, Case, exact_law, p_value
 from law_engines import law_checkpoint, run_sessions
 
-from models import draft_probs, verification
+from models import draft_probs, job_draws, verification
 from models.messages import Sampling
 from models.noise import DOMAIN_DRAFT, DOMAIN_TEST, DOMAIN_TOKEN
 from models.penalties import TokenHistory
@@ -74,6 +74,20 @@ def penalties_miss_the_draft(patch: Patch) -> None:
     )
 
 
+def rules_miss_the_draft(patch: Patch) -> None:
+    rows = job_draws._forbidden
+    patch.setattr(job_draws, "_forbidden", lambda session, at, n: rows(session, at, 1) * n)
+
+
+def rules_see_the_draft_too_early(patch: Patch) -> None:
+    ids = job_draws.forbidden_ids
+    patch.setattr(
+        job_draws,
+        "forbidden_ids",
+        lambda sampling, eos_ids, generated: ids(sampling, eos_ids, [*generated, 0]),
+    )
+
+
 def illegal_draft_is_dropped_before_its_test(patch: Patch) -> None:
     patch.setattr(verification, "_num_tests", lambda j: min(j.num_rows - 1, len(j.draft)))
 
@@ -95,6 +109,9 @@ MUTANTS: list[tuple[Callable[[Patch], None], Case, int]] = [
     (draft_is_not_renormalised, CASES["truncated-draft"], 1),
     (draft_is_sent_of_another_row, PLAIN, 3),
     (penalties_miss_the_draft, CASES["penalties"], 3),
+    (rules_miss_the_draft, CASES["bad-words"], 3),
+    (rules_miss_the_draft, CASES["min-tokens"], 3),
+    (rules_see_the_draft_too_early, CASES["min-tokens"], 1),
     (illegal_draft_is_dropped_before_its_test, CASES["mask-on-target-only"], 3),
 ]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -127,3 +128,85 @@ def test_rounds_of_any_size_give_the_same_end(seed: int) -> None:
         # The end is where the first completed stop string begins.
         assert whole.startswith(one_by_one[0])
         assert any(whole.startswith(word, len(one_by_one[0])) for word in stop)
+
+
+# --- min_tokens, stop strings in the text, offsets ------------------------------------------------
+
+
+def with_terms(texts: Sequence[str], stop: Sequence[str], **terms: Any) -> StopChecker:
+    given = {"eos_ids": [], "max_tokens": 100} | terms
+    return StopChecker(TextDetokenizer(texts, given.pop("slow", None)), stop=stop, **given)
+
+
+def test_a_stop_string_within_min_tokens_does_not_stop() -> None:
+    stops = with_terms(["a", "END", "b"], ["END"], min_tokens=2)
+    taken = stops.take([0, 1, 2, 1, 2])
+    assert (taken.num_tokens, taken.text, taken.finish_reason) == (4, "aENDb", "stop")
+
+
+def test_a_stop_string_that_is_complete_behind_min_tokens_stops() -> None:
+    stops = with_terms(["a", "EN", "D"], ["END"], min_tokens=2)
+    assert stops.take([0, 1]).text == "a"
+    taken = stops.take([2])
+    assert (taken.num_tokens, taken.text, taken.finish_reason) == (1, "", "stop")
+
+
+def test_max_tokens_within_min_tokens_shows_everything() -> None:
+    stops = with_terms(["a", "END"], ["END"], min_tokens=2, max_tokens=2)
+    assert stops.take([0, 1]).text == "aEND"
+
+
+@pytest.mark.parametrize("sizes", [[1] * 8, [3, 3, 2], [8]])
+def test_min_tokens_ends_where_it_ends_whatever_the_rounds(sizes: list[int]) -> None:
+    stops = with_terms(["x", "ab", "a", "b"], ["ab"], min_tokens=4)
+    tokens, text, at = [1, 2, 3, 2, 3, 0, 0, 0], "", 0
+    for size in sizes:
+        taken = stops.take(tokens[at : at + size])
+        text, at = text + taken.text, at + size
+        if taken.finish_reason is not None:
+            break
+    assert (text, stops.num_tokens) == ("abab", 5)
+
+
+def test_the_stop_string_may_be_part_of_the_text() -> None:
+    taken = with_terms(["a-", "-b"], ["--", "-"], includes_stop=True).take([0, 1])
+    assert (taken.num_tokens, taken.text) == (1, "a-")
+    taken = with_terms(["a-", "-b"], ["--"], includes_stop=True).take([0, 1])
+    assert (taken.num_tokens, taken.text) == (2, "a--")
+
+
+def test_a_stop_token_may_be_part_of_the_text() -> None:
+    for includes_stop, text in ((False, "a"), (True, "a.")):
+        stops = with_terms(["a", "."], [], eos_ids=[1], includes_stop=includes_stop)
+        taken = stops.take([0, 1])
+        assert (taken.text, taken.finish_reason) == (text, "stop")
+        assert taken.offsets == ((0, 1) if includes_stop else (0,))
+
+
+def test_offsets_come_with_the_text_of_their_token() -> None:
+    stops = with_terms(["xE", "N", "y", "z"], ["END"])
+    assert stops.take([0]).offsets == (0,)  # its first character is shown
+    assert stops.take([1]).offsets == ()
+    assert stops.take([2, 3]).offsets == (2, 3, 4)
+
+
+def test_what_a_stop_string_cuts_has_no_offset() -> None:
+    stops = with_terms(["a", "bE", "N", "Dz", "c"], ["END"])
+    taken = stops.take([0, 1, 2, 3])
+    assert (taken.text, taken.offsets) == ("ab", (0, 1))
+
+
+def test_the_parts_of_a_character_are_shown_together() -> None:
+    stops = with_terms(["a", "", "", "€"], [])
+    assert stops.take([0, 1]).offsets == (0,)
+    assert stops.take([2]).offsets == ()
+    assert stops.take([3]).offsets == (1, 1, 1)
+
+
+def test_at_the_end_every_token_has_its_offset() -> None:
+    stops = with_terms(["a", "~", "E"], ["END"], slow=1, max_tokens=3)
+    assert stops.take([0, 1]).offsets == (0,)
+    taken = stops.take([2])
+    assert (taken.text, taken.offsets) == ("E~", (1, 1))
+    stops = with_terms(["a", "", "<eos>"], [], eos_ids=[2])
+    assert stops.take([0, 1, 2]).offsets == (0, 1)  # not that of the eos

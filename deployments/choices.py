@@ -1,0 +1,124 @@
+"""Several answers to one request: `n` sessions beside each other, their events as one stream.
+
+Choice i is drawn with seed + i, so each is the answer that a request with that seed gets alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from itertools import zip_longest
+
+import msgspec
+
+from router.generation import Delta, Finished, GenerationRequest, SpeculationStats, TimeSplit
+
+Items = AsyncGenerator[Delta | Finished, None]
+ChoiceItems = AsyncGenerator[tuple[int, Delta | Finished], None]
+
+_Queue = asyncio.Queue[tuple[int, Delta | Finished] | Exception | None]
+
+_NUM_AHEAD = 16  # items a choice may be ahead of what is read
+
+
+def choices_of(
+    request: GenerationRequest, count: int, *, is_stream: bool
+) -> list[GenerationRequest]:
+    """The requests of all choices; the first is `request` itself.
+
+    The prompt's logprobs are asked for once, but in a stream, where no choice waits for another.
+    """
+    num_prompt_logprobs = request.sampling.num_prompt_logprobs if is_stream else -1
+    requests = [request]
+    for index in range(1, count):
+        seed = (request.sampling.seed + index) % 2**64
+        sampling = msgspec.structs.replace(
+            request.sampling,
+            seed=seed,
+            num_prompt_logprobs=num_prompt_logprobs,
+        )
+        request_id = f"{request.request_id}-{index}"
+        requests.append(dataclasses.replace(request, request_id=request_id, sampling=sampling))
+    return requests
+
+
+async def merged(choices: Sequence[Items]) -> ChoiceItems:
+    """Items of all choices as they come, each with its choice's index.
+
+    The first error of any ends it. Closing it closes all choices.
+    """
+    if len(choices) == 1:
+        async with aclosing(choices[0]) as items:
+            async for item in items:
+                yield 0, item
+        return
+    queue: _Queue = asyncio.Queue(_NUM_AHEAD)
+    tasks = [
+        asyncio.create_task(_pump(index, items, queue), name=f"choice-{index}")
+        for index, items in enumerate(choices)
+    ]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            tagged = await queue.get()
+            if isinstance(tagged, Exception):
+                raise tagged
+            if tagged is None:
+                num_open -= 1
+            else:
+                yield tagged
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(index: int, items: Items, queue: _Queue) -> None:
+    """Queue the items, then None or the error that ended them."""
+    end: Exception | None = None
+    try:
+        async with aclosing(items):
+            async for item in items:
+                await queue.put((index, item))
+    except Exception as error:  # noqa: BLE001 - raised by who reads the queue
+        end = error
+    await queue.put(end)
+
+
+def finished_together(ends: Sequence[Finished]) -> Finished:
+    """One end for all choices: tokens and measurements added up, the prompt counted once."""
+    if len(ends) == 1:
+        return ends[0]
+    return Finished(
+        finish_reason=ends[0].finish_reason,
+        num_prompt_tokens=ends[0].num_prompt_tokens,
+        num_completion_tokens=sum(end.num_completion_tokens for end in ends),
+        speculation=_stats_together([end.speculation for end in ends]),
+    )
+
+
+def _stats_together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
+    drafted_by = [pair for one in stats for pair in one.num_drafted_by.items()]
+    histograms = zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0)
+    return SpeculationStats(
+        num_rounds=sum(one.num_rounds for one in stats),
+        num_spec_steps=sum(one.num_spec_steps for one in stats),
+        num_spec_tokens=sum(one.num_spec_tokens for one in stats),
+        num_draft_tokens=sum(one.num_draft_tokens for one in stats),
+        num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
+        acceptance_histogram=tuple(map(sum, histograms)),
+        per_step_drafted=tuple(n for one in stats for n in one.per_step_drafted),
+        per_step_accepted=tuple(n for one in stats for n in one.per_step_accepted),
+        num_drafted_by={
+            source: sum(count for name, count in drafted_by if name == source)
+            for source, _ in drafted_by
+        },
+        time=TimeSplit(
+            **{
+                field.name: sum(getattr(one.time, field.name) for one in stats)
+                for field in dataclasses.fields(TimeSplit)
+            }
+        ),
+    )

@@ -1,0 +1,69 @@
+"""Runs one request's choices and writes their answer: whole, or event by event."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from deployments.choices import ChoiceItems
+from deployments.sse import DONE, encode_events
+from deployments.writers import Choice, Writer
+from models.errors import InternalError
+from router.generation import Delta, Finished
+
+
+async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> bytes:
+    """The body of an answer that is not streamed."""
+    deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
+    ends: dict[int, Finished] = {}
+    async with aclosing(items):
+        async for index, item in items:
+            if isinstance(item, Delta):
+                deltas[index].append(item)
+                continue
+            ends[index] = item
+            if len(ends) == num_choices:
+                return writer.whole([Choice(deltas[i], ends[i]) for i in range(num_choices)])
+    raise InternalError("the generation ended without an end")
+
+
+async def first_item(items: ChoiceItems) -> tuple[int, Delta | Finished]:
+    """The first item; what fails before it is raised here, and the items are closed."""
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        raise InternalError("the generation ended without an end") from None
+    except BaseException:
+        await items.aclose()
+        raise
+
+
+async def event_stream(
+    items: ChoiceItems,
+    first: tuple[int, Delta | Finished],
+    num_choices: int,
+    writer: Writer,
+    error_body: Callable[[Exception], bytes],
+) -> AsyncGenerator[bytes, None]:
+    """Encoded events: one for each block of text, then the ends or one error."""
+    async with aclosing(items):
+        bodies = writer.opening(num_choices)  # sent together with the first text
+        ends: dict[int, Finished] = {}
+        index, item = first
+        try:
+            while True:
+                if isinstance(item, Delta):
+                    bodies += writer.delta(index, item)
+                else:
+                    ends[index] = item
+                    bodies += writer.closing(index, item)
+                    if len(ends) == num_choices:
+                        break
+                if bodies:
+                    yield encode_events(bodies)
+                    bodies = []
+                index, item = await anext(items)
+            bodies += writer.trailing([ends[i] for i in range(num_choices)])
+            yield encode_events(bodies) + DONE
+        except Exception as error:  # noqa: BLE001 - the edge: the stream must end with its error
+            yield encode_events([error_body(error)])

@@ -1,0 +1,118 @@
+"""A request's sampling fields as the engines take them; every refusal names field, limit, value."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+
+from deployments.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
+from models.errors import InvalidRequest
+from models.messages import Sampling, Verification
+from models.tokenizer import Tokenizer
+
+_COLDEST = 1e-5  # lower temperatures are greedy, as in vLLM
+_RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers as doubles
+
+
+def sampling_of(
+    request: GenerationFields, tokenizer: Tokenizer, verification: Verification, max_tokens: int
+) -> Sampling:
+    """The terms on which a request's tokens are drawn and told of.
+
+    Args:
+        request: with its own limits checked.
+        tokenizer: of the served model.
+        verification: where the request does not say.
+        max_tokens: that the answer may have.
+
+    Raises:
+        InvalidRequest: a token id is outside the vocabulary, or fields contradict each other.
+    """
+    vocab_size = tokenizer.vocab_size
+    _check_ids("logit_bias", (token_id for token_id, _ in request.logit_bias), vocab_size)
+    _check_ids("stop_token_ids", request.stop_token_ids, vocab_size)
+    if request.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: must be at most max_tokens, {max_tokens} (got {request.min_tokens})",
+            param="min_tokens",
+        )
+    num_prompt_logprobs = _num_prompt_logprobs(request)
+    return Sampling(
+        temperature=_temperature(request.temperature),
+        top_p=request.top_p,
+        top_k=max(request.top_k, 0),
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        seed=_seed(request.seed),
+        verification=request.speculation.verification or verification,
+        logit_bias=tuple(request.logit_bias),
+        min_tokens=request.min_tokens,
+        bad_words=bad_word_ids(request.bad_words, tokenizer),
+        num_logprobs=_num_logprobs(request),
+        num_prompt_logprobs=num_prompt_logprobs,
+    )
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenised at the start of a text and behind a space.
+
+    The form behind a space is left out where it ends with the other one's tokens: whatever it
+    forbids, that one does.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = tuple(tokenizer.encode_piece(word.lstrip()))
+        spaced = tuple(tokenizer.encode_piece(" " + word.lstrip()))
+        if bare:
+            found[bare] = None
+        if spaced and (not bare or spaced[-len(bare) :] != bare):
+            found[spaced] = None
+    return tuple(found)
+
+
+def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}",
+                param=field,
+            )
+
+
+def _num_logprobs(request: GenerationFields) -> int:
+    if isinstance(request, CompletionRequest):
+        return -1 if request.logprobs is None else request.logprobs
+    if not isinstance(request, ChatCompletionRequest):
+        return -1
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest(
+            f"top_logprobs: only allowed with logprobs: true (got {request.top_logprobs})",
+            param="top_logprobs",
+        )
+    return request.top_logprobs or 0 if request.logprobs else -1
+
+
+def _num_prompt_logprobs(request: GenerationFields) -> int:
+    asked = -1
+    if request.prompt_logprobs is not None:
+        if request.stream:
+            raise InvalidRequest(
+                "prompt_logprobs: only allowed with stream: false", param="prompt_logprobs"
+            )
+        asked = request.prompt_logprobs
+    if isinstance(request, CompletionRequest) and request.echo:
+        return max(asked, _num_logprobs(request))  # an echoed prompt has its logprobs as well
+    return asked
+
+
+def _temperature(temperature: float) -> float:
+    # Logits divided by less leave float32's range; the draw is greedy long before that.
+    return 0.0 if temperature < _COLDEST else temperature
+
+
+def _seed(seed: int | None) -> int:
+    if seed is None:
+        return secrets.randbits(_RANDOM_SEED_BITS)
+    return seed % 2**64  # negative ones count from the top

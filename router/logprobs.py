@@ -1,0 +1,70 @@
+"""Which token's logprobs go out with which text.
+
+The target sends an entry for every token it commits. An entry waits here until the text of its
+token is shown: text that may begin a stop string is held back, and of text behind a stop string
+nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from models.errors import InternalError
+from models.messages import TokenLogprobs, Verdict
+from router.generation import ShownToken
+from router.stops import Taken
+
+
+class LogprobsOutbox:
+    """Entries of one session; does nothing where none are asked for.
+
+    Args:
+        num_prompt_tokens: of the session.
+        is_asked: whether there are entries for generated tokens.
+        is_asked_for_prompt: whether there are entries for the prompt.
+    """
+
+    def __init__(
+        self,
+        num_prompt_tokens: int = 0,
+        *,
+        is_asked: bool = False,
+        is_asked_for_prompt: bool = False,
+    ) -> None:
+        self._num_prompt_entries = max(num_prompt_tokens - 1, 0)
+        self._is_asked = is_asked
+        self._is_prompt_due = is_asked_for_prompt
+        self._waiting: deque[TokenLogprobs] = deque()
+
+    def of_prompt(self, verdict: Verdict) -> tuple[TokenLogprobs, ...] | None:
+        """The prompt's entries, with the session's first verdict; None with every other.
+
+        Raises:
+            InternalError: the target sent other ones than were asked for.
+        """
+        if not self._is_prompt_due:
+            return None
+        self._is_prompt_due = False
+        _check(verdict.prompt_logprobs, self._num_prompt_entries, "prompt_logprobs")
+        return tuple(verdict.prompt_logprobs)
+
+    def shown(
+        self, verdict: Verdict, tokens: Sequence[int], taken: Taken
+    ) -> tuple[ShownToken, ...]:
+        """Entries of the tokens whose text is shown now, in order; `tokens` came with `verdict`.
+
+        Raises:
+            InternalError: the target sent too few.
+        """
+        if not self._is_asked:
+            return ()
+        entries = verdict.logprobs[: len(tokens)]
+        _check(entries, len(tokens), "logprobs")
+        self._waiting.extend(entries[: taken.num_tokens])
+        return tuple(ShownToken(offset, self._waiting.popleft()) for offset in taken.offsets)
+
+
+def _check(entries: Sequence[TokenLogprobs], num_due: int, field: str) -> None:
+    if len(entries) != num_due:
+        raise InternalError(f"the target sent {len(entries)} {field}, {num_due} were due")

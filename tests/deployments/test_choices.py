@@ -1,0 +1,137 @@
+"""Several choices of one request: seeds, indices, sums, and their common end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from http_clients import client_of, events_of
+from http_fakes import STATS, ScriptedGenerator
+
+from deployments.choices import finished_together
+from models.errors import Overloaded, Unavailable
+from router.generation import Finished, SpeculationStats, TimeSplit
+
+BODIES = {
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"model": "tiny", "prompt": "hi"},
+}
+BOTH = pytest.mark.parametrize("path", BODIES, ids=["chat", "text"])
+TEXTS = {5: ("one",), 6: ("two ", "words"), 7: ("now ", "three ", "words")}
+
+
+async def post(scripted: ScriptedGenerator, path: str, **fields: Any) -> httpx.Response:
+    async with client_of(scripted) as client:
+        return await client.post(path, json=BODIES[path] | {"seed": 5, "n": 3} | fields)
+
+
+@BOTH
+async def test_each_choice_is_the_answer_of_its_own_seed(path):
+    scripted = ScriptedGenerator(texts_of=TEXTS)
+    answer = (await post(scripted, path)).json()
+    texts = [
+        choice["message"]["content"] if "chat" in path else choice["text"]
+        for choice in answer["choices"]
+    ]
+    assert texts == ["".join(blocks) for blocks in TEXTS.values()]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert sorted(request.sampling.seed for request in scripted.requests) == [5, 6, 7]
+    assert len({request.request_id for request in scripted.requests}) == 3
+    num_prompt = len(scripted.requests[0].prompt_ids)
+    assert answer["usage"]["prompt_tokens"] == num_prompt
+    assert answer["usage"]["completion_tokens"] == 6
+    assert answer["seed"] == 5
+    assert answer["metrics"]["rounds"]["num_rounds"] == 3 * STATS.num_rounds
+    assert scripted.closed == 3
+
+
+@BOTH
+async def test_a_stream_says_whose_text_it_is(path):
+    scripted = ScriptedGenerator(texts_of=TEXTS)
+    response = await post(scripted, path, stream=True, stream_options={"include_usage": True})
+    *events, usage, done = events_of(response.text)
+    assert done == "[DONE]"
+    texts, ends = ["", "", ""], []
+    for event in events:
+        [choice] = event["choices"]
+        piece = choice["delta"].get("content", "") if "chat" in path else choice["text"]
+        assert choice["index"] not in ends
+        texts[choice["index"]] += piece
+        if choice["finish_reason"] is not None:
+            ends.append(choice["index"])
+    assert texts == ["".join(blocks) for blocks in TEXTS.values()]
+    assert sorted(ends) == [0, 1, 2]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 6
+
+
+@BOTH
+async def test_one_that_fails_ends_them_all(path):
+    full = ScriptedGenerator(error=Overloaded("full"))
+    assert (await post(full, path)).status_code == 429
+    assert full.closed == 3
+    lost = ScriptedGenerator(error=Unavailable("target lost"), error_at=1)
+    response = await post(lost, path, stream=True)
+    assert events_of(response.text)[-1]["error"]["message"] == "target lost"
+    assert lost.closed == 3
+
+
+async def test_a_client_that_goes_away_frees_all_choices():
+    scripted = ScriptedGenerator(texts=["x"] * 200, hang_at=150)
+    async with client_of(scripted) as client:
+        body = BODIES["/v1/completions"] | {"n": 3}
+        task = asyncio.create_task(client.post("/v1/completions", json=body))
+        await scripted.started.wait()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(500):
+            if scripted.closed == 3:
+                break
+            await asyncio.sleep(0.01)
+    assert scripted.closed == 3
+
+
+async def test_too_many_choices_are_refused():
+    scripted = ScriptedGenerator()
+    response = await post(scripted, "/v1/completions", n=9)
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": "n: at most 8 choices are allowed (got 9)",
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": "invalid_request",
+    }
+    assert scripted.requests == []
+
+
+def test_ends_are_added_up():
+    other = SpeculationStats(
+        num_rounds=2,
+        num_spec_steps=1,
+        num_spec_tokens=3,
+        num_draft_tokens=3,
+        num_accepted_draft_tokens=1,
+        acceptance_histogram=(0, 1),
+        num_drafted_by={"ngram": 3},
+        time=TimeSplit(draft_ms=0.5),
+    )
+    ends = [
+        Finished(
+            finish_reason="stop",
+            num_prompt_tokens=4,
+            num_completion_tokens=tokens,
+            speculation=stats,
+        )
+        for tokens, stats in ((7, STATS), (3, other))
+    ]
+    together = finished_together(ends)
+    assert (together.num_prompt_tokens, together.num_completion_tokens) == (4, 10)
+    stats = together.speculation
+    assert stats.acceptance_histogram == (1, 2, 1, 1)
+    assert stats.num_drafted_by == {"draft_model": 7, "ngram": 6}
+    assert stats.draft_acceptance_rate == pytest.approx(7 / 13)
+    assert stats.time == TimeSplit(draft_ms=2.0, verify_ms=2.5)
+    assert finished_together(ends[:1]) is ends[0]

@@ -1,0 +1,75 @@
+"""Entries of logprobs go out with the text of their tokens, each once, or the request fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from router_fakes import TIMING, LetterDetokenizer
+
+from models.errors import InternalError
+from models.messages import TokenLogprobs, Verdict
+from router.logprobs import LogprobsOutbox
+from router.stops import StopChecker
+
+
+def entries(tokens: Sequence[int]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(token, -1.0, 1, ()) for token in tokens]
+
+
+def verdict(tokens: Sequence[int], of_prompt: Sequence[int] = ()) -> Verdict:
+    return Verdict(
+        session_id="s",
+        seq=1,
+        part=0,
+        num_accepted=len(tokens) - 1,
+        token=tokens[-1],
+        is_last=True,
+        timing=TIMING,
+        logprobs=entries(tokens),
+        prompt_logprobs=entries(of_prompt),
+    )
+
+
+def test_entries_wait_for_their_text() -> None:
+    stops = StopChecker(LetterDetokenizer(), eos_ids=[0], stop=["cde"], max_tokens=9)
+    outbox = LogprobsOutbox(3, is_asked=True)
+    told = []
+    for tokens in ([1, 2], [3, 5], [6, 0]):
+        taken = stops.take(tokens)
+        shown = outbox.shown(verdict(tokens), tokens, taken)
+        told.append((taken.text, [(token.offset, token.logprobs.token) for token in shown]))
+    assert told == [
+        ("b", [(0, 1)]),
+        ("cdf", [(1, 2), (2, 3), (3, 5)]),
+        ("g", [(4, 6)]),
+    ]
+
+
+def test_what_a_stop_string_cuts_is_not_told() -> None:
+    stops = StopChecker(LetterDetokenizer(), eos_ids=[0], stop=["cd"], max_tokens=9)
+    tokens = [1, 2, 3, 4]
+    shown = LogprobsOutbox(is_asked=True).shown(verdict(tokens), tokens, stops.take(tokens))
+    assert [token.logprobs.token for token in shown] == [1]
+
+
+def test_nothing_is_told_where_nothing_was_asked() -> None:
+    stops = StopChecker(LetterDetokenizer(), eos_ids=[], stop=[], max_tokens=9)
+    outbox = LogprobsOutbox(3)
+    assert outbox.shown(verdict([1]), [1], stops.take([1])) == ()
+    assert outbox.of_prompt(verdict([1], [7, 8])) is None
+
+
+def test_the_prompts_come_once() -> None:
+    outbox = LogprobsOutbox(3, is_asked_for_prompt=True)
+    assert outbox.of_prompt(verdict([1], [7, 8])) == tuple(entries([7, 8]))
+    assert outbox.of_prompt(verdict([1], [7, 8])) is None
+    assert LogprobsOutbox(1, is_asked_for_prompt=True).of_prompt(verdict([1])) == ()
+
+
+def test_missing_entries_are_a_fault() -> None:
+    stops = StopChecker(LetterDetokenizer(), eos_ids=[], stop=[], max_tokens=9)
+    with pytest.raises(InternalError, match="1 logprobs, 2 were due"):
+        LogprobsOutbox(is_asked=True).shown(verdict([1]), [1, 2], stops.take([1, 2]))
+    with pytest.raises(InternalError, match="0 prompt_logprobs, 2 were due"):
+        LogprobsOutbox(3, is_asked_for_prompt=True).of_prompt(verdict([1]))
