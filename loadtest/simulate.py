@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,7 @@ class Outcome:
     mean_batch: float  # sessions in a pass
     mean_k: float  # of the planner's choices; 0.0 where lengths are fixed
     predicted_share: float  # predicted over actual time of rounds with a draft
+    lengths: dict[int, int]  # how often the planner chose each k
 
 
 class Learning:
@@ -143,6 +145,7 @@ def _outcome(tokens_per_s: float, world: World, learning: Sequence[Learning]) ->
         statistics.fmean(world.target.batch_sizes),
         drafted / max(chosen, 1),
         sum(stat.predicted_ms for stat in stats) / max(actual_ms, 1e-9),
+        dict(sum((stat.lengths for stat in stats), Counter())),
     )
 
 
@@ -209,7 +212,7 @@ def scenarios() -> list[Scenario]:
                 Scenario(
                     name=f"{name} x8 {first}->{then}",
                     machine=machines[name],
-                    kinds=_same(turning(first, then, 30_000.0), 8),
+                    kinds=_same(turning(first, then, 10_000.0), 8),
                 )
             )
         found.append(

@@ -76,7 +76,7 @@ class SimulatedTarget:
     def verify(self, session_id: str, num_draft: int, run_on: int, answer: VerdictSink) -> None:
         """Take a `Verify` of `num_draft` tokens."""
         now_ms = self._events.now_ms
-        self._forming.note_message(session_id, now_ms / 1e3)
+        self._forming.note_message(session_id, now_ms / 1e3, 1 + num_draft)
         self._jobs[session_id] = _VerifyJob(num_draft, run_on, answer, now_ms)
         self._kick()
 
@@ -109,7 +109,7 @@ class SimulatedTarget:
     def _end_pass(self, jobs: dict[str, _VerifyJob], num_rows: int, pass_ms: float) -> None:
         self._is_busy = False
         now_ms = self._events.now_ms
-        self._forming.note_pass(pass_ms / 1e3)
+        self._forming.note_pass(pass_ms / 1e3, num_rows)
         for session_id, job in jobs.items():
             if self._jobs.get(session_id) is not job:
                 continue
@@ -128,6 +128,8 @@ class SimulatedTarget:
             if is_last:
                 del self._jobs[session_id]
                 self._forming.note_answer(session_id, now_ms / 1e3)
+            else:
+                self._forming.note_step(session_id)
             answer(part, timing, is_last)
         self._kick()
 

@@ -79,6 +79,7 @@ class SimulatedClient:
         self._kind = kind
         self._new_planner = new_planner
         self._num_requests = 0
+        self._num_rounds = 0
         self.num_tokens = 0
         self._begin()
 
@@ -147,16 +148,18 @@ class SimulatedClient:
 
     def _verify(self, plan: RoundPlan, num_drafted: int, began_ms: float) -> None:
         run_on = max(0, min(plan.run_on, self._num_left - 1 - num_drafted))
-        asked_ms, session_id = self._world.events.now_ms, self._session_id
+        asked_ms = self._world.events.now_ms
+        self._num_rounds += 1
+        session_id, this_round = self._session_id, self._num_rounds
 
         def take(part: int, timing: Timing, is_last: bool) -> None:
             def learn() -> None:
-                if session_id == self._session_id:
+                if this_round == self._num_rounds:
                     asked = asked_ms if part == 0 else None
                     self._judge(plan, num_drafted, part, timing, began_ms, asked)
                     if self._num_left <= 0:
                         self._end()
-                    elif is_last:
+                    elif is_last or self._planner.is_awaited:
                         self._round()
 
             self._router.deliver(learn)
@@ -188,7 +191,7 @@ class SimulatedClient:
         if asked_ms is None:
             return
         now_ms = self._world.events.now_ms
-        if plan.is_deepest or num_drafted == 0:
+        if plan.is_typical or num_drafted == 0:
             verdict = Verdict(
                 session_id=self._session_id,
                 seq=0,

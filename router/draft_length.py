@@ -61,7 +61,7 @@ class RoundPlanner:
         matches, a round comes to cost what it costs without a drafter, and where there have been
         matches the next one is noticed soon.
         """
-        run_on = min(1 + self._num_misses // 2, PLAIN_STEPS)
+        run_on = min(1 + self._num_misses // 2, PLAIN_STEPS[0])
         self._num_misses += 1
         return RoundPlan(0, run_on)
 
@@ -69,6 +69,11 @@ class RoundPlanner:
         """Take in the outcome of a round that had a draft."""
         self._num_misses = 0
         self._lengths[source].observe(num_drafted, num_accepted)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a round of plain steps should end early because others began to draft."""
+        return self._seat is not None and self._seat.is_awaited
 
     def observe_shadow(self, num_drafted: int, num_matched: int) -> None:
         """Take in the outcome of a shadow draft; 0, 0: there is none."""

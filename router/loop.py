@@ -93,6 +93,8 @@ async def _rounds(
                     if taken.finish_reason is not None:
                         yield taken.finish_reason
                         return
+                    if parts.planner.is_awaited:
+                        break
         except MaskUnavailable as error:
             num_mask_losses += 1
             if parts.constrainer is None:
@@ -184,7 +186,7 @@ def _observe_pass(parts: SessionParts, asked: _Round, verdict: Verdict, asked_at
     if verdict.part > 0:
         return
     now = time.perf_counter()
-    if asked.plan.is_deepest or not asked.draft:
+    if asked.plan.is_typical or not asked.draft:
         parts.costs.observe_verify(verdict, (now - asked_at) * 1e3, len(asked.draft))
     if asked.draft:
         parts.planner.observe_round(asked.plan, (now - asked.planned_at) * 1e3)

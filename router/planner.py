@@ -126,9 +126,14 @@ class _Rounds:
         self._num_sessions = len(outlooks)
         plain_rows = self._num_sessions + others.num_rows
         self._pass_ms = [costs.pass_ms(plain_rows + more) for more in range(max_draft_rows + 1)]
-        self._step_ms = [
-            costs.step_ms(max(1.0, own + others.num_drafting))
-            for own in range(self._num_sessions + 1)
+        self._step_ms = [_step_ms(costs, own, others) for own in range(self._num_sessions + 1)]
+        self._half_step_ms = [
+            _step_ms(costs, own / 2, others) for own in range(self._num_sessions + 1)
+        ]
+        # Half of our sessions, with all of the others.
+        half_rows = self._num_sessions / 2 + others.num_rows
+        self._half_pass_ms = [
+            costs.pass_ms(half_rows + more / 2) for more in range(max_draft_rows + 1)
         ]
         self._draft_wait_ms = costs.draft_wait_ms
         self._verify_wait_ms = costs.verify_wait_ms
@@ -137,6 +142,23 @@ class _Rounds:
             others.num_sessions * (pass_ms - self._pass_ms[0]) / plain_ms
             for pass_ms in self._pass_ms
         ]
+
+    def _round_ms(self, num_rows: int, depth: int, num_drafting: int) -> float:
+        """All in one pass, or two halves in turn, one drafting while the other is verified.
+
+        Engines form batches by the same comparison (`models.forming`).
+        """
+        waits_ms = self._verify_wait_ms
+        away_ms = half_away_ms = 0.0
+        if num_drafting:
+            waits_ms += self._draft_wait_ms
+            away_ms = depth * self._step_ms[num_drafting]
+            half_away_ms = depth * self._half_step_ms[num_drafting]
+        together_ms = self._pass_ms[num_rows] + away_ms + waits_ms
+        if self._num_sessions < 2:
+            return together_ms
+        half_ms = self._half_pass_ms[num_rows]
+        return min(together_ms, max(2.0 * half_ms, half_ms + half_away_ms + waits_ms))
 
     def best_at(self, depth: int, tokens: list[tuple[float, int, int]]) -> JointPlan | None:
         """The best number of tokens to admit with `depth` draft steps."""
@@ -152,9 +174,7 @@ class _Rounds:
             expected -= minus_alive
             admitted.append((index, length))
             num_rows = len(admitted)
-            round_ms = self._pass_ms[num_rows] + self._verify_wait_ms
-            if num_drafting:
-                round_ms += depth * self._step_ms[num_drafting] + self._draft_wait_ms
+            round_ms = self._round_ms(num_rows, depth, num_drafting)
             rate = (expected - self._others_lose[num_rows]) / max(round_ms, 1e-9)
             if rate > best_rate:
                 best_rate, best_ms, best_rows = rate, round_ms, num_rows
@@ -165,3 +185,7 @@ class _Rounds:
             lengths[index] = length
         deepest = max((k for k, free in zip(lengths, is_free, strict=True) if not free), default=0)
         return JointPlan(tuple(lengths), deepest, best_ms, best_rate)
+
+
+def _step_ms(costs: Costs, num_own: float, others: Others) -> float:
+    return costs.step_ms(max(1.0, num_own + others.num_drafting))

@@ -22,11 +22,13 @@ from router.pass_costs import PassCosts
 from router.planner import JointPlan, Others, Outlook, best_drafting_plan, plain_plan
 from router.round_plan import RoundPlan
 
-PLAIN_STEPS = 8  # how far the target goes on alone in a round when k = 0 was chosen
+PLAIN_STEPS = (8, 32)  # how far the target goes on alone when k = 0 was chosen: first, at most
 _BEGIN_MARGIN = 1.04  # drafting begins where it promises this much more than plain decoding
 _END_MARGIN = 1.0
 _SHADOW_LENGTH = 3
-_LONGEST_SHADOW_GAP = 16  # plain rounds of a session between its shadow drafts
+_LONGEST_SHADOW_GAP = 4  # plain rounds of a session between its shadow drafts
+_SETTLING = 3  # plans after a change of mode until sessions are in step
+_DWELL = 8  # plans that drafting is given before it may be called off
 _TRIALS = (16, 512)  # plans between two trials of the other mode: first, at most
 _STRETCH_EVERY = 16  # plans; then one token more than is best, or later positions stay unknown
 _PATIENCE = 16  # plans that a session may miss before it counts as away
@@ -81,6 +83,7 @@ class Seat:
         self.source: DraftSource = "draft_model"
         self.limit = 0
         self.num_rows = 1  # in its newest pass, as far as planned
+        self.runs_on = False
         self.last_plan = 0  # of the group, when it last asked
         self.shadow_gap = 1
         self.rounds_to_shadow = 1
@@ -94,7 +97,16 @@ class Seat:
         self.source, self.estimate, self.limit = source, estimate, limit
         plan = group.plan(self, is_new=changed)
         self.num_rows = 1 + plan.num_draft_tokens
+        self.runs_on = plan.run_on > 0
         return plan
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the session goes on alone by a plan from before the others began to draft."""
+        if self._replica is None or self.num_rows > 1:
+            return False
+        group = self._planner.group(self._replica)
+        return group.is_drafting and self.runs_on
 
     def observe_pass(self, timing: Timing) -> None:
         """Take in who was in a target pass."""
@@ -149,9 +161,9 @@ class _Group:
         self.seats: dict[Seat, None] = {}  # in order
         self._waiting: dict[Seat, int] = {}  # k of those that have not taken theirs yet
         self._plan = JointPlan((), 0, 0.0, 0.0)
-        self._is_drafting = True
-        self._is_trial = False
+        self.is_drafting = True
         self._num_plans = 0
+        self._switched_at = 0
         self._next_trial = 2  # what going without costs must be known early
         self._trial_gap = _TRIALS[0]
         self._shadowing: Seat | None = None
@@ -169,11 +181,12 @@ class _Group:
                 num_tokens,
                 0,
                 predicted_ms=self._plan.round_ms,
-                is_deepest=num_tokens >= self._plan.depth,
+                is_typical=num_tokens >= self._plan.depth and self._age >= _SETTLING,
             )
-        if self._is_drafting:  # the others draft, or all go without for once: come back soon
+        if self.is_drafting:  # the others draft, or all go without for once: come back soon
             return RoundPlan(0, 0)
-        return RoundPlan(0, PLAIN_STEPS, num_shadow_tokens=self._shadow_length(seat))
+        run_on = min(PLAIN_STEPS[0] * seat.shadow_gap, PLAIN_STEPS[1])
+        return RoundPlan(0, run_on, num_shadow_tokens=self._shadow_length(seat))
 
     def observe_pass(self, timing: Timing) -> None:
         own_rows = sum(seat.num_rows for seat in self.seats)
@@ -218,12 +231,12 @@ class _Group:
             Outlook(_survival(seat, seat.limit), is_free=seat.source == "ngram") for seat in members
         ]
         others = self._others.now()
-        plain = plain_plan(len(members), self._costs, others, PLAIN_STEPS)
+        plain = plain_plan(len(members), self._costs, others, PLAIN_STEPS[-1])
         drafting = best_drafting_plan(outlooks, self._costs, others)
-        margin = _END_MARGIN if self._is_drafting else _BEGIN_MARGIN
-        pays = drafting is not None and drafting.tokens_per_ms > margin * plain.tokens_per_ms
-        if pays != self._is_drafting:
-            self._is_drafting = pays
+        pays = drafting is not None and self._pays(drafting, plain)
+        if pays != self.is_drafting:
+            self.is_drafting = pays
+            self._switched_at = self._num_plans
             self._trial_gap = _TRIALS[0]
             self._next_trial = self._num_plans + self._trial_gap
         self._plan = plain if drafting is None or not pays else drafting
@@ -233,12 +246,23 @@ class _Group:
             return self._stretched(members)
         return list(self._plan.lengths)
 
+    @property
+    def _age(self) -> int:
+        """Plans since the mode changed."""
+        return self._num_plans - self._switched_at
+
+    def _pays(self, drafting: JointPlan, plain: JointPlan) -> bool:
+        if not self.is_drafting:
+            return drafting.tokens_per_ms > _BEGIN_MARGIN * plain.tokens_per_ms
+        is_better = drafting.tokens_per_ms > _END_MARGIN * plain.tokens_per_ms
+        return is_better or 0 < self._switched_at > self._num_plans - _DWELL
+
     def _trial(self, members: list[Seat], asker: Seat) -> list[int]:
         """The other mode, for one round: plain for all, or a draft for the session that asks."""
         self._next_trial = self._num_plans + self._trial_gap
         self._trial_gap = min(2 * self._trial_gap, _TRIALS[1])
         self._stats.num_trials += 1
-        if self._is_drafting:
+        if self.is_drafting:
             return [0] * len(members)
         return [min(_SHADOW_LENGTH, s.limit) if s is asker else 0 for s in members]
 
