@@ -25,7 +25,7 @@ _COMPANY = 4.0  # who waits for few waits less long: this times the share of tho
 _SLACK = 0.25  # of its usual time away: who is later than that is not waited for
 _SLACK_S = 0.0003
 _SMOOTHING = 0.2  # weight of the newest value in a running mean
-_AWAY_SMOOTHING = 0.4  # the same for times away, which follow the length of drafts
+_AWAY_FALL = 0.25  # weight of a time away that is shorter than expected; longer ones count at once
 _LONGEST_AWAY_S = 1.0  # a client that took longer was doing something else
 
 
@@ -38,7 +38,7 @@ class _Visitor:
     is_running_on: bool = False
     is_awaited: bool = False
     answered_s: float | None = None  # when it left, while it is away
-    away_s: float | None = None  # how long it usually is
+    away_s: float | None = None  # how long it may be: drafts differ in length from round to round
 
 
 class FormingWindow:
@@ -61,7 +61,8 @@ class FormingWindow:
         visitor = self._visitors.setdefault(session_id, _Visitor())
         if visitor.answered_s is not None:
             away_s = min(now - visitor.answered_s, _LONGEST_AWAY_S)
-            visitor.away_s = running_mean(visitor.away_s, away_s, _AWAY_SMOOTHING)
+            fallen_s = running_mean(visitor.away_s, away_s, _AWAY_FALL)
+            visitor.away_s = max(away_s, fallen_s)
         visitor.answered_s = None
         visitor.is_awaited = visitor.is_running_on = False
         visitor.is_ready = True

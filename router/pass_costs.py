@@ -10,7 +10,9 @@ from __future__ import annotations
 from models.cost_table import CostTable
 from models.messages import DraftSource, Proposal, Verdict
 
-_SMOOTHING = 0.05  # weight of the newest wait in a running mean
+# Weight of the newest wait in its running value. Sessions that are out of step wait long for each
+# other, which is no reason to draft otherwise: a wait counts by what it is when things go well.
+_RISE, _FALL = 0.02, 0.1
 
 
 class PassCosts:
@@ -73,7 +75,9 @@ class PassCosts:
 
 
 def _mean(mean: float | None, value: float) -> float:
-    return value if mean is None else mean + _SMOOTHING * (value - mean)
+    if mean is None:
+        return value
+    return mean + (_RISE if value > mean else _FALL) * (value - mean)
 
 
 def _either(mean: float | None, other: float | None) -> float:

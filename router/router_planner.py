@@ -29,7 +29,7 @@ _SHADOW_LENGTH = 3
 _LONGEST_SHADOW_GAP = 4  # plain rounds of a session between its shadow drafts
 _SETTLING = 3  # plans after a change of mode until sessions are in step
 _DWELL = 8  # plans that drafting is given before it may be called off
-_TRIALS = (16, 512)  # plans between two trials of the other mode: first, at most
+_TRIALS = (32, 512)  # plans between two trials of the other mode: first, at most
 _STRETCH_EVERY = 16  # plans; then one token more than is best, or later positions stay unknown
 _PATIENCE = 16  # plans that a session may miss before it counts as away
 _SMOOTHING = 0.05
@@ -255,7 +255,7 @@ class _Group:
         if not self.is_drafting:
             return drafting.tokens_per_ms > _BEGIN_MARGIN * plain.tokens_per_ms
         is_better = drafting.tokens_per_ms > _END_MARGIN * plain.tokens_per_ms
-        return is_better or 0 < self._switched_at > self._num_plans - _DWELL
+        return is_better or self._age < _DWELL
 
     def _trial(self, members: list[Seat], asker: Seat) -> list[int]:
         """The other mode, for one round: plain for all, or a draft for the session that asks."""
