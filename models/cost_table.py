@@ -24,7 +24,7 @@ _FULL_WEIGHT = 20.0
 @dataclass(slots=True)
 class _Cell:
     count: float
-    time_ms: float
+    time: float
     weight: float = 1.0
 
 
@@ -41,25 +41,25 @@ class CostTable:
         """Whether nothing was measured yet."""
         return not self._cells
 
-    def observe(self, count: int, time_ms: float) -> None:
+    def observe(self, count: int, time: float) -> None:
         """Take in one measurement for `count`, at least 1."""
         self._curve = None
         key = _cell_key(count)
         cell = self._cells.get(key)
         if cell is None:
-            self._cells[key] = _Cell(float(count), time_ms)
+            self._cells[key] = _Cell(float(count), time)
             return
-        surprise = min(time_ms / max(cell.time_ms, 1e-9), _LARGEST_SURPRISE)
+        surprise = min(time / max(cell.time, 1e-9), _LARGEST_SURPRISE)
         share = max(_OWN_SHARE, 1.0 / (cell.weight + 1.0))
         cell.weight = min(cell.weight + 1.0, _FULL_WEIGHT)
         cell.count += share * (count - cell.count)
         if cell.weight >= _FULL_WEIGHT:
             for other in self._cells.values():
-                other.time_ms *= 1.0 + _OTHER_SHARE * (surprise - 1.0)
-        cell.time_ms *= 1.0 + share * (surprise - 1.0)
+                other.time *= 1.0 + _OTHER_SHARE * (surprise - 1.0)
+        cell.time *= 1.0 + share * (surprise - 1.0)
 
     def at(self, count: float) -> float:
-        """Expected time for `count`, ms; 0.0 where nothing was measured."""
+        """Expected time for `count`, in the unit of the measurements; 0.0 without any."""
         if self._curve is None:
             self._curve = _rising(sorted(self._cells.values(), key=lambda cell: cell.count))
             self._slope = _slope(self._curve)
@@ -67,13 +67,13 @@ class CostTable:
         if not curve:
             return 0.0
         if count <= curve[0][0]:
-            first_ms = curve[0][1]
-            return max(first_ms - self._slope * (curve[0][0] - count), 0.1 * first_ms)
+            first_time = curve[0][1]
+            return max(first_time - self._slope * (curve[0][0] - count), 0.1 * first_time)
         right = bisect_right(curve, count, key=lambda point: point[0])
         if right == len(curve):
             return curve[-1][1] + self._slope * (count - curve[-1][0])
-        (low, low_ms), (high, high_ms) = curve[right - 1], curve[right]
-        return low_ms + (high_ms - low_ms) * (count - low) / (high - low)
+        (low, low_time), (high, high_time) = curve[right - 1], curve[right]
+        return low_time + (high_time - low_time) * (count - low) / (high - low)
 
 
 def _cell_key(count: int) -> int:
@@ -86,7 +86,7 @@ def _rising(cells: list[_Cell]) -> list[tuple[float, float]]:
     """Points (count, time) of the closest curve that never falls, by weighted squares."""
     blocks: list[tuple[float, float, int]] = []  # mean time, weight, number of cells
     for cell in cells:
-        mean, weight, num_cells = cell.time_ms, cell.weight, 1
+        mean, weight, num_cells = cell.time, cell.weight, 1
         while blocks and blocks[-1][0] >= mean:
             before, before_weight, before_cells = blocks.pop()
             mean = (mean * weight + before * before_weight) / (weight + before_weight)
@@ -94,7 +94,7 @@ def _rising(cells: list[_Cell]) -> list[tuple[float, float]]:
             num_cells += before_cells
         blocks.append((mean, weight, num_cells))
     times = [mean for mean, _, num_cells in blocks for _ in range(num_cells)]
-    return [(cell.count, time_ms) for cell, time_ms in zip(cells, times, strict=True)]
+    return [(cell.count, time) for cell, time in zip(cells, times, strict=True)]
 
 
 def _slope(curve: list[tuple[float, float]]) -> float:
@@ -102,7 +102,7 @@ def _slope(curve: list[tuple[float, float]]) -> float:
     if len(curve) < 2:
         return 0.0
     mean_count = sum(count for count, _ in curve) / len(curve)
-    mean_ms = sum(time_ms for _, time_ms in curve) / len(curve)
+    mean_time = sum(time for _, time in curve) / len(curve)
     spread = sum((count - mean_count) ** 2 for count, _ in curve)
-    covariance = sum((count - mean_count) * (time_ms - mean_ms) for count, time_ms in curve)
+    covariance = sum((count - mean_count) * (time - mean_time) for count, time in curve)
     return max(0.0, covariance / spread)

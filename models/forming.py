@@ -9,8 +9,9 @@ before, where that pays: with n sessions ready and m more expected within w seco
 
 and the shorter total wins (T by rows, as measured). Where rows are cheap that holds a pass for
 sessions that are out drafting; where rows cost what they are worth it holds for nobody. Sessions
-in the middle of plain steps gain nothing by company: while one is ready the wait is at most 5% of
-a pass, and it is never more than half of one. Pure bookkeeping of given times; no clock of its own.
+in the middle of plain steps gain nothing by company: while one is ready the waits are at most 5%
+of the passes' time, and none is longer than half a pass. Pure bookkeeping of given times; no clock
+of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 
 from models.cost_table import CostTable
 
-_PLAIN_SHARE = 0.05  # of a pass: longest wait while a session in plain steps is ready
+_PLAIN_SHARE = 0.05  # of the passes' time: what sessions in plain steps may be held altogether
+_PLAIN_BURST = 0.2  # of a pass: and at once
 _DRAFT_SHARE = 0.5  # of a pass: longest wait otherwise
 _COMPANY = 4.0  # who waits for few waits less long: this times the share of those expected
 _SLACK = 0.25  # of its usual time away: who is later than that is not waited for
@@ -49,12 +51,16 @@ class FormingWindow:
         self._pass_s: float | None = None
         self._by_rows = CostTable()
         self._held_since_s: float | None = None  # since when a pass could have gone
+        self._plain_budget_s = 0.0  # what sessions in plain steps may still be held
 
     def note_pass(self, duration_s: float, num_rows: int) -> None:
         """A pass of `num_rows` rows took `duration_s`."""
         self._pass_s = running_mean(self._pass_s, duration_s)
         self._by_rows.observe(num_rows, duration_s)
         self._held_since_s = None
+        self._plain_budget_s = min(
+            self._plain_budget_s + _PLAIN_SHARE * duration_s, _PLAIN_BURST * self._pass_s
+        )
 
     def note_message(self, session_id: str, now: float, num_rows: int) -> None:
         """A message of the session came and asks for `num_rows` rows with logits."""
@@ -98,11 +104,17 @@ class FormingWindow:
         ready = [visitor for visitor in self._visitors.values() if visitor.is_ready]
         if not ready or self._pass_s is None:
             return 0.0
+        longest_s = self._pass_s * _DRAFT_SHARE
         is_plain = any(visitor.is_running_on for visitor in ready)
-        longest_s = self._pass_s * (_PLAIN_SHARE if is_plain else _DRAFT_SHARE)
-        end_s = self._held_since_s + longest_s
-        until_s = self._worth_waiting_for(ready, now, end_s, longest_s)
-        return max(0.0, until_s - now)
+        if is_plain:
+            longest_s = self._plain_budget_s
+        wait_s = (
+            self._worth_waiting_for(ready, now, self._held_since_s + longest_s, longest_s) - now
+        )
+        if wait_s <= 0.0 and is_plain:
+            self._plain_budget_s = max(0.0, self._plain_budget_s - (now - self._held_since_s))
+            self._held_since_s = now
+        return max(0.0, wait_s)
 
     def _worth_waiting_for(
         self, ready: list[_Visitor], now: float, end_s: float, longest_s: float

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Costs(Protocol):
@@ -116,6 +116,11 @@ def choose_draft_lengths(
     return drafting
 
 
+class _Round(NamedTuple):
+    time_ms: float
+    plain_tokens: float  # of sessions without a draft, beyond one for each
+
+
 class _Rounds:
     """Times of rounds by number of draft rows and of sessions on the draft model."""
 
@@ -137,47 +142,62 @@ class _Rounds:
         ]
         self._draft_wait_ms = costs.draft_wait_ms
         self._verify_wait_ms = costs.verify_wait_ms
+        self._plain_pass_ms = [
+            max(costs.pass_ms(own + others.num_rows), 1e-9) if own else 0.0
+            for own in range(self._num_sessions + 1)
+        ]
         plain_ms = max(self._pass_ms[0], 1e-9)
         self._others_lose = [
             others.num_sessions * (pass_ms - self._pass_ms[0]) / plain_ms
             for pass_ms in self._pass_ms
         ]
 
-    def _round_ms(self, num_rows: int, depth: int, num_drafting: int) -> float:
-        """All in one pass, or two halves in turn, one drafting while the other is verified.
+    def _round(self, num_rows: int, depth: int, num_drafted: int, num_away: int) -> _Round:
+        """Time of a round of `num_rows` draft rows, and plain tokens beside one for each session.
 
-        Engines form batches by the same comparison (`models.forming`).
+        `num_drafted` sessions have a draft, `num_away` of them from the draft model. The rest go on
+        alone, pass after pass, and those that draft wait for the end of one, on average half of it.
         """
         waits_ms = self._verify_wait_ms
         away_ms = half_away_ms = 0.0
-        if num_drafting:
+        if num_away:
             waits_ms += self._draft_wait_ms
-            away_ms = depth * self._step_ms[num_drafting]
-            half_away_ms = depth * self._half_step_ms[num_drafting]
+            away_ms = depth * self._step_ms[num_away]
+            half_away_ms = depth * self._half_step_ms[num_away]
         together_ms = self._pass_ms[num_rows] + away_ms + waits_ms
+        num_plain = self._num_sessions - num_drafted
+        if num_plain:
+            plain_ms = self._plain_pass_ms[num_plain]
+            more_passes = 0.5 + (away_ms + waits_ms) / plain_ms
+            return _Round(together_ms + 0.5 * plain_ms, num_plain * more_passes)
         if self._num_sessions < 2:
-            return together_ms
+            return _Round(together_ms, 0.0)
+        # All in one pass, or two halves in turn, one drafting while the other is verified: engines
+        # form batches by the same comparison (`models.forming`).
         half_ms = self._half_pass_ms[num_rows]
-        return min(together_ms, max(2.0 * half_ms, half_ms + half_away_ms + waits_ms))
+        apart_ms = max(2.0 * half_ms, half_ms + half_away_ms + waits_ms)
+        return _Round(min(together_ms, apart_ms), 0.0)
 
     def best_at(self, depth: int, tokens: list[tuple[float, int, int]]) -> JointPlan | None:
         """The best number of tokens to admit with `depth` draft steps."""
         is_free = [outlook.is_free for outlook in self._outlooks]
         admitted: list[tuple[int, int]] = []
-        expected, num_drafting = float(self._num_sessions), 0
+        expected, num_drafted, num_away = float(self._num_sessions), 0, 0
         best_rate, best_ms, best_rows = 0.0, 0.0, 0
         for minus_alive, length, index in tokens:
-            if not is_free[index]:
-                if length > depth:
-                    continue
-                num_drafting += length == 1
+            if length > depth and not is_free[index]:
+                continue
+            if length == 1:
+                num_drafted += 1
+                num_away += not is_free[index]
             expected -= minus_alive
             admitted.append((index, length))
             num_rows = len(admitted)
-            round_ms = self._round_ms(num_rows, depth, num_drafting)
-            rate = (expected - self._others_lose[num_rows]) / max(round_ms, 1e-9)
+            planned = self._round(num_rows, depth, num_drafted, num_away)
+            num_tokens = expected + planned.plain_tokens - self._others_lose[num_rows]
+            rate = num_tokens / max(planned.time_ms, 1e-9)
             if rate > best_rate:
-                best_rate, best_ms, best_rows = rate, round_ms, num_rows
+                best_rate, best_ms, best_rows = rate, planned.time_ms, num_rows
         if best_rows == 0 or best_ms <= 0.0:
             return None
         lengths = [0] * self._num_sessions

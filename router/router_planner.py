@@ -28,7 +28,7 @@ _END_MARGIN = 1.0
 _SHADOW_LENGTH = 3
 _LONGEST_SHADOW_GAP = 4  # plain rounds of a session between its shadow drafts
 _SETTLING = 3  # plans after a change of mode until sessions are in step
-_DWELL = 8  # plans that drafting is given before it may be called off
+_DWELL = 5  # plans that drafting is given before it may be called off
 _TRIALS = (32, 512)  # plans between two trials of the other mode: first, at most
 _STRETCH_EVERY = 16  # plans; then one token more than is best, or later positions stay unknown
 _PATIENCE = 16  # plans that a session may miss before it counts as away
@@ -97,7 +97,7 @@ class Seat:
         self.source, self.estimate, self.limit = source, estimate, limit
         plan = group.plan(self, is_new=changed)
         self.num_rows = 1 + plan.num_draft_tokens
-        self.runs_on = plan.run_on > 0
+        self.runs_on = plan.run_on > 0 and not group.is_drafting
         return plan
 
     @property
@@ -164,6 +164,7 @@ class _Group:
         self.is_drafting = True
         self._num_plans = 0
         self._switched_at = 0
+        self._is_plain_trial = False
         self._next_trial = 2  # what going without costs must be known early
         self._trial_gap = _TRIALS[0]
         self._shadowing: Seat | None = None
@@ -183,8 +184,10 @@ class _Group:
                 predicted_ms=self._plan.round_ms,
                 is_typical=num_tokens >= self._plan.depth and self._age >= _SETTLING,
             )
-        if self.is_drafting:  # the others draft, or all go without for once: come back soon
+        if self._is_plain_trial:
             return RoundPlan(0, 0)
+        if self.is_drafting:  # others do
+            return RoundPlan(0, PLAIN_STEPS[0])
         run_on = min(PLAIN_STEPS[0] * seat.shadow_gap, PLAIN_STEPS[1])
         return RoundPlan(0, run_on, num_shadow_tokens=self._shadow_length(seat))
 
@@ -220,6 +223,7 @@ class _Group:
         self._stats.num_plans += 1
         asker.last_plan = self._num_plans
         members = [seat for seat in self.seats if self._num_plans - seat.last_plan <= _PATIENCE]
+        self._is_plain_trial = False
         lengths = self._choose(members, asker)
         self._waiting = dict(zip(members, lengths, strict=True))
 
@@ -263,6 +267,7 @@ class _Group:
         self._trial_gap = min(2 * self._trial_gap, _TRIALS[1])
         self._stats.num_trials += 1
         if self.is_drafting:
+            self._is_plain_trial = True
             return [0] * len(members)
         return [min(_SHADOW_LENGTH, s.limit) if s is asker else 0 for s in members]
 
