@@ -13,6 +13,7 @@ from models.messages import DraftSource, Proposal, Verdict
 # Weight of the newest wait in its running value. Sessions that are out of step wait long for each
 # other, which is no reason to draft otherwise: a wait counts by what it is when things go well.
 _RISE, _FALL = 0.02, 0.1
+_AGEING = 0.03
 
 
 class PassCosts:
@@ -49,6 +50,13 @@ class PassCosts:
             self._verify_wait_ms = _mean(self._verify_wait_ms, wait_ms)
         else:
             self._plain_wait_ms = _mean(self._plain_wait_ms, wait_ms)
+
+    def age_waits(self) -> None:
+        """Believe a little less in the waits of rounds with a draft: none were measured lately."""
+        if self._verify_wait_ms is not None:
+            self._verify_wait_ms *= 1.0 - _AGEING
+        if self._draft_wait_ms is not None:
+            self._draft_wait_ms *= 1.0 - _AGEING
 
     def pass_ms(self, num_rows: float) -> float:
         """Expected time of a target pass of so many rows."""

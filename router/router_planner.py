@@ -182,7 +182,7 @@ class _Group:
                 num_tokens,
                 0,
                 predicted_ms=self._plan.round_ms,
-                is_typical=num_tokens >= self._plan.depth and self._age >= _SETTLING,
+                is_typical=self._is_typical(num_tokens),
             )
         if self._is_plain_trial:
             return RoundPlan(0, 0)
@@ -255,8 +255,14 @@ class _Group:
         """Plans since the mode changed."""
         return self._num_plans - self._switched_at
 
+    def _is_typical(self, num_tokens: int) -> bool:
+        """Whether a draft of that length waits for nobody by plan, and sessions are in step."""
+        is_deepest = num_tokens >= self._plan.depth
+        return self.is_drafting and is_deepest and self._age >= _SETTLING
+
     def _pays(self, drafting: JointPlan, plain: JointPlan) -> bool:
         if not self.is_drafting:
+            self._costs.age_waits()
             return drafting.tokens_per_ms > _BEGIN_MARGIN * plain.tokens_per_ms
         is_better = drafting.tokens_per_ms > _END_MARGIN * plain.tokens_per_ms
         return is_better or self._age < _DWELL
