@@ -10,7 +10,7 @@ before, where that pays: with n sessions ready and m more expected within w seco
 and the shorter total wins (T by rows, as measured). Where rows are cheap that holds a pass for
 sessions that are out drafting; where rows cost what they are worth it holds for nobody. Sessions
 in the middle of plain steps gain nothing by company: while one is ready the waits are at most 5%
-of the passes' time, and none is longer than half a pass. Pure bookkeeping of given times; no clock
+of the passes' time, and none is longer than three quarters of one. Pure bookkeeping of given times; no clock
 of its own.
 """
 
@@ -22,7 +22,7 @@ from models.cost_table import CostTable
 
 _PLAIN_SHARE = 0.05  # of the passes' time: what sessions in plain steps may be held altogether
 _PLAIN_BURST = 0.2  # of a pass: and at once
-_DRAFT_SHARE = 0.5  # of a pass: longest wait otherwise
+_DRAFT_SHARE = 0.75  # of a pass: longest wait otherwise
 _COMPANY = 4.0  # who waits for few waits less long: this times the share of those expected
 _SLACK = 0.25  # of its usual time away: who is later than that is not waited for
 _SLACK_S = 0.0003

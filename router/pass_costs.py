@@ -12,7 +12,7 @@ from models.messages import DraftSource, Proposal, Verdict
 
 # Weight of the newest wait in its running value. Sessions that are out of step wait long for each
 # other, which is no reason to draft otherwise: a wait counts by what it is when things go well.
-_RISE, _FALL = 0.02, 0.1
+_RISE, _FALL = 0.01, 0.1
 _AGEING = 0.03
 
 

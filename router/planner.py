@@ -67,6 +67,9 @@ class Others:
     num_sessions: float = 0.0  # of theirs in a target pass
     num_rows: float = 0.0
     num_drafting: float = 0.0  # of theirs in a draft step; negative: ours are on several drafters
+    our_share: float = (
+        1.0  # of our sessions in a pass, while all draft: 0.5 where halves take turns
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class _Rounds:
         self._half_pass_ms = [
             costs.pass_ms(half_rows + more / 2) for more in range(max_draft_rows + 1)
         ]
+        self._apart = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
         self._draft_wait_ms = costs.draft_wait_ms
         self._verify_wait_ms = costs.verify_wait_ms
         self._plain_pass_ms = [
@@ -172,11 +176,13 @@ class _Rounds:
             return _Round(together_ms + 0.5 * plain_ms, num_plain * more_passes)
         if self._num_sessions < 2:
             return _Round(together_ms, 0.0)
-        # All in one pass, or two halves in turn, one drafting while the other is verified: engines
-        # form batches by the same comparison (`models.forming`).
+        # All in one pass, or two halves in turn, one drafting while the other is verified. Engines
+        # bring sessions together where that is better (`models.forming`); they do not part them
+        # where it is not, so how often they are apart then is measured.
         half_ms = self._half_pass_ms[num_rows]
         apart_ms = max(2.0 * half_ms, half_ms + half_away_ms + waits_ms)
-        return _Round(min(together_ms, apart_ms), 0.0)
+        gain_ms = max(0.0, together_ms - apart_ms)
+        return _Round(together_ms - self._apart * gain_ms, 0.0)
 
     def best_at(self, depth: int, tokens: list[tuple[float, int, int]]) -> JointPlan | None:
         """The best number of tokens to admit with `depth` draft steps."""

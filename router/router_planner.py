@@ -194,6 +194,8 @@ class _Group:
     def observe_pass(self, timing: Timing) -> None:
         own_rows = sum(seat.num_rows for seat in self.seats)
         self._others.observe_pass(timing, len(self.seats), own_rows)
+        if self.is_drafting and self._age >= _SETTLING and own_rows >= 2 * len(self.seats):
+            self._others.observe_share(timing, len(self.seats))
 
     def observe_steps(self, timing: Timing) -> None:
         own = sum(1 for seat in self.seats if seat.num_rows > 1 and seat.source == "draft_model")
@@ -286,10 +288,11 @@ class _Group:
 
 
 class _OthersEstimate:
-    """Running means of what others have in the same passes and draft steps."""
+    """Running means of who is in passes and draft steps, others and us."""
 
     def __init__(self) -> None:
         self._sessions = self._rows = self._drafting = 0.0
+        self._our_share = 1.0
 
     def observe_pass(self, timing: Timing, own_sessions: int, own_rows: int) -> None:
         others = max(0, timing.num_sessions - own_sessions)
@@ -302,8 +305,12 @@ class _OthersEstimate:
     def observe_steps(self, timing: Timing, own_drafting: int) -> None:
         self._drafting += _SMOOTHING * (timing.num_sessions - own_drafting - self._drafting)
 
+    def observe_share(self, timing: Timing, own_sessions: int) -> None:
+        share = max(1.0, timing.num_sessions - self._sessions) / own_sessions
+        self._our_share += _SMOOTHING * (min(share, 1.0) - self._our_share)
+
     def now(self) -> Others:
-        return Others(self._sessions, self._rows, self._drafting)
+        return Others(self._sessions, self._rows, self._drafting, self._our_share)
 
 
 def _survival(seat: Seat, limit: int) -> tuple[float, ...]:
