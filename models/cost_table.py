@@ -16,7 +16,7 @@ from dataclasses import dataclass
 _EXACT_COUNTS = 8
 _CELL_WIDTH = math.log(1.15)
 _OWN_SHARE = 0.05  # weight of a measurement in its cell once the cell has seen 20
-_OTHER_SHARE = 0.002  # of its relative surprise that the other cells take over
+_OTHER_SHARE = 0.025  # of its relative surprise that the other cells take over
 _LARGEST_SURPRISE = 3.0  # times what was expected; more is a hiccup, not a cost
 _FULL_WEIGHT = 20.0
 
@@ -55,7 +55,8 @@ class CostTable:
         cell.count += share * (count - cell.count)
         if cell.weight >= _FULL_WEIGHT:
             for other in self._cells.values():
-                other.time *= 1.0 + _OTHER_SHARE * (surprise - 1.0)
+                if other is not cell:
+                    other.time *= 1.0 + _OTHER_SHARE * (surprise - 1.0)
         cell.time *= 1.0 + share * (surprise - 1.0)
 
     def at(self, count: float) -> float:
