@@ -1,65 +1,156 @@
 """Batch forming: how long a pass is held back for sessions that were just answered.
 
 Sessions that come back at different times would split into alternating half batches, each
-paying a whole pass. So a pass waits for the sessions it expects back, at most twice the usual
-time between an answer and the next message and at most 5% of a pass, and goes when all are in.
-Pure bookkeeping of given times; no clock of its own.
+paying a whole pass. So a pass waits for those it expects back, by how long each of them was away
+before, where that pays: with n sessions ready and m more expected within w seconds,
+
+    going now     n are done after T(n), m after T(n) + T(m)
+    waiting       all are done after w + T(n + m)
+
+and the shorter total wins (T by rows, as measured). Where rows are cheap that holds a pass for
+sessions that are out drafting; where rows cost what they are worth it holds for nobody. Sessions
+in the middle of plain steps gain nothing by company: while one is ready the waits are at most 5%
+of the passes' time, and none is longer than three quarters of one. Pure bookkeeping of given times; no clock
+of its own.
 """
 
 from __future__ import annotations
 
-_PASS_SHARE = 0.05
-_LINK_FACTOR = 2.0
+from dataclasses import dataclass
+
+from models.cost_table import CostTable
+
+_PLAIN_SHARE = 0.05  # of the passes' time: what sessions in plain steps may be held altogether
+_PLAIN_BURST = 0.2  # of a pass: and at once
+_DRAFT_SHARE = 0.75  # of a pass: longest wait otherwise
+_COMPANY = 4.0  # who waits for few waits less long: this times the share of those expected
+_SLACK = 0.25  # of its usual time away: who is later than that is not waited for
+_SLACK_S = 0.0003
 _SMOOTHING = 0.2  # weight of the newest value in a running mean
-_LONGEST_LINK_S = 0.05  # a client that took longer was doing something else
+_AWAY_FALL = 0.25  # weight of a time away that is shorter than expected; longer ones count at once
+_LONGEST_AWAY_S = 1.0  # a client that took longer was doing something else
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """A session as the window knows it."""
+
+    num_rows: int = 1  # of its newest message
+    is_ready: bool = False
+    is_running_on: bool = False
+    is_awaited: bool = False
+    answered_s: float | None = None  # when it left, while it is away
+    away_s: float | None = None  # how long it may be: drafts differ in length from round to round
 
 
 class FormingWindow:
     """Who is expected back, and until when waiting for them pays."""
 
     def __init__(self) -> None:
-        self._answered_s: dict[str, float] = {}  # when sessions that have not come back left
-        self._awaited: set[str] = set()  # those of them that a pass waits for
-        self._opened_s = 0.0  # time of the newest answer that expects a session back
-        self._link_s: float | None = None
+        self._visitors: dict[str, _Visitor] = {}
         self._pass_s: float | None = None
+        self._by_rows = CostTable()
+        self._held_since_s: float | None = None  # since when a pass could have gone
+        self._plain_budget_s = 0.0  # what sessions in plain steps may still be held
 
-    def note_pass(self, duration_s: float) -> None:
-        """A pass took `duration_s`."""
+    def note_pass(self, duration_s: float, num_rows: int) -> None:
+        """A pass of `num_rows` rows took `duration_s`."""
         self._pass_s = running_mean(self._pass_s, duration_s)
+        self._by_rows.observe(num_rows, duration_s)
+        self._held_since_s = None
+        self._plain_budget_s = min(
+            self._plain_budget_s + _PLAIN_SHARE * duration_s, _PLAIN_BURST * self._pass_s
+        )
+
+    def note_message(self, session_id: str, now: float, num_rows: int) -> None:
+        """A message of the session came and asks for `num_rows` rows with logits."""
+        visitor = self._visitors.setdefault(session_id, _Visitor())
+        if visitor.answered_s is not None:
+            away_s = min(now - visitor.answered_s, _LONGEST_AWAY_S)
+            fallen_s = running_mean(visitor.away_s, away_s, _AWAY_FALL)
+            visitor.away_s = max(away_s, fallen_s)
+        visitor.answered_s = None
+        visitor.is_awaited = visitor.is_running_on = False
+        visitor.is_ready = True
+        visitor.num_rows = num_rows
+
+    def note_step(self, session_id: str) -> None:
+        """The session goes on alone for a plain step."""
+        visitor = self._visitors.setdefault(session_id, _Visitor())
+        visitor.is_ready = visitor.is_running_on = True
+        visitor.num_rows = 1
 
     def note_answer(self, session_id: str, now: float) -> None:
         """The session was answered and will come back with its next message."""
-        self._answered_s[session_id] = now
-        self._awaited.add(session_id)
-        self._opened_s = now
+        visitor = self._visitors.setdefault(session_id, _Visitor())
+        visitor.answered_s = now
+        visitor.is_awaited = visitor.away_s is not None
+        visitor.is_ready = False
 
-    def note_message(self, session_id: str, now: float) -> None:
-        """A message of the session came."""
-        self._awaited.discard(session_id)
-        answered_s = self._answered_s.pop(session_id, None)
-        if answered_s is not None:
-            self._link_s = running_mean(self._link_s, min(now - answered_s, _LONGEST_LINK_S))
+    def note_end(self, session_id: str) -> None:
+        """The session's work ended without an answer that brings it back. Idempotent."""
+        visitor = self._visitors.get(session_id)
+        if visitor is not None:
+            visitor.is_ready = False
 
     def forget(self, session_id: str) -> None:
         """The session will not come back. Idempotent."""
-        self._awaited.discard(session_id)
-        self._answered_s.pop(session_id, None)
+        self._visitors.pop(session_id, None)
 
     def wait_s(self, now: float) -> float:
         """Seconds a pass should still wait; 0: go now."""
-        if not self._awaited or self._link_s is None or self._pass_s is None:
+        if self._held_since_s is None:
+            self._held_since_s = now
+        ready = [visitor for visitor in self._visitors.values() if visitor.is_ready]
+        if not ready or self._pass_s is None:
             return 0.0
-        window_s = min(_LINK_FACTOR * self._link_s, _PASS_SHARE * self._pass_s)
-        if self._link_s > window_s:  # they cannot be back in time
-            return 0.0
-        left_s = self._opened_s + window_s - now
-        if left_s <= 0:
-            self._awaited.clear()  # who missed the window is not waited for again
-            return 0.0
-        return left_s
+        longest_s = self._pass_s * _DRAFT_SHARE
+        is_plain = any(visitor.is_running_on for visitor in ready)
+        if is_plain:
+            longest_s = self._plain_budget_s
+        wait_s = (
+            self._worth_waiting_for(ready, now, self._held_since_s + longest_s, longest_s) - now
+        )
+        if wait_s <= 0.0 and is_plain:
+            self._plain_budget_s = max(0.0, self._plain_budget_s - (now - self._held_since_s))
+            self._held_since_s = now
+        return max(0.0, wait_s)
+
+    def _worth_waiting_for(
+        self, ready: list[_Visitor], now: float, end_s: float, longest_s: float
+    ) -> float:
+        """The latest time until which waiting pays, `now` where it does not."""
+        expected = []
+        for visitor in self._visitors.values():
+            if not visitor.is_awaited or visitor.answered_s is None or visitor.away_s is None:
+                continue
+            back_s = visitor.answered_s + visitor.away_s
+            latest_s = back_s + _SLACK * visitor.away_s + _SLACK_S
+            if now >= latest_s:
+                visitor.is_awaited = False
+            elif back_s <= end_s:
+                expected.append((back_s, min(latest_s, end_s), visitor.num_rows))
+        expected.sort()
+        until_s, out_rows = now, 0
+        ready_rows = sum(visitor.num_rows for visitor in ready)
+        away_s = max((visitor.away_s or 0.0 for visitor in self._visitors.values()), default=0.0)
+        for number, (back_s, latest_s, num_rows) in enumerate(expected, start=1):
+            out_rows += num_rows
+            held_s = back_s - now
+            share = min(1.0, _COMPANY * number / (number + len(ready)))
+            if held_s <= share * longest_s and self._is_better_together(
+                ready_rows, out_rows, away_s
+            ):
+                until_s = max(until_s, latest_s)
+        return until_s
+
+    def _is_better_together(self, num_rows: int, num_more: int, away_s: float) -> bool:
+        """Whether one pass a round beats two, where a session is away for `away_s` in a round."""
+        one_s, other_s = self._by_rows.at(num_rows), self._by_rows.at(num_more)
+        together_s = self._by_rows.at(num_rows + num_more) + away_s
+        return together_s < max(one_s + other_s, max(one_s, other_s) + away_s)
 
 
-def running_mean(mean: float | None, value: float) -> float:
+def running_mean(mean: float | None, value: float, share: float = _SMOOTHING) -> float:
     """The exponential running mean after one more value; None: there was none before."""
-    return value if mean is None else mean + _SMOOTHING * (value - mean)
+    return value if mean is None else mean + share * (value - mean)

@@ -48,11 +48,13 @@ class TargetEngine(Engine):
         self._forming = FormingWindow()
 
     def wait_s(self, now: float) -> float:
-        """See `FormingWindow`; nobody waits while there is nothing to compute."""
-        return self._forming.wait_s(now) if self._active else 0.0
+        """See `FormingWindow`; nobody waits while there is nothing to compute or to complete."""
+        jobs = [session.job for session in self._active.values() if session.job is not None]
+        if not jobs or any(job.logits is not None for job in jobs):
+            return 0.0
+        return self._forming.wait_s(now)
 
     def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
-        self._forming.note_message(session.session_id, now)
         if not isinstance(message, Verify):
             self._fail(session, "invalid", "a target engine drafts nothing")
             return
@@ -77,6 +79,7 @@ class TargetEngine(Engine):
         session.is_past_prompt = length != session.opened.prompt_len
         if session.is_past_prompt:
             session.prompt_logprobs = []
+        self._forming.note_message(session.session_id, now, len(draft) + 1)
         self._start_job(
             session,
             Job(
@@ -121,6 +124,7 @@ class TargetEngine(Engine):
             self._end_job(session)
             self._forming.note_answer(session.session_id, now)
             return
+        self._forming.note_step(session.session_id)
         job.part += 1
         job.steps_left -= 1
         job.draft, job.draft_rows = [], []
@@ -170,10 +174,15 @@ class TargetEngine(Engine):
             f"of {pool.num_blocks * pool.block_size}",
         )
 
+    def _end_job(self, session: Session) -> None:
+        super()._end_job(session)
+        self._forming.note_end(session.session_id)
+
     def _close(self, session_id: str, epoch: int | None) -> None:
         super()._close(session_id, epoch)
         self._forming.forget(session_id)
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
         super()._note_pass(rows, duration_s)
-        self._forming.note_pass(duration_s)
+        num_rows = sum(planned.num_rows for planned in rows)
+        self._forming.note_pass(duration_s, num_rows)

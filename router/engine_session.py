@@ -96,6 +96,14 @@ class EngineSession:
         """Whether a lease is held."""
         return self._lease is not None
 
+    @property
+    def replica(self) -> str:
+        """The replica that holds the lease, by its link's address and epoch; "" for none."""
+        if self._lease is None:
+            return ""
+        endpoint = self._lease.grant.endpoint
+        return f"{endpoint.address} {endpoint.epoch}"
+
     async def connect(self, timeout_s: float) -> None:
         """Hold a lease; the one there is, else a new one.
 

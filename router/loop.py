@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from models.errors import ConstraintViolation, MaskUnavailable, Unavailable
 from models.messages import DraftProbs, DraftSource, Proposal, Verdict
 from models.token_log import TokenLog
-from router.draft_length import PassCosts, RoundPlan, RoundPlanner
+from router.draft_length import RoundPlanner
 from router.generation import Delta, FinishReason
 from router.logprobs import LogprobsOutbox
+from router.pass_costs import PassCosts
 from router.ports import Constrainer, Drafter, Verifier
+from router.round_plan import RoundPlan
 from router.round_stats import RoundStats
+from router.shadow import ShadowDraft
 from router.stops import StopChecker
 
 _MAX_MASK_LOSSES = 4  # times in a row that masks may be lost before the request fails
@@ -50,8 +53,8 @@ class _Round:
     draft: list[int]
     draft_probs: DraftProbs | None
     source: DraftSource
-    num_asked: int  # k
-    run_on: int
+    plan: RoundPlan
+    planned_at: float
 
 
 async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReason, None]:
@@ -60,9 +63,25 @@ async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReaso
     Raises:
         ServingError: the session cannot go on; what was yielded before stands.
     """
+    shadow = None
+    if parts.drafter is not None:
+        shadow = ShadowDraft(parts.drafter, parts.committed, parts.costs)
+    try:
+        async with aclosing(_rounds(parts, shadow)) as events:
+            async for event in events:
+                yield event
+    finally:
+        parts.planner.close()
+        if shadow is not None:
+            await shadow.cancel()
+
+
+async def _rounds(
+    parts: SessionParts, shadow: ShadowDraft | None
+) -> AsyncGenerator[Delta | FinishReason, None]:
     num_mask_losses = 0
     while True:
-        asked = await _prepare(parts)
+        asked = await _prepare(parts, shadow)
         try:
             async with aclosing(_verify(parts, asked)) as verdicts:
                 async for tokens, verdict in verdicts:
@@ -78,6 +97,8 @@ async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReaso
                     if taken.finish_reason is not None:
                         yield taken.finish_reason
                         return
+                    if parts.planner.is_awaited:
+                        break
         except MaskUnavailable as error:
             num_mask_losses += 1
             if parts.constrainer is None:
@@ -92,24 +113,31 @@ async def run_session(parts: SessionParts) -> AsyncGenerator[Delta | FinishReaso
             parts.stats.add_grammar(asked_at)
 
 
-async def _prepare(parts: SessionParts) -> _Round:
+async def _prepare(parts: SessionParts, shadow: ShadowDraft | None) -> _Round:
     """Plan a round and have it drafted; without a draft the target goes on alone."""
-    drafter = parts.drafter
-    source = None if drafter is None else drafter.source
+    if shadow is not None and (outcome := shadow.outcome()) is not None:
+        parts.planner.observe_shadow(*outcome)
+    planned_at = time.perf_counter()
+    source = None if parts.drafter is None else parts.drafter.source
     plan = parts.planner.plan(source, _max_draft_tokens(parts))
-    proposal = await _draft(parts, plan)
+    proposal = None
+    if shadow is not None and plan.num_draft_tokens > 0:
+        await shadow.cancel()
+        proposal = await _draft(parts, plan)
+    elif shadow is not None and plan.num_shadow_tokens > 0:
+        shadow.start(plan.num_shadow_tokens)
     if proposal is None or not proposal.tokens:
         if plan.num_draft_tokens > 0:
             plan = parts.planner.after_miss()
         return _Round(
-            draft=[], draft_probs=None, source="draft_model", num_asked=0, run_on=plan.run_on
+            draft=[], draft_probs=None, source="draft_model", plan=plan, planned_at=planned_at
         )
     return _Round(
         draft=list(proposal.tokens),
         draft_probs=proposal.draft_probs,
         source=proposal.source,
-        num_asked=plan.num_draft_tokens,
-        run_on=plan.run_on,
+        plan=plan,
+        planned_at=planned_at,
     )
 
 
@@ -121,8 +149,8 @@ def _max_draft_tokens(parts: SessionParts) -> int:
 
 
 async def _draft(parts: SessionParts, plan: RoundPlan) -> Proposal | None:
-    """The proposal of one round; None when no draft is planned or the drafter is lost."""
-    if plan.num_draft_tokens == 0 or parts.drafter is None:
+    """The proposal of one round; None when there is no drafter or it is lost."""
+    if parts.drafter is None:
         return None
     asked_at = time.perf_counter()
     try:
@@ -131,8 +159,10 @@ async def _draft(parts: SessionParts, plan: RoundPlan) -> Proposal | None:
         parts.stats.add_draft(asked_at, None)
         return None
     is_remote = proposal.source == "draft_model"
-    link_ms = parts.stats.add_draft(asked_at, proposal.timing if is_remote else None)
-    parts.costs.observe_draft(proposal.source, proposal.step_ms, link_ms)
+    parts.stats.add_draft(asked_at, proposal.timing if is_remote else None)
+    if is_remote:
+        parts.costs.observe_draft(proposal, (time.perf_counter() - asked_at) * 1e3)
+        parts.planner.observe_steps(proposal.timing)
     return proposal
 
 
@@ -140,7 +170,7 @@ async def _verify(
     parts: SessionParts, asked: _Round
 ) -> AsyncGenerator[tuple[list[int], Verdict], None]:
     """The tokens each verdict commits: accepted + 1 for the draft, 1 for each plain step."""
-    run_on = min(asked.run_on, parts.stops.remaining_tokens - 1 - len(asked.draft))
+    run_on = min(asked.plan.run_on, parts.stops.remaining_tokens - 1 - len(asked.draft))
     is_prefill = len(parts.generated) == 0
     asked_at = time.perf_counter()
     verdicts = parts.verifier.verify(
@@ -148,19 +178,24 @@ async def _verify(
     )
     async with aclosing(verdicts):
         async for verdict in verdicts:
-            link_ms = parts.stats.add_verdict(asked_at, verdict.timing)
+            parts.stats.add_verdict(asked_at, verdict.timing)
             if not is_prefill:
-                _observe_pass(parts, asked, verdict, link_ms)
+                _observe_pass(parts, asked, verdict, asked_at)
             yield _judge(parts, asked, verdict), verdict
             asked_at = time.perf_counter()
 
 
-def _observe_pass(parts: SessionParts, asked: _Round, verdict: Verdict, link_ms: float) -> None:
-    num_own_rows = 1
-    if verdict.part == 0:
-        num_own_rows += len(asked.draft)
-        parts.costs.observe_verify_link(link_ms)
-    parts.costs.observe_pass(verdict.timing.num_rows, num_own_rows, verdict.timing.pass_ms)
+def _observe_pass(parts: SessionParts, asked: _Round, verdict: Verdict, asked_at: float) -> None:
+    """Learn what the pass cost, and from the first verdict what the round did."""
+    parts.costs.observe_pass(verdict.timing.num_rows, verdict.timing.pass_ms)
+    parts.planner.observe_pass(verdict.timing)
+    if verdict.part > 0:
+        return
+    now = time.perf_counter()
+    if asked.plan.is_typical or not asked.draft:
+        parts.costs.observe_verify(verdict, (now - asked_at) * 1e3, len(asked.draft))
+    if asked.draft:
+        parts.planner.observe_round(asked.plan, (now - asked.planned_at) * 1e3)
 
 
 def _judge(parts: SessionParts, asked: _Round, verdict: Verdict) -> list[int]:
@@ -168,7 +203,7 @@ def _judge(parts: SessionParts, asked: _Round, verdict: Verdict) -> list[int]:
     draft, num_accepted = asked.draft, verdict.num_accepted
     if verdict.part > 0 or not draft:
         return [verdict.token]
-    parts.stats.add_acceptance(asked.source, asked.num_asked, len(draft), num_accepted)
+    parts.stats.add_acceptance(asked.source, asked.plan.num_draft_tokens, len(draft), num_accepted)
     # A drafted eos that the target draws too comes back as its token: it stood all the same.
     is_eos_right = draft[num_accepted : num_accepted + 1] == [verdict.token]
     parts.planner.observe(asked.source, len(draft), num_accepted + is_eos_right)

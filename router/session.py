@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,13 +15,7 @@ from models.errors import UnsupportedGrammar
 from models.messages import DraftSource, Sampling
 from models.token_log import TokenLog
 from router.acceptance import AcceptanceEstimate, AcceptancePool
-from router.draft_length import (
-    AdaptiveLength,
-    DraftLengthPolicy,
-    FixedLength,
-    PassCosts,
-    RoundPlanner,
-)
+from router.draft_length import DraftLengthPolicy, FixedLength, PlannedLength, RoundPlanner
 from router.draft_session import DraftSession
 from router.drafter_choice import FillInDrafter, choose_source, fixed_length
 from router.engine_session import EngineSession, Opening
@@ -32,8 +25,10 @@ from router.limits import SessionLimits, SpeculationLimits
 from router.logprobs import LogprobsOutbox
 from router.loop import SessionParts
 from router.ngram_drafter import NgramDrafter
+from router.pass_costs import PassCosts
 from router.ports import ConstraintPool, Drafter, EnginePool
 from router.round_stats import RoundStats
+from router.router_planner import RouterPlanner, Seat
 from router.stops import StopChecker
 from router.target_session import TargetSession
 
@@ -49,7 +44,7 @@ class Services:
     constraint_pool: ConstraintPool | None
     speculation: SpeculationLimits = field(default_factory=SpeculationLimits)
     limits: SessionLimits = field(default_factory=SessionLimits)
-    costs: PassCosts = field(default_factory=PassCosts)
+    planner: RouterPlanner = field(default_factory=lambda: RouterPlanner(PassCosts()))
     acceptance: dict[tuple[DraftSource, str], AcceptancePool] = field(default_factory=dict)
 
 
@@ -104,7 +99,7 @@ class Session:
                 includes_stop=request.includes_stop,
             ),
             planner=self._planner(),
-            costs=self._services.costs,
+            costs=self._services.planner.costs,
             stats=self._stats,
             verifier=self._target,
             drafter=self._drafter,
@@ -179,23 +174,22 @@ class Session:
     def _planner(self) -> RoundPlanner:
         allowed = self._services.speculation
         fixed = fixed_length(self._request.speculation, allowed)
-        length: Callable[[DraftSource], DraftLengthPolicy] = (
-            self._adaptive_length if fixed is None else lambda _: FixedLength(fixed)
-        )
         sources: tuple[DraftSource, ...] = ("draft_model", "ngram")
-        return RoundPlanner({source: length(source) for source in sources}, allowed.run_on_tokens)
+        lengths: dict[DraftSource, DraftLengthPolicy]
+        if fixed is not None:
+            lengths = {source: FixedLength(fixed) for source in sources}
+            return RoundPlanner(lengths, allowed.run_on_tokens)
+        seat = self._services.planner.seat(lambda: self._target.replica)
+        lengths = {source: self._planned_length(seat, source) for source in sources}
+        return RoundPlanner(lengths, allowed.run_on_tokens, seat)
 
-    def _adaptive_length(self, source: DraftSource) -> AdaptiveLength:
+    def _planned_length(self, seat: Seat, source: DraftSource) -> PlannedLength:
         services, task_class = self._services, self._task_class()
         pool = services.acceptance.setdefault(
             (source, task_class), AcceptancePool(task_class, source)
         )
-        return AdaptiveLength(
-            AcceptanceEstimate(pool),
-            services.costs,
-            services.speculation.max_speculative_tokens,
-            source,
-        )
+        max_length = services.speculation.max_speculative_tokens
+        return PlannedLength(seat, source, AcceptanceEstimate(pool), max_length)
 
     def _task_class(self) -> str:
         if self._request.grammar is not None:

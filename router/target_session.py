@@ -46,6 +46,11 @@ class TargetSession:
                     return
                 await self._recovery.after(error)
 
+    @property
+    def replica(self) -> str:
+        """Which replica the session is on, by its link's address and epoch; "" for none."""
+        return self._session.replica
+
     async def _connect(self) -> None:
         while not self._session.is_connected:
             try:

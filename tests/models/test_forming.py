@@ -4,71 +4,128 @@ import pytest
 
 from models.forming import FormingWindow
 
-
-def window_after(link_s: float, pass_s: float) -> FormingWindow:
-    """A window that has seen one answer come back, with a steady link and pass."""
-    window = FormingWindow()
-    window.note_pass(pass_s)
-    window.note_answer("a", 0.0)
-    window.note_message("a", link_s)
-    return window
+PASS_S = 0.020
 
 
-def test_it_waits_for_who_was_answered_and_stops_when_all_are_in() -> None:
-    window = window_after(0.0003, 0.020)
-    window.note_answer("a", 1.0)
-    window.note_answer("b", 1.0)
-    assert window.wait_s(1.0) == pytest.approx(0.0006)
-    window.note_message("a", 1.0002)
-    assert window.wait_s(1.0002) > 0.0003
-    window.note_message("b", 1.0003)
-    assert window.wait_s(1.0003) == 0.0
+def window(away: dict[str, float], *, pass_s: float = PASS_S, row_s: float = 0.0) -> FormingWindow:
+    """A window that knows how long sessions are away and what passes of 1 to 64 rows take."""
+    made = FormingWindow()
+    for num_rows in (1, 2, 4, 8, 16, 32, 64):
+        made.note_pass(pass_s + row_s * num_rows, num_rows)
+    for session_id, away_s in away.items():
+        made.note_answer(session_id, 0.0)
+        made.note_message(session_id, away_s, 1)
+    return made
 
 
-def test_it_waits_at_most_a_share_of_a_pass() -> None:
-    window = window_after(0.0008, 0.020)
-    window.note_answer("a", 1.0)
-    assert window.wait_s(1.0) == pytest.approx(0.001)
-
-
-def test_it_does_not_wait_for_who_cannot_be_back_in_time() -> None:
-    window = window_after(0.010, 0.020)
-    window.note_answer("a", 1.0)
-    assert window.wait_s(1.0) == 0.0
-
-
-def test_who_misses_the_window_is_not_waited_for_again() -> None:
-    window = window_after(0.0003, 0.020)
-    window.note_answer("a", 1.0)
-    assert window.wait_s(1.1) == 0.0
-    assert window.wait_s(1.0) == 0.0
-
-
-def test_who_misses_the_window_still_tells_how_long_it_takes() -> None:
-    window = window_after(0.0003, 0.020)
-    for i in range(1, 30):
-        window.note_answer("a", float(i))
-        window.wait_s(i + 0.005)
-        window.note_message("a", i + 0.010)
-    window.note_answer("a", 50.0)
-    assert window.wait_s(50.0) == 0.0
+def answer_all(made: FormingWindow, sessions: str, now: float) -> None:
+    for session_id in sessions:
+        made.note_answer(session_id, now)
 
 
 def test_nothing_is_known_at_first() -> None:
-    window = FormingWindow()
-    window.note_answer("a", 1.0)
-    assert window.wait_s(1.0) == 0.0
+    made = FormingWindow()
+    made.note_message("a", 1.0, 1)
+    assert made.wait_s(1.0) == 0.0
+
+
+def test_it_waits_for_who_was_answered_and_goes_when_all_are_in() -> None:
+    made = window({"a": 0.0003, "b": 0.0003})
+    answer_all(made, "ab", 1.0)
+    made.note_message("a", 1.0002, 1)
+    assert 0.0 < made.wait_s(1.0002) < 0.001
+    made.note_message("b", 1.0003, 1)
+    assert made.wait_s(1.0003) == 0.0
+
+
+def test_nobody_is_waited_for_while_nobody_is_ready() -> None:
+    made = window({"a": 0.0003})
+    made.note_answer("a", 1.0)
+    assert made.wait_s(1.0) == 0.0
+
+
+def test_drafting_sessions_are_waited_for_where_rows_are_cheap() -> None:
+    away = dict.fromkeys("abcdefgh", 0.008)
+    cheap, dear = window(away), window(away, pass_s=0.001, row_s=0.001)
+    for made in (cheap, dear):
+        answer_all(made, "abcdefgh", 1.0)
+        for session_id in "abcd":
+            made.note_message(session_id, 1.004, 5)
+        for session_id in "efgh":
+            made.note_answer(session_id, 1.0)
+    assert cheap.wait_s(1.004) >= 0.004
+    assert dear.wait_s(1.004) == 0.0
+
+
+def test_the_batch_stays_whole_when_drafts_differ_in_length() -> None:
+    made = window(dict.fromkeys("abcd", 0.010))
+    back_s = [0.004, 0.006, 0.008, 0.010]
+    for number in range(1, 20):
+        began = float(number)
+        made.note_pass(PASS_S, 16)
+        answer_all(made, "abcd", began)
+        order = "abcd"[number % 4 :] + "abcd"[: number % 4]  # who drafts how long changes
+        for session_id, away_s in zip(order, back_s, strict=True):
+            made.note_message(session_id, began + away_s, 4)
+            is_last = away_s == back_s[-1]
+            assert (made.wait_s(began + away_s) == 0.0) == is_last
+
+
+def test_who_is_away_for_longer_than_the_limit_is_not_waited_for() -> None:
+    made = window({"a": 0.0003, "slow": 0.018})
+    answer_all(made, "a", 1.0)
+    made.note_answer("slow", 1.0)
+    made.note_message("a", 1.0003, 1)
+    assert made.wait_s(1.0003) == 0.0
+
+
+def test_who_does_not_come_in_time_is_not_waited_for_again() -> None:
+    made = window({"a": 0.001, "b": 0.001})
+    answer_all(made, "ab", 1.0)
+    made.note_message("a", 1.0005, 1)
+    assert made.wait_s(1.0005) > 0.0
+    assert made.wait_s(1.1) == 0.0
+    assert made.wait_s(1.0006) == 0.0
+
+
+def test_plain_steps_are_held_for_little_time_altogether() -> None:
+    """A session that goes on alone loses at most 5% to company, whoever comes and goes."""
+    made = window({"b": 0.002})
+    held_s, now = 0.0, 1.0
+    for _ in range(200):
+        made.note_step("a")
+        made.note_answer("b", now)
+        began = now
+        while (wait_s := made.wait_s(now)) > 0.0:
+            now += wait_s
+        held_s += now - began
+        made.note_message("b", now, 1)
+        made.note_end("b")
+        now += PASS_S
+        made.note_pass(PASS_S, 1)
+    assert 0.0 < held_s <= 0.05 * 200 * PASS_S + 0.2 * PASS_S
 
 
 def test_who_is_gone_is_not_waited_for() -> None:
-    window = window_after(0.0003, 0.020)
-    window.note_answer("a", 1.0)
-    window.forget("a")
-    window.forget("never seen")
-    assert window.wait_s(1.0) == 0.0
+    made = window({"a": 0.0003, "b": 0.0003})
+    answer_all(made, "ab", 1.0)
+    made.note_message("a", 1.0002, 1)
+    made.forget("b")
+    made.forget("never seen")
+    assert made.wait_s(1.0002) == 0.0
 
 
-def test_a_slow_client_counts_as_a_clipped_link_time() -> None:
-    window = window_after(60.0, 20.0)
-    window.note_answer("a", 100.0)
-    assert window.wait_s(100.0) == pytest.approx(0.1)
+def test_a_session_whose_work_ended_without_an_answer_is_not_ready() -> None:
+    made = window({"a": 0.0003, "b": 0.0003})
+    answer_all(made, "ab", 1.0)
+    made.note_message("a", 1.0002, 1)
+    made.note_end("a")
+    assert made.wait_s(1.0002) == 0.0
+
+
+@pytest.mark.parametrize("away_s", [0.0003, 0.005, 0.012])
+def test_no_wait_is_longer_than_its_share_of_a_pass(away_s: float) -> None:
+    made = window({"a": away_s, "b": away_s})
+    answer_all(made, "ab", 1.0)
+    made.note_message("a", 1.0, 1)
+    assert made.wait_s(1.0) <= 0.75 * PASS_S

@@ -17,10 +17,11 @@ from router_fakes import (
 from models.errors import ConstraintViolation, MaskUnavailable
 from models.messages import DraftProbs, DraftSource, Proposal, Verdict
 from models.token_log import TokenLog
-from router.draft_length import DraftLengthPolicy, FixedLength, PassCosts, RoundPlanner
+from router.draft_length import DraftLengthPolicy, FixedLength, RoundPlanner
 from router.generation import Delta
 from router.loop import SessionParts, run_session
 from router.ngram_drafter import NgramDrafter
+from router.pass_costs import PassCosts
 from router.ports import Drafter
 from router.round_stats import RoundStats
 from router.stops import StopChecker
