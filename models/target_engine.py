@@ -73,6 +73,7 @@ class TargetEngine(Engine):
         draft = message.draft[: min(max_model_len - length, self._planner.max_logits) - 1]
         session.rewrite(message.base_len, message.tokens + draft)
         session.agreed_len = length - 1
+        session.committed_len = length
         self._start_job(
             session,
             Job(
@@ -105,6 +106,7 @@ class TargetEngine(Engine):
         verdict = accept_matching(job.draft, drawn, eos_ids)
         judged_len = len(session.log) - len(job.draft) + verdict.num_accepted
         session.rewrite(judged_len, [verdict.token])
+        session.committed_len = len(session.log)
         is_last = (
             job.steps_left == 0
             or verdict.token in eos_ids
@@ -135,6 +137,7 @@ class TargetEngine(Engine):
                 token=verdict.token,
                 is_last=is_last,
                 timing=job.take_timing(self._clock()),
+                num_cached_tokens=session.take_cached_tokens(),
             ),
         )
 
