@@ -126,10 +126,16 @@ class BlockPool:
         """Whether nobody may write the block: it is kept, or more than one table lists it."""
         return self._num_refs[block_id] > 1 or block_id in self._kept
 
-    def num_released(self, tables: Iterable[BlockTable]) -> int:
-        """How many more blocks can be handed out once all these tables have given theirs back."""
+    def num_released(self, tables: Iterable[BlockTable], given_up: Iterable[int]) -> int:
+        """Blocks that become free for a table if all these other `tables` give theirs back.
+
+        Those that the table itself would give up count where only these others share them.
+        """
         listed = Counter(block for table in tables for block in table.block_ids)
-        return sum(count == self._num_refs[block] for block, count in listed.items())
+        own = set(given_up)
+        return sum(
+            count + (block in own) == self._num_refs[block] for block, count in listed.items()
+        )
 
     def becomes_free(self, block_id: int) -> bool:
         """Whether the block can be handed out when one table that lists it gives it back."""

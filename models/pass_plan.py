@@ -122,7 +122,8 @@ class PassPlanner:
                 session.reserve_rows(need.start)
             except OutOfBlocks as error:
                 younger = [s for s in everyone if s.order > session.order and s.table.block_ids]
-                if error.num_missing > self._pool.num_released(s.table for s in younger):
+                own = session.table.block_ids[need.start // self._pool.block_size :]
+                if error.num_missing > self._pool.num_released((s.table for s in younger), own):
                     return False  # who gave up blocks in vain could not run either
                 victim = max(younger, key=lambda s: s.order)
                 victim.release_blocks()
