@@ -24,15 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
-from models.kv_cache import BlockPool
+from models.kv_cache import BlockPool, BlockTable
 from models.session_table import Session
 from models.token_log import TokenLog
-
-# A prompt waits for a pass that computes so many of its rows for another session. Fewer are not
-# worth the time of a pass.
-_WORTH_WAITING_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,14 +73,22 @@ class PrefixCache:
         pool: where the blocks are; what it kept for another cache is let go.
         are_finite: whether all KV in these blocks is finite numbers.
         is_enabled: False: nothing is ever published or found.
+        worth_waiting_rows: a prompt waits for a pass that computes so many of its rows for
+            another session; fewer are not worth the time of a pass.
     """
 
     def __init__(
-        self, pool: BlockPool, are_finite: Callable[[list[int]], bool], *, is_enabled: bool = True
+        self,
+        pool: BlockPool,
+        are_finite: Callable[[list[int]], bool],
+        *,
+        is_enabled: bool = True,
+        worth_waiting_rows: int = 128,
     ) -> None:
         self._pool = pool
         self._are_finite = are_finite
         self._is_enabled = is_enabled
+        self._awaited_rows = max(worth_waiting_rows, pool.block_size)
         self._by_key: dict[tuple[str, int], CachedBlock] = {}
         self._by_block: dict[int, CachedBlock] = {}
         self.num_queries = 0  # tokens looked for
@@ -135,8 +140,8 @@ class PrefixCache:
         if not self._is_enabled or not session.may_use_cached_prefix:
             return False
         log, salt = session.log, session.opened.cache_salt
-        stop = start + max(_WORTH_WAITING_ROWS, self._pool.block_size)
-        if stop > need.start + need.num_rows - need.num_logits:
+        stop = start + self._awaited_rows
+        if stop > start + need.num_rows - need.num_logits:
             return False
         for rows in planned:
             other = rows.session
@@ -164,6 +169,26 @@ class PrefixCache:
         for session, first, last in fresh:
             self._publish(session, first, last)
 
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Prove the invariants above; `tables` are all that exist.
+
+        Raises:
+            AssertionError: a published block is not kept or cannot be found, lacks its
+                predecessor, or is in a table that does not hold its predecessor before it.
+        """
+        if sorted(b.block_id for b in self._by_key.values()) != sorted(self._by_block):
+            raise AssertionError(f"{len(self._by_key)} keys of {len(self._by_block)} blocks")
+        for block in self._by_block.values():
+            if not self._pool.is_kept(block.block_id) or self._by_key[block.key] is not block:
+                raise AssertionError(f"published block {block.block_id} is lost")
+            if block.parent is not None and self._by_key.get(block.parent.key) is not block.parent:
+                raise AssertionError(f"block {block.block_id} has outlived its predecessor")
+        for table in tables:
+            held = [self._by_block.get(block) for block in table.block_ids]
+            for before, after in pairwise([None, *held]):
+                if after is not None and after.parent is not before:
+                    raise AssertionError(f"table {table.block_ids} holds half a chain")
+
     def _find(self, session: Session, first: int, last: int) -> list[int]:
         """Published blocks for the session's blocks [first, last), as far as there are any."""
         parent = None
@@ -186,19 +211,23 @@ class PrefixCache:
         parent = self._by_block[table.block_ids[first - 1]] if first > 0 else None
         for index in range(first, last):
             key = self._key(session, index)
-            block = self._by_key.get(key)
-            if block is None:
-                block = CachedBlock(
-                    table.block_ids[index], key, self._ids(session.log, index), parent
-                )
-                self._by_key[key] = block
-                self._by_block[block.block_id] = block
-                self._pool.keep(block.block_id)
-            elif self._is_block(block, parent, session.log, index):
-                table.exchange(index, block.block_id)
+            there = self._by_key.get(key)
+            if there is None:
+                parent = self._add(session, index, key, parent)
+            elif self._is_block(there, parent, session.log, index):
+                table.exchange(index, there.block_id)
+                parent = there
             else:  # another text has this hash: nothing can be added behind it
                 return
-            parent = block
+
+    def _add(
+        self, session: Session, index: int, key: tuple[str, int], parent: CachedBlock | None
+    ) -> CachedBlock:
+        block_id = session.table.block_ids[index]
+        block = CachedBlock(block_id, key, self._ids(session.log, index), parent)
+        self._by_key[key] = self._by_block[block_id] = block
+        self._pool.keep(block_id)
+        return block
 
     def _num_published(self, session: Session, limit: int) -> int:
         """How many of the session's first `limit` blocks are published: they come first."""
