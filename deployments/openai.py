@@ -4,7 +4,8 @@ Only shapes and their own limits are here; constraints are in `grammar_fields.py
 in `bodies.py`, limits that come from the config in `requests.py`, the shapes of successful answers
 in `answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
 parameter never passes silently. Extensions to OpenAI's own fields: `top_k`, `min_p`,
-`repetition_penalty`, `ignore_eos`, `structured_outputs` (vLLM's words), `speculation`.
+`repetition_penalty`, `ignore_eos`, `structured_outputs` and `cache_salt` (vLLM's words),
+`speculation`.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class GenerationFields(StrictFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     ignore_eos: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
 
 

@@ -135,6 +135,7 @@ def _prepare(
         stop=_checked_stop(request.stop, model),
         grammar=asked_grammar(request.response_format, request.structured_outputs),
         ignore_eos=request.ignore_eos,
+        cache_salt=request.cache_salt or "",
         speculation=_speculation(request, model),
     )
 

@@ -29,6 +29,7 @@ class GenerationRequest:
     """One completion, already tokenised and validated.
 
     `eos_ids` end the text unless `ignore_eos`; `stop` strings end it too and are not part of it.
+    Requests share cached prefixes only with those of the same `cache_salt`.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
     ignore_eos: bool = False
+    cache_salt: str = ""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
 
@@ -109,6 +111,7 @@ class Finished:
     finish_reason: FinishReason
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_tokens: int = 0  # of the prompt, found in the first target's prefix cache
     speculation: SpeculationStats
 
 

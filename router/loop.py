@@ -143,7 +143,9 @@ async def _verify(parts: SessionParts, asked: _Round) -> AsyncGenerator[list[int
     async with aclosing(verdicts):
         async for verdict in verdicts:
             link_ms = parts.stats.add_verdict(asked_at, verdict.timing)
-            if not is_prefill:
+            if is_prefill:
+                _note_cached(parts, verdict)
+            else:
                 _observe_pass(parts, asked, verdict, link_ms)
             yield _judge(parts, asked, verdict)
             asked_at = time.perf_counter()
@@ -155,6 +157,12 @@ def _observe_pass(parts: SessionParts, asked: _Round, verdict: Verdict, link_ms:
         num_own_rows += len(asked.draft)
         parts.costs.observe_verify_link(link_ms)
     parts.costs.observe_pass(verdict.timing.num_rows, num_own_rows, verdict.timing.pass_ms)
+
+
+def _note_cached(parts: SessionParts, verdict: Verdict) -> None:
+    """The text's first verdict says how much of the prompt the target found in its cache."""
+    if len(parts.generated) == 0:
+        parts.stats.num_cached_tokens = verdict.num_cached_tokens
 
 
 def _judge(parts: SessionParts, asked: _Round, verdict: Verdict) -> list[int]:
