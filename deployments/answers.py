@@ -29,12 +29,19 @@ class Answer(BaseModel):
         return self.model_dump_json(exclude=set(self.optional - self.model_fields_set)).encode()
 
 
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int  # found in the target's prefix cache when the request was admitted
+
+
 class Usage(BaseModel):
     """Tokens of one request."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class SpeculativeDecoding(BaseModel):
@@ -178,6 +185,7 @@ def usage_of(finished: Finished) -> Usage:
         prompt_tokens=finished.num_prompt_tokens,
         completion_tokens=finished.num_completion_tokens,
         total_tokens=finished.num_prompt_tokens + finished.num_completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=finished.num_cached_tokens),
     )
 
 

@@ -95,6 +95,7 @@ def finished_together(ends: Sequence[Finished]) -> Finished:
         finish_reason=ends[0].finish_reason,
         num_prompt_tokens=ends[0].num_prompt_tokens,
         num_completion_tokens=sum(end.num_completion_tokens for end in ends),
+        num_cached_tokens=ends[0].num_cached_tokens,
         speculation=_stats_together([end.speculation for end in ends]),
     )
 

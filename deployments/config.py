@@ -56,6 +56,10 @@ class ModelConfig(Section):
     tensor_parallel_size: PositiveInt = Field(
         default=1, description="Ranks (processes, one GPU each) that share one model."
     )
+    enable_prefix_caching: bool = Field(
+        default=True,
+        description="Keep the KV of committed tokens for sessions whose text begins alike.",
+    )
     max_sessions: PositiveInt = Field(
         default=64, description="Sessions (leases) that one replica holds at once."
     )

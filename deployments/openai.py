@@ -5,7 +5,7 @@ in `bodies.py`, limits that come from the config in `requests.py`, the shapes of
 in `answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
 parameter never passes silently. Extensions to OpenAI's own fields: `top_k`, `min_p`,
 `repetition_penalty`, `ignore_eos`, `min_tokens`, `bad_words`, `stop_token_ids`, `prompt_logprobs`,
-`include_stop_str_in_output`, `structured_outputs` (vLLM's words), `speculation`.
+`include_stop_str_in_output`, `structured_outputs` and `cache_salt` (vLLM's words), `speculation`.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class GenerationFields(StrictFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     ignore_eos: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
 
 

@@ -129,6 +129,7 @@ def _prepare(
         ignore_eos=request.ignore_eos,
         stop_token_ids=tuple(request.stop_token_ids),
         includes_stop=request.include_stop_str_in_output,
+        cache_salt=request.cache_salt or "",
         speculation=_speculation(request, model),
     )
 

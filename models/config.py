@@ -27,6 +27,7 @@ class EngineConfig:
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
+        enable_prefix_caching: keep the KV of committed tokens for sessions that begin alike.
 
     Raises:
         ValueError: a value is out of range; the message names field, limit and value.
@@ -41,6 +42,7 @@ class EngineConfig:
     max_batch_rows: int = 512
     num_threads: int | None = None
     tensor_parallel_size: int = 1
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if not self.model_path:
@@ -49,7 +51,7 @@ class EngineConfig:
             raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, got {self.dtype!r}")
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < 1:
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
         if self.kv_cache_tokens < self.block_size:
             raise ValueError(

@@ -57,6 +57,7 @@ class DraftEngine(Engine):
             return
         session.rewrite(message.base_len, message.tokens)
         session.agreed_len = len(session.log) - 1
+        session.committed_len = len(session.log)
         job = Job(
             seq=message.seq,
             ready_s=now,

@@ -39,6 +39,7 @@ from models.messages import (
 )
 from models.pass_plan import PassPlan, PassPlanner, PlannedRows
 from models.penalties import TokenHistory, has_penalties
+from models.prefix_cache import PrefixCache
 from models.runner import ModelRunner, SequenceRows
 from models.session_table import Job, Session, SessionTable
 
@@ -55,10 +56,14 @@ class EngineStats:
     num_sessions: int
     num_jobs: int  # sessions with a message being worked on
     num_kv_tokens: int  # computed tokens of all sessions
-    num_free_blocks: int
+    num_free_blocks: int  # cached ones that no session holds are free
     num_blocks: int
     num_preemptions: int  # since the start
     pass_ms: float  # running mean of a pass
+    num_cached_blocks: int  # of the prefix cache, held by sessions or not
+    prefix_queries: int  # tokens looked for in the prefix cache since the start
+    prefix_hits: int  # tokens found there
+    prefix_evictions: int  # blocks it lost because others needed the room
 
 
 class Engine(ABC):
@@ -87,7 +92,10 @@ class Engine(ABC):
         self._epoch = epoch
         self._table = SessionTable(epoch, runner.pool.new_table)
         self._desk = MaskDesk(mask_source, clock)
-        self._planner = PassPlanner(runner.pool, runner.config.max_batch_rows)
+        self._prefix_cache = PrefixCache(
+            runner.pool, runner.are_finite, is_enabled=runner.config.enable_prefix_caching
+        )
+        self._planner = PassPlanner(runner.pool, runner.config.max_batch_rows, self._prefix_cache)
         self._active: dict[str, Session] = {}  # sessions with a job
         self._outbox: list[Outgoing] = []
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
@@ -152,6 +160,10 @@ class Engine(ABC):
             num_blocks=self._runner.pool.num_blocks,
             num_preemptions=self._planner.num_preemptions,
             pass_ms=(self._pass_s or 0.0) * 1e3,
+            num_cached_blocks=self._prefix_cache.num_blocks,
+            prefix_queries=self._prefix_cache.num_queries,
+            prefix_hits=self._prefix_cache.num_hits,
+            prefix_evictions=self._prefix_cache.num_evictions,
         )
 
     @property
@@ -350,6 +362,7 @@ class Engine(ABC):
                 self._on_drawn(session, job, legal, now)
             else:
                 self._on_mask_missing(session, job, "no token is allowed", is_late=False)
+        self._prefix_cache.publish([*(p.session for p in rows), *(session for session, _ in late)])
         self._desk.flush()
 
     def _late_jobs(self, in_pass: list[tuple[Session, Job]]) -> list[tuple[Session, Job]]:

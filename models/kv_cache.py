@@ -5,23 +5,38 @@ A block is `block_size` consecutive token slots: block b holds slots
 KV of its position i is in slot `block_ids[i // block_size] * block_size + i % block_size`.
 Extending and rolling back are both `BlockTable.resize`, to a number of tokens.
 
-Tables may share blocks that are full and that nobody writes any more (`BlockTable.fork`). A table
+Tables may share blocks that are full and that nobody writes any more (`BlockTable.adopt`). A table
 that has to write into a shared block gives it up and takes one of its own (`BlockTable.reserve`);
 the rows it held are computed again from the block's start. They are fewer than `block_size` and
 mostly go along in a pass that runs anyway, so no block is ever copied and all of this stays
 bookkeeping of ints.
 
-Invariant: a block is free exactly when no table lists it, and its reference count is the number
-of tables that do; `BlockPool.check` proves it. Vocabulary and idea: vLLM, arXiv 2309.06180.
+A block may be kept (`BlockPool.keep`): then nobody writes it, and when no table lists it any more
+it is idle: its KV stays until the pool needs the room. The block that became idle first goes
+first. A table lets go of its last blocks first, so that of two blocks which every table lists
+together, in this order, the second is never idle for a shorter time than the first.
+
+Invariant: a block is free or idle exactly when no table lists it, idle if it is kept; its
+reference count is the number of tables that list it. `BlockPool.check` proves it. Vocabulary and
+idea: vLLM, arXiv 2309.06180.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 
 class OutOfBlocks(Exception):
     """The pool has fewer free blocks than were asked for. Nothing was changed."""
+
+    def __init__(self, num_wanted: int, num_free: int, num_blocks: int) -> None:
+        super().__init__(f"{num_wanted} KV blocks wanted, {num_free} of {num_blocks} are free")
+        self.num_missing = num_wanted - num_free
+
+
+def _ignore(block_id: int) -> None:
+    """Nobody keeps blocks: there is nobody to tell."""
 
 
 class BlockPool:
@@ -32,7 +47,7 @@ class BlockPool:
         block_size: tokens per block.
     """
 
-    __slots__ = ("_free", "_num_refs", "block_size", "num_blocks")
+    __slots__ = ("_free", "_idle", "_kept", "_num_refs", "_on_evict", "block_size", "num_blocks")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -41,12 +56,15 @@ class BlockPool:
         self.block_size = block_size
         # A stack: the block freed last is handed out first, while it may still be in a cache.
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._idle: dict[int, None] = {}  # in the order in which they became idle
+        self._kept: set[int] = set()
         self._num_refs = [0] * num_blocks
+        self._on_evict: Callable[[int], None] = _ignore
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can still hand out."""
-        return len(self._free)
+        """Blocks that `allocate` can still hand out, idle ones included."""
+        return len(self._free) + len(self._idle)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""
@@ -57,15 +75,15 @@ class BlockPool:
         return BlockTable(self)
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks, each with one reference.
+        """Hand out `count` blocks, each with one reference; idle ones only where no other is left.
 
         Raises:
             OutOfBlocks: fewer than `count` are free; the pool is unchanged.
         """
-        if count > len(self._free):
-            raise OutOfBlocks(
-                f"{count} KV blocks wanted, {len(self._free)} of {self.num_blocks} are free"
-            )
+        if count > self.num_free:
+            raise OutOfBlocks(count, self.num_free, self.num_blocks)
+        while len(self._free) < count:
+            self._evict(next(iter(self._idle)))
         first = len(self._free) - count
         blocks = self._free[first:][::-1]
         del self._free[first:]
@@ -74,8 +92,9 @@ class BlockPool:
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each of these blocks, which are in use."""
+        """Add a reference to each of these blocks, which are in use or idle."""
         for block in block_ids:
+            self._idle.pop(block, None)
             self._num_refs[block] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
@@ -83,11 +102,44 @@ class BlockPool:
         for block in reversed(list(block_ids)):
             self._num_refs[block] -= 1
             if self._num_refs[block] == 0:
-                self._free.append(block)
+                if block in self._kept:
+                    self._idle[block] = None
+                else:
+                    self._free.append(block)
+
+    def keep(self, block_id: int) -> None:
+        """Hold on to what is in a block of some table until the pool needs the room."""
+        self._kept.add(block_id)
+
+    def is_kept(self, block_id: int) -> bool:
+        """Whether the block is kept."""
+        return block_id in self._kept
+
+    def start_keeping(self, on_evict: Callable[[int], None]) -> None:
+        """From now on `on_evict` is told which kept block is handed out; kept ones are let go."""
+        for block in list(self._idle):
+            self._evict(block)
+        self._kept.clear()
+        self._on_evict = on_evict
 
     def is_shared(self, block_id: int) -> bool:
-        """Whether more than one table lists the block: then nobody may write it."""
-        return self._num_refs[block_id] > 1
+        """Whether nobody may write the block: it is kept, or more than one table lists it."""
+        return self._num_refs[block_id] > 1 or block_id in self._kept
+
+    def num_released(self, tables: Iterable[BlockTable], given_up: Iterable[int]) -> int:
+        """Blocks that become free for a table if all these other `tables` give theirs back.
+
+        Those that the table itself would give up count where only these others share them.
+        """
+        listed = Counter(block for table in tables for block in table.block_ids)
+        own = set(given_up)
+        return sum(
+            count + (block in own) == self._num_refs[block] for block, count in listed.items()
+        )
+
+    def becomes_free(self, block_id: int) -> bool:
+        """Whether the block can be handed out when one table that lists it gives it back."""
+        return self._num_refs[block_id] == 1
 
     def writes_shared(self, block_ids: list[int], start: int, stop: int) -> bool:
         """Whether a row of [start, stop) of a table with these blocks is in a shared one."""
@@ -95,29 +147,22 @@ class BlockPool:
         return any(self.is_shared(block) for block in written)
 
     def check(self, tables: Iterable[BlockTable]) -> None:
-        """Prove that `tables` (all that exist) and the free blocks make up the pool exactly.
+        """Prove that `tables` (all that exist), idle and free blocks make up the pool exactly.
 
         Raises:
-            AssertionError: a block is lost, is free and in use, or is in more or fewer tables
-                than it has references, or a table has the wrong length.
+            AssertionError: a block is lost, is free and in use, idle and not kept, or is in more
+                or fewer tables than it has references, or a table has the wrong length.
         """
         listed = [0] * self.num_blocks
         for table in tables:
-            wanted = self.blocks_for(table.num_tokens)
-            if len(table.block_ids) != wanted:
-                raise AssertionError(
-                    f"a table of {table.num_tokens} tokens has {len(table.block_ids)} blocks, "
-                    f"not {wanted}"
-                )
-            if len(set(table.block_ids)) != wanted:
-                raise AssertionError(f"a table lists a block twice: {table.block_ids}")
-            for block in table.block_ids:
+            for block in table.checked_blocks():
                 listed[block] += 1
         used = [block for block, count in enumerate(listed) if count]
-        if sorted(self._free + used) != list(range(self.num_blocks)):
+        unused = [*self._free, *self._idle]
+        if sorted(unused + used) != list(range(self.num_blocks)):
             raise AssertionError(
-                f"{len(self._free)} free + {len(used)} used blocks "
-                f"({len({*self._free, *used})} different ones) do not make up {self.num_blocks}"
+                f"{len(self._free)} free + {len(self._idle)} idle + {len(used)} used blocks "
+                f"({len({*unused, *used})} different ones) do not make up {self.num_blocks}"
             )
         if listed != self._num_refs:
             block = next(b for b in range(self.num_blocks) if listed[b] != self._num_refs[b])
@@ -125,10 +170,19 @@ class BlockPool:
                 f"block {block} has {self._num_refs[block]} references "
                 f"but is in {listed[block]} tables"
             )
+        if self._kept != self._idle.keys() | (self._kept & set(used)):
+            raise AssertionError(f"kept {self._kept}, idle {list(self._idle)}, used {used}")
+
+    def _evict(self, block_id: int) -> None:
+        """An idle block becomes a free one."""
+        del self._idle[block_id]
+        self._kept.discard(block_id)
+        self._free.append(block_id)
+        self._on_evict(block_id)
 
 
 class BlockTable:
-    """One session's blocks, in order of position. Made by `BlockPool.new_table` and `fork`."""
+    """One session's blocks, in order of position. Made by `BlockPool.new_table`."""
 
     __slots__ = ("_pool", "block_ids", "num_tokens")
 
@@ -137,20 +191,23 @@ class BlockTable:
         self.block_ids: list[int] = []
         self.num_tokens = 0  # positions the table has room reserved for
 
-    def fork(self, num_tokens: int) -> BlockTable:
-        """A new table that shares the whole blocks within the first `num_tokens` tokens.
+    def adopt(self, first: int, block_ids: list[int]) -> None:
+        """Hold these blocks, full of computed KV, from index `first` on; others may hold them too.
 
-        Their KV must have been computed. The new table's `num_tokens` says how many tokens that
-        is: `num_tokens` less what lies behind the last whole block.
+        What was there is given back, and there is room for exactly the whole blocks afterwards.
         """
-        if not 0 <= num_tokens <= self.num_tokens:
-            raise ValueError(f"num_tokens must be within 0..{self.num_tokens}, got {num_tokens}")
-        forked = BlockTable(self._pool)
-        num_blocks = num_tokens // self._pool.block_size
-        forked.block_ids = self.block_ids[:num_blocks]
-        forked.num_tokens = num_blocks * self._pool.block_size
-        self._pool.share(forked.block_ids)
-        return forked
+        if not 0 <= first <= len(self.block_ids):
+            raise ValueError(f"first must be within 0..{len(self.block_ids)}, got {first}")
+        self._pool.share(block_ids)
+        self._pool.free(self.block_ids[first:])
+        self.block_ids[first:] = block_ids
+        self.num_tokens = len(self.block_ids) * self._pool.block_size
+
+    def exchange(self, index: int, block_id: int) -> None:
+        """Hold another block of equal content in place of the one at `index`."""
+        self._pool.share([block_id])
+        self._pool.free([self.block_ids[index]])
+        self.block_ids[index] = block_id
 
     def first_row(self, start: int) -> int:
         """The row to compute from so that row `start` can be written: at most `start`.
@@ -194,18 +251,32 @@ class BlockTable:
         given_up = [block for block in entered if pool.is_shared(block)]
         dropped = self.block_ids[wanted:]
         num_new = len(given_up) + max(wanted - len(self.block_ids), 0)
-        num_free = pool.num_free + sum(not pool.is_shared(block) for block in dropped)
+        num_free = pool.num_free + sum(map(pool.becomes_free, given_up + dropped))
         if num_new > num_free:
-            raise OutOfBlocks(
-                f"{num_new} KV blocks wanted, {num_free} of {pool.num_blocks} are free"
-            )
-        pool.free(dropped)
+            raise OutOfBlocks(num_new, num_free, pool.num_blocks)
+        lost = set(given_up)
+        pool.free(given_up + dropped)
         new = iter(pool.allocate(num_new))
-        entered = [next(new) if pool.is_shared(block) else block for block in entered]
+        entered = [next(new) if block in lost else block for block in entered]
         self.block_ids[first:] = [*entered, *new]
-        pool.free(given_up)
         self.num_tokens = num_tokens
 
     def free(self) -> None:
         """Give all blocks back. Idempotent; the table can be used again."""
         self.resize(0)
+
+    def checked_blocks(self) -> list[int]:
+        """The table's blocks, as many as its tokens need and each once.
+
+        Raises:
+            AssertionError: they are more or fewer, or one is listed twice.
+        """
+        wanted = self._pool.blocks_for(self.num_tokens)
+        if len(self.block_ids) != wanted:
+            raise AssertionError(
+                f"a table of {self.num_tokens} tokens has {len(self.block_ids)} blocks, "
+                f"not {wanted}"
+            )
+        if len(set(self.block_ids)) != wanted:
+            raise AssertionError(f"a table lists a block twice: {self.block_ids}")
+        return self.block_ids

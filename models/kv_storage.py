@@ -58,6 +58,15 @@ class KVStorage:
         """Store keys and values `rows` [2, K, R, D] in the slots of their positions, [R]."""
         self.slots[layer].index_copy_(2, row_slots, rows)
 
+    def are_finite(self, block_ids: list[int]) -> bool:
+        """Whether these blocks, all rows of which are written, hold no NaN and no infinity.
+
+        The last layer tells: what is not finite in a row stays in it from layer to layer. Of a
+        model that ranks share, this rank's heads tell, because rows are summed over the ranks.
+        """
+        index = torch.tensor(block_ids, device=self.device)
+        return bool(self._blocks[-1].index_select(2, index).isfinite().all())
+
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""
         index = torch.tensor(block_ids, device=self.device)

@@ -141,6 +141,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     eos_ids: list[int]
     prompt_len: int  # tokens before the first generated one; grammar state starts there
     constraint: Endpoint | None = None  # who supplies masks; None: unconstrained
+    cache_salt: str = ""  # sessions share cached prefixes only with those of the same salt
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
@@ -216,6 +217,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     timing: Timing
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
+    num_cached_tokens: int = 0  # found in the prefix cache since the session's last verdict
 
 
 class NeedPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="need_prefix"):

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from models.kv_cache import BlockPool, OutOfBlocks
+from models.prefix_cache import PrefixCache
 from models.session_table import Job, Session
 
 _PREFILL_SHARE = 4  # 1/4 of the rows is kept for prompts while there are any
@@ -45,10 +46,18 @@ class PassPlan:
 
 
 class PassPlanner:
-    """Plans passes of at most `max_rows` rows over the blocks of `pool`."""
+    """Plans passes of at most `max_rows` rows over the blocks of `pool`.
 
-    def __init__(self, pool: BlockPool, max_rows: int) -> None:
+    Rows that `prefix_cache` has are not computed; None: there is no such cache.
+    """
+
+    def __init__(
+        self, pool: BlockPool, max_rows: int, prefix_cache: PrefixCache | None = None
+    ) -> None:
         self._pool = pool
+        if prefix_cache is None:
+            prefix_cache = PrefixCache.disabled(pool)
+        self._prefix_cache = prefix_cache
         self._max_rows = max_rows
         self._reserve_rows = max_rows // _PREFILL_SHARE
         self.num_preemptions = 0
@@ -64,6 +73,7 @@ class PassPlanner:
         short: list[PlannedRows] = []
         long: list[PlannedRows] = []
         for session in waiting:
+            self._prefix_cache.adopt(session)
             need = _whole_need(session)
             limit = max(need.num_logits, min(_SHORT_ROWS, self.max_logits))
             (short if need.num_rows <= limit else long).append(need)
@@ -90,6 +100,8 @@ class PassPlanner:
             rows = _cut(need, max_rows - num_rows)
             if rows is None or need.session.num_computed < need.start:  # lost its blocks just now
                 continue
+            if self._prefix_cache.awaits(need, planned.values()):
+                continue
             if self._reserve(need, planned, everyone):
                 planned[need.session] = rows
                 num_rows = sum(rows.num_rows for rows in planned.values())
@@ -101,7 +113,7 @@ class PassPlanner:
     def _reserve(
         self, need: PlannedRows, planned: dict[Session, PlannedRows], everyone: list[Session]
     ) -> bool:
-        """Blocks for the session's whole log, taken from younger sessions if need be.
+        """Blocks for the session's whole log, taken from younger sessions if that is enough.
 
         Those that the need writes are the session's own afterwards.
         """
@@ -109,10 +121,11 @@ class PassPlanner:
         while True:
             try:
                 session.reserve_rows(need.start)
-            except OutOfBlocks:
+            except OutOfBlocks as error:
                 younger = [s for s in everyone if s.order > session.order and s.table.block_ids]
-                if not younger:
-                    return False
+                own = session.table.block_ids[need.start // self._pool.block_size :]
+                if error.num_missing > self._pool.num_released((s.table for s in younger), own):
+                    return False  # who gave up blocks in vain could not run either
                 victim = max(younger, key=lambda s: s.order)
                 victim.release_blocks()
                 planned.pop(victim, None)

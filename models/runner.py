@@ -103,6 +103,10 @@ class ModelRunner:
             self._ranks.announce(sequences, self.pool.block_size)
         return self._compute(sequences)
 
+    def are_finite(self, block_ids: list[int]) -> bool:
+        """Whether all KV in these blocks, which are full, is finite numbers."""
+        return self._storage.are_finite(block_ids)
+
     def keep_alive(self) -> None:
         """To be called now and then while there is no pass: followers expect to hear something."""
         if self._ranks is not None:

@@ -99,6 +99,9 @@ class Session:
     reply_to: object = None
     answers: list[EngineReply] = field(default_factory=list)  # to `seq`, in order
     agreed_len: int = 0  # a prefix that the sender surely has
+    committed_len: int = 0  # first tokens of the log that are no guess: no draft's open ones
+    asked_len: int = 0  # tokens looked for in the prefix cache since it has had no blocks
+    num_cached_tokens: int = 0  # found there and not yet reported
     mask_base_len: int = 0  # generated tokens the matcher had committed when last heard of
     job: Job | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of ids 1, 2, ... so far
@@ -129,6 +132,11 @@ class Session:
         first = max(start, len(self.prompt_logprobs))
         return max(0, min(start + num_rows, self.opened.prompt_len - 1) - first)
 
+    @property
+    def may_use_cached_prefix(self) -> bool:
+        """Whether rows without logits may be found in the prefix cache instead of computed."""
+        return not self.needs_prompt_logits
+
     def rewrite(self, base_len: int, tokens: Sequence[int]) -> None:
         """Make the log `base_len` tokens long and append `tokens`; equal ids keep their KV."""
         old = self.log.ids
@@ -143,6 +151,7 @@ class Session:
         self.log.truncate(kept)
         self.log.extend(tokens[kept - base_len :])
         self.num_computed = min(self.num_computed, kept)
+        self.committed_len = min(self.committed_len, kept)
         if self.opened.constraint is not None:
             prompt_len = self.opened.prompt_len
             self.generated.truncate(max(kept - prompt_len, 0))
@@ -168,13 +177,25 @@ class Session:
         self.table.reserve(len(self.log), start)
         self.num_computed = min(self.num_computed, start)
 
+    def adopt_blocks(self, first: int, block_ids: list[int]) -> None:
+        """From block `first` on, hold these blocks that were computed of the log's own ids."""
+        self.table.adopt(first, block_ids)
+        self.num_computed = self.table.num_tokens
+
+    def take_cached_tokens(self) -> int:
+        """Tokens found in the prefix cache since this was last asked."""
+        count, self.num_cached_tokens = self.num_cached_tokens, 0
+        return count
+
     def release_blocks(self) -> None:
         """Give the KV blocks back; the log stays, so the rows can be computed again.
 
-        Blocks that other sessions share stay theirs.
+        Blocks that other sessions or the prefix cache share stay theirs.
         """
         self.table.free()
         self.num_computed = 0
+        self.asked_len = 0
+        self.num_cached_tokens = 0
 
 
 class Admission(NamedTuple):
@@ -219,12 +240,14 @@ class SessionTable:
             return None
         session = self._sessions.get(message.session_id)
         if session is None:
-            return self._add(message, self._new_table(), now)
+            return self._add(message, now)
         session.last_active_s = now
         if session.opened == message:
             return None
         if session.opened.sampling != message.sampling:
             session.prompt_logprobs = []
+        if session.opened.cache_salt != message.cache_salt:
+            session.release_blocks()  # they may be those of others who have the old salt
         session.opened = message
         session.answers = []
         session.mask_base_len = 0
@@ -233,38 +256,8 @@ class SessionTable:
             session.generated.extend(session.log.ids[message.prompt_len :])
         return session
 
-    def fork(self, session_id: str, message: Open, num_tokens: int, now: float) -> Session | None:
-        """Start the session of `message` with the first `num_tokens` tokens of another's log.
-
-        Both share the KV blocks of those tokens, as far as they are computed and blocks are
-        whole. The new session is like one whose first message named these tokens: its next one
-        may name any others, and rows of equal ids are not computed again.
-
-        No engine calls this yet: it is what a cache of prompt prefixes needs.
-
-        Returns:
-            The new session; None where the epoch is another one, as for `open`.
-
-        Raises:
-            ValueError: the other session is not open, the new one is, or the log is shorter.
-        """
-        if message.epoch != self._epoch:
-            return None
-        parent = self._sessions.get(session_id)
-        if parent is None:
-            raise ValueError(f"session {session_id} is not open")
-        if message.session_id in self._sessions:
-            raise ValueError(f"session {message.session_id} is open already")
-        if not 0 <= num_tokens <= len(parent.log):
-            raise ValueError(f"num_tokens must be within 0..{len(parent.log)}, got {num_tokens}")
-        table = parent.table.fork(min(num_tokens, parent.num_computed))
-        session = self._add(message, table, now)
-        session.rewrite(0, parent.log.ids[:num_tokens])
-        session.num_computed = table.num_tokens
-        return session
-
-    def _add(self, message: Open, table: BlockTable, now: float) -> Session:
-        session = Session(message, self._num_opened, table, now)
+    def _add(self, message: Open, now: float) -> Session:
+        session = Session(message, self._num_opened, self._new_table(), now)
         self._num_opened += 1
         self._sessions[message.session_id] = session
         return session

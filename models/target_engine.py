@@ -80,6 +80,7 @@ class TargetEngine(Engine):
         if session.is_past_prompt:
             session.prompt_logprobs = []
         self._forming.note_message(session.session_id, now, len(draft) + 1)
+        session.committed_len = length
         self._start_job(
             session,
             Job(
@@ -114,6 +115,7 @@ class TargetEngine(Engine):
         verdict = accept_matching(job.draft, drawn, eos_ids)
         judged_len = len(session.log) - len(job.draft) + verdict.num_accepted
         session.rewrite(judged_len, [verdict.token])
+        session.committed_len = len(session.log)
         is_last = (
             job.steps_left == 0
             or verdict.token in eos_ids
@@ -147,6 +149,7 @@ class TargetEngine(Engine):
                 timing=job.take_timing(self._clock()),
                 logprobs=job.logprobs[: verdict.num_accepted + 1],
                 prompt_logprobs=self._prompt_logprobs(session, job),
+                num_cached_tokens=session.take_cached_tokens(),
             ),
         )
 

@@ -57,6 +57,7 @@ class Opening:
     sampling: Sampling
     eos_ids: tuple[int, ...]
     prompt_len: int
+    cache_salt: str = ""
 
 
 class Header(NamedTuple):
@@ -241,6 +242,7 @@ class EngineSession:
                 eos_ids=list(opening.eos_ids),
                 prompt_len=opening.prompt_len,
                 constraint=endpoint,
+                cache_salt=opening.cache_salt,
             )
         )
         self._opened_for = endpoint

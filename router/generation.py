@@ -29,7 +29,8 @@ class GenerationRequest:
     """One completion, already tokenised and validated.
 
     `eos_ids` end the text unless `ignore_eos`, `stop_token_ids` in any case; `stop` strings end it
-    too. None of these is part of the text unless `includes_stop`.
+    too. None of these is part of the text unless `includes_stop`. Requests share cached prefixes
+    only with those of the same `cache_salt`.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     includes_stop: bool = False
+    cache_salt: str = ""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
 
@@ -127,6 +129,7 @@ class Finished:
     finish_reason: FinishReason
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_tokens: int = 0  # of the prompt, found in the first target's prefix cache
     speculation: SpeculationStats
 
 

@@ -44,6 +44,7 @@ class SpeculativeGenerator:
                         finish_reason=event,
                         num_prompt_tokens=len(request.prompt_ids),
                         num_completion_tokens=parts.stops.num_tokens,
+                        num_cached_tokens=parts.stats.num_cached_tokens,
                         speculation=parts.stats.snapshot(),
                     )
         finally:

@@ -179,7 +179,9 @@ async def _verify(
     async with aclosing(verdicts):
         async for verdict in verdicts:
             parts.stats.add_verdict(asked_at, verdict.timing)
-            if not is_prefill:
+            if is_prefill:
+                _note_cached(parts, verdict)
+            else:
                 _observe_pass(parts, asked, verdict, asked_at)
             yield _judge(parts, asked, verdict), verdict
             asked_at = time.perf_counter()
@@ -196,6 +198,12 @@ def _observe_pass(parts: SessionParts, asked: _Round, verdict: Verdict, asked_at
         parts.costs.observe_verify(verdict, (now - asked_at) * 1e3, len(asked.draft))
     if asked.draft:
         parts.planner.observe_round(asked.plan, (now - asked.planned_at) * 1e3)
+
+
+def _note_cached(parts: SessionParts, verdict: Verdict) -> None:
+    """The text's first verdict says how much of the prompt the target found in its cache."""
+    if len(parts.generated) == 0:
+        parts.stats.num_cached_tokens = verdict.num_cached_tokens
 
 
 def _judge(parts: SessionParts, asked: _Round, verdict: Verdict) -> list[int]:

@@ -18,6 +18,7 @@ class RoundStats:
 
     def __init__(self) -> None:
         self._started_at = time.perf_counter()
+        self.num_cached_tokens = 0  # of the prompt
         self._num_rounds = 0
         self._num_spec_tokens = 0
         self._per_step_drafted: list[int] = []

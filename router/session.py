@@ -126,6 +126,7 @@ class Session:
             sampling=sampling,
             eos_ids=self._eos_ids,
             prompt_len=len(self._request.prompt_ids),
+            cache_salt=self._request.cache_salt,
         )
         return EngineSession(pool, opening, self._services.limits, self._grammar)
 

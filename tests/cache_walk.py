@@ -2,7 +2,9 @@
 
 The texts form a tree, so that rolling back and going on another way meets few enough prefixes to
 know the logits of all of them beforehand: each text is computed once, alone, in one pass, by a
-runner of its own. Blocks that nobody holds are filled with NaN, so that reading one shows.
+runner of its own. Blocks that nobody holds or keeps are filled with NaN, so that reading one shows.
+Sessions find each other's blocks in a prefix cache; of every block in it the walk knows that its
+tokens were committed, under its salt.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from models.attention import SequenceRows
 from models.config import EngineConfig
 from models.messages import Open, Sampling
 from models.pass_plan import PassPlanner, PlannedRows
+from models.prefix_cache import PrefixCache
 from models.runner import ModelRunner
 from models.session_table import Job, Session, SessionTable
 from models.token_log import TokenLog
 
 BLOCK_SIZE = 4
-NUM_BLOCKS = 64  # of 256 tokens: seven sessions of up to 100 may want three times as many
+NUM_BLOCKS = 40  # of 160 tokens: seven sessions of up to 100 may want four times as many
 MAX_BATCH_ROWS = 40
 MAX_SESSIONS = 7
 _VOCAB_SIZE = 512
@@ -31,10 +34,10 @@ _WEIGHTS = {
     "run": 40,
     "extend": 26,
     "roll_back": 16,
-    "fork": 8,
-    "open": 3,
+    "open": 6,
     "close": 5,
     "preempt": 2,
+    "evict": 1,
 }
 
 
@@ -75,6 +78,11 @@ class Tree:
         table.free()
         return logits
 
+    def parting(self, text: int, other: int) -> int:
+        """Length of what two texts have in common."""
+        both = zip(self.texts[text], self.texts[other], strict=True)
+        return next((i for i, (a, b) in enumerate(both) if a != b), _TEXT_TOKENS)
+
     def sharing(self, text: int, length: int) -> list[int]:
         """Texts whose first `length` tokens are those of `text`."""
         prefix = self.texts[text][:length]
@@ -90,7 +98,9 @@ class Walk:
         self.runner = make_runner(path, dtype, num_blocks=NUM_BLOCKS, max_batch_rows=MAX_BATCH_ROWS)
         self.pool = self.runner.pool
         self.sessions = SessionTable(1, self.pool.new_table)
-        self.planner = PassPlanner(self.pool, MAX_BATCH_ROWS)
+        self.cache = PrefixCache(self.pool, self.runner.are_finite, worth_waiting_rows=8)
+        self.planner = PassPlanner(self.pool, MAX_BATCH_ROWS, self.cache)
+        self.committed: set[tuple[str, int]] = set()  # salt, hash of every prefix ever committed
         self.expected: dict[str, tuple[int, int]] = {}  # text, length
         self.counts: Counter[str] = Counter()
         self.num_steps = 0
@@ -145,22 +155,19 @@ class Walk:
         if session is None:
             return False
         text, length = self.expected[session.session_id]
-        base_len = self.choose.randint(self.choose.choice([0, max(0, length - 6)]), length)
-        text = self.choose.choice(self.tree.sharing(text, base_len))
+        if self.choose.random() < 0.3:  # where the ways of two texts part
+            way = self.choose.randrange(_NUM_TEXTS)
+            base_len = min(length, self.tree.parting(text, way))
+        else:
+            base_len = self.choose.randint(self.choose.choice([0, max(0, length - 6)]), length)
+            way = self.choose.choice(self.tree.sharing(text, base_len))
+        text = way
         self._rewrite(session, text, base_len, self.choose.choice([0, 1, 3, 9]))
         return True
 
-    def _fork(self) -> bool:
-        parent = self._pick()
-        if parent is None or len(self.sessions) == MAX_SESSIONS:
-            return False
-        text, length = self.expected[parent.session_id]
-        num_tokens = self.choose.choice([length, self.choose.randint(0, length)])
-        session = self.sessions.fork(parent.session_id, self._new_open(), num_tokens, 0.0)
-        assert session is not None
-        self.expected[session.session_id] = (text, num_tokens)
-        assert session.num_computed > min(num_tokens, parent.num_computed) - BLOCK_SIZE
-        self.counts["shared blocks"] += len(session.table.block_ids)
+    def _evict(self) -> bool:
+        """Others take all free blocks but a few and give them back."""
+        self.pool.free(self.pool.allocate(self.choose.randint(0, self.pool.num_free)))
         return True
 
     def _close(self) -> bool:
@@ -180,6 +187,8 @@ class Walk:
         before = {s.session_id: list(s.table.block_ids) for s in self.sessions}
         waiting = [session for session in self.sessions if session.job is not None]
         plan = self.planner.plan(waiting, self.sessions)
+        busy = {*plan.starved, *(rows.session for rows in plan.rows)}
+        self.counts["awaited"] += bool(plan.rows) and len(waiting) > len(busy)
         self._note_own_blocks(before, plan.rows)
         self.counts["starved"] += len(plan.starved)
         assert not plan.oversized
@@ -196,7 +205,10 @@ class Walk:
                 self.counts["rows"] += rows.num_logits
                 self.counts["jobs"] += 1
                 rows.session.job = None
+                if self.choose.random() < 0.5:  # the draft, if there was one, stands
+                    self._commit(rows.session, len(rows.session.log))
         assert len(logits) == 0
+        self.cache.publish([rows.session for rows in plan.rows])
         self.counts["several"] += len(plan.rows) > 1
         return True
 
@@ -205,7 +217,15 @@ class Walk:
     def _new_open(self) -> Open:
         self._num_named += 1
         name = f"s{self._num_named}"
-        return Open(session_id=name, epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=0)
+        salt = self.choose.choice(["", "", "pepper"])
+        return Open(
+            session_id=name,
+            epoch=1,
+            sampling=Sampling(),
+            eos_ids=[],
+            prompt_len=0,
+            cache_salt=salt,
+        )
 
     def _pick(self, *, is_idle: bool = False) -> Session | None:
         candidates = [s for s in self.sessions if not (is_idle and s.job is not None)]
@@ -218,6 +238,8 @@ class Walk:
         length = base_len + len(added)
         self.expected[session.session_id] = (text, length)
         session.job = None
+        # What is behind it is a draft.
+        self._commit(session, self.choose.choice([length, self.choose.randint(base_len, length)]))
         if added:
             most = min(length, self.planner.max_logits)
             num_logits = self.choose.choice(
@@ -225,18 +247,27 @@ class Walk:
             )
             session.job = Job(0, self.choose.random(), num_logits, 0)
 
+    def _commit(self, session: Session, length: int) -> None:
+        session.committed_len = length
+        text, _ = self.expected[session.session_id]
+        log, salt = self.tree.hashes[text], session.opened.cache_salt
+        self.committed |= {(salt, log.hash_at(stop)) for stop in range(1, length + 1)}
+
     def _close_session(self, session: Session) -> None:
         self.sessions.close(session.session_id)
         del self.expected[session.session_id]
 
     def _note_own_blocks(self, before: dict[str, list[int]], rows: list[PlannedRows]) -> None:
-        """Count the shared blocks that were exchanged for a session's own."""
+        """Count the blocks that were exchanged for a session's own, or for those of others."""
         for planned in rows:
             old, new = before[planned.session.session_id], planned.session.table.block_ids
             self.counts["given up"] += sum(a != b for a, b in zip(old, new, strict=False))
 
     def _check(self) -> None:
-        self.pool.check([session.table for session in self.sessions])
+        tables = [session.table for session in self.sessions]
+        self.pool.check(tables)
+        self.cache.check(tables)
+        assert self.cache._by_key.keys() <= self.committed
         assert {session.session_id for session in self.sessions} == self.expected.keys()
         for session in self.sessions:
             text, length = self.expected[session.session_id]
@@ -248,9 +279,9 @@ class Walk:
         self._poison()
 
     def _poison(self) -> None:
-        """NaN into every block that has become free."""
+        """NaN into every block that has become free and is not kept."""
         used = {block for session in self.sessions for block in session.table.block_ids}
-        unused = set(range(NUM_BLOCKS)) - used
+        unused = {b for b in range(NUM_BLOCKS) if b not in used and not self.pool.is_kept(b)}
         fresh = sorted(unused - self._unused)
         self._unused = unused
         slots = [b * BLOCK_SIZE + i for b in fresh for i in range(BLOCK_SIZE)]

@@ -66,7 +66,7 @@ def tiny_checkpoint(*, noise: float) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=2048,
         initializer_range=0.15,
         bos_token_id=None,
         eos_token_id=EOS_ID,

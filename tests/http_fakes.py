@@ -96,6 +96,7 @@ class ScriptedGenerator:
                 finish_reason=self.finish_reason,
                 num_prompt_tokens=len(request.prompt_ids),
                 num_completion_tokens=len(blocks),
+                num_cached_tokens=2,
                 speculation=STATS,
             )
         finally:

@@ -71,6 +71,7 @@ async def test_a_chat_answer_is_openais_with_seed_and_metrics():
         "prompt_tokens": num_prompt,
         "completion_tokens": 3,
         "total_tokens": num_prompt + 3,
+        "prompt_tokens_details": {"cached_tokens": 2},
     }
     assert answer["seed"] == 5 == generator.requests[0].sampling.seed
     assert answer["metrics"]["speculative_decoding"] == SPECULATIVE
@@ -125,6 +126,7 @@ async def test_usage_is_a_trailing_event_where_asked_for(path, body):
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 3
+    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert usage["metrics"]["speculative_decoding"] == SPECULATIVE
     assert isinstance(usage["seed"], int)
 

@@ -47,6 +47,15 @@ def test_chat_is_the_templates_ids_and_the_models_ends():
     assert request.speculation == SpeculationSettings()
 
 
+def test_a_cache_salt_is_passed_on():
+    assert chat().cache_salt == completion(cache_salt=None).cache_salt == ""
+    assert chat(cache_salt="team-7").cache_salt == "team-7"
+    for salt in ("", "x" * 257, 5):
+        with pytest.raises(InvalidRequest, match="cache_salt: ") as caught:
+            completion(cache_salt=salt)
+        assert caught.value.param == "cache_salt"
+
+
 def test_developer_is_the_system():
     message = {"role": "developer", "content": "Be short."}
     assert (

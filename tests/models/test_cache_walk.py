@@ -6,10 +6,11 @@ import pytest
 import torch
 from cache_walk import Walk
 
-from models import attention
+from models import attention, token_log
 from models.attention import SequenceRows
 from models.kv_cache import BlockPool, BlockTable
 from models.linear import can_pack
+from models.prefix_cache import PrefixCache
 from models.runner import ModelRunner
 from models.session_table import Session
 from models.token_log import TokenLog
@@ -30,14 +31,20 @@ def test_ten_thousand_steps_keep_the_pool_whole_and_every_bit(tiny_target, dtype
     _skip_unless_exact(dtype)
     walk = Walk(tiny_target, dtype, seed)
     walk.run(NUM_STEPS)
-    counts = walk.counts
-    print(dict(counts), "preempted by the planner:", walk.planner.num_preemptions)
+    counts, cache = walk.counts, walk.cache
+    print(
+        dict(counts),
+        f"preempted by the planner: {walk.planner.num_preemptions}, "
+        f"found {cache.num_hits} of {cache.num_queries} tokens, evicted {cache.num_evictions}",
+    )
     assert counts["jobs"] > 3000
     assert counts["rows"] > 15_000
     assert counts["several"] > 500
     assert counts["full"] > 500
-    assert min(counts["fork"], counts["given up"], walk.planner.num_preemptions) > 100
-    assert all(counts[name] > 100 for name in ("open", "extend", "roll_back", "close", "preempt"))
+    assert min(counts["given up"], walk.planner.num_preemptions) > 100
+    assert min(cache.num_hits, cache.num_evictions) > 1000
+    assert counts["awaited"] > 20
+    assert all(counts[name] > 90 for name in ("open", "extend", "roll_back", "close", "preempt"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -45,13 +52,25 @@ def test_a_short_walk(tiny_target, dtype):
     _skip_unless_exact(dtype)
     walk = Walk(tiny_target, dtype, seed=100)
     walk.run(400)
-    assert walk.counts["given up"] > 0
+    assert min(walk.counts["given up"], walk.cache.num_hits, walk.cache.num_evictions) > 0
+
+
+def _make_hashes_collide(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(token_log, "_MODULUS", 31)
+
+
+def test_colliding_hashes_serve_nobody_anothers_text(tiny_target, monkeypatch):
+    _skip_unless_exact("float32")
+    _make_hashes_collide(monkeypatch)
+    walk = Walk(tiny_target, "float32", seed=0)
+    walk.run(1000)
+    assert walk.cache.num_hits > 0
 
 
 # --- one thing wrong at a time: each of these walks must fail -----------------------------------
 
 
-def _fork_without_references(patch: pytest.MonkeyPatch) -> None:
+def _share_without_references(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "share", lambda pool, block_ids: None)
 
 
@@ -81,16 +100,83 @@ def _plan_rows_within_shared_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockTable, "first_row", lambda table, start: start)
 
 
-def _share_the_last_block_in_part(patch: pytest.MonkeyPatch) -> None:
-    def fork(table: BlockTable, num_tokens: int) -> BlockTable:
-        pool = table._pool
-        forked = pool.new_table()
-        forked.block_ids = table.block_ids[: pool.blocks_for(num_tokens)]
-        forked.num_tokens = len(forked.block_ids) * pool.block_size
-        pool.share(forked.block_ids)
-        return forked
+def _publish_what_is_drafted(patch: pytest.MonkeyPatch) -> None:
+    original = PrefixCache.publish
 
-    patch.setattr(BlockTable, "fork", fork)
+    def publish(cache: PrefixCache, sessions: list[Session]) -> None:
+        for session in sessions:
+            session.committed_len = session.num_computed
+        original(cache, sessions)
+
+    patch.setattr(PrefixCache, "publish", publish)
+
+
+def _publish_what_is_not_computed(patch: pytest.MonkeyPatch) -> None:
+    original = PrefixCache.publish
+
+    def publish(cache: PrefixCache, sessions: list[Session]) -> None:
+        computed = [session.num_computed for session in sessions]
+        for session in sessions:
+            session.num_computed = min(session.table.num_tokens, session.committed_len)
+        original(cache, sessions)
+        for session, num_computed in zip(sessions, computed, strict=True):
+            session.num_computed = num_computed
+
+    patch.setattr(PrefixCache, "publish", publish)
+    patch.setattr(PrefixCache, "_are_sound", lambda cache, fresh: True)
+
+
+def _compare_no_ids(patch: pytest.MonkeyPatch) -> None:
+    _make_hashes_collide(patch)
+    patch.setattr(PrefixCache, "_is_block", lambda cache, block, parent, log, index: True)
+
+
+def _share_across_salts(patch: pytest.MonkeyPatch) -> None:
+    original = PrefixCache._key
+
+    def key(cache: PrefixCache, session: Session, index: int) -> tuple[str, int]:
+        return "", original(cache, session, index)[1]
+
+    patch.setattr(PrefixCache, "_key", key)
+
+
+def _hold_two_blocks_of_one_text(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTable, "exchange", lambda table, index, block_id: None)
+
+
+def _evict_blocks_in_use(patch: pytest.MonkeyPatch) -> None:
+    def share(pool: BlockPool, block_ids: list[int]) -> None:
+        for block in block_ids:
+            pool._num_refs[block] += 1
+
+    patch.setattr(BlockPool, "share", share)
+
+
+def _evict_the_start_of_a_chain_first(patch: pytest.MonkeyPatch) -> None:
+    original = BlockPool.free
+
+    def free(pool: BlockPool, block_ids: list[int]) -> None:
+        original(pool, list(block_ids)[::-1])
+
+    patch.setattr(BlockPool, "free", free)
+
+
+def _evict_without_a_word(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixCache, "_forget", lambda cache, block_id: None)
+
+
+def _write_into_kept_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockPool, "is_shared", lambda pool, block_id: pool._num_refs[block_id] > 1)
+
+
+def _take_a_part_of_a_block(patch: pytest.MonkeyPatch) -> None:
+    original = Session.adopt_blocks
+
+    def adopt_blocks(session: Session, first: int, block_ids: list[int]) -> None:
+        original(session, first, block_ids)
+        session.num_computed += 1
+
+    patch.setattr(Session, "adopt_blocks", adopt_blocks)
 
 
 def _keep_num_computed_on_rollback(patch: pytest.MonkeyPatch) -> None:
@@ -144,12 +230,21 @@ def _truncate_one_too_few(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        _fork_without_references,
+        _share_without_references,
         _free_shared_blocks,
         _never_free_shared_blocks,
         _write_into_shared_blocks,
         _plan_rows_within_shared_blocks,
-        _share_the_last_block_in_part,
+        _publish_what_is_drafted,
+        _publish_what_is_not_computed,
+        _compare_no_ids,
+        _share_across_salts,
+        _hold_two_blocks_of_one_text,
+        _evict_blocks_in_use,
+        _evict_the_start_of_a_chain_first,
+        _evict_without_a_word,
+        _write_into_kept_blocks,
+        _take_a_part_of_a_block,
         _keep_num_computed_on_rollback,
         _reserve_as_if_nothing_were_shared,
         _keep_num_computed_on_preemption,
@@ -161,8 +256,8 @@ def _truncate_one_too_few(patch: pytest.MonkeyPatch) -> None:
 )
 def test_the_walk_finds(tiny_target, monkeypatch, damage):
     _skip_unless_exact("float32")
-    walk = Walk(tiny_target, "float32", seed=0)
     damage(monkeypatch)
-    with pytest.raises((AssertionError, ValueError)) as caught:
+    walk = Walk(tiny_target, "float32", seed=0)
+    with pytest.raises((AssertionError, ValueError, LookupError)) as caught:
         walk.run(2000)
     print(f"step {walk.num_steps}: {caught.value!r:.200}")

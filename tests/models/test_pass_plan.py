@@ -150,9 +150,11 @@ def test_tiny_budgets_get_on(max_rows: int) -> None:
 
 
 def fork(scene: Scene, parent: Session, name: str, num_tokens: int) -> Session:
-    opened = Open(session_id=name, epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=0)
-    session = scene.table.fork(parent.session_id, opened, num_tokens, 0.0)
-    assert session is not None
+    """A session of the parent's first tokens that shares its whole computed blocks."""
+    session = scene.add(name, num_tokens)
+    session.job = None
+    shared = min(num_tokens, parent.num_computed) // 4
+    session.adopt_blocks(0, parent.table.block_ids[:shared])
     return session
 
 
@@ -205,3 +207,14 @@ def test_a_shared_block_that_nobody_else_needs_any_more_is_kept() -> None:
     parent.rewrite(11, [90])
     assert shape(scene.plan()) == [("parent", 8, 4, 1)]
     assert parent.table.block_ids == blocks
+
+
+def test_nobody_gives_up_blocks_in_vain() -> None:
+    scene = Scene(num_blocks=6)
+    scene.add("oldest", 12, computed=12).job = None
+    scene.add("large", 20)
+    small = scene.add("small", 8, computed=7)
+    plan = scene.plan()
+    assert shape(plan) == [("small", 7, 1, 1)]
+    assert [session.session_id for session in plan.starved] == ["large"]
+    assert (small.num_computed, scene.planner.num_preemptions) == (7, 0)

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from shared_tables import fork
 from transformers import AutoModelForCausalLM
 
 from models.config import EngineConfig
@@ -181,14 +182,14 @@ def test_a_shared_block_is_not_written(tiny_target):
     text = _text(40, 1)
     table = runner.pool.new_table()
     whole = runner.forward([_rows(runner, table, 0, text)])
-    fork = table.fork(40)
-    fork.resize(40)
-    for writer, start in ((table, 31), (fork, 16)):
+    forked = fork(table, 40)
+    forked.resize(40)
+    for writer, start in ((table, 31), (forked, 16)):
         with pytest.raises(ValueError, match="would write a shared block"):
             runner.forward([SequenceRows(writer, start, [1, 2, 3], 0)])
-    rest = runner.forward([SequenceRows(fork, 32, text[32:], 8)])
+    rest = runner.forward([SequenceRows(forked, 32, text[32:], 8)])
     torch.testing.assert_close(rest, whole[32:])
-    runner.pool.check([table, fork])
+    runner.pool.check([table, forked])
 
 
 @pytest.mark.parametrize(

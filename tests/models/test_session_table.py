@@ -16,10 +16,6 @@ def make_open(**changes: object) -> Open:
     return Open(**({"session_id": "s"} | terms | changes))
 
 
-def make_other_open(**changes: object) -> Open:
-    return make_open(**({"session_id": "other"} | changes))
-
-
 def make_propose(
     seq: int, base: list[int], tokens: list[int], epoch: int = EPOCH, session_id: str = "s"
 ) -> Propose:
@@ -196,90 +192,26 @@ def test_a_job_accounts_for_all_time_between_its_answers() -> None:
     assert job.take_timing(1.006).queue_ms == pytest.approx(1.0)
 
 
-@pytest.fixture
-def parent(table: SessionTable, session: Session) -> Session:
-    """Ten tokens, nine of them computed."""
-    accept(table, make_propose(3, [], list(range(10))))
-    session.table.resize(10)
-    session.num_computed = 9
-    return session
-
-
-@pytest.mark.parametrize(("num_tokens", "num_computed"), [(0, 0), (3, 0), (8, 8), (9, 8), (10, 8)])
-def test_a_fork_has_the_tokens_and_shares_the_whole_blocks(
-    table: SessionTable, parent: Session, num_tokens: int, num_computed: int
-) -> None:
-    child = table.fork("s", make_other_open(), num_tokens, 7.0)
-    assert child is not None
-    assert child is table.get("other")
-    assert child.log.ids == list(range(num_tokens))
-    assert child.log.hash_at(num_tokens) == parent.log.hash_at(num_tokens)
-    assert (child.num_computed, child.table.num_tokens) == (num_computed, num_computed)
-    assert child.table.block_ids == parent.table.block_ids[: num_computed // 4]
-    assert child.order > parent.order
-    assert (child.seq, child.agreed_len, child.job, child.answers) == (-1, 0, None, [])
-    POOL.check([parent.table, child.table])
-    table.close("s")
-    POOL.check([child.table])
-    table.close("other")
-    POOL.check([])
-
-
-def test_the_first_message_of_a_fork_keeps_the_rows_of_equal_ids(
-    table: SessionTable, parent: Session
-) -> None:
-    child = table.fork("s", make_other_open(), 10, 0.0)
-    assert child is not None
-    message = make_propose(0, [], [0, 1, 2, 3, 4, 50], session_id="other")
-    assert accept(table, message) is child
-    assert (child.log.ids, child.num_computed) == ([0, 1, 2, 3, 4, 50], 5)
-    assert child.table.first_row(5) == 4
-    table.close("s")
-    table.close("other")
-
-
-def test_a_fork_of_uncomputed_tokens_shares_nothing(table: SessionTable, parent: Session) -> None:
-    parent.release_blocks()
-    child = table.fork("s", make_other_open(), 10, 0.0)
-    assert child is not None
-    assert (child.num_computed, child.table.block_ids) == (0, [])
-
-
-def test_a_constrained_fork_knows_its_generated_tokens(
-    table: SessionTable, parent: Session
-) -> None:
-    child = table.fork("s", make_other_open(constraint=CONSTRAINT, prompt_len=4), 10, 0.0)
-    assert child is not None
-    assert child.generated.ids == [4, 5, 6, 7, 8, 9]
-    table.close("s")
-    table.close("other")
-
-
-@pytest.mark.parametrize(
-    ("parent_id", "child_id", "num_tokens", "message"),
-    [
-        ("none", "other", 2, "session none is not open"),
-        ("s", "s", 2, "session s is open already"),
-        ("s", "other", 11, r"num_tokens must be within 0\.\.10, got 11"),
-        ("s", "other", -1, r"num_tokens must be within 0\.\.10, got -1"),
-    ],
-)
-def test_impossible_forks_are_refused(
-    table: SessionTable,
-    parent: Session,
-    parent_id: str,
-    child_id: str,
-    num_tokens: int,
-    message: str,
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        table.fork(parent_id, make_other_open(session_id=child_id), num_tokens, 0.0)
-    assert len(table) == 1
-    POOL.check([parent.table])
+def test_another_salt_gives_up_the_blocks(table: SessionTable, session: Session) -> None:
+    accept(table, make_propose(5, [], [2, 3, 4, 5, 6]))
+    session.table.resize(5)
+    session.num_computed = 5
+    assert table.open(make_open(prompt_len=3), 1.0) is session
+    assert session.num_computed == 5
+    assert table.open(make_open(prompt_len=3, cache_salt="mine"), 1.0) is session
+    assert (session.num_computed, session.table.block_ids) == (0, [])
+    assert session.log.ids == [2, 3, 4, 5, 6]
+    POOL.check([session.table])
     table.close("s")
 
 
-def test_a_fork_of_another_epoch_is_not_made(table: SessionTable, parent: Session) -> None:
-    assert table.fork("s", make_other_open(epoch=EPOCH + 1), 4, 0.0) is None
-    assert len(table) == 1
+def test_committed_tokens_end_where_the_log_is_rewritten(
+    table: SessionTable, session: Session
+) -> None:
+    accept(table, make_propose(5, [], [2, 3, 4, 5, 6]))
+    session.committed_len = 5
+    session.rewrite(0, [2, 3, 4, 7])
+    assert session.committed_len == 3
+    session.append(8)
+    assert session.committed_len == 3
     table.close("s")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import msgspec
 import pytest
@@ -274,3 +275,20 @@ async def test_lookup_drafts_what_repeats_and_is_counted_by_name() -> None:
     assert stats.num_drafted_by == {"ngram": stats.num_draft_tokens}
     assert stats.draft_acceptance_rate > 0.8
     assert len(verifier.rounds) < 16
+
+
+class _CachedPrompt(ScriptedVerifier):
+    """Says of each verdict that it found 3, 4, 5, ... tokens in its cache."""
+
+    async def verify(self, *args: object, **kwargs: object) -> AsyncGenerator[Verdict, None]:
+        async with aclosing(super().verify(*args, **kwargs)) as verdicts:
+            async for verdict in verdicts:
+                self.num_cached = getattr(self, "num_cached", 2) + 1
+                yield msgspec.structs.replace(verdict, num_cached_tokens=self.num_cached)
+
+
+@pytest.mark.parametrize("k", [0, 2])
+async def test_the_first_verdict_says_how_much_of_the_prompt_was_cached(k: int) -> None:
+    session = parts(k=k, verifier=_CachedPrompt(), drafter=ScriptedDrafter([None]))
+    await collect(session)
+    assert session.stats.num_cached_tokens == 3
