@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from models.kv_storage import KVStorage
+from models.varlen_attention import VarlenPass
 
 ATTENTION_NAME = "outrider_paged"
 TILE_ROWS = 16  # rows of the largest tile
@@ -254,7 +255,7 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    paged: PagedPass | None = None,
+    paged: PagedPass | VarlenPass | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **ignored: object,
@@ -278,8 +279,10 @@ def paged_attention(
     return attend(layer, query[0].transpose(0, 1), paged, scale).unsqueeze(0), None
 
 
-def attend(layer: int, query: Tensor, paged: PagedPass, scale: float) -> Tensor:
+def attend(layer: int, query: Tensor, paged: PagedPass | VarlenPass, scale: float) -> Tensor:
     """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""
+    if isinstance(paged, VarlenPass):
+        return paged.attend(layer, query, scale)
     storage = paged.storage
     _, num_heads, head_dim = query.shape
     num_groups = num_heads // storage.num_heads

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
+ATTENTION_NAMES = ("auto", "varlen", "reference")
+GRAPH_NAMES = ("auto", "off", "eager")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,12 @@ class EngineConfig:
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
         enable_prefix_caching: keep the KV of committed tokens for sessions that begin alike.
+        attention: "auto" takes a paged kernel on a GPU that has one, and gathers keys elsewhere;
+            "reference" always gathers; "varlen" insists on the kernel, and on a CPU takes a slow
+            stand-in for it.
+        graphs: "auto" replays small passes from CUDA graphs where the kernel is used; "off" does
+            not; "eager" pads and buffers as graphs do but records nothing, to look for errors.
+        graph_memory_mib: device memory that captured graphs may take.
 
     Raises:
         ValueError: a value is out of range; the message names field, limit and value.
@@ -43,12 +51,22 @@ class EngineConfig:
     num_threads: int | None = None
     tensor_parallel_size: int = 1
     enable_prefix_caching: bool = True
+    attention: str = "auto"
+    graphs: str = "auto"
+    graph_memory_mib: int = 2048
 
     def __post_init__(self) -> None:
         if not self.model_path:
             raise ValueError("model_path must not be empty")
-        if self.dtype not in DTYPE_NAMES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, got {self.dtype!r}")
+        for name, known in (
+            ("dtype", DTYPE_NAMES),
+            ("attention", ATTENTION_NAMES),
+            ("graphs", GRAPH_NAMES),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:

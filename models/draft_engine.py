@@ -5,6 +5,8 @@ token is the one the target would draw if their logits agreed; under `rejection`
 truncated distribution that goes with the draft. Sessions join and leave between steps. A draft ends
 early rather than holding anyone up: at a late or missing mask, at its deadline, when there is no
 room. Its cache lags the log by the last drafted token, which no pass has read yet.
+
+On a GPU the steps of drafts that need nothing from the host run as one chain (`draft_chain`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from models.draft_chain import ChainLink, draw_chain, is_chainable, reserve_chain
 from models.draft_probs import pack
 from models.engine import Engine
 from models.forming import running_mean
@@ -32,7 +35,8 @@ class DraftEngine(Engine):
     """Answers `Propose` with a `Proposal`.
 
     Args: as for `Engine`; `mask_wait_s` is how long a finished step waits for its masks before
-        the draft ends there.
+        the draft ends there. `chains` draws several steps at a time where that is possible; None:
+        on a GPU, where the host would be waited for in each step.
     """
 
     def __init__(
@@ -43,8 +47,11 @@ class DraftEngine(Engine):
         *,
         clock: Callable[[], float] = time.perf_counter,
         mask_wait_s: float = 0.02,
+        chains: bool | None = None,
     ) -> None:
         super().__init__(runner, mask_source, epoch, clock=clock, mask_wait_s=mask_wait_s)
+        self._chains = runner.device.type == "cuda" if chains is None else chains
+        self._chains &= runner.config.tensor_parallel_size == 1  # ranks are told every id
         self._step_s: float | None = None  # running mean of passes without prompts
 
     def wait_s(self, now: float) -> float:
@@ -70,6 +77,57 @@ class DraftEngine(Engine):
             self._finish(session, job, "context")
             return
         self._start_job(session, job)
+
+    def _run_pass(self, rows: list[PlannedRows]) -> None:
+        num_steps = self._chain_length(rows)
+        if num_steps > 1:
+            self._run_chain(rows, num_steps)
+        else:
+            super()._run_pass(rows)
+
+    def _chain_length(self, rows: list[PlannedRows]) -> int:
+        """Steps that all sessions of a pass can take together; 1: no chain."""
+        if not self._chains or not all(p.num_logits == 1 for p in rows):
+            return 1
+        if not all(is_chainable(planned.session) for planned in rows):
+            return 1
+        if any(s.job is not None and s.job.logits is not None for s in self._active.values()):
+            return 1  # drafts that were waiting for their masks go on with the next draw
+        room = min(self._runner.max_model_len - len(planned.session.log) for planned in rows)
+        num_steps = min(room, *(planned.job.steps_left + 1 for planned in rows))
+        if self._step_s:
+            left_s = min(planned.job.deadline_s for planned in rows) - self._clock()
+            num_steps = int(min(num_steps, left_s / self._step_s))
+        return num_steps
+
+    def _run_chain(self, rows: list[PlannedRows], num_steps: int) -> None:
+        """Draw `num_steps` tokens for each session, as that many passes would have."""
+        started_s = self._clock()
+        links = [
+            ChainLink(
+                table=planned.session.table,
+                start=planned.start,
+                token_ids=planned.session.log.ids[planned.start :],
+                sampling=planned.session.opened.sampling,
+            )
+            for planned in rows
+        ]
+        num_steps = reserve_chain(links, num_steps)
+        drawn = draw_chain(self._runner, links, num_steps)
+        now = self._clock()
+        for step in range(num_steps):
+            steps = [p if step == 0 else _next_step(p, step) for p in rows]
+            self._note_pass(steps, (now - started_s) / num_steps)
+        for planned, tokens in zip(rows, drawn, strict=True):
+            session, job = planned.session, planned.job
+            computed_len = len(session.log)
+            for token in tokens:
+                session.num_computed = computed_len
+                self._on_drawn(session, job, [token], now)
+                if session.job is not job:
+                    break
+                computed_len += 1
+        self._desk.flush()
 
     def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
         return draft_rows(jobs, whole)
@@ -126,3 +184,9 @@ class DraftEngine(Engine):
             planned.num_rows for planned in rows
         ) <= 2 * len(rows):  # after a full accept a draft step has two rows
             self._step_s = running_mean(self._step_s, duration_s)
+
+
+def _next_step(planned: PlannedRows, step: int) -> PlannedRows:
+    """The rows of a later step of the same session."""
+    start = planned.start + planned.num_rows + step - 1
+    return PlannedRows(planned.session, planned.job, start, 1, 1)

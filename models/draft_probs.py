@@ -53,10 +53,12 @@ def draw_truncated(
     probs = _renormalised(scores, token_ids)
     noise = gumbel_noise_at(seeds, positions, token_ids, DOMAIN_DRAFT)
     drawn = (probs.double().log() + noise).argmax(dim=1, keepdim=True)
-    all_ids = token_ids.to(torch.int32).cpu().numpy()
-    all_probs = probs.cpu().numpy()
-    rows = [DraftRow(ids, row) for ids, row in zip(all_ids, all_probs, strict=True)]
-    return token_ids.gather(1, drawn)[:, 0].tolist(), rows
+    # In one download: ids, probabilities and the drawn token of each row.
+    ids_drawn = torch.cat([token_ids, token_ids.gather(1, drawn)], dim=1).to(torch.int32)
+    packed = torch.cat([ids_drawn, probs.view(torch.int32)], dim=1).cpu().numpy()
+    num_ids = token_ids.shape[1]
+    rows = [DraftRow(row[:num_ids], row[num_ids + 1 :].view(np.float32)) for row in packed]
+    return packed[:, num_ids].tolist(), rows
 
 
 def pack(rows: Sequence[DraftRow]) -> DraftProbs | None:
@@ -125,11 +127,27 @@ def _top_ids(scores: Tensor, num_ids: int) -> Tensor:
 
     `topk` alone may choose any of equal scores.
     """
+    if scores.device.type != "cpu":
+        return _top_ids_unseen(scores, num_ids)
     cut = torch.topk(scores, num_ids, dim=1).values[:, -1:]
     stays = scores >= cut
     if int(stays.sum()) > num_ids * len(scores):
-        above = scores > cut
-        tied = stays & ~above
-        num_free = num_ids - above.sum(dim=1, keepdim=True)
-        stays = above | (tied & (tied.cumsum(dim=1) <= num_free))
+        stays = _without_late_ties(scores, stays, cut, num_ids)
     return stays.nonzero()[:, 1].view(len(scores), num_ids)
+
+
+def _top_ids_unseen(scores: Tensor, num_ids: int) -> Tensor:
+    """The same without a look at any value, which would wait for a GPU."""
+    cut = torch.topk(scores, num_ids, dim=1).values[:, -1:]
+    stays = _without_late_ties(scores, scores >= cut, cut, num_ids)
+    ids = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    kept = ids.masked_fill(~stays, scores.shape[1])
+    return torch.topk(kept, num_ids, dim=1, largest=False, sorted=True).values
+
+
+def _without_late_ties(scores: Tensor, stays: Tensor, cut: Tensor, num_ids: int) -> Tensor:
+    """`stays` [R, V] less the highest ids that tie at the cut, so that `num_ids` are left."""
+    above = scores > cut
+    tied = stays & ~above
+    num_free = num_ids - above.sum(dim=1, keepdim=True)
+    return above | (tied & (tied.cumsum(dim=1) <= num_free))

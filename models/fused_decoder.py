@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from models.attention import PagedPass, attend
 from models.linear import PackedLinear, RowwiseActivation
+from models.varlen_attention import VarlenPass
 
 # Layers of these types differ in biases and in query and key norms only.
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -64,7 +65,9 @@ class _Layer:
     activation: nn.Module
     down: PackedLinear
 
-    def __call__(self, rows: Tensor, cos: Tensor, sin: Tensor, paged: PagedPass) -> Tensor:
+    def __call__(
+        self, rows: Tensor, cos: Tensor, sin: Tensor, paged: PagedPass | VarlenPass
+    ) -> Tensor:
         mixed = self.query_key_value(self.before_attention(rows))
         heads = mixed.view(rows.shape[0], -1, self.head_dim)  # [R, H + 2 K, D]
         self._rotate(heads, cos, sin)
@@ -105,7 +108,9 @@ class FusedDecoder:
         model.set_output_embeddings(nn.Identity())
         self._layers = [_take_apart(layer) for layer in inner.layers]
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, paged: PagedPass) -> Tensor:
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: PagedPass | VarlenPass
+    ) -> Tensor:
         """Hidden rows [R, hidden] of `token_ids` [R] at `positions` [R]; keys are stored."""
         rows = nn.functional.embedding(token_ids, self._embedding.weight)
         cos = self._cos[positions].unsqueeze(1)

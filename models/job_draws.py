@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.device_copy import to_device
 from models.draft_probs import draw_truncated
 from models.logits import is_allowed, process_logits
 from models.messages import Sampling
@@ -160,7 +161,7 @@ def _select(scores: Tensor, parts: list[_JobRows]) -> Tensor:
     rows = [row for part in parts for row in range(part.first, part.first + part.num_rows)]
     if len(rows) == len(scores):
         return scores
-    return scores[torch.tensor(rows, device=scores.device)]
+    return scores[to_device(rows, scores.device)]
 
 
 def _judged_draft(part: _JobRows) -> JudgedDraft:

@@ -7,8 +7,7 @@ may not be drawn; nothing is normalised, because a draw is `argmax(score + noise
 temperature 0 keep their masked, biased and penalised logits.
 
 Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
-Truncation cuts by value, so tokens of equal score stay or go together, and it adds weights as
-64-bit integers, whose sum does not depend on the order in which a device adds them.
+Truncation (`models/truncation.py`) cuts by value, so tokens of equal score stay or go together.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from models.device_copy import array_to_device, to_device
 from models.messages import Sampling
 from models.penalties import RowCounts, penalise
 from models.token_rules import add_bias, forbid
-
-_WEIGHT_ONE = float(1 << 40)  # fixed point of the largest weight; 2^22 of them still fit in int64
-_FIRST_CANDIDATES = 256  # top-p of usual text needs fewer; rows that need more are done again
+from models.truncation import truncate, truncates
 
 
 def process_logits(
@@ -45,14 +44,14 @@ def process_logits(
     if all(sampling.temperature == 0 for sampling in samplings):
         return scores
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
-    scores = scores / torch.tensor(temperatures, device=logits.device)[:, None]
+    scores = scores / to_device(temperatures, logits.device)[:, None]
     if any(sampling.min_p > 0 for sampling in samplings):
         scores.masked_fill_(scores < _min_p_cut(scores, samplings), -torch.inf)
     vocab_size = logits.shape[1]
-    rows = [row for row, sampling in enumerate(samplings) if _truncates(sampling, vocab_size)]
+    rows = [row for row, sampling in enumerate(samplings) if truncates(sampling, vocab_size)]
     if rows:
-        index = torch.tensor(rows, device=logits.device)
-        truncated = _truncate(scores[index], [samplings[row] for row in rows])
+        index = to_device(rows, logits.device)
+        truncated = truncate(scores[index], [samplings[row] for row in rows])
         scores.index_copy_(0, index, truncated)
     return scores
 
@@ -61,12 +60,6 @@ def is_allowed(mask: bytes | memoryview, token_id: int) -> bool:
     """Whether a mask row allows `token_id`."""
     byte = token_id >> 3
     return byte < len(mask) and bool(mask[byte] >> (token_id & 7) & 1)
-
-
-def _truncates(sampling: Sampling, vocab_size: int) -> bool:
-    if sampling.temperature == 0:
-        return False
-    return 0 < sampling.top_k < vocab_size or sampling.top_p < 1
 
 
 def _penalised(
@@ -79,7 +72,7 @@ def _penalised(
     penalised = [samplings[row] for row, _ in found]
     if len(found) == len(samplings):
         return penalise(scores, penalised, [count for _, count in found])
-    index = torch.tensor([row for row, _ in found], device=scores.device)
+    index = to_device([row for row, _ in found], scores.device)
     changed = penalise(scores[index], penalised, [count for _, count in found])
     return scores.index_copy(0, index, changed)
 
@@ -95,18 +88,18 @@ def _masked(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> Tenso
     for mask in masks:
         if mask is not None:
             packed += bytes(mask[:num_bytes]).ljust(num_bytes, b"\0")
-    words = torch.frombuffer(packed, dtype=torch.uint8).to(logits.device)
+    words = array_to_device(np.frombuffer(packed, dtype=np.uint8), logits.device)
     bits = words.view(len(rows), num_bytes, 1) & _bit_values(logits.device)
     forbidden = (bits == 0).view(len(rows), num_bytes * 8)[:, :vocab_size]
     if len(rows) == len(masks):
         return logits.masked_fill(forbidden, -torch.inf)
-    index = torch.tensor(rows, device=logits.device)
+    index = to_device(rows, logits.device)
     return logits.index_copy(0, index, logits[index].masked_fill_(forbidden, -torch.inf))
 
 
 @lru_cache(maxsize=8)
 def _bit_values(device: torch.device) -> Tensor:
-    return torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=device)
+    return to_device([1, 2, 4, 8, 16, 32, 64, 128], device, torch.uint8)
 
 
 def _min_p_cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -115,55 +108,5 @@ def _min_p_cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         math.log(sampling.min_p) if sampling.min_p > 0 and sampling.temperature > 0 else -math.inf
         for sampling in samplings
     ]
-    depth = torch.tensor(depths, dtype=torch.float32, device=scores.device)[:, None]
+    depth = to_device(depths, scores.device, torch.float32)[:, None]
     return scores.amax(dim=1, keepdim=True) + depth
-
-
-def _truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Scores [R, V] with -inf below each row's top-k and top-p cut."""
-    vocab_size = scores.shape[1]
-    top_k = torch.tensor(
-        [min(sampling.top_k or vocab_size, vocab_size) for sampling in samplings],
-        device=scores.device,
-    )[:, None]
-    top_p = torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float64)
-    top_p = top_p.to(scores.device)[:, None]
-    wanted_k = max((s.top_k for s in samplings if s.top_k < vocab_size), default=0)
-    num_candidates = min(vocab_size, max(_FIRST_CANDIDATES, wanted_k))
-    while True:
-        cut, is_known = _cut_values(scores, top_k, top_p, num_candidates)
-        if num_candidates == vocab_size or bool(is_known.all()):
-            return scores.masked_fill(scores < cut, -torch.inf)
-        num_candidates = vocab_size
-
-
-def _cut_values(
-    scores: Tensor,  # [R, V]
-    top_k: Tensor,  # [R, 1] int64, V where off
-    top_p: Tensor,  # [R, 1] float64, 1 where off
-    num_candidates: int,
-) -> tuple[Tensor, Tensor]:
-    """The lowest score that stays, [R, 1], and whether the candidates were enough to tell.
-
-    Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what min-p and
-    top-k left: a token stays if the weight before it is below that.
-    """
-    values = torch.topk(scores, num_candidates, dim=1).values  # falling
-    last = (top_k - 1).clamp(max=num_candidates - 1)
-    kth_value = torch.where(top_k <= num_candidates, values.gather(1, last), -torch.inf)
-    top = values[:, :1]
-    total = _weights(scores, top, kth_value).sum(dim=1, keepdim=True)
-    weights = _weights(values, top, kth_value)
-    before = weights.cumsum(dim=1) - weights
-    stays = before.to(torch.float64) < top_p * total.to(torch.float64)
-    num_staying = stays.sum(dim=1, keepdim=True)
-    nucleus_value = values.gather(1, (num_staying - 1).clamp(min=0))
-    nucleus_value = torch.where(top_p < 1, nucleus_value, -torch.inf)
-    is_known = (num_staying < num_candidates) | (top_p >= 1)
-    return torch.maximum(kth_value, nucleus_value), is_known
-
-
-def _weights(scores: Tensor, top: Tensor, lowest: Tensor) -> Tensor:
-    """exp(score - top) in fixed point, int64; 0 below `lowest`."""
-    weights = torch.exp(scores - top).to(torch.float64).mul_(_WEIGHT_ONE).to(torch.int64)
-    return weights.masked_fill_(scores < lowest, 0)

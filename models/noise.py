@@ -21,6 +21,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from models.device_copy import to_device
+
 DOMAIN_TOKEN = 0  # the target's draw of a token; under `coupled` the draft's as well
 DOMAIN_DRAFT = 1  # `rejection`: the draw of a draft token
 DOMAIN_TEST = 2  # `rejection`: whether the draft token stands
@@ -85,7 +87,7 @@ def _row_keys(
         _signed(_row_key(seed, position, domain))
         for seed, position in zip(seeds, positions, strict=True)
     ]
-    return torch.tensor(keys, dtype=torch.int64, device=device)[:, None]
+    return to_device(keys, device, torch.int64)[:, None]
 
 
 def _row_key(seed: int, position: int, domain: int) -> int:

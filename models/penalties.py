@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.device_copy import array_to_device, to_device
 from models.messages import Sampling
 
 
@@ -97,8 +98,8 @@ def penalise(
 
 
 def _stack(rows: list[np.ndarray], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.stack(rows)).to(device)
+    return array_to_device(np.stack(rows), device)
 
 
 def _column(values: list[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+    return to_device(values, device, torch.float32)[:, None]

@@ -26,10 +26,14 @@ from models.attention import (
 )
 from models.checkpoint import Checkpoint, load_checkpoint
 from models.config import EngineConfig
+from models.device_copy import to_device
 from models.kv_cache import BlockPool
 from models.kv_storage import KVStorage
 from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
+from models.varlen_attention import VarlenPass
+from models.varlen_runner import last_rows
+from models.varlen_setup import choose_kernel, make_varlen
 
 __all__ = ["ModelRunner", "SequenceRows"]
 
@@ -62,9 +66,13 @@ class ModelRunner:
         self.max_model_len = config.max_model_len
         self.max_batch_rows = config.max_batch_rows
         self.pool = BlockPool(config.num_blocks, config.block_size)
-        self._storage = _make_storage(checkpoint, config)
         parameters = inspect.signature(self._model.forward).parameters
         self._selects_rows = "logits_to_keep" in parameters
+        kernel = choose_kernel(config, checkpoint)
+        self._varlen = make_varlen(config, checkpoint, kernel, self._logits) if kernel else None
+        self._storage = (
+            _make_storage(checkpoint, config) if self._varlen is None else self._varlen.storage
+        )
         # Only the leader learns what its self-test found, and ranks must cut the same tiles.
         self._tile_sizes = FITTING_TILES if ranks is None else FIXED_TILES
         self.batch_invariant = False
@@ -85,13 +93,20 @@ class ModelRunner:
         """Memory of the KV storage."""
         return self._storage.num_bytes
 
-    def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
+    def forward(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
         """Run the rows of `sequences`, each of another session, and store their KV.
 
         Rows in a block that another table shares are refused as well: `ValueError`.
 
+        Args:
+            sequences: the rows.
+            drawn_ids: [rows] the ids of all rows, where they are on the device and the host does
+                not know them yet; those in `sequences` then say only how many there are. Not for
+                a model that ranks share.
+
         Returns:
             [sum of num_logits, vocab_size] float32 on the device, in the order of `sequences`.
+            They may be overwritten by the next pass.
 
         Raises:
             ValueError: no rows, too many, or rows that their table or the context has no room
@@ -100,8 +115,9 @@ class ModelRunner:
         """
         self._check(sequences)
         if self._ranks is not None:
+            assert drawn_ids is None, "other ranks cannot see ids that the host does not know"
             self._ranks.announce(sequences, self.pool.block_size)
-        return self._compute(sequences)
+        return self._compute(sequences, drawn_ids)
 
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""
@@ -128,36 +144,60 @@ class ModelRunner:
             self._ranks.close()
 
     @torch.inference_mode()
-    def _compute(self, sequences: Sequence[SequenceRows]) -> Tensor:
+    def _compute(
+        self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None
+    ) -> Tensor:
         self._clear_new_blocks(sequences)
+        num_logits = [sequence.num_logits for sequence in sequences]
+        if self._varlen is not None:
+            return self._varlen(sequences, num_logits, drawn_ids)
         token_ids = [token for sequence in sequences for token in sequence.token_ids]
         positions = [p for s in sequences for p in range(s.start, s.start + len(s.token_ids))]
-        wanted = _wanted_rows(sequences)
+        wanted = last_rows([len(s.token_ids) for s in sequences], num_logits)
         checkpoint = self._checkpoint
         num_groups = checkpoint.num_heads // checkpoint.num_key_heads
+        assert isinstance(self._storage, KVStorage), "pages are for the kernel's own passes"
         paged = plan_pass(sequences, self._storage, num_groups, self._tile_sizes)
-        ids = torch.tensor(token_ids, device=self.device)
-        places = torch.tensor(positions, device=self.device)
-        keep = torch.tensor(wanted, dtype=torch.long, device=self.device)
-        if checkpoint.fused is not None:
-            rows = checkpoint.fused(ids, places, paged)
-            return checkpoint.fused.logits(rows.index_select(0, keep)).float()
-        return self._model_logits(ids, places, paged, keep).float()
+        ids = to_device(token_ids, self.device) if drawn_ids is None else drawn_ids
+        places = to_device(positions, self.device)
+        keep = to_device(wanted, self.device, torch.int64)
+        return self._logits(ids, places, paged, keep).float()
 
     def _choose_tiles(self) -> None:
         """Tiles that fit, unless fixed ones make the engine batch-invariant and these do not."""
-        for tile_sizes in (FITTING_TILES, FIXED_TILES):
+        for tile_sizes in (
+            (FITTING_TILES, FIXED_TILES) if self._varlen is None else (FITTING_TILES,)
+        ):
             self._tile_sizes = tile_sizes
             self.batch_invariant = is_batch_invariant(self)
             if self.batch_invariant:
                 return
         self._tile_sizes = FITTING_TILES
 
-    def _model_logits(
-        self, token_ids: Tensor, positions: Tensor, paged: PagedPass, keep: Tensor
+    def _logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        paged: PagedPass | VarlenPass,
+        keep: Tensor | None,
     ) -> Tensor:
-        """Logits [n, V] of the rows `keep` [n] by transformers' own forward."""
-        selection = {"logits_to_keep": keep} if self._selects_rows else {}
+        """Logits [n, V] of the rows `keep` [n], or of all."""
+        fused = self._checkpoint.fused
+        if fused is not None:
+            rows = fused(token_ids, positions, paged)
+            return fused.logits(rows if keep is None else rows.index_select(0, keep))
+        return self._model_logits(token_ids, positions, paged, keep)
+
+    def _model_logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        paged: PagedPass | VarlenPass,
+        keep: Tensor | None,
+    ) -> Tensor:
+        """The same by transformers' own forward."""
+        selects = self._selects_rows and keep is not None
+        selection = {"logits_to_keep": keep} if selects else {}
         output = self._model(
             input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
@@ -165,7 +205,7 @@ class ModelRunner:
             paged=paged,
             **selection,
         )
-        return output.logits[0] if self._selects_rows else output.logits[0, keep]
+        return output.logits[0] if selects or keep is None else output.logits[0, keep]
 
     def _check(self, sequences: Sequence[SequenceRows]) -> None:
         num_rows = sum(len(sequence.token_ids) for sequence in sequences)
@@ -202,15 +242,6 @@ class ModelRunner:
         ]
         if entered:
             self._storage.clear_blocks(entered)
-
-
-def _wanted_rows(sequences: Sequence[SequenceRows]) -> list[int]:
-    wanted: list[int] = []
-    stop = 0
-    for sequence in sequences:
-        stop += len(sequence.token_ids)
-        wanted.extend(range(stop - sequence.num_logits, stop))
-    return wanted
 
 
 def _make_storage(checkpoint: Checkpoint, config: EngineConfig) -> KVStorage:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.device_copy import array_to_device, fetch, to_device
 from models.draft_probs import DraftRow
 from models.messages import Sampling
 from models.noise import DOMAIN_RESIDUAL, DOMAIN_TEST, DOMAIN_TOKEN, gumbel_noise, uniform
@@ -66,6 +67,15 @@ def draw_tokens(
 
     A row of nothing but -inf gives some id: the caller checks constrained draws by their mask.
     """
+    return fetch(draw_ids(scores, samplings, positions))
+
+
+def draw_ids(
+    scores: Tensor,  # [R, V] float32 from `process_logits`
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R]
+) -> Tensor:
+    """What `draw_tokens` draws, left on the device: [R] int64."""
     rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
     if rows:
         noise = gumbel_noise(
@@ -77,9 +87,9 @@ def draw_tokens(
         if len(rows) == len(samplings):
             scores = noise.add_(scores)
         else:
-            index = torch.tensor(rows, device=scores.device)
+            index = to_device(rows, scores.device)
             scores = scores.index_copy(0, index, noise.add_(scores[index]))
-    return scores.argmax(dim=1).tolist()
+    return scores.argmax(dim=1)
 
 
 def accept_matching(
@@ -155,7 +165,7 @@ class _TargetProbs:
     """Softmax of some rows; totals are sums of integers, so they do not depend on the batch."""
 
     def __init__(self, scores: Tensor, rows: list[int]) -> None:
-        chosen = scores[torch.tensor(rows, dtype=torch.long, device=scores.device)]
+        chosen = scores[to_device(rows, scores.device, torch.int64)]
         top = chosen.amax(dim=1, keepdim=True)
         top.masked_fill_(top == -torch.inf, 0.0)  # nothing is allowed: all weights are 0
         self._weights = chosen.sub_(top).exp_().mul_(_WEIGHT_ONE)  # [T, V]
@@ -164,12 +174,12 @@ class _TargetProbs:
 
     def of(self, token_ids: list[int]) -> list[float]:
         """The probability of one token in each row."""
-        ids = torch.tensor(token_ids, dtype=torch.long, device=self._weights.device)[:, None]
-        return (self._weights.gather(1, ids).double() / self._totals)[:, 0].tolist()
+        ids = to_device(token_ids, self._weights.device, torch.int64)[:, None]
+        return fetch((self._weights.gather(1, ids).double() / self._totals)[:, 0])
 
     def rows(self, rows: list[int]) -> Tensor:
         """Whole rows, float64 [len(rows), V]."""
-        index = torch.tensor(rows, dtype=torch.long, device=self._weights.device)
+        index = to_device(rows, self._weights.device, torch.int64)
         return self._weights[index].double() / self._totals[index]
 
 
@@ -200,8 +210,8 @@ def _residual(target_probs: Tensor, draft_rows: Sequence[DraftRow]) -> Tensor:
     """(target - draft)+ in each row, not normalised, float64 [R, V]; target where that is 0."""
     residual = target_probs.clone()
     for row, draft_row in zip(residual, draft_rows, strict=True):
-        ids = torch.from_numpy(draft_row.token_ids.astype("int64")).to(residual.device)
-        draft_probs = torch.from_numpy(draft_row.probs.astype("float64")).to(residual.device)
+        ids = array_to_device(draft_row.token_ids.astype("int64"), residual.device)
+        draft_probs = array_to_device(draft_row.probs.astype("float64"), residual.device)
         row.index_add_(0, ids, draft_probs, alpha=-1)
     residual.clamp_(min=0)
     is_empty = residual.amax(dim=1, keepdim=True) <= 0
@@ -216,7 +226,7 @@ def _follow_whole(
         return
     rows = [drafts[index].first_row + len(texts[index]) for index in followed]
     tokens = _draw(
-        scores[torch.tensor(rows, device=scores.device)],
+        scores[to_device(rows, scores.device)],
         [drafts[index].seed for index in followed],
         [drafts[index].position + len(texts[index]) for index in followed],
         DOMAIN_TOKEN,
@@ -232,4 +242,4 @@ def _draw(
     domain: int,
 ) -> list[int]:
     noise = gumbel_noise(seeds, positions, scores.shape[1], scores.device, domain)
-    return noise.add_(scores).argmax(dim=1).tolist()
+    return fetch(noise.add_(scores).argmax(dim=1))

@@ -1,0 +1,49 @@
+"""Copies between the host and the device of a model: the only place where a pass may make one.
+
+On a GPU the host runs ahead of the device and must not wait for it within a pass. A copy from
+ordinary memory waits, and so does everything that looks at a value. So uploads go through pinned
+memory without waiting (torch keeps the buffer until the copy is done), and a pass ends with one
+download, `fetch`, which waits for all of it. On a CPU both are plain conversions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def to_device(
+    values: Sequence[Any],  # numbers, or lists of one length
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`torch.tensor(values, dtype=dtype)` on the device, without waiting for it."""
+    device = torch.device(device)
+    pinned = device.type == "cuda"
+    return _move(torch.tensor(values, dtype=dtype, pin_memory=pinned), device)
+
+
+def array_to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """The array's values on the device, without waiting for it; on a CPU they share memory."""
+    device = torch.device(device)
+    host = torch.from_numpy(array)
+    return _move(host.pin_memory() if device.type == "cuda" else host, device)
+
+
+def copy_into(target: Tensor, array: np.ndarray) -> None:
+    """Overwrite a tensor with the array's values, without waiting for its device."""
+    host = torch.from_numpy(array)
+    target.copy_(host.pin_memory() if target.is_cuda else host, non_blocking=True)
+
+
+def fetch(tensor: Tensor) -> list[Any]:
+    """The values as nested lists. Waits for the device: once a pass, at its end."""
+    return tensor.tolist()
+
+
+def _move(host: Tensor, device: torch.device) -> Tensor:
+    return host if device.type == "cpu" else host.to(device, non_blocking=True)

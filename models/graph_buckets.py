@@ -1,0 +1,86 @@
+"""Which sizes of pass are captured as CUDA graphs, and which pass is run as which. Plain ints.
+
+A captured graph replays one fixed shape, so passes are padded up to the next bucket. A bucket has
+a number of rows and a bound on the rows of one session, which kernels choose their tiles by: 1 for
+draft and decode steps, `VERIFY_ROWS` for verify rounds. Sizes are spaced so that a pass is never
+padded by more than a third, or by 7 rows. Prompts are not replayed: they are long enough to hide
+what launching costs, and their lengths are too many.
+
+Graphs are captured largest first: they share one memory pool, which the first one sizes and the
+others fit into. Where memory runs over its bound, larger buckets are given up for smaller ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+VERIFY_ROWS = 16  # an anchor and 15 draft tokens; drafts are rarely longer than 8
+MAX_GRAPH_ROWS = 256  # a pass of more rows computes for longer than launching it takes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """A shape of pass.
+
+    Attributes:
+        num_rows: rows, padded ones included.
+        session_rows: rows that one session may have.
+    """
+
+    num_rows: int
+    session_rows: int
+
+
+def row_sizes(max_rows: int) -> list[int]:
+    """The numbers of rows that have a bucket, rising to exactly `max_rows`."""
+    sizes = [1, 2, 4]
+    step = 8
+    while sizes[-1] < max_rows:
+        sizes.append(sizes[-1] - sizes[-1] % step + step)
+        if sizes[-1] >= 8 * step:
+            step *= 2
+    return [size for size in sizes if size < max_rows] + [max_rows]
+
+
+class BucketPlan:
+    """The buckets there are: those wanted until capturing is done, then those captured.
+
+    Args:
+        max_rows: rows of the largest bucket; at most a pass's own limit is of use.
+        session_rows: bounds on one session's rows, rising.
+    """
+
+    def __init__(self, max_rows: int, session_rows: Sequence[int] = (1, VERIFY_ROWS)) -> None:
+        if max_rows < 1 or not session_rows or min(session_rows) < 1:
+            raise ValueError(f"no buckets of {max_rows} rows, {list(session_rows)} per session")
+        self.buckets = sorted(
+            {
+                Bucket(num_rows, min(bound, num_rows))
+                for num_rows in row_sizes(max_rows)
+                for bound in session_rows
+            }
+        )
+
+    @property
+    def capture_order(self) -> list[Bucket]:
+        """Largest first."""
+        return self.buckets[::-1]
+
+    def keep(self, captured: Iterable[Bucket]) -> None:
+        """Forget the buckets that were not captured."""
+        kept = set(captured)
+        self.buckets = [bucket for bucket in self.buckets if bucket in kept]
+
+    def choose(self, session_rows: Sequence[int], num_logits: Sequence[int]) -> Bucket | None:
+        """The smallest bucket for a pass, or None: it is run as it is.
+
+        Args:
+            session_rows: rows of each session of the pass.
+            num_logits: logits wanted of each; a session that wants none is in its prompt.
+        """
+        if 0 in num_logits:
+            return None
+        num_rows, longest = sum(session_rows), max(session_rows)
+        fitting = (b for b in self.buckets if b.num_rows >= num_rows and b.session_rows >= longest)
+        return min(fitting, key=lambda bucket: (bucket.num_rows, bucket.session_rows), default=None)

@@ -1,0 +1,68 @@
+"""Keys and values of all layers as pages: the layout that paged GPU kernels read in place.
+
+It holds what `KVStorage` holds and is written through the same calls, but a page is a block's
+tokens with all heads of each, [num_pages, block_size, K, D], where `KVStorage` keeps the tokens of
+one head together, which suits products on a CPU. Which of the two a model has is decided once,
+with its attention kernel. `kv_cache` says which block belongs to whom.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.device_copy import to_device
+
+
+class PageStorage:
+    """Keys and values of all layers, in pages. One page more than the pool has blocks.
+
+    That page, the null block, fills up block tables and takes the keys of padded rows: what is in
+    it is finite and concerns nobody.
+
+    Args:
+        num_layers: attention layers.
+        num_blocks: blocks of the pool.
+        block_size: tokens per block.
+        num_heads: key heads.
+        head_dim: size of a head.
+        dtype: of keys and values.
+        device: where they live.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        self.num_heads = num_heads
+        self.null_block = num_blocks
+        shape = (num_layers, 2, num_blocks + 1, block_size, num_heads, head_dim)
+        self._pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.pages = [(layer[0], layer[1]) for layer in self._pages]  # of each layer, for kernels
+        self._slots = list(self._pages.flatten(2, 3))  # [2, slots, K, D] of each layer
+
+    @property
+    def device(self) -> torch.device:
+        """Where keys and values live."""
+        return self._pages.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all keys and values."""
+        return self._pages.nbytes
+
+    def write(self, layer: int, row_slots: Tensor, rows: Tensor) -> None:
+        """Store keys and values `rows` [2, K, R, D] in the slots of their positions, [R]."""
+        self._slots[layer].index_copy_(1, row_slots, rows.transpose(1, 2))
+
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""
+        self._pages.index_fill_(2, to_device(block_ids, self.device), 0)

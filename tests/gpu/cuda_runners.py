@@ -1,0 +1,77 @@
+"""A small checkpoint whose sizes GPU kernels take, and runners over it.
+
+The tiny checkpoint of the CPU tests has heads of 16, which no FlashAttention is tuned for, and is
+used in float32, which none computes; here heads have 64 and the dtype is bfloat16.
+"""
+
+from __future__ import annotations
+
+import atexit
+import random
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from models.config import EngineConfig
+from models.runner import ModelRunner
+
+VOCAB_SIZE = 2048
+MAX_MODEL_LEN = 1024
+BLOCK_SIZE = 256  # the built-in kernel takes multiples of this only
+NO_EOS = -1
+
+
+@cache
+def checkpoint() -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_MODEL_LEN,
+        initializer_range=0.15,  # spreads the logits, so that rounding seldom moves an argmax
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    path = Path(tempfile.mkdtemp(prefix="outrider-gpu-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def runner(**changes: object) -> ModelRunner:
+    fields: dict[str, object] = {
+        "model_path": str(checkpoint()),
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "max_model_len": MAX_MODEL_LEN,
+        "kv_cache_tokens": 16 * MAX_MODEL_LEN,
+        "block_size": BLOCK_SIZE,
+        "max_batch_rows": 512,
+    }
+    return ModelRunner(EngineConfig(**(fields | changes)))
+
+
+def text(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
+
+
+def reference_greedy(prompt: list[int], num_tokens: int) -> list[int]:
+    """`generate` of transformers on the same device and in the same dtype."""
+    model = LlamaForCausalLM.from_pretrained(checkpoint(), dtype=torch.bfloat16).to("cuda")
+    ids = torch.tensor([prompt], device="cuda")
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()

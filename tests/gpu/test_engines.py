@@ -1,0 +1,88 @@
+"""Engines on a GPU: the text of `generate`, one wait a pass, NCCL. Never run so far."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+from engine_fakes import EPOCH, Client, Link, run_clients
+from engine_messages import opening, proposing
+from gpu.cuda_runners import reference_greedy, runner, text
+
+from models.draft_engine import DraftEngine
+from models.masks import NoMaskSource
+from models.messages import Sampling
+from models.target_engine import TargetEngine
+
+PROMPTS = [text(seed, 20 + 70 * seed) for seed in range(3)]
+NUM_TOKENS = 40
+MIN_SAME = 0.8  # kernels round differently from generate's, so near ties may part
+
+
+def spoken(chains: bool, **changes: object) -> list[list[int]]:
+    target = Link(TargetEngine(runner(**changes), NoMaskSource(), EPOCH))
+    draft = Link(DraftEngine(runner(**changes), NoMaskSource(), EPOCH, chains=chains))
+    clients = [
+        Client(
+            f"s{i}",
+            prompt,
+            Sampling(temperature=0),
+            NUM_TOKENS,
+            target,
+            draft,
+            num_draft_tokens=lambda: 4,
+        )
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    return run_clients(clients)
+
+
+@pytest.mark.parametrize("graphs", ["off", "auto"])
+@pytest.mark.parametrize("attention", ["reference", "auto"])
+def test_greedy_text_is_that_of_generate(attention: str, graphs: str) -> None:
+    texts = spoken(chains=True, attention=attention, graphs=graphs)
+    same = 0
+    for got, prompt in zip(texts, PROMPTS, strict=True):
+        expected = reference_greedy(prompt, NUM_TOKENS)
+        pairs = list(zip(got, expected, strict=True))
+        same += next((i for i, (a, b) in enumerate(pairs) if a != b), NUM_TOKENS)
+    assert same >= MIN_SAME * NUM_TOKENS * len(PROMPTS)
+
+
+def test_chains_draft_what_steps_draft() -> None:
+    assert spoken(chains=True) == spoken(chains=False)
+
+
+def test_a_chain_does_not_wait_for_the_device_before_its_end() -> None:
+    """torch itself complains of every call that waits while this mode is on."""
+    made = runner()
+    drafter = DraftEngine(made, NoMaskSource(), EPOCH, chains=True)
+    drafter.submit(opening("s", Sampling(temperature=0.8, top_p=0.9, seed=1), 20), "r")
+    waits = 0
+    for seq, k in ((1, 1), (2, 6)):
+        drafter.submit(proposing("s", seq, PROMPTS[0], k), "r")
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with pytest.warns(UserWarning, match="synchronizing") as caught:
+                drafter.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits = len(caught)
+    assert waits == 1
+
+
+def test_nccl_carries_a_group_of_one(cuda: torch.device) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"tcp://127.0.0.1:{port}", world_size=1, rank=0
+    )
+    try:
+        values = torch.arange(4.0, device=cuda)
+        torch.distributed.all_reduce(values)
+        assert values.tolist() == [0.0, 1.0, 2.0, 3.0]
+    finally:
+        torch.distributed.destroy_process_group()

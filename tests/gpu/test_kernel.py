@@ -1,0 +1,40 @@
+"""torch's paged kernel against the reference on a GPU. Never run so far."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.varlen_kernel import AttentionSizes, NoKernel, find_kernel, probe, torch_features
+
+
+def sizes(block_size: int, head_dim: int, key_heads: int, dtype: torch.dtype) -> AttentionSizes:
+    return AttentionSizes(
+        num_heads=8,
+        num_key_heads=key_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("key_heads", [1, 2, 8])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+def test_what_is_taken_computes_what_the_reference_does(
+    cuda: torch.device, block_size: int, head_dim: int, key_heads: int, dtype: torch.dtype
+) -> None:
+    wanted = sizes(block_size, head_dim, key_heads, dtype)
+    try:
+        kernel = find_kernel(torch_features(cuda), wanted, cuda)
+    except NoKernel as error:
+        pytest.skip(f"no kernel for {wanted}: {error}")
+    assert probe(kernel, wanted, cuda) == ""
+
+
+def test_this_device_has_a_kernel_for_pages_of_256(cuda: torch.device) -> None:
+    """From Ampere and torch 2.12 on, with nothing else installed: if not, the notes are wrong."""
+    if torch.cuda.get_device_capability(cuda) < (8, 0):
+        pytest.skip("older than Ampere: torch has no FlashAttention for it")
+    find_kernel(torch_features(cuda), sizes(256, 64, 2, torch.bfloat16), cuda)
