@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 MAX_PACKED_INPUTS = 1024
 # torch computes up to so many elements in one thread (GELU; other functions up to 32767), so that
@@ -122,6 +123,8 @@ def make_rowwise(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
+            elif type(child) is Conv1D:  # GPT-2's linear layer: its weight is [inputs, outputs]
+                setattr(parent, name, PackedLinear(child.weight.T, child.bias))
             elif _is_activation(child):
                 setattr(parent, name, RowwiseActivation(child))
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.attention import (
+from models.attention_plan import (
     FITTING_TILES,
     FIXED_TILES,
     PagedPass,
@@ -131,7 +131,9 @@ class ModelRunner:
         wanted = _wanted_rows(sequences)
         checkpoint = self._checkpoint
         num_groups = checkpoint.num_heads // checkpoint.num_key_heads
-        paged = plan_pass(sequences, self._storage, num_groups, self._tile_sizes)
+        paged = plan_pass(
+            sequences, self._storage, num_groups, checkpoint.windows, self._tile_sizes
+        )
         ids = torch.tensor(token_ids, device=self.device)
         places = torch.tensor(positions, device=self.device)
         keep = torch.tensor(wanted, dtype=torch.long, device=self.device)

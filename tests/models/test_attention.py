@@ -6,13 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.attention import (
-    KEY_CHUNK,
-    TILE_ROWS,
-    SequenceRows,
-    paged_attention,
-    plan_pass,
-)
+from models.attention import paged_attention
+from models.attention_plan import KEY_CHUNK, TILE_ROWS, SequenceRows, plan_pass
 from models.kv_cache import BlockPool
 from models.kv_storage import KVStorage
 
@@ -62,7 +57,7 @@ class Bench:
         ]
         for sequence in sequences:
             sequence.table.resize(sequence.start + len(sequence.token_ids))
-        plan = plan_pass(sequences, self.storage, HEADS // KEY_HEADS)
+        plan = plan_pass(sequences, self.storage, HEADS // KEY_HEADS, [None])
         query, key, value = (
             torch.cat([text.parts[i][:, start:stop] for text, _, start, stop in rows], 1)[None]
             for i in range(3)

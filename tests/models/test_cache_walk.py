@@ -7,7 +7,7 @@ import torch
 from cache_walk import Walk
 
 from models import attention
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool, BlockTable
 from models.linear import can_pack
 from models.runner import ModelRunner

@@ -17,7 +17,8 @@ from transformers import (
     T5Config,
 )
 
-from models.checkpoint import load_checkpoint, read_config, refuse_unsupported
+from models.architecture import refuse_unsupported
+from models.checkpoint import load_checkpoint, read_config
 from models.config import EngineConfig
 from models.linear import can_pack
 
