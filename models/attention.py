@@ -75,9 +75,7 @@ def paged_attention(
     return attend(layer, query[0].transpose(0, 1), paged, features).unsqueeze(0), None
 
 
-def attend(
-    layer: int, query: Tensor, paged: PagedPass, features: AttentionFeatures
-) -> Tensor:
+def attend(layer: int, query: Tensor, paged: PagedPass, features: AttentionFeatures) -> Tensor:
     """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""
     storage = paged.storage
     _, num_heads, head_dim = query.shape

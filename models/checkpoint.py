@@ -22,12 +22,14 @@ from models.architecture import refuse_unsupported
 from models.attention import ATTENTION_NAME
 from models.attention_features import layer_windows
 from models.config import EngineConfig
+from models.experts import make_experts_rowwise
 from models.fused_decoder import FusedDecoder, can_fuse
 from models.linear import can_pack, make_rowwise
 from models.parallel import TensorParallel
 from models.parallel_layers import make_local, num_local_bytes
 from models.rotary import fix_rotary_tables
 from models.sharding import divides_heads, tensor_parallel_plan
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -77,6 +79,8 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         if ranks is None and can_fuse(model):
             fused = FusedDecoder(model, config.max_model_len)
         else:
+            if ranks is None:
+                make_experts_rowwise(model)
             make_rowwise(model)
     return Checkpoint(
         model=model,
