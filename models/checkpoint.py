@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from models.architecture import refuse_unsupported
 from models.attention import ATTENTION_NAME
@@ -29,6 +30,7 @@ from models.parallel import TensorParallel
 from models.parallel_layers import make_local, num_local_bytes
 from models.rotary import fix_rotary_tables
 from models.sharding import divides_heads, tensor_parallel_plan
+from models.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Checkpoint:
     """A loaded model, or this rank's part of it, and what the engines need to know of it."""
 
     model: PreTrainedModel
-    vocab_size: int  # columns of the logits, padding columns included
+    num_columns: int  # of the logits, padding columns included; ids that may be read
+    drawable: DrawableIds
     num_layers: int
     num_heads: int  # of this rank, as the key heads
     num_key_heads: int
@@ -74,6 +77,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     num_heads = text.num_attention_heads
     num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
     fix_rotary_tables(model, config.max_model_len)
+    eos_ids = _eos_ids(model)
     fused = None
     if model.device.type == "cpu" and can_pack(model.dtype):
         if ranks is None and can_fuse(model):
@@ -84,14 +88,17 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
             make_rowwise(model)
     return Checkpoint(
         model=model,
-        vocab_size=text.vocab_size,
+        num_columns=text.vocab_size,
+        drawable=drawable_ids(
+            _find_vocabulary(config.model_path), text.vocab_size, eos_ids, config.vocab_size
+        ),
         num_layers=text.num_hidden_layers,
         num_heads=num_heads // num_shares,
         num_key_heads=(getattr(text, "num_key_value_heads", None) or num_heads) // num_shares,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
         windows=layer_windows(text),
         weight_bytes=weight_bytes,
-        eos_ids=_eos_ids(model),
+        eos_ids=eos_ids,
         fused=fused,
     )
 
@@ -144,6 +151,17 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
             f"model_path {config.model_path!r} lacks {len(missing)} weights, first {missing[0]!r}"
         )
     return model.to(torch.device(config.device)).eval()  # a rank's part is where it belongs already
+
+
+def _find_vocabulary(model_path: str) -> Vocabulary | None:
+    """That of the checkpoint's tokenizer, if it has one."""
+    file = Path(model_path) / "tokenizer.json"
+    if not Path(model_path).is_dir():
+        found = cached_file(
+            model_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False
+        )
+        file = Path(found or file)
+    return read_vocabulary(file) if file.is_file() else None
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:

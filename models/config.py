@@ -27,6 +27,8 @@ class EngineConfig:
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
+        vocab_size: token ids from here on are never drawn: for a draft whose target does not have
+            them. None: all that the checkpoint's tokenizer has.
 
     Raises:
         ValueError: a value is out of range; the message names field, limit and value.
@@ -41,6 +43,7 @@ class EngineConfig:
     max_batch_rows: int = 512
     num_threads: int | None = None
     tensor_parallel_size: int = 1
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         if not self.model_path:

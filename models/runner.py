@@ -57,7 +57,9 @@ class ModelRunner:
         checkpoint = load_checkpoint(config, ranks)
         self._checkpoint = checkpoint
         self._model = checkpoint.model
-        self.vocab_size = checkpoint.vocab_size
+        self.vocab_size = checkpoint.drawable.size  # ids that may be drawn
+        self.num_input_ids = checkpoint.num_columns  # ids that may be read
+        self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)
         self.eos_ids = checkpoint.eos_ids
         self.max_model_len = config.max_model_len
         self.max_batch_rows = config.max_batch_rows
@@ -88,6 +90,8 @@ class ModelRunner:
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Run the rows of `sequences`, each of another session, and store their KV.
 
+        Logits of ids that the tokenizer does not have are left out, or -inf between others.
+
         Rows in a block that another table shares are refused as well: `ValueError`.
 
         Returns:
@@ -101,7 +105,7 @@ class ModelRunner:
         self._check(sequences)
         if self._ranks is not None:
             self._ranks.announce(sequences, self.pool.block_size)
-        return self._compute(sequences)
+        return self._drawable(self._compute(sequences))
 
     def keep_alive(self) -> None:
         """To be called now and then while there is no pass: followers expect to hear something."""
@@ -141,6 +145,15 @@ class ModelRunner:
             rows = checkpoint.fused(ids, places, paged)
             return checkpoint.fused.logits(rows.index_select(0, keep)).float()
         return self._model_logits(ids, places, paged, keep).float()
+
+    @torch.inference_mode()
+    def _drawable(self, logits: Tensor) -> Tensor:
+        """Logits [n, V] of `num_columns` columns."""
+        if self.vocab_size < self.num_input_ids:
+            logits = logits[:, : self.vocab_size].contiguous()
+        if len(self._missing_ids):
+            logits.index_fill_(1, self._missing_ids, float("-inf"))
+        return logits
 
     def _choose_tiles(self) -> None:
         """Tiles that fit, unless fixed ones make the engine batch-invariant and these do not."""

@@ -36,7 +36,7 @@ from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.kv_cache import BlockPool
 from models.masks import NoMaskSource
-from models.messages import Proposal, Sampling, Verdict
+from models.messages import DraftProbs, Proposal, Sampling, Verdict
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 
@@ -44,6 +44,7 @@ VOCAB_SIZE = 256
 MAX_LEN = 160
 WINDOW = 12
 NUM_TOKENS = 32
+GREEDY = Sampling(temperature=0.0)
 PROMPT_LENGTHS = (3, 11, 45, 20)  # the others get as far as the window while they generate
 
 transformers_logging.disable_progress_bar()
@@ -187,15 +188,20 @@ class Served:
     num_accepted: int = 0
 
 
-def serve(target_path: Path, draft_path: Path | None = None, k: int = 0) -> Served:
-    """Greedy text of all `prompts` together, in rounds of up to k draft tokens."""
+def serve(
+    target_path: Path,
+    draft_path: Path | None = None,
+    k: int = 0,
+    sampling: Sampling = GREEDY,
+) -> Served:
+    """The text of all `prompts` together, in rounds of up to k draft tokens."""
     target = TargetEngine(runner(target_path), NoMaskSource(), EPOCH)
     draft = None if draft_path is None else DraftEngine(runner(draft_path), NoMaskSource(), EPOCH)
     served = Served()
     texts = [list(prompt) for prompt in prompts()]
     ends = [len(text) + NUM_TOKENS for text in texts]
     for number, text in enumerate(texts):
-        opened = opening(str(number), Sampling(temperature=0.0), len(text))
+        opened = opening(str(number), sampling, len(text))
         target.submit(opened, number)
         if draft is not None:
             draft.submit(opened, number)
@@ -204,12 +210,13 @@ def serve(target_path: Path, draft_path: Path | None = None, k: int = 0) -> Serv
         seq += 1
         drafts = _drafts(draft, open_numbers, texts, seq, k)
         for number in open_numbers:
-            message = verifying(str(number), seq, texts[number], drafts[number])
+            message = verifying(str(number), seq, texts[number], *drafts.get(number, ([], None)))
             target.submit(message, number)
         for number, verdict in answers(target).items():
             assert isinstance(verdict, Verdict), verdict
-            texts[number] += [*drafts[number][: verdict.num_accepted], verdict.token]
-            served.num_drafted += len(drafts[number])
+            tokens, _ = drafts.get(number, ([], None))
+            texts[number] += [*tokens[: verdict.num_accepted], verdict.token]
+            served.num_drafted += len(tokens)
             served.num_accepted += verdict.num_accepted
     for prompt, text in zip(prompts(), texts, strict=True):
         served.texts.append(text[len(prompt) :][:NUM_TOKENS])
@@ -222,13 +229,13 @@ def _drafts(
     texts: list[list[int]],
     seq: int,
     k: int,
-) -> dict[int, list[int]]:
+) -> dict[int, tuple[list[int], DraftProbs | None]]:
     if draft is None:
-        return {number: [] for number in numbers}
+        return {}
     for number in numbers:
         draft.submit(proposing(str(number), seq, texts[number], k), number)
     drafts = {}
     for number, proposal in answers(draft).items():
         assert isinstance(proposal, Proposal), proposal
-        drafts[number] = proposal.tokens
+        drafts[number] = (proposal.tokens, proposal.draft_probs)
     return drafts

@@ -21,7 +21,7 @@ def test_loads_sizes_and_packs(tiny_target):
     if not can_pack(torch.float32):
         pytest.skip("this CPU or torch has no packed kernel for float32")
     checkpoint = load_checkpoint(_config(tiny_target, dtype="float32"))
-    assert checkpoint.vocab_size == 512
+    assert (checkpoint.num_columns, checkpoint.drawable.size) == (512, 512)
     assert (checkpoint.num_layers, checkpoint.num_heads, checkpoint.num_key_heads) == (2, 4, 2)
     assert checkpoint.head_dim == 16
     assert checkpoint.eos_ids == (1,)
