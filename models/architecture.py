@@ -31,6 +31,14 @@ _REFUSED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention, whose keys and values differ in size",
     "add_cross_attention": "attention to an encoder",
 }
+# Types whose own code does to attention what neither their config nor their calls show: each of
+# them gave other logits than its eager attention when it was tried.
+_REFUSED_TYPES = {
+    "diffllama": "differential attention, which subtracts the heads of a pair from each other",
+    "doge": "attention with a mask that depends on the values",
+    "hrm_text": "layers that are run several times per token",
+    "moshi": "several streams of tokens",
+}
 
 
 def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> None:
@@ -59,6 +67,8 @@ def unsupported_feature(hf_config: PreTrainedConfig) -> str:
 
 
 def _unsupported_class(hf_config: PreTrainedConfig) -> str:
+    if hf_config.model_type in _REFUSED_TYPES:
+        return _REFUSED_TYPES[hf_config.model_type]
     if hf_config.is_encoder_decoder:
         return "it has an encoder and a decoder"
     model_class: Any = AutoModelForCausalLM._model_mapping.get(type(hf_config), None)
@@ -81,9 +91,21 @@ def _unsupported_config(text: PreTrainedConfig) -> str:
     for field, reason in _REFUSED_FIELDS.items():
         if getattr(text, field, None):
             return f"{reason} ({field})"
+    if _num_head_shapes(text) > 1:
+        return "layers whose heads differ in number or size"
     if "dynamic" in _rope_types(getattr(text, "rope_parameters", None)):
         return "dynamic rope, which lets the longest session change the others"
     return ""
+
+
+def _num_head_shapes(text: PreTrainedConfig) -> int:
+    """Distinct shapes of the layers' keys, where a config may give each layer its own."""
+    layers = getattr(text, "per_layer_config", None) or [text]
+    shapes = {
+        (getattr(layer, "head_dim", None), getattr(layer, "num_key_value_heads", None))
+        for layer in layers
+    }
+    return len(shapes)
 
 
 def _rope_types(parameters: Any) -> Iterable[str]:

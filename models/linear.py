@@ -67,6 +67,7 @@ class PackedLinear(nn.Module):
         self._widths = [piece.shape[1] for piece in pieces]
         # Packed tensors are opaque: kept out of parameters(), state_dict() and to().
         self._packed = [_pack(piece) for piece in pieces]
+        self.weight = weight.new_empty(0)  # for models that ask for its dtype
         self._bias = None if bias is None else bias.detach().clone()
 
     def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., outputs]
