@@ -17,11 +17,11 @@ from deployments.config import (
     GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
-    check_models,
 )
 from deployments.constraint import ConstraintReplica
 from deployments.engine import EngineReplica
 from deployments.leader import EngineKind
+from deployments.model_files import check_models, with_shared_vocabulary
 from deployments.router import Router
 
 _COORDINATOR_CPUS = 0.1
@@ -42,6 +42,7 @@ def build(args: AppConfig) -> Application:
     """
     config = args.resolved()
     check_models(config)
+    config = with_shared_vocabulary(config)
     target = bind_engine("Target", "target", config.target, config.link)
     draft = (
         None if config.draft is None else bind_engine("Draft", "draft", config.draft, config.link)

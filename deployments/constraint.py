@@ -19,10 +19,11 @@ from pathlib import Path
 
 import ray
 
-from deployments.config import GrammarServiceConfig, LinkConfig, read_vocab_size
+from deployments.config import GrammarServiceConfig, LinkConfig
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_workers import ConstraintWorkers
 from deployments.link_server import AsyncLinkServer, Peer
+from deployments.model_files import read_vocab_size
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,

@@ -2,33 +2,35 @@
 
 Loads any causal language model that routes its attention through transformers'
 AttentionInterface, from safetensors only, without ever running code from the checkpoint. What
-cannot be served correctly is refused here by name; wrong text is worse than no text.
+cannot be served correctly is refused by name first (`models/architecture.py`).
 On a CPU linear layers are packed and every layer is made independent of the other rows.
 Where several ranks share the model, each reads and keeps its own part only.
 """
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
+from models.architecture import refuse_unsupported
 from models.attention import ATTENTION_NAME
+from models.attention_features import layer_windows
 from models.config import EngineConfig
+from models.experts import make_experts_rowwise
 from models.fused_decoder import FusedDecoder, can_fuse
 from models.linear import can_pack, make_rowwise
 from models.parallel import TensorParallel
 from models.parallel_layers import make_local, num_local_bytes
-from models.sharding import divides_heads, refuse_unshardable, tensor_parallel_plan
-
-_ROTARY_ROWS_PER_CALL = 64  # small enough that torch computes them in one thread
+from models.rotary import fix_rotary_tables
+from models.sharding import divides_heads, tensor_parallel_plan
+from models.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,13 @@ class Checkpoint:
     """A loaded model, or this rank's part of it, and what the engines need to know of it."""
 
     model: PreTrainedModel
-    vocab_size: int  # columns of the logits, padding columns included
+    num_columns: int  # of the logits, padding columns included; ids that may be read
+    drawable: DrawableIds
     num_layers: int
     num_heads: int  # of this rank, as the key heads
     num_key_heads: int
     head_dim: int
+    windows: tuple[int | None, ...]  # of each layer's attention
     weight_bytes: int  # of this rank, before packing
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
     fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
@@ -73,21 +77,28 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     num_heads = text.num_attention_heads
     num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
     fix_rotary_tables(model, config.max_model_len)
+    eos_ids = _eos_ids(model)
     fused = None
     if model.device.type == "cpu" and can_pack(model.dtype):
         if ranks is None and can_fuse(model):
             fused = FusedDecoder(model, config.max_model_len)
         else:
+            if ranks is None:
+                make_experts_rowwise(model)
             make_rowwise(model)
     return Checkpoint(
         model=model,
-        vocab_size=text.vocab_size,
+        num_columns=text.vocab_size,
+        drawable=drawable_ids(
+            _find_vocabulary(config.model_path), text.vocab_size, eos_ids, config.vocab_size
+        ),
         num_layers=text.num_hidden_layers,
         num_heads=num_heads // num_shares,
         num_key_heads=(getattr(text, "num_key_value_heads", None) or num_heads) // num_shares,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        windows=layer_windows(text),
         weight_bytes=weight_bytes,
-        eos_ids=_eos_ids(model),
+        eos_ids=eos_ids,
         fused=fused,
     )
 
@@ -112,63 +123,6 @@ def read_config(model_path: str) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"no usable checkpoint at model_path {model_path!r}: {error}") from error
-
-
-def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> None:
-    """Check everything that can be known before weights are read.
-
-    Raises:
-        ValueError: names the model type and what it needs that is not served.
-    """
-    text = hf_config.get_text_config()
-    reason = _unsupported_feature(hf_config, text, config.max_model_len)
-    if reason:
-        raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
-    refuse_unshardable(hf_config, config.tensor_parallel_size)
-    longest = getattr(text, "max_position_embeddings", None)
-    if longest is not None and config.max_model_len > longest:
-        raise ValueError(
-            f"max_model_len must be at most the checkpoint's max_position_embeddings ({longest}), "
-            f"got {config.max_model_len}"
-        )
-
-
-def _unsupported_feature(
-    hf_config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
-) -> str:
-    if hf_config.is_encoder_decoder:
-        return "it has an encoder and a decoder"
-    model_class: Any = AutoModelForCausalLM._model_mapping.get(type(hf_config), None)
-    if model_class is None:
-        return "transformers has no causal language model of this type"
-    if model_class._is_stateful:
-        return "its layers keep a recurrent state, which cannot be rolled back by length"
-    if not model_class._supports_attention_backend:
-        return "it does not use transformers' attention interface"
-    other_layers = set(getattr(text, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
-    if other_layers:
-        return f"layers of type {', '.join(sorted(other_layers))}"
-    if _uses_window(text) and text.sliding_window < max_model_len:
-        return f"attention in a sliding window of {text.sliding_window} tokens"
-    if getattr(text, "attn_logit_softcapping", None) is not None:
-        return "soft-capped attention scores"
-    if hf_config.model_type == "gpt_oss":
-        return "attention sinks"
-    if (getattr(text, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
-        return "dynamic rope, which lets the longest session change the others"
-    return ""
-
-
-def _uses_window(text: PreTrainedConfig) -> bool:
-    if getattr(text, "sliding_window", None) is None:
-        return False
-    layer_types = getattr(text, "layer_types", None)
-    if layer_types is not None:
-        return "sliding_attention" in layer_types
-    return bool(getattr(text, "use_sliding_window", True))
 
 
 def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrainedModel:
@@ -199,6 +153,17 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
     return model.to(torch.device(config.device)).eval()  # a rank's part is where it belongs already
 
 
+def _find_vocabulary(model_path: str) -> Vocabulary | None:
+    """That of the checkpoint's tokenizer, if it has one."""
+    file = Path(model_path) / "tokenizer.json"
+    if not Path(model_path).is_dir():
+        found = cached_file(
+            model_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False
+        )
+        file = Path(found or file)
+    return read_vocabulary(file) if file.is_file() else None
+
+
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     generation: Any = model.generation_config
     ids = generation.eos_token_id if generation is not None else None
@@ -207,40 +172,3 @@ def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if ids is None:
         return ()
     return (ids,) if isinstance(ids, int) else tuple(ids)
-
-
-class RotaryTable(nn.Module):
-    """Cosines and sines of every position, computed once instead of in every pass.
-
-    So a position's values do not depend on the pass, and rope variants that look at the longest
-    position see the same one, the configured maximum, for every session.
-    """
-
-    def __init__(self, rotary: nn.Module, num_positions: int, like: Tensor) -> None:
-        super().__init__()
-        positions = torch.arange(num_positions, device=like.device)
-        with torch.inference_mode():
-            # The whole range first, for variants that adapt to the longest position seen.
-            rotary(like, position_ids=positions.unsqueeze(0))
-            parts = [
-                rotary(like, position_ids=part.unsqueeze(0))
-                for part in positions.split(_ROTARY_ROWS_PER_CALL)
-            ]
-        self._cos = torch.cat([cos[0] for cos, _ in parts])
-        self._sin = torch.cat([sin[0] for _, sin in parts])
-
-    def forward(self, rows: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, [1, R, D], of `position_ids`, [1, R]."""
-        index = position_ids[0]
-        return self._cos[index].unsqueeze(0), self._sin[index].unsqueeze(0)
-
-
-def fix_rotary_tables(model: PreTrainedModel, num_positions: int) -> None:
-    """Replace, in place, rotary embeddings that map (rows, position_ids) to (cos, sin)."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if not name.endswith("rotary_emb"):
-                continue
-            if list(inspect.signature(child.forward).parameters) == ["x", "position_ids"]:
-                like = torch.empty(1, 1, 1, dtype=model.dtype, device=model.device)
-                setattr(parent, name, RotaryTable(child, num_positions, like))

@@ -36,6 +36,8 @@ class EngineConfig:
         graphs: "auto" replays small passes from CUDA graphs where the kernel is used; "off" does
             not; "eager" pads and buffers as graphs do but records nothing, to look for errors.
         graph_memory_mib: device memory that captured graphs may take.
+        vocab_size: token ids from here on are never drawn: for a draft whose target does not have
+            them. None: all that the checkpoint's tokenizer has.
 
     Raises:
         ValueError: a value is out of range; the message names field, limit and value.
@@ -54,6 +56,7 @@ class EngineConfig:
     attention: str = "auto"
     graphs: str = "auto"
     graph_memory_mib: int = 2048
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         if not self.model_path:

@@ -231,8 +231,8 @@ class Engine(ABC):
         self._end_job(session)
         session.history = None
         if has_penalties(message.sampling):
-            vocab_size = self._runner.vocab_size
-            session.history = TokenHistory(vocab_size, message.prompt_len, session.log.ids)
+            num_ids = self._runner.num_input_ids
+            session.history = TokenHistory(num_ids, message.prompt_len, session.log.ids)
         if message.constraint is not None:
             self._desk.open(message.session_id, message.constraint)
 
@@ -258,18 +258,19 @@ class Engine(ABC):
 
     def _complaint(self, session: Session, message: Propose | Verify) -> str:
         """Why a message cannot be acted on whatever the state of the engine, or ""."""
-        ids = message.tokens
+        draft: list[int] = []
         if isinstance(message, Verify):
-            ids = ids + message.draft
+            draft = message.draft
             if message.run_on < 0:
                 return f"run_on must not be negative, got {message.run_on}"
         elif message.num_draft_tokens < 1:
             return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
         if not message.tokens:
             return "tokens must not be empty"
-        vocab_size = self._runner.vocab_size
-        if min(ids) < 0 or max(ids) >= vocab_size:
-            return f"token ids must be within 0..{vocab_size - 1}, got {min(ids)}..{max(ids)}"
+        limits = (message.tokens, self._runner.num_input_ids), (draft, self._runner.vocab_size)
+        for ids, limit in limits:
+            if ids and (min(ids) < 0 or max(ids) >= limit):
+                return f"token ids must be within 0..{limit - 1}, got {min(ids)}..{max(ids)}"
         length = message.base_len + len(message.tokens)
         if session.opened.constraint is not None and length < session.opened.prompt_len:
             return f"a constrained prompt has {session.opened.prompt_len} tokens, got {length}"

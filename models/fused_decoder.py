@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.attention import PagedPass, attend
+from models.attention import attend
+from models.attention_features import AttentionFeatures, layer_windows
+from models.attention_plan import PagedPass
 from models.linear import PackedLinear, RowwiseActivation
 from models.varlen_attention import VarlenPass
 
-# Layers of these types differ in biases and in query and key norms only.
+# Layers of these types differ in biases, windows, and query and key norms only.
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
@@ -54,7 +56,7 @@ class _Layer:
     num_heads: int
     num_key_heads: int
     head_dim: int
-    scale: float
+    features: AttentionFeatures
     before_attention: _Norm
     query_key_value: PackedLinear
     query_norm: _Norm | None
@@ -73,7 +75,7 @@ class _Layer:
         self._rotate(heads, cos, sin)
         keys_values = heads[:, self.num_heads :].unflatten(1, (2, self.num_key_heads))
         paged.storage.write(self.index, paged.row_slots, keys_values.permute(1, 2, 0, 3))
-        attended = attend(self.index, heads[:, : self.num_heads], paged, self.scale)
+        attended = attend(self.index, heads[:, : self.num_heads], paged, self.features)
         rows = self.output.add_to(rows, attended.flatten(1))
         gate, up = self.gate_up(self.before_mlp(rows)).chunk(2, dim=-1)
         return self.down.add_to(rows, self.activation(gate).mul_(up))
@@ -106,7 +108,10 @@ class FusedDecoder:
         head: Any = model.get_output_embeddings()
         self._head = PackedLinear(head.weight, head.bias)
         model.set_output_embeddings(nn.Identity())
-        self._layers = [_take_apart(layer) for layer in inner.layers]
+        windows = layer_windows(model.config)
+        self._layers = [
+            _take_apart(layer, window) for layer, window in zip(inner.layers, windows, strict=True)
+        ]
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, paged: PagedPass | VarlenPass
@@ -149,7 +154,7 @@ def _rotary_tables(rotary: Any, num_positions: int, dtype: torch.dtype) -> tuple
     return cos, sin
 
 
-def _take_apart(layer: Any) -> _Layer:
+def _take_apart(layer: Any, window: int | None) -> _Layer:
     """Pack a layer's weights, and free the ones it had, so that memory does not double."""
     attention, mlp = layer.self_attn, layer.mlp
     head_dim = attention.head_dim
@@ -158,7 +163,7 @@ def _take_apart(layer: Any) -> _Layer:
         num_heads=attention.q_proj.out_features // head_dim,
         num_key_heads=attention.k_proj.out_features // head_dim,
         head_dim=head_dim,
-        scale=attention.scaling,
+        features=AttentionFeatures(attention.scaling, window),
         before_attention=_Norm.of(layer.input_layernorm),
         query_key_value=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=_Norm.of(attention.q_norm) if hasattr(attention, "q_norm") else None,

@@ -43,6 +43,7 @@ class PageStorage:
     ) -> None:
         self.block_size = block_size
         self.num_heads = num_heads
+        self.head_dim = head_dim
         self.null_block = num_blocks
         shape = (num_layers, 2, num_blocks + 1, block_size, num_heads, head_dim)
         self._pages = torch.zeros(shape, dtype=dtype, device=device)
@@ -62,6 +63,11 @@ class PageStorage:
     def write(self, layer: int, row_slots: Tensor, rows: Tensor) -> None:
         """Store keys and values `rows` [2, K, R, D] in the slots of their positions, [R]."""
         self._slots[layer].index_copy_(1, row_slots, rows.transpose(1, 2))
+
+    def are_finite(self, block_ids: list[int]) -> bool:
+        """As `KVStorage.are_finite`."""
+        index = to_device(block_ids, self.device)
+        return bool(self._pages[-1].index_select(1, index).isfinite().all())
 
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""

@@ -35,6 +35,7 @@ class KVStorage:
     ) -> None:
         self.block_size = block_size
         self.num_heads = num_heads
+        self.head_dim = head_dim
         self.num_blocks_padded = num_blocks + 1
         self.null_block = num_blocks
         shape = (num_layers, 2, num_heads, self.num_blocks_padded, block_size, head_dim)

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 MAX_PACKED_INPUTS = 1024
 # torch computes up to so many elements in one thread (GELU; other functions up to 32767), so that
 # no border between threads cuts a vector block.
-_SERIAL_ELEMENTS = 16384
+SERIAL_ELEMENTS = 16384
 # Vector code works on blocks of two AVX-512 registers: 64 bfloat16 or 32 float32.
-_VECTOR_ELEMENTS = 64
+VECTOR_ELEMENTS = 64
 _PACKED_BATCH_HINT = 8  # rows the packed layout is chosen for; a verify round has about so many
 
 
@@ -66,6 +67,7 @@ class PackedLinear(nn.Module):
         self._widths = [piece.shape[1] for piece in pieces]
         # Packed tensors are opaque: kept out of parameters(), state_dict() and to().
         self._packed = [_pack(piece) for piece in pieces]
+        self.weight = weight.new_empty(0)  # for models that ask for its dtype
         self._bias = None if bias is None else bias.detach().clone()
 
     def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., outputs]
@@ -101,14 +103,14 @@ class RowwiseActivation(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:  # [..., width] -> same
         """The wrapped function of each element."""
         width = rows.shape[-1]
-        missing = -width % _VECTOR_ELEMENTS
+        missing = -width % VECTOR_ELEMENTS
         if missing:
             padded = nn.functional.pad(rows, (0, missing))
             return self.forward(padded)[..., :width]
-        if rows.numel() <= _SERIAL_ELEMENTS:
+        if rows.numel() <= SERIAL_ELEMENTS:
             return self.function(rows)
         flat = rows.reshape(-1, width)
-        rows_per_call = max(1, _SERIAL_ELEMENTS // width)
+        rows_per_call = max(1, SERIAL_ELEMENTS // width)
         pieces = [self.function(piece) for piece in flat.split(rows_per_call)]
         return torch.cat(pieces).view(rows.shape)
 
@@ -122,6 +124,8 @@ def make_rowwise(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
+            elif type(child) is Conv1D:  # GPT-2's linear layer: its weight is [inputs, outputs]
+                setattr(parent, name, PackedLinear(child.weight.T, child.bias))
             elif _is_activation(child):
                 setattr(parent, name, RowwiseActivation(child))
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.pass_message import FRAME_INTS, Idle, Pass, PassMessage, Stop, decode, encode
 
 KEEP_ALIVE_S = 1.0

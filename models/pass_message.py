@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 
 FRAME_INTS = 1024  # 4 KiB: a pass of about 150 decode rows with contexts of 100 blocks in all
 _PASS, _IDLE, _STOP = 1, 2, 3

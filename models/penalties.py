@@ -82,9 +82,10 @@ def penalise(
     counts: Sequence[RowCounts],  # [R]
 ) -> Tensor:
     """The scores less their penalties: repetition, then frequency, then presence."""
-    generated = _stack([row.generated for row in counts], scores.device)
+    num_ids = scores.shape[1]  # more are counted where the model may read ids it does not draw
+    generated = _stack([row.generated[:num_ids] for row in counts], scores.device)
     if any(sampling.repetition_penalty != 1 for sampling in samplings):
-        prompt = _stack([row.prompt for row in counts], scores.device)
+        prompt = _stack([row.prompt[:num_ids] for row in counts], scores.device)
         factors = _column([s.repetition_penalty for s in samplings], scores.device)
         factors = torch.where((generated > 0) | (prompt > 0), factors, 1.0)
         scores = torch.where(scores > 0, scores / factors, scores * factors)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.attention import (
+from models.attention_plan import (
     FITTING_TILES,
     FIXED_TILES,
     PagedPass,
@@ -61,7 +61,9 @@ class ModelRunner:
         checkpoint = load_checkpoint(config, ranks)
         self._checkpoint = checkpoint
         self._model = checkpoint.model
-        self.vocab_size = checkpoint.vocab_size
+        self.vocab_size = checkpoint.drawable.size  # ids that may be drawn
+        self.num_input_ids = checkpoint.num_columns  # ids that may be read
+        self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)
         self.eos_ids = checkpoint.eos_ids
         self.max_model_len = config.max_model_len
         self.max_batch_rows = config.max_batch_rows
@@ -96,6 +98,8 @@ class ModelRunner:
     def forward(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
         """Run the rows of `sequences`, each of another session, and store their KV.
 
+        Logits of ids that the tokenizer does not have are left out, or -inf between others.
+
         Rows in a block that another table shares are refused as well: `ValueError`.
 
         Args:
@@ -117,7 +121,7 @@ class ModelRunner:
         if self._ranks is not None:
             assert drawn_ids is None, "other ranks cannot see ids that the host does not know"
             self._ranks.announce(sequences, self.pool.block_size)
-        return self._compute(sequences, drawn_ids)
+        return self._drawable(self._compute(sequences, drawn_ids))
 
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""
@@ -157,11 +161,22 @@ class ModelRunner:
         checkpoint = self._checkpoint
         num_groups = checkpoint.num_heads // checkpoint.num_key_heads
         assert isinstance(self._storage, KVStorage), "pages are for the kernel's own passes"
-        paged = plan_pass(sequences, self._storage, num_groups, self._tile_sizes)
+        paged = plan_pass(
+            sequences, self._storage, num_groups, checkpoint.windows, self._tile_sizes
+        )
         ids = to_device(token_ids, self.device) if drawn_ids is None else drawn_ids
         places = to_device(positions, self.device)
         keep = to_device(wanted, self.device, torch.int64)
         return self._logits(ids, places, paged, keep).float()
+
+    @torch.inference_mode()
+    def _drawable(self, logits: Tensor) -> Tensor:
+        """Logits [n, V] of `num_columns` columns."""
+        if self.vocab_size < self.num_input_ids:
+            logits = logits[:, : self.vocab_size].contiguous()
+        if len(self._missing_ids):
+            logits.index_fill_(1, self._missing_ids, float("-inf"))
+        return logits
 
     def _choose_tiles(self) -> None:
         """Tiles that fit, unless fixed ones make the engine batch-invariant and these do not."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool, BlockTable
 
 _NUM_TOKENS = 150  # three key chunks, ten query tiles

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.attention_features import AttentionFeatures
 from models.kv_pages import PageStorage
 from models.pass_indices import PassTensors
 
@@ -90,6 +91,7 @@ class VarlenPass:
     tensors: PassTensors
     max_rows: int  # of one session
     max_keys: int  # of one session
+    windows: tuple[int | None, ...] = ()  # of each layer, by the checkpoint's config
 
     @property
     def row_slots(self) -> Tensor:
@@ -100,11 +102,16 @@ class VarlenPass:
         self,
         layer: int,
         query: Tensor,  # [R, H, D]
-        scale: float,
-        window: int | None = None,
-        sinks: Tensor | None = None,  # [H] logit of a key of value 0 that every row sees
+        features: AttentionFeatures,
     ) -> Tensor:  # [R, H, D]
-        """Attention of every row to the stored keys of its session."""
+        """Attention of every row to the stored keys of its session.
+
+        Raises:
+            ValueError: scores are soft-capped, which the kernel cannot do.
+        """
+        if features.softcap is not None:
+            raise ValueError("the varlen kernel cannot soft-cap; attention must be reference")
+        sinks = features.sinks
         keys, values = self.storage.pages[layer]
         result = self.kernel(
             query,
@@ -113,8 +120,8 @@ class VarlenPass:
             self.tensors,
             max_rows=self.max_rows,
             max_keys=self.max_keys,
-            scale=scale,
-            window=window,
+            scale=features.scale,
+            window=features.window,
             with_lse=sinks is not None,
         )
         if sinks is None:

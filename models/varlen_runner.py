@@ -31,15 +31,22 @@ class VarlenForward:
         storage: where keys and values are.
         kernel: attends.
         max_model_len: tokens a session may have.
+        windows: of each layer's attention.
     """
 
     def __init__(
-        self, model: Model, storage: PageStorage, kernel: VarlenKernel, max_model_len: int
+        self,
+        model: Model,
+        storage: PageStorage,
+        kernel: VarlenKernel,
+        max_model_len: int,
+        windows: tuple[int | None, ...] = (),
     ) -> None:
         self.storage = storage
         self._model = model
         self._kernel = kernel
         self._max_model_len = max_model_len
+        self._windows = windows
         self._graphs: BucketedPasses | None = None
 
     @torch.inference_mode()
@@ -48,7 +55,12 @@ class VarlenForward:
 
         def compute(tensors: PassTensors, session_rows: int) -> Tensor:
             paged = VarlenPass(
-                self.storage, self._kernel, tensors, session_rows, self._max_model_len
+                self.storage,
+                self._kernel,
+                tensors,
+                session_rows,
+                self._max_model_len,
+                self._windows,
             )
             return self._model(tensors.token_ids, tensors.positions, paged, None).float()
 
@@ -101,6 +113,7 @@ class VarlenForward:
             tensors,
             max_rows=max(len(rows.token_ids) for rows in sequences),
             max_keys=max(rows.start + len(rows.token_ids) for rows in sequences),
+            windows=self._windows,
         )
         ids = tensors.token_ids if drawn_ids is None else drawn_ids
         return self._model(ids, tensors.positions, paged, keep).float()

@@ -30,6 +30,10 @@ def choose_kernel(config: EngineConfig, checkpoint: Checkpoint) -> VarlenKernel 
     device = torch.device(config.device)
     if config.attention == "reference":
         return None
+    if getattr(checkpoint.model.config.get_text_config(), "attn_logit_softcapping", None):
+        if config.attention == "varlen":
+            raise ValueError("attention is 'varlen', but the model soft-caps its scores")
+        return None
     if device.type != "cuda":
         return reference_kernel() if config.attention == "varlen" else None
     try:
@@ -56,7 +60,7 @@ def make_varlen(
         dtype=getattr(torch, config.dtype),
         device=torch.device(config.device),
     )
-    forward = VarlenForward(model, storage, kernel, config.max_model_len)
+    forward = VarlenForward(model, storage, kernel, config.max_model_len, checkpoint.windows)
     backend = _graph_backend(config)
     if backend is not None:
         plan = BucketPlan(min(config.max_batch_rows, MAX_GRAPH_ROWS))

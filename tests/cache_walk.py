@@ -14,7 +14,7 @@ from collections import Counter
 
 import torch
 
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.config import EngineConfig
 from models.messages import Open, Sampling
 from models.pass_plan import PassPlanner, PlannedRows

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from engine_fakes import EPOCH
 
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.masks import NoMaskSource

@@ -1,10 +1,10 @@
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from model_folders import tree
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import (
@@ -15,28 +15,10 @@ from deployments.config import (
     Section,
     SpeculationConfig,
     TimeoutConfig,
-    check_models,
     resolve_folder,
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-
-
-def write_model(folder: Path, *, vocab_size: int = 8, max_len: int = 4096, shift: int = 0) -> str:
-    folder.mkdir()
-    vocab = {f"t{(index + shift) % vocab_size}": index for index in range(vocab_size)}
-    config = {"vocab_size": vocab_size, "max_position_embeddings": max_len}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(
-        json.dumps({"model": {"vocab": vocab}, "added_tokens": [{"content": "<e>", "id": 0}]})
-    )
-    (folder / "model.safetensors").write_bytes(b"")
-    return str(folder)
-
-
-def tree(tmp_path: Path, **target: Any) -> dict[str, Any]:
-    path = write_model(tmp_path / "target")
-    return {"target": {"model_path": path, **target}}
 
 
 @pytest.mark.parametrize(
@@ -89,44 +71,6 @@ def test_relative_path_is_found_from_current_folder_then_repo(
     assert resolve_folder("configs", "key") == CONFIGS
     with pytest.raises(ValueError, match=r"target\.model_path: no such folder: 'nowhere'"):
         resolve_folder("nowhere", "target.model_path")
-
-
-@pytest.mark.parametrize(
-    ("draft", "complaint"),
-    [
-        ({"vocab_size": 9}, "vocab_size 9 .* differs from 8"),
-        ({"shift": 1}, "tokenizer of .* differs .* in 16 entries"),
-        ({"max_len": 100}, "draft.max_model_len: 2048 is more than .* 100"),
-    ],
-    ids=["vocab-size", "tokenizer", "context"],
-)
-def test_pair_that_does_not_fit_is_refused(
-    tmp_path: Path, draft: dict[str, Any], complaint: str
-) -> None:
-    values = tree(tmp_path)
-    values["draft"] = {"model_path": write_model(tmp_path / "draft", **draft)}
-    with pytest.raises(ValueError, match=complaint):
-        check_models(AppConfig.model_validate(values).resolved())
-
-
-def test_pair_that_fits_is_accepted(tmp_path: Path) -> None:
-    values = tree(tmp_path)
-    values["draft"] = {"model_path": write_model(tmp_path / "draft")}
-    check_models(AppConfig.model_validate(values).resolved())
-
-
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_missing_file_is_named(tmp_path: Path, missing: str) -> None:
-    config = AppConfig.model_validate(tree(tmp_path)).resolved()
-    (tmp_path / "target" / missing).unlink()
-    with pytest.raises(ValueError, match=rf"target\.model_path: .* has no .*{missing[-11:]}"):
-        check_models(config)
-
-
-def test_one_longest_session_must_fit_in_the_cache(tmp_path: Path) -> None:
-    config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=1024)).resolved()
-    with pytest.raises(ValueError, match=r"target\.kv_cache_tokens: 1024 is less than"):
-        check_models(config)
 
 
 def sections(model: type[Section]) -> list[type[Section]]:

@@ -179,6 +179,7 @@ def test_config_section_reaches_the_engine_whole() -> None:
         num_threads=3,
         tensor_parallel_size=2,
         enable_prefix_caching=False,
+        vocab_size=77,
     )
     config = engine_config(model)
     for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
@@ -186,3 +187,4 @@ def test_config_section_reaches_the_engine_whole() -> None:
     assert (config.block_size, config.max_batch_rows, config.num_threads) == (8, 9, 3)
     assert config.tensor_parallel_size == 2
     assert not config.enable_prefix_caching
+    assert (config.tensor_parallel_size, config.vocab_size) == (2, 77)

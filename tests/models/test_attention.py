@@ -4,20 +4,29 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
-from models.attention import (
-    KEY_CHUNK,
-    TILE_ROWS,
-    SequenceRows,
-    paged_attention,
-    plan_pass,
-)
+from models import attention
+from models.attention import paged_attention
+from models.attention_features import AttentionFeatures
+from models.attention_plan import KEY_CHUNK, TILE_ROWS, SequenceRows, plan_pass
 from models.kv_cache import BlockPool
 from models.kv_storage import KVStorage
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 16
 DTYPES = [torch.float32, torch.bfloat16]
+PLAIN = AttentionFeatures(scale=HEAD_DIM**-0.5)
+SINKS = torch.tensor([-1.0, 0.5, 2.0, 4.0])
+FEATURES = {
+    "plain": PLAIN,
+    "window": AttentionFeatures(PLAIN.scale, window=9),
+    "window of one": AttentionFeatures(PLAIN.scale, window=1),
+    "window of a chunk": AttentionFeatures(PLAIN.scale, window=KEY_CHUNK),
+    "softcap": AttentionFeatures(PLAIN.scale, softcap=1.5),
+    "sinks": AttentionFeatures(PLAIN.scale, sinks=SINKS),
+    "scale": AttentionFeatures(0.6),
+    "all": AttentionFeatures(0.6, window=70, softcap=2.0, sinks=SINKS),
+}
+each_feature = pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
 
 
 class Text:
@@ -28,16 +37,22 @@ class Text:
         shapes = [(HEADS, length, HEAD_DIM)] + [(KEY_HEADS, length, HEAD_DIM)] * 2
         self.parts = [torch.randn(s, generator=generator).to(dtype) for s in shapes]
 
-    def reference(self) -> torch.Tensor:  # [length, H, D]
+    def reference(self, features: AttentionFeatures = PLAIN) -> torch.Tensor:  # [length, H, D]
         query, key, value = (part.double() for part in self.parts)
         group = HEADS // KEY_HEADS
-        out = nn.functional.scaled_dot_product_attention(
-            query,
-            key.repeat_interleave(group, 0),
-            value.repeat_interleave(group, 0),
-            is_causal=True,
-        )
-        return out.transpose(0, 1)
+        scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) * features.scale
+        if features.softcap is not None:
+            scores = features.softcap * torch.tanh(scores / features.softcap)
+        positions = torch.arange(scores.shape[1])
+        distance = positions[:, None] - positions
+        window = features.window or len(positions)
+        scores.masked_fill_((distance < 0) | (distance >= window), float("-inf"))
+        sinks = features.sinks
+        if sinks is not None:
+            sink = sinks.double()[:, None, None].expand(-1, len(positions), 1)
+            scores = torch.cat((scores, sink), -1)
+        weights = scores.softmax(-1)[..., : len(positions)]
+        return (weights @ value.repeat_interleave(group, 0)).transpose(0, 1)
 
 
 class Bench:
@@ -55,53 +70,69 @@ class Bench:
             device=torch.device("cpu"),
         )
 
-    def run(self, rows: list[tuple[Text, object, int, int]]) -> list[torch.Tensor]:
+    def run(
+        self, rows: list[tuple[Text, object, int, int]], features: AttentionFeatures = PLAIN
+    ) -> list[torch.Tensor]:
         """Rows (text, table, start, stop) in one pass; the outputs of each."""
         sequences = [
             SequenceRows(table, start, [0] * (stop - start), 0) for _, table, start, stop in rows
         ]
         for sequence in sequences:
             sequence.table.resize(sequence.start + len(sequence.token_ids))
-        plan = plan_pass(sequences, self.storage, HEADS // KEY_HEADS)
+        plan = plan_pass(sequences, self.storage, HEADS // KEY_HEADS, [features.window])
         query, key, value = (
             torch.cat([text.parts[i][:, start:stop] for text, _, start, stop in rows], 1)[None]
             for i in range(3)
         )
         module = SimpleNamespace(layer_idx=0)
-        out, _ = paged_attention(module, query, key, value, None, paged=plan)
+        out, _ = paged_attention(
+            module,
+            query,
+            key,
+            value,
+            None,
+            paged=plan,
+            scaling=features.scale,
+            sliding_window=features.window,
+            softcap=features.softcap,
+            s_aux=features.sinks,
+        )
         return list(out[0].split([stop - start for *_, start, stop in rows]))
 
 
+@each_feature
 @pytest.mark.parametrize("block_size", [1, 16, 48])
-def test_equals_plain_attention(block_size):
+def test_equals_attention_written_out(block_size, features):
     bench = Bench(torch.float32, num_blocks=1024 // block_size, block_size=block_size)
     texts = [Text(length, seed, torch.float32) for seed, length in enumerate((1, 16, 17, 130))]
     tables = [bench.pool.new_table() for _ in texts]
     lengths = [text.parts[0].shape[1] for text in texts]
-    outs = bench.run([(x, t, 0, n) for x, t, n in zip(texts, tables, lengths, strict=True)])
+    rows = [(x, t, 0, n) for x, t, n in zip(texts, tables, lengths, strict=True)]
+    outs = bench.run(rows, features)
     for text, out in zip(texts, outs, strict=True):
-        torch.testing.assert_close(out.double(), text.reference(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(out.double(), text.reference(features), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", [1, TILE_ROWS, KEY_CHUNK, KEY_CHUNK + 1, 200, 520])
-def test_same_bits_for_rows_chunks_whole_and_strangers(dtype, length):
+@pytest.mark.parametrize("features", [PLAIN, FEATURES["all"]], ids=["plain", "all"])
+def test_same_bits_for_rows_chunks_whole_and_strangers(dtype, length, features):
     bench = Bench(dtype)
     text, long, short = Text(length, 0, dtype), Text(700, 1, dtype), Text(3, 2, dtype)
     table, long_table, short_table = (bench.pool.new_table() for _ in range(3))
-    (whole,) = bench.run([(text, table, 0, length)])
-    bench.run([(long, long_table, 0, 699), (short, short_table, 0, 2)])
+    (whole,) = bench.run([(text, table, 0, length)], features)
+    bench.run([(long, long_table, 0, 699), (short, short_table, 0, 2)], features)
     for count in (1, 2, 6, 9, 37, 128):
         for start in {max(0, length - count), max(0, length - count - 70)}:
             stop = min(length, start + count)
-            (alone,) = bench.run([(text, table, start, stop)])
+            (alone,) = bench.run([(text, table, start, stop)], features)
             assert torch.equal(alone, whole[start:stop]), (count, start)
             among = [
                 (long, long_table, 699, 700),
                 (text, table, start, stop),
                 (short, short_table, 2, 3),
             ]
-            assert torch.equal(bench.run(among)[1], whole[start:stop]), (count, start)
+            assert torch.equal(bench.run(among, features)[1], whole[start:stop]), (count, start)
 
 
 def test_what_a_block_held_before_does_not_matter():
@@ -116,15 +147,46 @@ def test_what_a_block_held_before_does_not_matter():
     assert torch.equal(again, clean)
 
 
-@pytest.mark.parametrize("feature", ["softcap", "s_aux"])
-def test_unsupported_scores_are_refused(feature):
-    module = SimpleNamespace(layer_idx=0)
-    tensor = torch.zeros(1, 1, 1, 1)
-    with pytest.raises(ValueError, match="not served"):
-        paged_attention(module, tensor, tensor, tensor, None, **{feature: tensor})
+@each_feature
+def test_other_devices_compute_the_same(features):
+    """Their path needs no accelerator; here it runs on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(KEY_HEADS, 3, rows, HEAD_DIM, generator=generator) for rows in (8, 128, 128)
+    )
+    hidden = torch.rand(3, 8, 128, generator=generator) < 0.5
+    mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    theirs = attention._attend_fused(query, key, value, mask, features)
+    ours = attention._attend_in_chunks(query, key, value, mask, features)
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_that_drops_keyword_arguments_is_refused():
-    tensor = torch.zeros(1, 1, 1, 1)
-    with pytest.raises(ValueError, match="no plan of the pass"):
-        paged_attention(SimpleNamespace(layer_idx=0), tensor, tensor, tensor, None)
+def _call(**arguments):
+    storage = Bench(torch.float32).storage
+    table = BlockPool(8, 16).new_table()
+    table.resize(1)
+    plan = plan_pass([SequenceRows(table, 0, [0], 0)], storage, 2, [4])
+    query, key = torch.zeros(1, HEADS, 1, HEAD_DIM), torch.zeros(1, KEY_HEADS, 1, HEAD_DIM)
+    module = SimpleNamespace(layer_idx=0, is_causal=arguments.pop("is_causal", True))
+    called = {"key": key, "value": key, "paged": plan, "sliding_window": 4, **arguments}
+    return paged_attention(module, query, attention_mask=None, **called)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"paged": None}, "got no plan of the pass"),
+        ({"position_bias": torch.zeros(1)}, "uses position_bias"),
+        ({"block_indices": torch.zeros(1)}, "uses block_indices"),
+        ({"is_causal": False}, "uses later positions"),
+        ({"sliding_window": 5}, "attends to a window of 5 tokens where .* config has 4"),
+        ({"key": torch.zeros(1, KEY_HEADS, 1, 24)}, "has other heads than its config says"),
+        ({"value": torch.zeros(1, KEY_HEADS, 1, 8)}, "has other heads than its config says"),
+        ({"value": torch.zeros(1, HEADS, 1, HEAD_DIM)}, "has other heads than its config says"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_not_built_is_refused(arguments, complaint):
+    _call()
+    with pytest.raises(ValueError, match=f"SimpleNamespace.* {complaint}.*: not served"):
+        _call(**arguments)

@@ -7,7 +7,7 @@ import torch
 from cache_walk import Walk
 
 from models import attention, token_log
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool, BlockTable
 from models.linear import can_pack
 from models.prefix_cache import PrefixCache

@@ -7,17 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    Gemma2Config,
-    GptOssConfig,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    Qwen2Config,
-    T5Config,
-)
 
-from models.checkpoint import load_checkpoint, read_config, refuse_unsupported
+from models.checkpoint import load_checkpoint, read_config
 from models.config import EngineConfig
 from models.linear import can_pack
 
@@ -30,7 +21,7 @@ def test_loads_sizes_and_packs(tiny_target):
     if not can_pack(torch.float32):
         pytest.skip("this CPU or torch has no packed kernel for float32")
     checkpoint = load_checkpoint(_config(tiny_target, dtype="float32"))
-    assert checkpoint.vocab_size == 512
+    assert (checkpoint.num_columns, checkpoint.drawable.size) == (512, 512)
     assert (checkpoint.num_layers, checkpoint.num_heads, checkpoint.num_key_heads) == (2, 4, 2)
     assert checkpoint.head_dim == 16
     assert checkpoint.eos_ids == (1,)
@@ -78,37 +69,3 @@ def test_a_missing_weight_is_named(tiny_target, tmp_path):
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks 1 weights, first 'model.layers.1.mlp.up_proj"):
         load_checkpoint(_config(str(path)))
-
-
-@pytest.mark.parametrize(
-    ("hf_config", "reason"),
-    [
-        (T5Config(), "'t5' cannot be served: it has an encoder and a decoder"),
-        (MambaConfig(), "'mamba' cannot be served: its layers keep a recurrent state"),
-        (MistralConfig(sliding_window=128), "'mistral' .* sliding window of 128 tokens"),
-        (Gemma2Config(sliding_window=4096), "'gemma2' .* soft-capped"),
-        (GptOssConfig(sliding_window=4096), "'gpt_oss' .* sinks"),
-        (
-            LlamaConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-            "'llama' .* dynamic rope",
-        ),
-    ],
-    ids=lambda value: value.model_type if hasattr(value, "model_type") else "",
-)
-def test_what_cannot_be_served_is_refused_by_name(hf_config, reason):
-    with pytest.raises(ValueError, match=reason):
-        refuse_unsupported(hf_config, _config("unused"))
-
-
-@pytest.mark.parametrize(
-    "hf_config",
-    [
-        LlamaConfig(),
-        MistralConfig(sliding_window=None),
-        MistralConfig(sliding_window=256),
-        Qwen2Config(use_sliding_window=False, sliding_window=128),
-    ],
-    ids=["llama", "mistral", "window_as_long_as_the_context", "qwen2_window_off"],
-)
-def test_what_can_be_served_is_not_refused(hf_config):
-    refuse_unsupported(hf_config, _config("unused"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool
 from models.pass_indices import (
     PassShape,

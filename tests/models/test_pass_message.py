@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.attention import SequenceRows
+from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool
 from models.pass_message import Idle, Pass, Stop, decode, encode
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.attention import FITTING_TILES, FIXED_TILES
+from models.attention_plan import FITTING_TILES, FIXED_TILES
 from models.config import EngineConfig
 from models.kv_cache import BlockPool
 from models.linear import can_pack

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from transformers import GPT2Config, LlamaConfig, Olmo2Config, Phi3Config
 
-from models.checkpoint import load_checkpoint, refuse_unsupported
+from models.architecture import refuse_unsupported
+from models.checkpoint import load_checkpoint
 from models.config import EngineConfig
 from models.sharding import divides_heads, refuse_unshardable, tensor_parallel_plan
 

@@ -7,7 +7,9 @@ import random
 import pytest
 import torch
 
-from models.attention import SequenceRows, attend, plan_pass
+from models.attention import attend
+from models.attention_features import AttentionFeatures
+from models.attention_plan import SequenceRows, plan_pass
 from models.kv_cache import BlockPool
 from models.kv_pages import PageStorage
 from models.kv_storage import KVStorage
@@ -17,6 +19,7 @@ from models.varlen_reference import reference_kernel, reference_varlen_attn
 
 HEADS, KEY_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 16, 8, 64
 SCALE = HEAD_DIM**-0.5
+PLAIN = AttentionFeatures(SCALE)
 SIZES = {
     "num_layers": 2,
     "num_blocks": NUM_BLOCKS,
@@ -61,7 +64,7 @@ class Bench:
                 self.write(past, layer)
 
     def write(self, sequences: list[SequenceRows], layer: int) -> None:
-        plan = plan_pass(sequences, self.heads, HEADS // KEY_HEADS)
+        plan = plan_pass(sequences, self.heads, HEADS // KEY_HEADS, (None, None))
         rows = self.randn(2, KEY_HEADS, len(plan.row_slots), HEAD_DIM)
         self.heads.write(layer, plan.row_slots, rows)
         self.pages.write(layer, self.varlen(sequences).row_slots, rows)
@@ -96,11 +99,11 @@ def test_equals_the_gathering_path(seed: int, pad: bool):
     num_rows = sum(len(s.token_ids) for s in sequences)
     pad_to = num_rows + bench.draw.randint(0, 9) if pad else None
     varlen = bench.varlen(sequences, pad_to)
-    plan = plan_pass(sequences, bench.heads, HEADS // KEY_HEADS)
+    plan = plan_pass(sequences, bench.heads, HEADS // KEY_HEADS, (None, None))
     for layer in range(2):
         query = bench.randn(len(varlen.row_slots), HEADS, HEAD_DIM)
-        expected = attend(layer, query[:num_rows], plan, SCALE)
-        got = attend(layer, query, varlen, SCALE)
+        expected = attend(layer, query[:num_rows], plan, PLAIN)
+        got = attend(layer, query, varlen, PLAIN)
         torch.testing.assert_close(got[:num_rows], expected, rtol=1e-5, atol=1e-5)
         assert bool(got.isfinite().all())
 
@@ -112,12 +115,12 @@ def test_a_wrong_block_table_is_noticed():
     bench.write(sequences, 0)
     varlen = bench.varlen(sequences)
     query = bench.randn(3, HEADS, HEAD_DIM)
-    right = attend(0, query, varlen, SCALE)
+    right = attend(0, query, varlen, PLAIN)
     table = varlen.tensors.block_table
     table[0, :2] = table[0, :2].flip(0).clone()
-    torch.testing.assert_close(attend(0, query, varlen, SCALE)[:2], right[:2])  # order of keys
+    torch.testing.assert_close(attend(0, query, varlen, PLAIN)[:2], right[:2])  # order of keys
     table[0, 0] = table[1, 0]
-    assert not torch.allclose(attend(0, query, varlen, SCALE)[:2], right[:2], atol=1e-2)
+    assert not torch.allclose(attend(0, query, varlen, PLAIN)[:2], right[:2], atol=1e-2)
 
 
 def test_pages_hold_the_keys_of_their_blocks_alone():
@@ -147,7 +150,7 @@ def test_a_window_counts_the_row_itself(window: int):
     bench.store_past(sequences, 0)
     bench.write(sequences, 0)
     query = bench.randn(3, HEADS, HEAD_DIM)
-    got = bench.varlen(sequences).attend(0, query, SCALE, window=window)
+    got = bench.varlen(sequences).attend(0, query, AttentionFeatures(SCALE, window=window))
     keys, values = (
         part[:, sequences[0].table.block_ids].flatten(1, 2)[:, :20].repeat_interleave(2, 0)
         for part in bench.heads.slots[0].unflatten(2, (-1, BLOCK_SIZE))
@@ -178,10 +181,10 @@ def test_sinks_of_a_pass_shrink_its_attention():
     bench.write(sequences, 0)
     query = bench.randn(6, HEADS, HEAD_DIM)
     varlen = bench.varlen(sequences)
-    plain = varlen.attend(0, query, SCALE)
-    none = varlen.attend(0, query, SCALE, sinks=torch.full((HEADS,), -1e4))
+    plain = varlen.attend(0, query, PLAIN)
+    none = varlen.attend(0, query, AttentionFeatures(SCALE, sinks=torch.full((HEADS,), -1e4)))
     torch.testing.assert_close(none, plain)
-    some = varlen.attend(0, query, SCALE, sinks=torch.zeros(HEADS))
+    some = varlen.attend(0, query, AttentionFeatures(SCALE, sinks=torch.zeros(HEADS)))
     first = some[2] / plain[2]  # one key: its share is sigmoid(score)
     keys = bench.pages.pages[0][0][sequences[1].table.block_ids[0], 0].repeat_interleave(2, 0)
     score = (query[2] * keys).sum(-1) * SCALE

@@ -1,0 +1,36 @@
+"""Checkpoint folders with the small files alone: config, tokenizer, no weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write_model(
+    folder: Path,
+    *,
+    vocab_size: int = 8,
+    num_tokens: int = 8,
+    max_len: int = 4096,
+    special: str = "<e>",
+    swapped: tuple[int, int] = (0, 0),
+) -> str:
+    """Tokens t0, t1, ..., of which two may be swapped and the first one is special."""
+    folder.mkdir()
+    ids = list(range(num_tokens))
+    first, second = swapped
+    ids[first], ids[second] = second, first
+    vocab = {f"t{token_id}": place for place, token_id in enumerate(ids)}
+    config = {"vocab_size": vocab_size, "max_position_embeddings": max_len}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": vocab}, "added_tokens": [{"content": special, "id": 0}]})
+    )
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+def tree(tmp_path: Path, **target: Any) -> dict[str, Any]:
+    path = write_model(tmp_path / "target")
+    return {"target": {"model_path": path, **target}}

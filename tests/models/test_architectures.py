@@ -1,0 +1,92 @@
+"""Every architecture: our text is that of transformers, with and without drafts, in any batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from architectures import CONFIGS, checkpoint, reference_texts, runner, serve
+
+from models import attention, attention_plan
+from models.attention_features import AttentionFeatures
+from models.linear import can_pack
+
+DRAFT_NOISE = 0.01
+FUSED = {"llama", "qwen2", "qwen3", "mistral"}
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_text_is_that_of_transformers(name: str) -> None:
+    assert all(len(set(text)) > 6 for text in reference_texts(checkpoint(name)))  # says something
+    assert serve(checkpoint(name)).texts == reference_texts(checkpoint(name))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_drafts_change_nothing(name: str) -> None:
+    served = serve(checkpoint(name), checkpoint(name, DRAFT_NOISE), k=4)
+    assert served.texts == reference_texts(checkpoint(name))
+    assert 0 < served.num_accepted < served.num_drafted
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_row_has_the_same_bits_in_every_batch(name: str) -> None:
+    if not can_pack(torch.float32):
+        pytest.skip("this CPU or torch has no packed kernel for float32")
+    loaded = runner(checkpoint(name))
+    assert loaded.batch_invariant
+    assert (loaded._checkpoint.fused is not None) == (name in FUSED)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt_oss", "qwen3_moe"])
+def test_bfloat16_is_batch_invariant(name: str) -> None:
+    if not can_pack(torch.bfloat16):
+        pytest.skip("this CPU or torch has no packed kernel for bfloat16")
+    assert runner(checkpoint(name), "bfloat16").batch_invariant
+
+
+# --- one thing broken on purpose: the texts must differ ----------------------------------------
+
+
+def _shift_windows(patch: Patch, shift: int) -> None:
+    make = attention_plan._MaskPlan.make
+
+    def shifted(plan: attention_plan._MaskPlan, *args: object) -> dict[int | None, torch.Tensor]:
+        others = [None if w is None else w + shift for w in plan.windows]
+        masks = make(dataclasses.replace(plan, windows=others), *args)
+        return {w: masks[other] for w, other in zip(plan.windows, others, strict=True)}
+
+    patch.setattr(attention_plan._MaskPlan, "make", shifted)
+
+
+def _without(patch: Patch, feature: str) -> None:
+    def features(**fields: object) -> AttentionFeatures:
+        return AttentionFeatures(**{**fields, feature: None})
+
+    patch.setattr(attention, "AttentionFeatures", features)
+
+
+def _with_the_default_scale(patch: Patch) -> None:
+    def features(**fields: object) -> AttentionFeatures:
+        return AttentionFeatures(**{**fields, "scale": 16**-0.5})
+
+    patch.setattr(attention, "AttentionFeatures", features)
+
+
+MUTANTS = {
+    "window_one_longer": ("mistral", lambda patch: _shift_windows(patch, 1)),
+    "window_one_shorter": ("phi3", lambda patch: _shift_windows(patch, -1)),
+    "alternating_window_one_longer": ("gemma3", lambda patch: _shift_windows(patch, 1)),
+    "no_softcap": ("gemma2", lambda patch: _without(patch, "softcap")),
+    "no_sinks": ("gpt_oss", lambda patch: _without(patch, "sinks")),
+    "usual_scale": ("gemma3", _with_the_default_scale),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_seen(mutant: str, monkeypatch: Patch) -> None:
+    name, break_it = MUTANTS[mutant]
+    break_it(monkeypatch)
+    assert serve(checkpoint(name)).texts != reference_texts(checkpoint(name))
