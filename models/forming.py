@@ -10,8 +10,8 @@ before, where that pays: with n sessions ready and m more expected within w seco
 and the shorter total wins (T by rows, as measured). Where rows are cheap that holds a pass for
 sessions that are out drafting; where rows cost what they are worth it holds for nobody. Sessions
 in the middle of plain steps gain nothing by company: while one is ready the waits are at most 5%
-of the passes' time, and none is longer than three quarters of one. Pure bookkeeping of given times; no clock
-of its own.
+of the passes' time, and none is longer than three quarters of one. Pure bookkeeping of given
+times; no clock of its own.
 """
 
 from __future__ import annotations
