@@ -177,6 +177,7 @@ class _Group:
         seat.last_plan = self._num_plans
         self._stats.lengths[num_tokens] += 1
         if num_tokens > 0:
+            self.end_shadow(seat)  # given up, if it is under way
             seat.shadow_gap = seat.rounds_to_shadow = 1
             return RoundPlan(
                 num_tokens,

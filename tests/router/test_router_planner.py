@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from models.messages import DraftSource, Proposal, Timing
 from router.acceptance import AcceptanceEstimate, AcceptancePool
 from router.pass_costs import PassCosts
@@ -61,6 +59,8 @@ def test_sessions_on_a_replica_share_a_plan_until_one_comes_again() -> None:
         sessions.plan(session)
     assert sessions.planner.stats.num_plans == before + 1
     sessions.plan(three[1])
+    assert sessions.planner.stats.num_plans == before + 1
+    sessions.plan(three[2])
     assert sessions.planner.stats.num_plans == before + 2
 
 
@@ -116,7 +116,7 @@ def test_shadow_drafts_are_one_at_a_time() -> None:
     sessions = Sessions(dear())
     two = [sessions.add() for _ in range(2)]
     shadows = []
-    for _ in range(40):
+    for _ in range(25):
         shadows += [sessions.plan(session).num_shadow_tokens for session in two]
     assert sum(1 for length in shadows if length) == 1
     for session in two:
@@ -125,22 +125,37 @@ def test_shadow_drafts_are_one_at_a_time() -> None:
     assert sum(1 for length in again if length) == 1
 
 
+def test_a_shadow_draft_that_was_given_up_blocks_nobody() -> None:
+    sessions = Sessions(dear())
+    one, other = sessions.add(), sessions.add()
+    while not sessions.plan(one).num_shadow_tokens:
+        pass
+    while not sessions.plan(one).num_draft_tokens:  # a trial: its shadow draft is given up
+        pass
+    plans = [sessions.plan(other).num_shadow_tokens for _ in range(10)]
+    assert any(plans)
+
+
 def test_drafting_begins_when_shadow_drafts_stand() -> None:
     sessions = Sessions(measured(20.0, 1.0, 6.0))
     session = sessions.add()
     for _ in range(60):
         session[1].observe(3, 0)
     for _ in range(12):  # called off, after it was given its chance
-        sessions.plan(session)
-    plan = sessions.plan(session)
-    assert plan.num_draft_tokens == 0
-    for _ in range(400):
         plan = sessions.plan(session)
-        if plan.num_shadow_tokens:
-            session[0].observe_shadow(3, 3)
-        if plan.num_draft_tokens >= 4:
-            return
-    pytest.fail("shadow drafts stood for long and nobody began to draft")
+        session[0].observe_shadow(min(plan.num_shadow_tokens, 3), 0)
+    assert plan.num_draft_tokens == 0
+    num_shadows = 0
+    while not plan.num_draft_tokens or plan.predicted_ms == 0.0:
+        plan = sessions.plan(session)
+        num_shadows += plan.num_shadow_tokens > 0
+        session[0].observe_shadow(plan.num_shadow_tokens, plan.num_shadow_tokens)
+        assert num_shadows < 40, "shadow drafts stood for long and nobody began to draft"
+    for _ in range(60):
+        plan = sessions.plan(session)
+        session[1].observe(plan.num_draft_tokens, plan.num_draft_tokens)
+    assert sessions.planner.group("target").is_drafting
+    assert max(sessions.planner.stats.lengths) >= 4
 
 
 def test_who_runs_on_is_awaited_once_the_others_draft() -> None:
