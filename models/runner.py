@@ -71,7 +71,11 @@ class ModelRunner:
         parameters = inspect.signature(self._model.forward).parameters
         self._selects_rows = "logits_to_keep" in parameters
         kernel = choose_kernel(config, checkpoint)
-        self._varlen = make_varlen(config, checkpoint, kernel, self._logits) if kernel else None
+        self._varlen = (
+            make_varlen(config, checkpoint, kernel, config.num_blocks, self._logits)
+            if kernel
+            else None
+        )
         self._storage = (
             _make_storage(checkpoint, config) if self._varlen is None else self._varlen.storage
         )

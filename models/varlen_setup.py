@@ -48,12 +48,16 @@ def choose_kernel(config: EngineConfig, checkpoint: Checkpoint) -> VarlenKernel 
 
 
 def make_varlen(
-    config: EngineConfig, checkpoint: Checkpoint, kernel: VarlenKernel, model: Model
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    kernel: VarlenKernel,
+    num_blocks: int,
+    model: Model,
 ) -> VarlenForward:
-    """The forward pass with storage and, where they are wanted, captured graphs."""
+    """The forward pass with storage of `num_blocks` and, where wanted, captured graphs."""
     storage = PageStorage(
         num_layers=checkpoint.num_layers,
-        num_blocks=config.num_blocks,
+        num_blocks=num_blocks,
         block_size=config.block_size,
         num_heads=checkpoint.num_key_heads,
         head_dim=checkpoint.head_dim,

@@ -63,9 +63,22 @@ def text(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
+@cache
+def reference_model() -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(checkpoint(), dtype=torch.bfloat16).to("cuda")
+
+
+@torch.inference_mode()
+def reference_gap(prefix: list[int], likelier: int, other: int) -> float:
+    """How much higher the reference puts one token than another behind `prefix`, as a logit."""
+    ids = torch.tensor([prefix], device="cuda")
+    logits = reference_model()(ids).logits[0, -1].float()
+    return float(logits[likelier] - logits[other])
+
+
 def reference_greedy(prompt: list[int], num_tokens: int) -> list[int]:
     """`generate` of transformers on the same device and in the same dtype."""
-    model = LlamaForCausalLM.from_pretrained(checkpoint(), dtype=torch.bfloat16).to("cuda")
+    model = reference_model()
     ids = torch.tensor([prompt], device="cuda")
     output = model.generate(
         ids,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_fakes import EPOCH, Client, Link, run_clients
 from engine_messages import opening, proposing
-from gpu.cuda_runners import reference_greedy, runner, text
+from gpu.cuda_runners import reference_gap, reference_greedy, runner, text
 
 from models.draft_engine import DraftEngine
 from models.masks import NoMaskSource
@@ -17,7 +17,9 @@ from models.target_engine import TargetEngine
 
 PROMPTS = [text(seed, 20 + 70 * seed) for seed in range(3)]
 NUM_TOKENS = 40
-MIN_SAME = 0.8  # kernels round differently from generate's, so near ties may part
+# Kernels round differently from generate's, so texts may part where two tokens nearly tie. Logits
+# have a standard deviation of about 2, and errors one of about 0.1.
+NEAR_TIE = 0.8
 
 
 def spoken(chains: bool, **changes: object) -> list[list[int]]:
@@ -42,12 +44,14 @@ def spoken(chains: bool, **changes: object) -> list[list[int]]:
 @pytest.mark.parametrize("attention", ["reference", "auto"])
 def test_greedy_text_is_that_of_generate(attention: str, graphs: str) -> None:
     texts = spoken(chains=True, attention=attention, graphs=graphs)
-    same = 0
     for got, prompt in zip(texts, PROMPTS, strict=True):
         expected = reference_greedy(prompt, NUM_TOKENS)
-        pairs = list(zip(got, expected, strict=True))
-        same += next((i for i, (a, b) in enumerate(pairs) if a != b), NUM_TOKENS)
-    assert same >= MIN_SAME * NUM_TOKENS * len(PROMPTS)
+        assert len(got) == NUM_TOKENS
+        pairs = enumerate(zip(got, expected, strict=True))
+        parted = next((i for i, (a, b) in pairs if a != b), None)
+        if parted is not None:
+            gap = reference_gap([*prompt, *got[:parted]], expected[parted], got[parted])
+            assert gap < NEAR_TIE, (parted, gap)
 
 
 def test_chains_draft_what_steps_draft() -> None:

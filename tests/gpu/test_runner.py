@@ -9,8 +9,14 @@ from gpu.cuda_runners import MAX_MODEL_LEN, runner, text
 from models.kv_cache import BlockTable
 from models.runner import ModelRunner, SequenceRows
 
-# bfloat16 logits of this checkpoint are around 10, where its step is 1/16.
-CLOSE = {"rtol": 0.02, "atol": 0.3}
+# Standard deviation of the difference to that of the logits. In bfloat16 on a CPU the two paths
+# differ by 0.03 to 0.06 with this checkpoint; a wrong key or mask brings it near 1.
+MAX_DEVIATION = 0.15
+
+
+def assert_close(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        assert float((one - other).std() / other.std()) < MAX_DEVIATION
 
 
 class Talk:
@@ -47,10 +53,7 @@ def gathered() -> list[torch.Tensor]:
 def test_the_kernel_gives_the_logits_of_the_gathering_path(
     graphs: str, gathered: list[torch.Tensor]
 ) -> None:
-    for got, expected in zip(
-        Talk(runner(attention="varlen", graphs=graphs)).run(), gathered, strict=True
-    ):
-        torch.testing.assert_close(got, expected, **CLOSE)
+    assert_close(Talk(runner(attention="varlen", graphs=graphs)).run(), gathered)
 
 
 def test_graphs_give_what_the_same_padded_passes_give_eagerly() -> None:

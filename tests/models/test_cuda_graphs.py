@@ -98,7 +98,7 @@ def test_padding_writes_no_key_of_a_real_session(replayed: ModelRunner):
         for index in range(null + 1)
         if not torch.equal(pages(replayed)[:, :, index], before[:, :, index])
     }
-    assert changed_blocks == {block, null}
+    assert changed_blocks - {null} == {block}
     same = pages(replayed)[:, :, block, :5] == before[:, :, block, :5]  # slots 32 to 36
     assert bool(same.all())
     table.free()
