@@ -30,7 +30,10 @@ from models.verification import draw_ids, needs_draft_probs
 # term, known to this module or not, is drafted step by step.
 _STATELESS = {
     name: getattr(Sampling(), name)
-    for name in ("temperature", "top_p", "top_k", "min_p", "seed", "verification")
+    for name in (
+        *("temperature", "top_p", "top_k", "min_p", "seed", "verification", "logit_bias"),
+        *("num_logprobs", "num_prompt_logprobs"),  # of the target's rows alone
+    )
 }
 
 

@@ -52,7 +52,11 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "wide": LlamaConfig(**{**SIZES, "hidden_size": 32, "intermediate_size": 2100}),
     "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "mistral-window": MistralConfig(**SIZES, sliding_window=30),
     "qwen2": Qwen2Config(**SIZES),
+    "qwen2-alternating": Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=30, max_window_layers=2
+    ),
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
 }
 
