@@ -25,6 +25,8 @@ class EngineConfig:
         kv_cache_tokens: capacity of the KV pool, in tokens of all sessions together.
         block_size: tokens per KV block, the unit in which the pool is handed out.
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
+        max_prefill_slowdown: how many times longer than without others' prompts a running stream's
+            gap between tokens may be; above 1. Chunks of prompts are cut to keep it.
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
 
@@ -39,6 +41,7 @@ class EngineConfig:
     kv_cache_tokens: int = 32768
     block_size: int = 16
     max_batch_rows: int = 512
+    max_prefill_slowdown: float = 2.0
     num_threads: int | None = None
     tensor_parallel_size: int = 1
 
@@ -51,6 +54,10 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
+        if not self.max_prefill_slowdown > 1.0:
+            raise ValueError(
+                f"max_prefill_slowdown must be above 1, got {self.max_prefill_slowdown:g}"
+            )
         if self.kv_cache_tokens < self.block_size:
             raise ValueError(
                 f"kv_cache_tokens must be at least block_size ({self.block_size}), "

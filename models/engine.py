@@ -38,6 +38,7 @@ from models.messages import (
 )
 from models.pass_plan import PassPlan, PassPlanner, PlannedRows
 from models.penalties import TokenHistory, has_penalties
+from models.prefill_budget import PrefillBudget
 from models.runner import ModelRunner, SequenceRows
 from models.session_table import Job, Session, SessionTable
 
@@ -86,7 +87,8 @@ class Engine(ABC):
         self._epoch = epoch
         self._table = SessionTable(epoch, runner.pool.new_table)
         self._desk = MaskDesk(mask_source, clock)
-        self._planner = PassPlanner(runner.pool, runner.config.max_batch_rows)
+        budget = PrefillBudget(runner.config.max_prefill_slowdown)
+        self._planner = PassPlanner(runner.pool, runner.config.max_batch_rows, budget)
         self._active: dict[str, Session] = {}  # sessions with a job
         self._outbox: list[Outgoing] = []
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
@@ -112,7 +114,7 @@ class Engine(ABC):
         now = self._clock()
         self._expire(now)
         waiting = [s for s in self._active.values() if s.job is not None and s.job.logits is None]
-        plan = self._planner.plan(waiting, self._table) if waiting else PassPlan()
+        plan = self._planner.plan(waiting, self._table, now) if waiting else PassPlan()
         for session in plan.starved:
             self._on_starved(session)
         for session in plan.oversized:
@@ -358,6 +360,7 @@ class Engine(ABC):
         ]
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
+        self._planner.note_pass(rows, duration_s)
         num_rows = sum(planned.num_rows for planned in rows)
         for planned in rows:
             planned.job.end_pass(duration_s, num_rows, len(rows))

@@ -21,7 +21,16 @@ from collections.abc import Iterable
 
 
 class OutOfBlocks(Exception):
-    """The pool has fewer free blocks than were asked for. Nothing was changed."""
+    """The pool has fewer free blocks than were asked for. Nothing was changed.
+
+    Args:
+        message: how many were asked for and how many there are.
+        num_missing: by how many they are too few.
+    """
+
+    def __init__(self, message: str, num_missing: int) -> None:
+        super().__init__(message)
+        self.num_missing = num_missing
 
 
 class BlockPool:
@@ -64,7 +73,8 @@ class BlockPool:
         """
         if count > len(self._free):
             raise OutOfBlocks(
-                f"{count} KV blocks wanted, {len(self._free)} of {self.num_blocks} are free"
+                f"{count} KV blocks wanted, {len(self._free)} of {self.num_blocks} are free",
+                count - len(self._free),
             )
         first = len(self._free) - count
         blocks = self._free[first:][::-1]
@@ -84,6 +94,10 @@ class BlockPool:
             self._num_refs[block] -= 1
             if self._num_refs[block] == 0:
                 self._free.append(block)
+
+    def num_refs(self, block_id: int) -> int:
+        """How many tables list the block."""
+        return self._num_refs[block_id]
 
     def is_shared(self, block_id: int) -> bool:
         """Whether more than one table lists the block: then nobody may write it."""
@@ -197,7 +211,8 @@ class BlockTable:
         num_free = pool.num_free + sum(not pool.is_shared(block) for block in dropped)
         if num_new > num_free:
             raise OutOfBlocks(
-                f"{num_new} KV blocks wanted, {num_free} of {pool.num_blocks} are free"
+                f"{num_new} KV blocks wanted, {num_free} of {pool.num_blocks} are free",
+                num_new - num_free,
             )
         pool.free(dropped)
         new = iter(pool.allocate(num_new))

@@ -1,22 +1,22 @@
-"""Which rows the next forward pass holds: row budget, chunked prefill, KV blocks, preemption.
+"""Which rows the next forward pass holds: row budget and chunked prefill.
 
 Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole;
-what is left of the budget goes to long prompts in chunks, so a long prompt does not stall the
-others, and a reserved quarter keeps it from being stalled by them. Within each class the job
-that has waited longest goes first.
+prompts come in chunks of what is left, but of no more than running streams put up with
+(`prefill_budget`), and a reserved quarter of the rows keeps them from being stalled in turn.
+Within each class the job that has waited longest goes first. The planner's own time is that of
+sorting those who wait, and of `block_claims`, which says who loses blocks when they run out.
 
-When blocks run out, the youngest session younger than the asker loses its blocks (its log stays,
-so nothing but time is lost); without such a session the asker waits. So the oldest session always
-gets on. A session reserves blocks for its whole log at once or not at all: partly filled waiting
-sessions would only take blocks from each other. Idea: vLLM's scheduler (arXiv 2309.06180).
+Idea: vLLM's scheduler (arXiv 2309.06180).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from models.kv_cache import BlockPool, OutOfBlocks
+from models.block_claims import BlockClaims
+from models.kv_cache import BlockPool
+from models.prefill_budget import PrefillBudget
 from models.session_table import Job, Session
 
 _PREFILL_SHARE = 4  # 1/4 of the rows is kept for prompts while there are any
@@ -32,6 +32,7 @@ class PlannedRows:
     start: int
     num_rows: int
     num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
+    is_prompt: bool = False  # all or a chunk of a long need
 
 
 @dataclass(slots=True)
@@ -44,12 +45,19 @@ class PassPlan:
 
 
 class PassPlanner:
-    """Plans passes of at most `max_rows` rows over the blocks of `pool`."""
+    """Plans passes of at most `max_rows` rows over the blocks of `pool`.
 
-    def __init__(self, pool: BlockPool, max_rows: int) -> None:
+    Args:
+        pool: the KV blocks.
+        max_rows: of one pass.
+        budget: how many rows of prompts running streams put up with; None: as many as fit.
+    """
+
+    def __init__(self, pool: BlockPool, max_rows: int, budget: PrefillBudget | None = None) -> None:
         self._pool = pool
         self._max_rows = max_rows
-        self._reserve_rows = max_rows // _PREFILL_SHARE
+        self._reserve_rows = min(max(1, max_rows // _PREFILL_SHARE), max_rows - 1)
+        self._budget = budget
         self.num_preemptions = 0
 
     @property
@@ -57,79 +65,101 @@ class PassPlanner:
         """Rows with logits that one job may ask for: they must fit in one pass."""
         return self._max_rows - self._reserve_rows
 
-    def plan(self, waiting: Iterable[Session], sessions: Iterable[Session]) -> PassPlan:
-        """Plan for the `waiting` sessions, which have jobs; any of `sessions` may lose blocks."""
+    def plan(
+        self, waiting: Iterable[Session], sessions: Iterable[Session], now: float = 0.0
+    ) -> PassPlan:
+        """Plan for the `waiting` sessions, which have jobs; any of `sessions` may lose blocks.
+
+        `now` is on the clock that stamps jobs and sessions.
+        """
         everyone = list(sessions)
         short: list[PlannedRows] = []
         long: list[PlannedRows] = []
         for session in waiting:
-            need = _whole_need(session)
-            limit = max(need.num_logits, min(_SHORT_ROWS, self.max_logits))
-            (short if need.num_rows <= limit else long).append(need)
+            need = _whole_need(session, min(_SHORT_ROWS, self.max_logits))
+            (long if need.is_prompt else short).append(need)
         short.sort(key=_ready_s)
         long.sort(key=_ready_s)
-        plan = PassPlan()
-        planned: dict[Session, PlannedRows] = {}
-        self._fill(plan, planned, short, self._max_rows - self._reserve_rows * bool(long), everyone)
-        self._fill(plan, planned, long, self._max_rows, everyone)
-        plan.rows = list(planned.values())
-        return plan
+        filling = _Filling(self._pool, everyone)
+        filling.add(short, self._max_rows - self._reserve_rows * bool(long))
+        if long:
+            filling.add(long, self._max_rows_with_prompts(filling, everyone, now))
+        self.num_preemptions += filling.num_preemptions
+        return filling.plan()
 
-    def _fill(
-        self,
-        plan: PassPlan,
-        planned: dict[Session, PlannedRows],
-        needs: list[PlannedRows],
-        max_rows: int,
-        everyone: list[Session],
-    ) -> None:
+    def note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
+        """The pass that was planned last took `duration_s`."""
+        if self._budget is not None:
+            num_rows = sum(planned.num_rows for planned in rows)
+            num_prompt_rows = sum(planned.num_rows for planned in rows if planned.is_prompt)
+            self._budget.note_pass(num_rows, num_prompt_rows, duration_s)
+
+    def _max_rows_with_prompts(self, filling: _Filling, everyone: list[Session], now: float) -> int:
+        """Rows of the whole pass, once prompts are added to those in `filling`."""
+        num_prompt_rows: int | None = None
+        if self._budget is not None and filling.planned:
+            jobs = [rows.job for rows in filling.planned.values()]
+            num_prompt_rows = self._budget.beside(jobs, filling.num_rows)
+        elif self._budget is not None:
+            num_prompt_rows = self._budget.between(everyone, now)
+        if num_prompt_rows is None:
+            return self._max_rows
+        return min(self._max_rows, filling.num_rows + num_prompt_rows)
+
+
+class _Filling:
+    """A pass while it is being filled."""
+
+    def __init__(self, pool: BlockPool, everyone: list[Session]) -> None:
+        self._pool = pool
+        self._claims = BlockClaims(pool, everyone)
+        self._starved: list[Session] = []
+        self._oversized: list[Session] = []
+        self.planned: dict[Session, PlannedRows] = {}
+        self.num_rows = 0
+        self.num_preemptions = 0
+
+    def add(self, needs: list[PlannedRows], max_rows: int) -> None:
         """Add needs, whole or as chunks, while the pass stays within `max_rows` rows."""
-        num_rows = sum(rows.num_rows for rows in planned.values())
         for need in needs:
-            rows = _cut(need, max_rows - num_rows)
+            rows = _cut(need, max_rows - self.num_rows)
             if rows is None or need.session.num_computed < need.start:  # lost its blocks just now
                 continue
-            if self._reserve(need, planned, everyone):
-                planned[need.session] = rows
-                num_rows = sum(rows.num_rows for rows in planned.values())
-            elif any(s.table.block_ids for s in everyone if s is not need.session):
-                plan.starved.append(need.session)
+            victims = self._claims.claim(need.session, need.start)
+            if victims is not None:
+                self._drop(victims)
+                self.planned[need.session] = rows
+                self.num_rows += rows.num_rows
+            elif self._pool.blocks_for(len(need.session.log)) > self._pool.num_blocks:
+                self._oversized.append(need.session)
             else:
-                plan.oversized.append(need.session)
+                self._starved.append(need.session)
 
-    def _reserve(
-        self, need: PlannedRows, planned: dict[Session, PlannedRows], everyone: list[Session]
-    ) -> bool:
-        """Blocks for the session's whole log, taken from younger sessions if need be.
+    def plan(self) -> PassPlan:
+        """What has come of it."""
+        return PassPlan(list(self.planned.values()), self._starved, self._oversized)
 
-        Those that the need writes are the session's own afterwards.
-        """
-        session = need.session
-        while True:
-            try:
-                session.reserve_rows(need.start)
-            except OutOfBlocks:
-                younger = [s for s in everyone if s.order > session.order and s.table.block_ids]
-                if not younger:
-                    return False
-                victim = max(younger, key=lambda s: s.order)
-                victim.release_blocks()
-                planned.pop(victim, None)
-                self.num_preemptions += 1
-            else:
-                return True
+    def _drop(self, victims: list[Session]) -> None:
+        """Take sessions that lost their blocks out of the pass again."""
+        self.num_preemptions += len(victims)
+        for victim in victims:
+            rows = self.planned.pop(victim, None)
+            if rows is not None:
+                self.num_rows -= rows.num_rows
 
 
-def _whole_need(session: Session) -> PlannedRows:
+def _whole_need(session: Session, max_short: int) -> PlannedRows:
     """All rows from the first one missing, or the first that must give logits, to the last.
 
-    They begin earlier, at the block's start, where the first of them is in a shared block.
+    They begin earlier, at the block's start, where the first of them is in a shared block. More
+    than `max_short` rows, and more than give logits, are a prompt.
     """
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
-    length = len(session.log)
-    start = session.table.first_row(min(session.num_computed, length - job.num_logits))
-    return PlannedRows(session, job, start, length - start, job.num_logits)
+    length, num_logits = len(session.log), job.num_logits
+    start = session.table.first_row(min(session.num_computed, length - num_logits))
+    is_prompt = length - start > max(num_logits, max_short)
+    return PlannedRows(session, job, start, length - start, num_logits, is_prompt)
 
 
 def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
@@ -139,7 +169,7 @@ def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
     num_rows = min(budget, need.num_rows - need.num_logits)
     if num_rows < 1:
         return None
-    return PlannedRows(need.session, need.job, need.start, num_rows, 0)
+    return replace(need, num_rows=num_rows, num_logits=0)
 
 
 def _ready_s(rows: PlannedRows) -> float:
