@@ -188,6 +188,8 @@ def _answers(engine: Engine, kind: type[Reply], session_ids: Collection[str]) ->
             missing = sorted(set(session_ids) - answers.keys())
             raise RuntimeError(f"an engine has nothing to do but owes answers to {missing}")
         for _, reply in engine.step():
+            if isinstance(reply, Queued):
+                continue
             if not isinstance(reply, kind):
                 raise RuntimeError(f"an engine answered {reply}")
             answers[reply.session_id] = reply

@@ -111,6 +111,8 @@ class BareEngine:
         num_generated = num_finished = 0
         while num_finished < len(prompts):
             for _, reply in self._engine.step():
+                if isinstance(reply, Queued):
+                    continue
                 if not isinstance(reply, Verdict):
                     raise RuntimeError(f"engine answered {reply}")
                 num_generated += 1

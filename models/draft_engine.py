@@ -22,6 +22,7 @@ from models.job_draws import draft_rows
 from models.masks import MaskSource
 from models.messages import Proposal, Propose, Verify
 from models.pass_plan import PlannedRows
+from models.queue_notices import QUEUED_INTERVAL_S
 from models.runner import ModelRunner
 from models.session_table import Job, Session
 
@@ -43,8 +44,16 @@ class DraftEngine(Engine):
         *,
         clock: Callable[[], float] = time.perf_counter,
         mask_wait_s: float = 0.02,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
-        super().__init__(runner, mask_source, epoch, clock=clock, mask_wait_s=mask_wait_s)
+        super().__init__(
+            runner,
+            mask_source,
+            epoch,
+            clock=clock,
+            mask_wait_s=mask_wait_s,
+            queued_interval_s=queued_interval_s,
+        )
         self._step_s: float | None = None  # running mean of passes without prompts
 
     def wait_s(self, now: float) -> float:

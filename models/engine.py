@@ -9,8 +9,9 @@ the tokens they belong to are known and are expected by the end of the pass. A s
 masks are later keeps its logits and is completed in a later step; the others go on.
 
 Invariants: every message that asks for an answer is answered once with its own `seq` (again for
-each repeat) unless a newer one replaces it; a constrained session never gets a token without its
-mask. A failing forward pass is not survived: the exception leaves `step`.
+each repeat) unless a newer one replaces it, and while that takes long `Queued` goes out at
+intervals; a constrained session never gets a token without its mask. A failing forward pass is not
+survived: the exception leaves `step`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from models.forming import running_mean
+from models.engine_stats import EngineStats, PassTotals, engine_stats
 from models.job_draws import is_drawable, legal_prefix, num_drawable
 from models.kv_cache import BlockTable
 from models.masks import MaskDesk, MaskSource
@@ -39,6 +39,7 @@ from models.messages import (
 from models.pass_plan import PassPlan, PassPlanner, PlannedRows
 from models.penalties import TokenHistory, has_penalties
 from models.prefill_budget import PrefillBudget
+from models.queue_notices import QUEUED_INTERVAL_S, QueueNotices
 from models.runner import ModelRunner, SequenceRows
 from models.session_table import Job, Session, SessionTable
 
@@ -46,19 +47,6 @@ Outgoing = tuple[object, EngineReply]  # opaque address, reply
 FailureCode = Literal["context_too_long", "mask_unavailable", "invalid", "internal"]
 
 _MASK_POLL_S = 0.002  # longest sleep of a step that has nothing to do but wait for masks
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """One look at an engine, for metrics and scaling."""
-
-    num_sessions: int
-    num_jobs: int  # sessions with a message being worked on
-    num_kv_tokens: int  # computed tokens of all sessions
-    num_free_blocks: int
-    num_blocks: int
-    num_preemptions: int  # since the start
-    pass_ms: float  # running mean of a pass
 
 
 class Engine(ABC):
@@ -70,6 +58,7 @@ class Engine(ABC):
         epoch: of this life of the engine.
         clock: seconds, monotonic.
         mask_wait_s: how long a finished pass waits for masks before they count as missing.
+        queued_interval_s: between the signs of life to a sender whose job must wait.
     """
 
     def __init__(
@@ -80,6 +69,7 @@ class Engine(ABC):
         *,
         clock: Callable[[], float] = time.perf_counter,
         mask_wait_s: float,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
         self._runner = runner
         self._clock = clock
@@ -92,7 +82,8 @@ class Engine(ABC):
         self._active: dict[str, Session] = {}  # sessions with a job
         self._outbox: list[Outgoing] = []
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
-        self._pass_s: float | None = None  # running mean
+        self._notices = QueueNotices(queued_interval_s)
+        self._totals = PassTotals()
 
     # --- the leader's side ----------------------------------------------------------------------
 
@@ -126,13 +117,16 @@ class Engine(ABC):
             self._complete([], None, now)
         else:
             self._is_stalled = True
+        self._outbox += self._notices.take(self._active.values(), self._clock())
         replies, self._outbox = self._outbox, []
         return replies
 
     @property
     def has_work(self) -> bool:
         """Whether a `step` would do something now."""
-        return bool(self._outbox) or (bool(self._active) and not self._is_stalled)
+        if self._outbox or not self._active:
+            return bool(self._outbox)
+        return not self._is_stalled or self._notices.is_time_to_look(self._clock())
 
     @abstractmethod
     def wait_s(self, now: float) -> float:
@@ -145,14 +139,8 @@ class Engine(ABC):
 
     def stats(self) -> EngineStats:
         """How full the engine is."""
-        return EngineStats(
-            num_sessions=len(self._table),
-            num_jobs=len(self._active),
-            num_kv_tokens=sum(session.num_computed for session in self._table),
-            num_free_blocks=self._runner.pool.num_free,
-            num_blocks=self._runner.pool.num_blocks,
-            num_preemptions=self._planner.num_preemptions,
-            pass_ms=(self._pass_s or 0.0) * 1e3,
+        return engine_stats(
+            self._table, self._runner.pool, self._totals, self._planner.num_preemptions
         )
 
     @property
@@ -364,4 +352,4 @@ class Engine(ABC):
         num_rows = sum(planned.num_rows for planned in rows)
         for planned in rows:
             planned.job.end_pass(duration_s, num_rows, len(rows))
-        self._pass_s = running_mean(self._pass_s, duration_s)
+        self._totals.note(rows, duration_s)

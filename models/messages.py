@@ -95,6 +95,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0  # tokens; 0 for a constraint replica
     vocab_size: int = 0
     batch_invariant: bool = False
+    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: not said
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +188,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     token: int
     is_last: bool  # no further part follows for this seq
     timing: Timing
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
+    """No answer yet, but the message is worked on or waits its turn: go on waiting.
+
+    Sent at intervals; it may be lost, and may arrive late, behind the answer.
+    """
+
+    session_id: str
+    seq: int
 
 
 class NeedPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="need_prefix"):
@@ -343,6 +354,6 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
 
 
 EngineRequest = Open | Propose | Verify | Close
-EngineReply = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
+EngineReply = Proposal | Verdict | Queued | NeedPrefix | NeedOpen | Failed
 ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest
 ConstraintReply = GrammarReady | GrammarRefused | GrammarCommitted | GrammarStale | Masks | MaskMiss

@@ -32,7 +32,7 @@ class PlannedRows:
     start: int
     num_rows: int
     num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
-    is_prompt: bool = False  # all or a chunk of a long need
+    is_prompt: bool = False  # all of a long need, or a chunk of it
 
 
 @dataclass(slots=True)
@@ -152,14 +152,18 @@ def _whole_need(session: Session, max_short: int) -> PlannedRows:
     """All rows from the first one missing, or the first that must give logits, to the last.
 
     They begin earlier, at the block's start, where the first of them is in a shared block. More
-    than `max_short` rows, and more than give logits, are a prompt.
+    than `max_short` rows, and more than give logits, are a prompt to its end.
     """
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
     length, num_logits = len(session.log), job.num_logits
     start = session.table.first_row(min(session.num_computed, length - num_logits))
-    is_prompt = length - start > max(num_logits, max_short)
-    return PlannedRows(session, job, start, length - start, num_logits, is_prompt)
+    num_rows = length - start
+    if num_rows <= num_logits:
+        job.is_prompt = False
+    elif num_rows > max_short:
+        job.is_prompt = True
+    return PlannedRows(session, job, start, num_rows, num_logits, job.is_prompt)
 
 
 def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:

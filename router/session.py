@@ -65,7 +65,9 @@ class Session:
         self._generated = TokenLog()
         self._eos_ids = () if request.ignore_eos else request.eos_ids
         self._grammar = self._grammar_session()
-        self._target = TargetSession(self._engine_session(services.target_pool), services.limits)
+        max_len = len(request.prompt_ids) + request.max_tokens
+        session = self._engine_session(services.target_pool, max_len)
+        self._target = TargetSession(session, services.limits)
         self._draft: DraftSession | None = None
         self._drafter = self._choose_drafter()
 
@@ -112,12 +114,13 @@ class Session:
         ]
         await asyncio.gather(*closings, return_exceptions=True)
 
-    def _engine_session(self, pool: EnginePool) -> EngineSession:
+    def _engine_session(self, pool: EnginePool, max_len: int = 0) -> EngineSession:
         opening = Opening(
             session_id=self._request.request_id,
             sampling=self._request.sampling,
             eos_ids=self._eos_ids,
             prompt_len=len(self._request.prompt_ids),
+            max_len=max_len,
         )
         return EngineSession(pool, opening, self._services.limits, self._grammar)
 
