@@ -12,12 +12,12 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from deployments.checkpoints import check_models
 from deployments.config import (
     AppConfig,
     GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
-    check_models,
 )
 from deployments.constraint import ConstraintReplica
 from deployments.engine import EngineReplica

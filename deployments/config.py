@@ -2,24 +2,24 @@
 
 Unknown keys are errors that name the key's full path. Units are in the names. Placement (replica
 counts, GPUs, labels) is not here: that is Serve's own `deployments:` section of the same file.
-`check_models` looks at the checkpoints' small files, so that a wrong path or a pair that does not
-fit together is reported before minutes of loading. Knows neither Ray nor torch.
+Whether the checkpoints fit it is looked at in `checkpoints`. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
+
+from deployments.byte_size import byte_size
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+ByteSize = Annotated[PositiveInt, BeforeValidator(byte_size)]
 
 
 class Section(BaseModel):
@@ -43,11 +43,26 @@ class ModelConfig(Section):
         description="Tokens of prompt and completion together; at most the checkpoint's own.",
     )
     kv_cache_tokens: PositiveInt = Field(
-        default=16384, description="Tokens for which KV blocks are reserved, all sessions together."
+        default=16384,
+        description="Tokens for which KV blocks are reserved, all sessions together. Of this and "
+        "the next two keys at most one is given.",
+    )
+    kv_cache_memory: ByteSize | None = Field(
+        default=None, description="The same as memory of each rank: 2GiB, 512MiB, or bytes."
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="Share of the GPU's memory for weights and KV blocks together; the rest is "
+        "left to what passes need besides.",
     )
     block_size: PositiveInt = Field(default=16, description="Tokens per KV block.")
     max_batch_rows: PositiveInt = Field(
         default=512, description="Rows of one forward pass; longer prompts come in chunks."
+    )
+    max_prefill_slowdown: Annotated[float, Field(gt=1)] = Field(
+        default=2.0,
+        description="How many times longer the gaps of running streams may be while others' "
+        "prompts are computed.",
     )
     num_threads: PositiveInt = Field(
         default=1,
@@ -69,6 +84,26 @@ class ModelConfig(Section):
     step_timeout_s: PositiveFloat = Field(
         default=120.0, description="Seconds one pass may take; then the replica is replaced."
     )
+
+    @model_validator(mode="after")
+    def _check_kv_size(self) -> ModelConfig:
+        keys = ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_utilization")
+        given = [
+            key for key in keys if key in self.model_fields_set and getattr(self, key) is not None
+        ]
+        if len(given) > 1:
+            raise ValueError(f"give one of {' and '.join(given)}, they say the same thing")
+        if self.gpu_memory_utilization is not None and not self.device.startswith("cuda"):
+            raise ValueError(
+                f"gpu_memory_utilization needs device cuda, not {self.device}; "
+                "give kv_cache_tokens or kv_cache_memory"
+            )
+        if self.gpu_memory_utilization is not None and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "gpu_memory_utilization needs tensor_parallel_size 1, because all ranks must come "
+                f"to the same size, got {self.tensor_parallel_size}; give kv_cache_memory"
+            )
+        return self
 
 
 class GrammarServiceConfig(Section):
@@ -166,6 +201,11 @@ class TimeoutConfig(Section):
         default=60.0,
         description="For a running stream to get a new target or constraint replica when its own "
         "is lost; then it ends with an error.",
+    )
+    queue_timeout_s: PositiveFloat = Field(
+        default=300.0,
+        description="For one answer of an engine that is alive but has no room yet (KV blocks, "
+        "other prompts); then 429.",
     )
     draft_ms: PositiveFloat = Field(
         default=500.0, description="Milliseconds for one draft; then the round goes on with k = 0."
@@ -295,93 +335,3 @@ def resolve_folder(path: str, key: str) -> Path:
             return candidate
     places = " and ".join(str(candidate) for candidate in dict.fromkeys(candidates))
     raise ValueError(f"{key}: no such folder: {path!r} (looked at {places})")
-
-
-def check_models(config: AppConfig) -> None:
-    """Check the resolved checkpoints' small files against the config and against each other.
-
-    Raises:
-        ValueError: a file is missing, a context is too short, or the draft's token ids do not
-            mean what the target's mean.
-    """
-    _check_model(config.target, "target")
-    if config.draft is None:
-        return
-    _check_model(config.draft, "draft")
-    _check_pair(Path(config.target.model_path), Path(config.draft.model_path))
-
-
-def _check_model(model: ModelConfig, section: str) -> None:
-    folder = Path(model.model_path)
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{section}.model_path: {folder} has no {name}")
-    if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{section}.model_path: {folder} has no *.safetensors weights")
-    longest = _text_config(folder).get("max_position_embeddings")
-    if isinstance(longest, int) and model.max_model_len > longest:
-        raise ValueError(
-            f"{section}.max_model_len: {model.max_model_len} is more than the checkpoint's "
-            f"max_position_embeddings, {longest}"
-        )
-    if model.kv_cache_tokens < model.max_model_len:
-        raise ValueError(
-            f"{section}.kv_cache_tokens: {model.kv_cache_tokens} is less than max_model_len, "
-            f"{model.max_model_len}: one longest session must fit"
-        )
-
-
-def _check_pair(target: Path, draft: Path) -> None:
-    sizes = [read_vocab_size(folder) for folder in (target, draft)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"draft.model_path: vocab_size {sizes[1]} of {draft} differs from {sizes[0]} of the "
-            f"target {target}; draft and target must share one vocabulary"
-        )
-    vocabularies = [_vocabulary(folder / "tokenizer.json") for folder in (target, draft)]
-    if vocabularies[0] != vocabularies[1]:
-        differing = len(set(vocabularies[0].items()) ^ set(vocabularies[1].items()))
-        raise ValueError(
-            f"draft.model_path: the tokenizer of {draft} differs from that of the target {target} "
-            f"in {differing} entries; a token id must mean the same text in both"
-        )
-
-
-def read_vocab_size(folder: Path) -> int:
-    """Columns of the checkpoint's logits, padding included, by its config.json.
-
-    Raises:
-        ValueError: the file cannot be read or does not say.
-    """
-    size = _text_config(folder).get("vocab_size")
-    if not isinstance(size, int):
-        raise ValueError(f"{folder / 'config.json'} has no vocab_size")
-    return size
-
-
-def _text_config(folder: Path) -> dict[str, Any]:
-    content = _read_json(folder / "config.json")
-    nested = content.get("text_config")
-    return nested if isinstance(nested, dict) else content
-
-
-def _vocabulary(path: Path) -> dict[str, int]:
-    """Token text -> id, added tokens included; both list and dict layouts of `vocab`."""
-    tokenizer = _read_json(path)
-    vocab = tokenizer.get("model", {}).get("vocab", {})
-    if isinstance(vocab, Mapping):
-        entries = dict(vocab)
-    else:
-        entries = {str(item[0]): index for index, item in enumerate(vocab)}
-    entries.update({item["content"]: item["id"] for item in tokenizer.get("added_tokens", [])})
-    return entries
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return content

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import ray
 
-from deployments.config import GrammarServiceConfig, LinkConfig, read_vocab_size
+from deployments.checkpoints import read_vocab_size
+from deployments.config import GrammarServiceConfig, LinkConfig
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_workers import ConstraintWorkers
 from deployments.link_server import AsyncLinkServer, Peer

@@ -20,7 +20,7 @@ from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.engine import Engine
 from models.masks import NoMaskSource
-from models.messages import Close, Open, Proposal, Propose, Sampling, Verdict, Verify
+from models.messages import Close, Open, Proposal, Propose, Queued, Sampling, Verdict, Verify
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.token_log import TokenLog

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from models.config import EngineConfig
 from models.masks import NoMaskSource
-from models.messages import Close, Open, Sampling, Verdict, Verify
+from models.messages import Close, Open, Queued, Sampling, Verdict, Verify
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.token_log import EMPTY_HASH

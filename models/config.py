@@ -23,6 +23,9 @@ class EngineConfig:
         max_model_len: tokens of prompt and completion together that one session may hold; at
             most what the checkpoint was made for.
         kv_cache_tokens: capacity of the KV pool, in tokens of all sessions together.
+        kv_cache_memory: the same in bytes of each rank, in place of `kv_cache_tokens`.
+        gpu_memory_utilization: or as the share of the device's memory that weights and KV take
+            together.
         block_size: tokens per KV block, the unit in which the pool is handed out.
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
         max_prefill_slowdown: how many times longer than without others' prompts a running stream's
@@ -39,6 +42,8 @@ class EngineConfig:
     dtype: str = "bfloat16"
     max_model_len: int = 2048
     kv_cache_tokens: int = 32768
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float | None = None
     block_size: int = 16
     max_batch_rows: int = 512
     max_prefill_slowdown: float = 2.0
@@ -66,5 +71,5 @@ class EngineConfig:
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of the pool: whole blocks within `kv_cache_tokens`."""
+        """Whole blocks within `kv_cache_tokens`; where memory is given, see `kv_budget`."""
         return self.kv_cache_tokens // self.block_size

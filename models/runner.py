@@ -26,6 +26,7 @@ from models.attention import (
 )
 from models.checkpoint import Checkpoint, load_checkpoint
 from models.config import EngineConfig
+from models.kv_budget import num_kv_blocks
 from models.kv_cache import BlockPool
 from models.kv_storage import KVStorage
 from models.parallel import TensorParallel
@@ -61,8 +62,10 @@ class ModelRunner:
         self.eos_ids = checkpoint.eos_ids
         self.max_model_len = config.max_model_len
         self.max_batch_rows = config.max_batch_rows
-        self.pool = BlockPool(config.num_blocks, config.block_size)
-        self._storage = _make_storage(checkpoint, config)
+        self.kv_bytes_per_token = _kv_bytes_per_token(checkpoint, self.dtype)
+        num_blocks = num_kv_blocks(config, self.kv_bytes_per_token)
+        self.pool = BlockPool(num_blocks, config.block_size)
+        self._storage = _make_storage(checkpoint, config, num_blocks)
         parameters = inspect.signature(self._model.forward).parameters
         self._selects_rows = "logits_to_keep" in parameters
         # Only the leader learns what its self-test found, and ranks must cut the same tiles.
@@ -209,10 +212,16 @@ def _wanted_rows(sequences: Sequence[SequenceRows]) -> list[int]:
     return wanted
 
 
-def _make_storage(checkpoint: Checkpoint, config: EngineConfig) -> KVStorage:
+def _kv_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Keys and values of all layers; of this rank's heads where ranks share the model."""
+    num_values = checkpoint.num_layers * checkpoint.num_key_heads * checkpoint.head_dim
+    return 2 * num_values * dtype.itemsize
+
+
+def _make_storage(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVStorage:
     return KVStorage(
         num_layers=checkpoint.num_layers,
-        num_blocks=config.num_blocks,
+        num_blocks=num_blocks,
         block_size=config.block_size,
         num_heads=checkpoint.num_key_heads,
         head_dim=checkpoint.head_dim,

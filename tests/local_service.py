@@ -147,7 +147,13 @@ async def local_service(
     )
     target_runner = runner(target_path)
     target = TargetEngine(target_runner, masks(), epoch=1)
-    target_pool = LocalEnginePool(target, epoch=1, max_model_len=max_model_len)
+    pool = target_runner.pool
+    target_pool = LocalEnginePool(
+        target,
+        epoch=1,
+        max_model_len=max_model_len,
+        kv_cache_tokens=pool.num_blocks * pool.block_size,
+    )
     draft = draft_pool = None
     if draft_path is not None:
         draft = DraftEngine(runner(draft_path), masks(), epoch=1)

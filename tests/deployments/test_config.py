@@ -7,6 +7,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.checkpoints import check_models
 from deployments.config import (
     AppConfig,
     GrammarServiceConfig,
@@ -15,7 +16,6 @@ from deployments.config import (
     Section,
     SpeculationConfig,
     TimeoutConfig,
-    check_models,
     resolve_folder,
 )
 
@@ -127,6 +127,47 @@ def test_one_longest_session_must_fit_in_the_cache(tmp_path: Path) -> None:
     config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=1024)).resolved()
     with pytest.raises(ValueError, match=r"target\.kv_cache_tokens: 1024 is less than"):
         check_models(config)
+
+
+def test_the_cache_counts_in_whole_blocks(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=2050, max_model_len=2049))
+    complaint = r"2050 \(2048 in whole blocks\) is less than max_model_len, 2049"
+    with pytest.raises(ValueError, match=complaint):
+        check_models(config.resolved())
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), (4096, 4096)],
+)
+def test_kv_memory_is_written_as_people_write_it(
+    tmp_path: Path, written: object, num_bytes: int
+) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, kv_cache_memory=written))
+    assert config.target.kv_cache_memory == num_bytes
+    check_models(config.resolved())
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"kv_cache_tokens": 4096, "kv_cache_memory": "1GiB"}, "kv_cache_tokens and kv_cache_mem"),
+        ({"kv_cache_memory": "1 gig"}, "target.kv_cache_memory: .* a number and one of B, KiB"),
+        ({"kv_cache_memory": "0B"}, "target.kv_cache_memory: .* greater than 0"),
+        ({"gpu_memory_utilization": 0.9}, "needs device cuda, not cpu"),
+        ({"gpu_memory_utilization": 1.1, "device": "cuda"}, "target.gpu_memory_utilization"),
+        (
+            {"gpu_memory_utilization": 0.9, "device": "cuda", "tensor_parallel_size": 2},
+            "gpu_memory_utilization needs tensor_parallel_size 1",
+        ),
+        ({"max_prefill_slowdown": 1.0}, "target.max_prefill_slowdown: .* greater than 1"),
+    ],
+)
+def test_cache_sizes_that_cannot_be_are_refused(
+    tmp_path: Path, keys: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        AppConfig.model_validate(tree(tmp_path, **keys))
 
 
 def sections(model: type[Section]) -> list[type[Section]]:

@@ -173,10 +173,17 @@ def test_lost_answers_lose_neither_releases_nor_ends(links: LinkClient) -> None:
 
 def test_config_section_reaches_the_engine_whole() -> None:
     model = ModelConfig(
-        model_path="x", block_size=8, max_batch_rows=9, num_threads=3, tensor_parallel_size=2
+        model_path="x",
+        block_size=8,
+        max_batch_rows=9,
+        max_prefill_slowdown=3.5,
+        kv_cache_memory="1MiB",
+        num_threads=3,
+        tensor_parallel_size=2,
     )
     config = engine_config(model)
     for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
         assert getattr(config, name) == getattr(model, name)
     assert (config.block_size, config.max_batch_rows, config.num_threads) == (8, 9, 3)
     assert config.tensor_parallel_size == 2
+    assert (config.max_prefill_slowdown, config.kv_cache_memory) == (3.5, 1 << 20)
