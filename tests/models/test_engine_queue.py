@@ -17,7 +17,7 @@ from engine_fakes import (
     make_target,
     random_prompt,
 )
-from engine_messages import opening, verifying
+from engine_messages import opening, proposing, verifying
 
 from models.draft_engine import DraftEngine
 from models.masks import NoMaskSource
@@ -45,7 +45,8 @@ def test_who_waits_for_blocks_hears_so_until_there_are_some() -> None:
         clock.now += 0.1
         if engine.has_work:
             heard += engine.step()
-    assert heard == [("young", Queued(session_id="young", seq=5))] * 4
+    assert len(heard) in (3, 4)  # one a second, or a look later
+    assert set(heard) == {("young", Queued(session_id="young", seq=5))}
     assert (engine.stats().num_waiting, engine.stats().num_running) == (1, 0)
     assert engine.stats().num_waiting_tokens == 39
     engine.close("old")
@@ -87,8 +88,6 @@ def test_a_long_prompt_hears_that_it_is_worked_on(kind: type[TargetEngine | Draf
     engine.submit(opening("s", GREEDY, len(prompt)), "s")
     message = verifying("s", 1, prompt, [])
     if kind is DraftEngine:
-        from engine_messages import proposing
-
         message = proposing("s", 1, prompt, 1)
     engine.submit(message, "s")
     replies = drain(engine)
@@ -120,7 +119,7 @@ def test_the_text_does_not_depend_on_how_prompts_are_cut() -> None:
     prompts = [random_prompt(40 + i, 30 + 35 * i) for i in range(5)]
     sampling = [Sampling(seed=i, temperature=(0.0, 0.9)[i % 2]) for i in range(5)]
     texts = set()
-    chunks = set()
+    num_ticks = set()
     for max_rows, slowdown in [(64, 1.01), (64, 50.0), (256, 2.0), (24, 2.0)]:
         runner = make_runner(max_batch_rows=max_rows, max_prefill_slowdown=slowdown)
         clock = TickingClock()
@@ -130,18 +129,21 @@ def test_the_text_does_not_depend_on_how_prompts_are_cut() -> None:
             Client(f"s{i}", prompts[i], sampling[i], 25, link, run_on=lambda: 3) for i in range(2)
         ]
         waiting = deque(range(2, 5))
+        ticks = 0
         while not all(client.is_done for client in clients) or waiting:
             if waiting and len(clients[-1].text) > 2:
                 i = waiting.popleft()
                 clients.append(Client(f"s{i}", prompts[i], sampling[i], 25, link))
             replies = link.tick()
+            ticks += 1
             for client in clients:
                 client.on_replies([], replies)
         texts.add(tuple(tuple(client.text) for client in clients))
-        chunks.add(engine.stats().num_prefill_rows)
+        num_ticks.add(ticks)
         for client in clients:
             client.close()
     assert len(texts) == 1
+    assert len(num_ticks) > 2  # they were cut in different ways
 
 
 # --- two hundred sessions ---------------------------------------------------------------------
