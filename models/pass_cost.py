@@ -44,11 +44,11 @@ class _Size:
 
 
 class PassCost:
-    """Pass times of one engine."""
+    """Pass times of one engine. Noting a pass is cheap; asking after one sorts the sizes anew."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
-        self._points: list[tuple[float, float]] = []  # (rows, seconds), both rising
+        self._known_points: list[tuple[float, float]] | None = None
         self._num_passes = 0
 
     def note(self, num_rows: int, duration_s: float) -> None:
@@ -56,14 +56,21 @@ class PassCost:
         self._num_passes += 1
         index = round(_SIZES_PER_OCTAVE * math.log2(num_rows))
         self._sizes.setdefault(index, _Size()).note(num_rows, duration_s, self._num_passes)
-        oldest = self._num_passes - _FRESH_PASSES
-        self._sizes = {i: size for i, size in self._sizes.items() if size.last_pass > oldest}
-        self._points = []
-        slowest_s = 0.0
-        for index in sorted(self._sizes):
-            rows, seconds = self._sizes[index].point
-            slowest_s = max(slowest_s, seconds)
-            self._points.append((rows, slowest_s))
+        self._known_points = None
+
+    @property
+    def _points(self) -> list[tuple[float, float]]:
+        """(rows, seconds) of the sizes, both rising."""
+        if self._known_points is None:
+            oldest = self._num_passes - _FRESH_PASSES
+            self._sizes = {i: size for i, size in self._sizes.items() if size.last_pass > oldest}
+            self._known_points = []
+            slowest_s = 0.0
+            for index in sorted(self._sizes):
+                rows, seconds = self._sizes[index].point
+                slowest_s = max(slowest_s, seconds)
+                self._known_points.append((rows, slowest_s))
+        return self._known_points
 
     def is_measured(self, num_rows: int) -> bool:
         """Whether there were passes of this size or of smaller ones."""
