@@ -11,13 +11,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
+
+from deployments.byte_size import byte_size
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+ByteSize = Annotated[PositiveInt, BeforeValidator(byte_size)]
 
 
 class Section(BaseModel):
@@ -41,11 +44,26 @@ class ModelConfig(Section):
         description="Tokens of prompt and completion together; at most the checkpoint's own.",
     )
     kv_cache_tokens: PositiveInt = Field(
-        default=16384, description="Tokens for which KV blocks are reserved, all sessions together."
+        default=16384,
+        description="Tokens for which KV blocks are reserved, all sessions together. Of this and "
+        "the next two keys at most one is given.",
+    )
+    kv_cache_memory: ByteSize | None = Field(
+        default=None, description="The same as memory of each rank: 2GiB, 512MiB, or bytes."
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="Share of the GPU's memory for weights and KV blocks together; the rest is "
+        "left to what passes need besides.",
     )
     block_size: PositiveInt = Field(default=16, description="Tokens per KV block.")
     max_batch_rows: PositiveInt = Field(
         default=512, description="Rows of one forward pass; longer prompts come in chunks."
+    )
+    max_prefill_slowdown: Annotated[float, Field(gt=1)] = Field(
+        default=2.0,
+        description="How many times longer the gaps of running streams may be while others' "
+        "prompts are computed.",
     )
     num_threads: PositiveInt = Field(
         default=1,
@@ -76,6 +94,26 @@ class ModelConfig(Section):
     step_timeout_s: PositiveFloat = Field(
         default=120.0, description="Seconds one pass may take; then the replica is replaced."
     )
+
+    @model_validator(mode="after")
+    def _check_kv_size(self) -> ModelConfig:
+        keys = ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_utilization")
+        given = [
+            key for key in keys if key in self.model_fields_set and getattr(self, key) is not None
+        ]
+        if len(given) > 1:
+            raise ValueError(f"give one of {' and '.join(given)}, they say the same thing")
+        if self.gpu_memory_utilization is not None and not self.device.startswith("cuda"):
+            raise ValueError(
+                f"gpu_memory_utilization needs device cuda, not {self.device}; "
+                "give kv_cache_tokens or kv_cache_memory"
+            )
+        if self.gpu_memory_utilization is not None and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "gpu_memory_utilization needs tensor_parallel_size 1, because all ranks must come "
+                f"to the same size, got {self.tensor_parallel_size}; give kv_cache_memory"
+            )
+        return self
 
 
 class GrammarServiceConfig(Section):
@@ -173,6 +211,11 @@ class TimeoutConfig(Section):
         default=60.0,
         description="For a running stream to get a new target or constraint replica when its own "
         "is lost; then it ends with an error.",
+    )
+    queue_timeout_s: PositiveFloat = Field(
+        default=300.0,
+        description="For one answer of an engine that is alive but has no room yet (KV blocks, "
+        "other prompts); then 429.",
     )
     draft_ms: PositiveFloat = Field(
         default=500.0, description="Milliseconds for one draft; then the round goes on with k = 0."

@@ -188,14 +188,16 @@ class EngineReplica:
 
 def _log_ready(kind: EngineKind, reports: list[RankReport], grant: LeaseGrant) -> None:
     logger.info(
-        "%s: ready in %.1f s: pid %s, %s, weights %s MB, KV for %d tokens, max_model_len %d, "
-        "batch_invariant %s",
+        "%s: ready in %.1f s: pid %s, %s, weights %s MB, KV for %d tokens of %s bytes each: "
+        "%d sessions of max_model_len %d, batch_invariant %s",
         kind,
         max(report.load_s for report in reports),
         " ".join(str(report.pid) for report in reports),
         grant.endpoint.address,
         " ".join(f"{report.weight_bytes / 1e6:.1f}" for report in reports),
         reports[0].kv_cache_tokens,
+        " ".join(str(report.kv_bytes_per_token) for report in reports),
+        reports[0].kv_cache_tokens // grant.max_model_len,
         grant.max_model_len,
         grant.batch_invariant,
     )

@@ -48,6 +48,7 @@ class RankReport:
     grant: LeaseGrant | None  # followers have nothing to grant
     load_s: float
     kv_cache_tokens: int
+    kv_bytes_per_token: int  # of this rank
     weight_bytes: int  # of this rank
     pid: int
 
@@ -133,6 +134,7 @@ class Rank:
             grant=grant,
             load_s=time.monotonic() - started_s,
             kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
+            kv_bytes_per_token=runner.kv_bytes_per_token,
             weight_bytes=runner.weight_bytes,
             pid=os.getpid(),
         )
@@ -170,6 +172,7 @@ class Rank:
             max_model_len=runner.max_model_len,
             vocab_size=runner.vocab_size,
             batch_invariant=runner.batch_invariant,
+            kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
         )
 
     # --- control group: any other thread
@@ -271,8 +274,11 @@ def engine_config(model: ModelConfig) -> EngineConfig:
         dtype=model.dtype,
         max_model_len=model.max_model_len,
         kv_cache_tokens=model.kv_cache_tokens,
+        kv_cache_memory=model.kv_cache_memory,
+        gpu_memory_utilization=model.gpu_memory_utilization,
         block_size=model.block_size,
         max_batch_rows=model.max_batch_rows,
+        max_prefill_slowdown=model.max_prefill_slowdown,
         num_threads=model.num_threads,
         tensor_parallel_size=model.tensor_parallel_size,
         enable_prefix_caching=model.enable_prefix_caching,

@@ -55,10 +55,18 @@ def _check_model(model: ModelConfig, section: str) -> None:
             f"{section}.max_model_len: {model.max_model_len} is more than the checkpoint's "
             f"max_position_embeddings, {longest}"
         )
-    if model.kv_cache_tokens < model.max_model_len:
+    _check_kv_tokens(model, section)
+
+
+def _check_kv_tokens(model: ModelConfig, section: str) -> None:
+    if model.kv_cache_memory is not None or model.gpu_memory_utilization is not None:
+        return  # how many tokens that is, is known once the model is loaded
+    num_tokens = model.kv_cache_tokens // model.block_size * model.block_size
+    if num_tokens < model.max_model_len:
+        blocks = "" if num_tokens == model.kv_cache_tokens else f" ({num_tokens} in whole blocks)"
         raise ValueError(
-            f"{section}.kv_cache_tokens: {model.kv_cache_tokens} is less than max_model_len, "
-            f"{model.max_model_len}: one longest session must fit"
+            f"{section}.kv_cache_tokens: {model.kv_cache_tokens}{blocks} is less than "
+            f"max_model_len, {model.max_model_len}: one longest session must fit"
         )
 
 

@@ -113,5 +113,6 @@ def session_limits(config: RouterConfig) -> SessionLimits:
         failover_timeout_s=timeouts.failover_s,
         first_answer_timeout_s=timeouts.first_token_s,
         answer_timeout_s=timeouts.token_gap_s,
+        queue_timeout_s=timeouts.queue_timeout_s,
         propose_timeout_s=timeouts.draft_ms / 1e3,
     )

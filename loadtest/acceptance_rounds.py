@@ -20,7 +20,7 @@ from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.engine import Engine
 from models.masks import NoMaskSource
-from models.messages import Close, Open, Proposal, Propose, Sampling, Verdict, Verify
+from models.messages import Close, Open, Proposal, Propose, Queued, Sampling, Verdict, Verify
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.token_log import TokenLog
@@ -188,6 +188,8 @@ def _answers(engine: Engine, kind: type[Reply], session_ids: Collection[str]) ->
             missing = sorted(set(session_ids) - answers.keys())
             raise RuntimeError(f"an engine has nothing to do but owes answers to {missing}")
         for _, reply in engine.step():
+            if isinstance(reply, Queued):
+                continue
             if not isinstance(reply, kind):
                 raise RuntimeError(f"an engine answered {reply}")
             answers[reply.session_id] = reply

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from models.config import EngineConfig
 from models.masks import NoMaskSource
-from models.messages import Close, Open, Sampling, Verdict, Verify
+from models.messages import Close, Open, Queued, Sampling, Verdict, Verify
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from models.token_log import EMPTY_HASH
@@ -111,6 +111,8 @@ class BareEngine:
         num_generated = num_finished = 0
         while num_finished < len(prompts):
             for _, reply in self._engine.step():
+                if isinstance(reply, Queued):
+                    continue
                 if not isinstance(reply, Verdict):
                     raise RuntimeError(f"engine answered {reply}")
                 num_generated += 1

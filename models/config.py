@@ -25,8 +25,13 @@ class EngineConfig:
         max_model_len: tokens of prompt and completion together that one session may hold; at
             most what the checkpoint was made for.
         kv_cache_tokens: capacity of the KV pool, in tokens of all sessions together.
+        kv_cache_memory: the same in bytes of each rank, in place of `kv_cache_tokens`.
+        gpu_memory_utilization: or as the share of the device's memory that weights and KV take
+            together.
         block_size: tokens per KV block, the unit in which the pool is handed out.
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
+        max_prefill_slowdown: how many times longer than without others' prompts a running stream's
+            gap between tokens may be; above 1. Chunks of prompts are cut to keep it.
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
         enable_prefix_caching: keep the KV of committed tokens for sessions that begin alike.
@@ -48,8 +53,11 @@ class EngineConfig:
     dtype: str = "bfloat16"
     max_model_len: int = 2048
     kv_cache_tokens: int = 32768
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float | None = None
     block_size: int = 16
     max_batch_rows: int = 512
+    max_prefill_slowdown: float = 2.0
     num_threads: int | None = None
     tensor_parallel_size: int = 1
     enable_prefix_caching: bool = True
@@ -74,6 +82,10 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
+        if not self.max_prefill_slowdown > 1.0:
+            raise ValueError(
+                f"max_prefill_slowdown must be above 1, got {self.max_prefill_slowdown:g}"
+            )
         if self.kv_cache_tokens < self.block_size:
             raise ValueError(
                 f"kv_cache_tokens must be at least block_size ({self.block_size}), "
@@ -82,5 +94,5 @@ class EngineConfig:
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of the pool: whole blocks within `kv_cache_tokens`."""
+        """Whole blocks within `kv_cache_tokens`; where memory is given, see `kv_budget`."""
         return self.kv_cache_tokens // self.block_size

@@ -25,6 +25,7 @@ from models.job_draws import draft_rows
 from models.masks import MaskSource
 from models.messages import Proposal, Propose, Verify
 from models.pass_plan import PlannedRows
+from models.queue_notices import QUEUED_INTERVAL_S
 from models.runner import ModelRunner
 from models.session_table import Job, Session
 
@@ -48,8 +49,16 @@ class DraftEngine(Engine):
         clock: Callable[[], float] = time.perf_counter,
         mask_wait_s: float = 0.02,
         chains: bool | None = None,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
-        super().__init__(runner, mask_source, epoch, clock=clock, mask_wait_s=mask_wait_s)
+        super().__init__(
+            runner,
+            mask_source,
+            epoch,
+            clock=clock,
+            mask_wait_s=mask_wait_s,
+            queued_interval_s=queued_interval_s,
+        )
         self._chains = runner.device.type == "cuda" if chains is None else chains
         self._chains &= runner.config.tensor_parallel_size == 1  # ranks are told every id
         self._step_s: float | None = None  # running mean of passes without prompts

@@ -9,8 +9,9 @@ the tokens they belong to are known and are expected by the end of the pass. A s
 masks are later keeps its logits and is completed in a later step; the others go on.
 
 Invariants: every message that asks for an answer is answered once with its own `seq` (again for
-each repeat) unless a newer one replaces it; a constrained session never gets a token without its
-mask. A failing forward pass is not survived: the exception leaves `step`.
+each repeat) unless a newer one replaces it, and while that takes long `Queued` goes out at
+intervals; a constrained session never gets a token without its mask. A failing forward pass is not
+survived: the exception leaves `step`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-from models.forming import running_mean
+from models.engine_stats import EngineStats, PassTotals, engine_stats
 from models.job_draws import is_drawable, legal_prefix, num_drawable
 from models.kv_cache import BlockTable
 from models.logprobs import note_prompt_logits
@@ -39,7 +39,9 @@ from models.messages import (
 )
 from models.pass_plan import PassPlan, PassPlanner, PlannedRows
 from models.penalties import TokenHistory, has_penalties
+from models.prefill_budget import PrefillBudget
 from models.prefix_cache import PrefixCache
+from models.queue_notices import QUEUED_INTERVAL_S, QueueNotices
 from models.runner import ModelRunner, SequenceRows
 from models.session_table import Job, Session, SessionTable
 
@@ -47,23 +49,6 @@ Outgoing = tuple[object, EngineReply]  # opaque address, reply
 FailureCode = Literal["context_too_long", "mask_unavailable", "invalid", "internal"]
 
 _MASK_POLL_S = 0.002  # longest sleep of a step that has nothing to do but wait for masks
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """One look at an engine, for metrics and scaling."""
-
-    num_sessions: int
-    num_jobs: int  # sessions with a message being worked on
-    num_kv_tokens: int  # computed tokens of all sessions
-    num_free_blocks: int  # cached ones that no session holds are free
-    num_blocks: int
-    num_preemptions: int  # since the start
-    pass_ms: float  # running mean of a pass
-    num_cached_blocks: int  # of the prefix cache, held by sessions or not
-    prefix_queries: int  # tokens looked for in the prefix cache since the start
-    prefix_hits: int  # tokens found there
-    prefix_evictions: int  # blocks it lost because others needed the room
 
 
 class Engine(ABC):
@@ -75,6 +60,7 @@ class Engine(ABC):
         epoch: of this life of the engine.
         clock: seconds, monotonic.
         mask_wait_s: how long a finished pass waits for masks before they count as missing.
+        queued_interval_s: between the signs of life to a sender whose job must wait.
     """
 
     def __init__(
@@ -85,6 +71,7 @@ class Engine(ABC):
         *,
         clock: Callable[[], float] = time.perf_counter,
         mask_wait_s: float,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
         self._runner = runner
         self._clock = clock
@@ -95,11 +82,15 @@ class Engine(ABC):
         self._prefix_cache = PrefixCache(
             runner.pool, runner.are_finite, is_enabled=runner.config.enable_prefix_caching
         )
-        self._planner = PassPlanner(runner.pool, runner.config.max_batch_rows, self._prefix_cache)
+        budget = PrefillBudget(runner.config.max_prefill_slowdown)
+        self._planner = PassPlanner(
+            runner.pool, runner.config.max_batch_rows, budget, self._prefix_cache
+        )
         self._active: dict[str, Session] = {}  # sessions with a job
         self._outbox: list[Outgoing] = []
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
-        self._pass_s: float | None = None  # running mean
+        self._notices = QueueNotices(queued_interval_s)
+        self._totals = PassTotals()
 
     # --- the leader's side ----------------------------------------------------------------------
 
@@ -121,7 +112,7 @@ class Engine(ABC):
         now = self._clock()
         self._expire(now)
         waiting = [s for s in self._active.values() if s.job is not None and s.job.logits is None]
-        plan = self._planner.plan(waiting, self._table) if waiting else PassPlan()
+        plan = self._planner.plan(waiting, self._table, now) if waiting else PassPlan()
         for session in plan.starved:
             self._on_starved(session)
         for session in plan.oversized:
@@ -133,13 +124,16 @@ class Engine(ABC):
             self._complete([], None, now)
         else:
             self._is_stalled = True
+        self._outbox += self._notices.take(self._active.values(), self._clock())
         replies, self._outbox = self._outbox, []
         return replies
 
     @property
     def has_work(self) -> bool:
         """Whether a `step` would do something now."""
-        return bool(self._outbox) or (bool(self._active) and not self._is_stalled)
+        if self._outbox or not self._active:
+            return bool(self._outbox)
+        return not self._is_stalled or self._notices.is_time_to_look(self._clock())
 
     @abstractmethod
     def wait_s(self, now: float) -> float:
@@ -152,18 +146,12 @@ class Engine(ABC):
 
     def stats(self) -> EngineStats:
         """How full the engine is."""
-        return EngineStats(
-            num_sessions=len(self._table),
-            num_jobs=len(self._active),
-            num_kv_tokens=sum(session.num_computed for session in self._table),
-            num_free_blocks=self._runner.pool.num_free,
-            num_blocks=self._runner.pool.num_blocks,
-            num_preemptions=self._planner.num_preemptions,
-            pass_ms=(self._pass_s or 0.0) * 1e3,
-            num_cached_blocks=self._prefix_cache.num_blocks,
-            prefix_queries=self._prefix_cache.num_queries,
-            prefix_hits=self._prefix_cache.num_hits,
-            prefix_evictions=self._prefix_cache.num_evictions,
+        return engine_stats(
+            self._table,
+            self._runner.pool,
+            self._totals,
+            self._planner.num_preemptions,
+            self._prefix_cache,
         )
 
     @property
@@ -378,7 +366,8 @@ class Engine(ABC):
         ]
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
+        self._planner.note_pass(rows, duration_s)
         num_rows = sum(planned.num_rows for planned in rows)
         for planned in rows:
             planned.job.end_pass(duration_s, num_rows, len(rows))
-        self._pass_s = running_mean(self._pass_s, duration_s)
+        self._totals.note(rows, duration_s)

@@ -23,12 +23,11 @@ idea: vLLM, arXiv 2309.06180.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 
 class OutOfBlocks(Exception):
-    """The pool has fewer free blocks than were asked for. Nothing was changed."""
+    """The pool has fewer free blocks than were asked for: by `num_missing`. Nothing was changed."""
 
     def __init__(self, num_wanted: int, num_free: int, num_blocks: int) -> None:
         super().__init__(f"{num_wanted} KV blocks wanted, {num_free} of {num_blocks} are free")
@@ -122,20 +121,13 @@ class BlockPool:
         self._kept.clear()
         self._on_evict = on_evict
 
+    def num_refs(self, block_id: int) -> int:
+        """How many tables list the block."""
+        return self._num_refs[block_id]
+
     def is_shared(self, block_id: int) -> bool:
         """Whether nobody may write the block: it is kept, or more than one table lists it."""
         return self._num_refs[block_id] > 1 or block_id in self._kept
-
-    def num_released(self, tables: Iterable[BlockTable], given_up: Iterable[int]) -> int:
-        """Blocks that become free for a table if all these other `tables` give theirs back.
-
-        Those that the table itself would give up count where only these others share them.
-        """
-        listed = Counter(block for table in tables for block in table.block_ids)
-        own = set(given_up)
-        return sum(
-            count + (block in own) == self._num_refs[block] for block, count in listed.items()
-        )
 
     def becomes_free(self, block_id: int) -> bool:
         """Whether the block can be handed out when one table that lists it gives it back."""

@@ -117,6 +117,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0  # tokens; 0 for a constraint replica
     vocab_size: int = 0
     batch_invariant: bool = False
+    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: not said
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +219,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
     num_cached_tokens: int = 0  # found in the prefix cache since the session's last verdict
+
+
+class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
+    """No answer yet, but the message is worked on or waits its turn: go on waiting.
+
+    Sent at intervals; it may be lost, and may arrive late, behind the answer.
+    """
+
+    session_id: str
+    seq: int
 
 
 class NeedPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="need_prefix"):
@@ -374,6 +385,6 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
 
 
 EngineRequest = Open | Propose | Verify | Close
-EngineReply = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
+EngineReply = Proposal | Verdict | Queued | NeedPrefix | NeedOpen | Failed
 ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest
 ConstraintReply = GrammarReady | GrammarRefused | GrammarCommitted | GrammarStale | Masks | MaskMiss

@@ -1,22 +1,22 @@
-"""Which rows the next forward pass holds: row budget, chunked prefill, KV blocks, preemption.
+"""Which rows the next forward pass holds: row budget and chunked prefill.
 
 Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole;
-what is left of the budget goes to long prompts in chunks, so a long prompt does not stall the
-others, and a reserved quarter keeps it from being stalled by them. Within each class the job
-that has waited longest goes first.
+prompts come in chunks of what is left, but of no more than running streams put up with
+(`prefill_budget`), and a reserved quarter of the rows keeps them from being stalled in turn.
+Within each class the job that has waited longest goes first. The planner's own time is that of
+sorting those who wait, and of `block_claims`, which says who loses blocks when they run out.
 
-When blocks run out, the youngest session younger than the asker loses its blocks (its log stays,
-so nothing but time is lost); without such a session the asker waits. So the oldest session always
-gets on. A session reserves blocks for its whole log at once or not at all: partly filled waiting
-sessions would only take blocks from each other. Idea: vLLM's scheduler (arXiv 2309.06180).
+Idea: vLLM's scheduler (arXiv 2309.06180).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from models.kv_cache import BlockPool, OutOfBlocks
+from models.block_claims import BlockClaims
+from models.kv_cache import BlockPool
+from models.prefill_budget import PrefillBudget
 from models.prefix_cache import PrefixCache
 from models.session_table import Job, Session
 
@@ -34,6 +34,7 @@ class PlannedRows:
     num_rows: int
     num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
     num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
+    is_prompt: bool = False  # all of a long need, or a chunk of it
 
 
 @dataclass(slots=True)
@@ -48,18 +49,25 @@ class PassPlan:
 class PassPlanner:
     """Plans passes of at most `max_rows` rows over the blocks of `pool`.
 
-    Rows that `prefix_cache` has are not computed; None: there is no such cache.
+    Args:
+        pool: the KV blocks.
+        max_rows: of one pass.
+        budget: how many rows of prompts running streams put up with; None: as many as fit.
+        prefix_cache: rows that it has are not computed; None: there is no such cache.
     """
 
     def __init__(
-        self, pool: BlockPool, max_rows: int, prefix_cache: PrefixCache | None = None
+        self,
+        pool: BlockPool,
+        max_rows: int,
+        budget: PrefillBudget | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self._pool = pool
-        if prefix_cache is None:
-            prefix_cache = PrefixCache.disabled(pool)
-        self._prefix_cache = prefix_cache
+        self._prefix_cache = prefix_cache or PrefixCache.disabled(pool)
         self._max_rows = max_rows
-        self._reserve_rows = max_rows // _PREFILL_SHARE
+        self._reserve_rows = min(max(1, max_rows // _PREFILL_SHARE), max_rows - 1)
+        self._budget = budget
         self.num_preemptions = 0
 
     @property
@@ -67,87 +75,120 @@ class PassPlanner:
         """Rows with logits that one job may ask for: they must fit in one pass."""
         return self._max_rows - self._reserve_rows
 
-    def plan(self, waiting: Iterable[Session], sessions: Iterable[Session]) -> PassPlan:
-        """Plan for the `waiting` sessions, which have jobs; any of `sessions` may lose blocks."""
+    def plan(
+        self, waiting: Iterable[Session], sessions: Iterable[Session], now: float = 0.0
+    ) -> PassPlan:
+        """Plan for the `waiting` sessions, which have jobs; any of `sessions` may lose blocks.
+
+        `now` is on the clock that stamps jobs and sessions.
+        """
         everyone = list(sessions)
         short: list[PlannedRows] = []
         long: list[PlannedRows] = []
         for session in waiting:
             self._prefix_cache.adopt(session)
-            need = _whole_need(session)
-            limit = max(need.num_logits, min(_SHORT_ROWS, self.max_logits))
-            (short if need.num_rows <= limit else long).append(need)
+            need = _whole_need(session, min(_SHORT_ROWS, self.max_logits))
+            (long if need.is_prompt else short).append(need)
         short.sort(key=_ready_s)
         long.sort(key=_ready_s)
-        plan = PassPlan()
-        planned: dict[Session, PlannedRows] = {}
-        self._fill(plan, planned, short, self._max_rows - self._reserve_rows * bool(long), everyone)
-        self._fill(plan, planned, long, self._max_rows, everyone)
-        plan.rows = list(planned.values())
-        return plan
+        filling = _Filling(self._pool, self._prefix_cache, everyone)
+        filling.add(short, self._max_rows - self._reserve_rows * bool(long))
+        if long:
+            filling.add(long, self._max_rows_with_prompts(filling, everyone, now))
+        self.num_preemptions += filling.num_preemptions
+        return filling.plan()
 
-    def _fill(
-        self,
-        plan: PassPlan,
-        planned: dict[Session, PlannedRows],
-        needs: list[PlannedRows],
-        max_rows: int,
-        everyone: list[Session],
-    ) -> None:
+    def note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
+        """The pass that was planned last took `duration_s`."""
+        if self._budget is not None:
+            num_rows = sum(planned.num_rows for planned in rows)
+            num_prompt_rows = sum(planned.num_rows for planned in rows if planned.is_prompt)
+            self._budget.note_pass(num_rows, num_prompt_rows, duration_s)
+
+    def _max_rows_with_prompts(self, filling: _Filling, everyone: list[Session], now: float) -> int:
+        """Rows of the whole pass, once prompts are added to those in `filling`."""
+        num_prompt_rows: int | None = None
+        if self._budget is not None and filling.planned:
+            jobs = [rows.job for rows in filling.planned.values()]
+            num_prompt_rows = self._budget.beside(jobs, filling.num_rows)
+        elif self._budget is not None:
+            num_prompt_rows = self._budget.between(everyone, now)
+        if num_prompt_rows is None:
+            return self._max_rows
+        return min(self._max_rows, filling.num_rows + num_prompt_rows)
+
+
+class _Filling:
+    """A pass while it is being filled."""
+
+    def __init__(self, pool: BlockPool, prefix_cache: PrefixCache, everyone: list[Session]) -> None:
+        self._pool = pool
+        self._prefix_cache = prefix_cache
+        self._claims = BlockClaims(pool, everyone)
+        self._starved: list[Session] = []
+        self._oversized: list[Session] = []
+        self.planned: dict[Session, PlannedRows] = {}
+        self.num_rows = 0
+        self.num_preemptions = 0
+
+    def add(self, needs: list[PlannedRows], max_rows: int) -> None:
         """Add needs, whole or as chunks, while the pass stays within `max_rows` rows."""
-        num_rows = sum(rows.num_rows for rows in planned.values())
         for need in needs:
-            rows = _cut(need, max_rows - num_rows)
+            rows = _cut(need, max_rows - self.num_rows)
             if rows is None or need.session.num_computed < need.start:  # lost its blocks just now
                 continue
-            if self._prefix_cache.awaits(need, planned.values()):
+            if self._prefix_cache.awaits(need, self.planned.values()):
                 continue
-            if self._reserve(need, planned, everyone):
-                planned[need.session] = rows
-                num_rows = sum(rows.num_rows for rows in planned.values())
-            elif any(s.table.block_ids for s in everyone if s is not need.session):
-                plan.starved.append(need.session)
+            victims = self._claims.claim(need.session, need.start)
+            if victims is not None:
+                self._drop(victims)
+                self.planned[need.session] = rows
+                self.num_rows += rows.num_rows
+            elif self._pool.blocks_for(len(need.session.log)) > self._pool.num_blocks:
+                self._oversized.append(need.session)
             else:
-                plan.oversized.append(need.session)
+                self._starved.append(need.session)
 
-    def _reserve(
-        self, need: PlannedRows, planned: dict[Session, PlannedRows], everyone: list[Session]
-    ) -> bool:
-        """Blocks for the session's whole log, taken from younger sessions if that is enough.
+    def plan(self) -> PassPlan:
+        """What has come of it."""
+        return PassPlan(list(self.planned.values()), self._starved, self._oversized)
 
-        Those that the need writes are the session's own afterwards.
-        """
-        session = need.session
-        while True:
-            try:
-                session.reserve_rows(need.start)
-            except OutOfBlocks as error:
-                younger = [s for s in everyone if s.order > session.order and s.table.block_ids]
-                own = session.table.block_ids[need.start // self._pool.block_size :]
-                if error.num_missing > self._pool.num_released((s.table for s in younger), own):
-                    return False  # who gave up blocks in vain could not run either
-                victim = max(younger, key=lambda s: s.order)
-                victim.release_blocks()
-                planned.pop(victim, None)
-                self.num_preemptions += 1
-            else:
-                return True
+    def _drop(self, victims: list[Session]) -> None:
+        """Take sessions that lost their blocks out of the pass again."""
+        self.num_preemptions += len(victims)
+        for victim in victims:
+            rows = self.planned.pop(victim, None)
+            if rows is not None:
+                self.num_rows -= rows.num_rows
 
 
-def _whole_need(session: Session) -> PlannedRows:
+def _whole_need(session: Session, max_short: int) -> PlannedRows:
     """All rows from the first one missing, or the first that must give logits, to the last.
 
-    They begin earlier, at the block's start, where the first of them is in a shared block.
+    They begin earlier, at the block's start, where the first of them is in a shared block. More
+    than `max_short` rows, and more than give logits, are a prompt to its end.
     """
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
-    length = len(session.log)
-    first = min(session.num_computed, length - job.num_logits)
+    length, num_logits = len(session.log), job.num_logits
+    first = min(session.num_computed, length - num_logits)
     if session.needs_prompt_logits:
         first = min(first, len(session.prompt_logprobs))
     start = session.table.first_row(first)
-    num_prompt_logits = session.num_prompt_logits(start, length - start)
-    return PlannedRows(session, job, start, length - start, job.num_logits, num_prompt_logits)
+    num_rows = length - start
+    if num_rows <= num_logits:
+        job.is_prompt = False
+    elif num_rows > max_short:
+        job.is_prompt = True
+    return PlannedRows(
+        session=session,
+        job=job,
+        start=start,
+        num_rows=num_rows,
+        num_logits=num_logits,
+        num_prompt_logits=session.num_prompt_logits(start, num_rows),
+        is_prompt=job.is_prompt,
+    )
 
 
 def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
@@ -158,7 +199,7 @@ def _cut(need: PlannedRows, budget: int) -> PlannedRows | None:
     if num_rows < 1:
         return None
     num_prompt_logits = need.session.num_prompt_logits(need.start, num_rows)
-    return PlannedRows(need.session, need.job, need.start, num_rows, 0, num_prompt_logits)
+    return replace(need, num_rows=num_rows, num_logits=0, num_prompt_logits=num_prompt_logits)
 
 
 def _ready_s(rows: PlannedRows) -> float:

@@ -27,6 +27,7 @@ from models.attention_plan import (
 from models.checkpoint import Checkpoint, load_checkpoint
 from models.config import EngineConfig
 from models.device_copy import to_device
+from models.kv_budget import num_kv_blocks
 from models.kv_cache import BlockPool
 from models.kv_storage import KVStorage
 from models.parallel import TensorParallel
@@ -67,17 +68,19 @@ class ModelRunner:
         self.eos_ids = checkpoint.eos_ids
         self.max_model_len = config.max_model_len
         self.max_batch_rows = config.max_batch_rows
-        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.kv_bytes_per_token = _kv_bytes_per_token(checkpoint, self.dtype)
+        num_blocks = num_kv_blocks(config, self.kv_bytes_per_token)
+        self.pool = BlockPool(num_blocks, config.block_size)
         parameters = inspect.signature(self._model.forward).parameters
         self._selects_rows = "logits_to_keep" in parameters
         kernel = choose_kernel(config, checkpoint)
         self._varlen = (
-            make_varlen(config, checkpoint, kernel, config.num_blocks, self._logits)
-            if kernel
-            else None
+            make_varlen(config, checkpoint, kernel, num_blocks, self._logits) if kernel else None
         )
         self._storage = (
-            _make_storage(checkpoint, config) if self._varlen is None else self._varlen.storage
+            _make_storage(checkpoint, config, num_blocks)
+            if self._varlen is None
+            else self._varlen.storage
         )
         # Only the leader learns what its self-test found, and ranks must cut the same tiles.
         self._tile_sizes = FITTING_TILES if ranks is None else FIXED_TILES
@@ -263,10 +266,16 @@ class ModelRunner:
             self._storage.clear_blocks(entered)
 
 
-def _make_storage(checkpoint: Checkpoint, config: EngineConfig) -> KVStorage:
+def _kv_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Keys and values of all layers; of this rank's heads where ranks share the model."""
+    num_values = checkpoint.num_layers * checkpoint.num_key_heads * checkpoint.head_dim
+    return 2 * num_values * dtype.itemsize
+
+
+def _make_storage(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVStorage:
     return KVStorage(
         num_layers=checkpoint.num_layers,
-        num_blocks=config.num_blocks,
+        num_blocks=num_blocks,
         block_size=config.block_size,
         num_heads=checkpoint.num_key_heads,
         head_dim=checkpoint.head_dim,

@@ -49,11 +49,13 @@ class Job:
     draft: list[int] = field(default_factory=list)  # judged now (target) or drawn so far (draft)
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     part: int = 0
+    is_prompt: bool = False  # its rows are many; they are computed in chunks
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
     held_since_s: float = 0.0
     since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
+    told_s: float = 0.0  # when its sender was last told that it is not forgotten
     pass_ms: float = 0.0
     mask_ms: float = 0.0
     num_rows: int = 0  # of its last pass, all sessions together

@@ -23,6 +23,7 @@ from models.logprobs import note_logprobs
 from models.masks import MaskSource
 from models.messages import Propose, TokenLogprobs, Verdict, Verify
 from models.pass_plan import PlannedRows
+from models.queue_notices import QUEUED_INTERVAL_S
 from models.runner import ModelRunner
 from models.session_table import Job, Session
 from models.verification import Acceptance, accept_matching, needs_draft_probs
@@ -43,8 +44,16 @@ class TargetEngine(Engine):
         *,
         clock: Callable[[], float] = time.perf_counter,
         mask_wait_s: float = 2.0,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
-        super().__init__(runner, mask_source, epoch, clock=clock, mask_wait_s=mask_wait_s)
+        super().__init__(
+            runner,
+            mask_source,
+            epoch,
+            clock=clock,
+            mask_wait_s=mask_wait_s,
+            queued_interval_s=queued_interval_s,
+        )
         self._forming = FormingWindow()
 
     def wait_s(self, now: float) -> float:

@@ -24,6 +24,7 @@ from models.messages import (
     Open,
     Proposal,
     Propose,
+    Queued,
     Sampling,
     Verdict,
     Verify,
@@ -32,6 +33,8 @@ from models.token_log import TokenLog
 from router.exchange import await_answer
 from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
+
+_News = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
 
 _MAX_CORRECTIONS = 8  # NeedOpen and NeedPrefix answers to one exchange before the link is given up
 
@@ -58,6 +61,7 @@ class Opening:
     eos_ids: tuple[int, ...]
     prompt_len: int
     cache_salt: str = ""
+    max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
 
 
 class Header(NamedTuple):
@@ -110,11 +114,13 @@ class EngineSession:
 
         Raises:
             Unavailable: no lease within `timeout_s`.
+            ContextTooLong: the replica's whole KV cache is too small for the session.
         """
         if self._lease is None:
             self._lease = await self._pool.lease(self._opening.session_id, timeout_s=timeout_s)
             self._is_open = False
             self._has_answered = False
+            _check_room(self._opening, self._lease.grant.kv_cache_tokens)
 
     async def disconnect(self) -> None:
         """Close the session on the replica and give the lease back. Idempotent."""
@@ -138,6 +144,7 @@ class EngineSession:
 
         Raises:
             LinkLost: there is no lease, or the replica is gone or silent beyond the limit;
+            Overloaded: the replica has kept the message waiting beyond the limit;
             MaskUnavailable, ContextTooLong, InternalError: the engine says so;
             Unavailable: the constraint replica is lost for good, which says nothing of this one.
         """
@@ -189,7 +196,7 @@ class EngineSession:
 
     async def _receive(
         self, lease: EngineLease, message: Propose | Verify, next_part: int
-    ) -> EngineReply:
+    ) -> _News:
         """The next news about `message`."""
         limits = self._limits
         return await await_answer(
@@ -200,6 +207,8 @@ class EngineSession:
                 limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
             ),
             resend_interval_s=limits.resend_interval_s,
+            is_sign_of_life=partial(_is_queued, message.seq),
+            queue_limit_s=limits.queue_timeout_s,
         )
 
     def _build(
@@ -250,10 +259,28 @@ class EngineSession:
         self.agreed_len = 0
 
 
-def _news(seq: int, next_part: int, reply: EngineReply) -> EngineReply | None:
+def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
     """The reply, if it answers message `seq` and is not a part that was there before."""
+    if isinstance(reply, Queued) or reply.seq != seq:
+        return None
     is_old = isinstance(reply, Verdict) and reply.part < next_part
-    return None if reply.seq != seq or is_old else reply
+    return None if is_old else reply
+
+
+def _is_queued(seq: int, reply: EngineReply) -> bool:
+    return isinstance(reply, Queued) and reply.seq == seq
+
+
+def _check_room(opening: Opening, kv_cache_tokens: int) -> None:
+    """Refuse now what would fail when the cache is full, after the text has begun."""
+    if 0 < kv_cache_tokens < opening.max_len:
+        max_tokens = opening.max_len - opening.prompt_len
+        raise ContextTooLong(
+            f"max_tokens: the model's KV cache holds {kv_cache_tokens} tokens, but the prompt has "
+            f"{opening.prompt_len} and max_tokens is {max_tokens}; shorten the prompt or ask for "
+            "fewer tokens",
+            param="max_tokens" if opening.prompt_len < kv_cache_tokens else "prompt",
+        )
 
 
 def _as_error(reply: Failed) -> Exception:

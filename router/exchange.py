@@ -2,17 +2,22 @@
 
 Whoever waits for a reply waits here: the message is sent again, unchanged, at intervals, because
 every receiver repeats its stored answer for a message it has seen. What counts as an answer is
-the caller's to say; late and doubled replies are no news and extend no wait.
+the caller's to say; late and doubled replies are no news and extend no wait. A sign of life does:
+who is told to go on waiting has not lost its place, and would lose it by asking elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from models.errors import LinkLost
+from models.errors import LinkLost, Overloaded
 from router.ports import Channel
+
+_RETRY_AFTER_S = 5.0  # sessions that hold a model's cache for minutes do not end in one second
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -26,6 +31,8 @@ async def await_answer(
     *,
     limit_s: float,
     resend_interval_s: float,
+    is_sign_of_life: Callable[[Reply], bool] = lambda reply: False,
+    queue_limit_s: float = math.inf,
 ) -> Answer:
     """Wait for the answer to a message that has been sent; send it again at intervals.
 
@@ -33,23 +40,41 @@ async def await_answer(
         channel: where the message went and its answer comes from.
         message: what to send again.
         take: the answer in a reply, or None if the reply is not (yet) an answer.
-        limit_s: how long to wait altogether.
+        limit_s: how long to wait for the answer or a sign of life.
         resend_interval_s: seconds after which the message counts as lost.
+        is_sign_of_life: whether a reply that is not an answer says that one will come.
+        queue_limit_s: how long to go on waiting for the sake of signs of life.
 
     Raises:
-        LinkLost: the other end is known to be gone, or there was no answer within `limit_s`.
+        LinkLost: the other end is known to be gone, or was silent for `limit_s`.
+        Overloaded: there were signs of life, but no answer within `queue_limit_s`.
     """
+    began_s = time.monotonic()
     waited_s = 0.0
     while True:
         interval_s = min(resend_interval_s, limit_s - waited_s)
         try:
             async with asyncio.timeout(interval_s):
                 while True:
-                    answer = take(await channel.receive())
+                    reply = await channel.receive()
+                    answer = take(reply)
                     if answer is not None:
                         return answer
+                    if is_sign_of_life(reply):
+                        break
+            waited_s = 0.0
+            _check_queue_limit(time.monotonic() - began_s, queue_limit_s)
         except TimeoutError:
             waited_s += interval_s
             if waited_s >= limit_s:
                 raise LinkLost(f"no answer within {limit_s:g} s") from None
             channel.send(message)
+
+
+def _check_queue_limit(waited_s: float, limit_s: float) -> None:
+    if waited_s >= limit_s:
+        raise Overloaded(
+            f"the request waited for room on the model for {waited_s:.1f} s, "
+            f"the limit is {limit_s:g} s",
+            retry_after_s=_RETRY_AFTER_S,
+        )

@@ -64,9 +64,9 @@ class Session:
         own_ids = () if request.ignore_eos else request.eos_ids
         self._eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
         self._grammar = self._grammar_session()
-        self._target = TargetSession(
-            self._engine_session(services.target_pool, request.sampling), services.limits
-        )
+        max_len = len(request.prompt_ids) + request.max_tokens
+        session = self._engine_session(services.target_pool, request.sampling, max_len)
+        self._target = TargetSession(session, services.limits)
         self._draft: DraftSession | None = None
         self._drafter = self._choose_drafter()
 
@@ -120,13 +120,16 @@ class Session:
         ]
         await asyncio.gather(*closings, return_exceptions=True)
 
-    def _engine_session(self, pool: EnginePool, sampling: Sampling) -> EngineSession:
+    def _engine_session(
+        self, pool: EnginePool, sampling: Sampling, max_len: int = 0
+    ) -> EngineSession:
         opening = Opening(
             session_id=self._request.request_id,
             sampling=sampling,
             eos_ids=self._eos_ids,
             prompt_len=len(self._request.prompt_ids),
             cache_salt=self._request.cache_salt,
+            max_len=max_len,
         )
         return EngineSession(pool, opening, self._services.limits, self._grammar)
 

@@ -99,7 +99,7 @@ class Walk:
         self.pool = self.runner.pool
         self.sessions = SessionTable(1, self.pool.new_table)
         self.cache = PrefixCache(self.pool, self.runner.are_finite, worth_waiting_rows=8)
-        self.planner = PassPlanner(self.pool, MAX_BATCH_ROWS, self.cache)
+        self.planner = PassPlanner(self.pool, MAX_BATCH_ROWS, prefix_cache=self.cache)
         self.committed: set[tuple[str, int]] = set()  # salt, hash of every prefix ever committed
         self.expected: dict[str, tuple[int, int]] = {}  # text, length
         self.counts: Counter[str] = Counter()

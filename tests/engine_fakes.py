@@ -39,6 +39,7 @@ from models.messages import (
     Open,
     Proposal,
     Propose,
+    Queued,
     Sampling,
     Verdict,
     Verify,
@@ -50,6 +51,7 @@ from models.token_log import TokenLog
 VOCAB_SIZE = 256
 EOS_ID = VOCAB_SIZE - 1
 EPOCH = 7
+_NO_NOTICES_S = 1e6  # on a busy machine anybody may have waited for a second
 CONSTRAINT = Endpoint(address="tcp://127.0.0.1:1", public_key="", epoch=3)
 
 transformers_logging.disable_progress_bar()
@@ -286,6 +288,8 @@ class Channel:
         if message is None or reply.session_id != message.session_id or reply.seq != message.seq:
             return None
         self.idle_ticks = 0
+        if isinstance(reply, Queued):
+            return None
         if isinstance(reply, NeedOpen):
             self.link.send(self.opened)
             self.agreed_len = 0
@@ -469,14 +473,20 @@ def run_clients(clients: Sequence[Client], *, max_ticks: int = 20_000) -> list[l
 
 def make_target(mask_source: MaskSource | None = None, **limits: int) -> TargetEngine:
     """A target engine over the tiny checkpoint in float32."""
-    return TargetEngine(make_runner(**limits), mask_source or NoMaskSource(), EPOCH)
+    runner = make_runner(**limits)
+    return TargetEngine(
+        runner, mask_source or NoMaskSource(), EPOCH, queued_interval_s=_NO_NOTICES_S
+    )
 
 
 def make_draft(
     mask_source: MaskSource | None = None, *, noise: float = 0.01, **limits: int
 ) -> DraftEngine:
     """A draft engine over the tiny checkpoint with noise."""
-    return DraftEngine(make_runner(noise=noise, **limits), mask_source or NoMaskSource(), EPOCH)
+    runner = make_runner(noise=noise, **limits)
+    return DraftEngine(
+        runner, mask_source or NoMaskSource(), EPOCH, queued_interval_s=_NO_NOTICES_S
+    )
 
 
 def drain(engine: Engine, *, max_steps: int = 2000) -> list[EngineReply]:

@@ -35,6 +35,7 @@ from models.target_engine import TargetEngine
 
 _BATCH = 250  # sessions at a time; the planner's work grows with the square of their number
 _NOISE = 0.1  # of weights that are about 0.2
+_NO_NOTICES_S = 1e6
 _BLOCK_SIZE = 16  # one block holds a whole session
 
 
@@ -128,8 +129,12 @@ def _run_batch(
     def masks(is_on: bool) -> ScriptedMasks:
         return ScriptedMasks(allowed_after if is_on else lambda _: set(range(VOCAB_SIZE)))
 
-    target = TargetEngine(_fresh_runner("target"), masks(is_target_masked), EPOCH)
-    draft = DraftEngine(_fresh_runner("draft"), masks(case.is_draft_masked), EPOCH)
+    target = TargetEngine(
+        _fresh_runner("target"), masks(is_target_masked), EPOCH, queued_interval_s=_NO_NOTICES_S
+    )
+    draft = DraftEngine(
+        _fresh_runner("draft"), masks(case.is_draft_masked), EPOCH, queued_interval_s=_NO_NOTICES_S
+    )
     texts = {seed: list(case.prompt) for seed in seeds}
     for seed in seeds:
         opened = _opening(case, rule, seed)

@@ -130,6 +130,7 @@ async def local_service(
     speculation: SpeculationLimits | None = None,
     kv_cache_tokens: int = 8192,
     max_model_len: int = 1024,
+    queued_interval_s: float = 1.0,
 ) -> AsyncIterator[LocalService]:
     def runner(path: Path) -> ModelRunner:
         return ModelRunner(
@@ -146,8 +147,14 @@ async def local_service(
         NoMaskSource if constraint_pool is None else partial(LocalMaskSource, constraint_pool.host)
     )
     target_runner = runner(target_path)
-    target = TargetEngine(target_runner, masks(), epoch=1)
-    target_pool = LocalEnginePool(target, epoch=1, max_model_len=max_model_len)
+    target = TargetEngine(target_runner, masks(), epoch=1, queued_interval_s=queued_interval_s)
+    pool = target_runner.pool
+    target_pool = LocalEnginePool(
+        target,
+        epoch=1,
+        max_model_len=max_model_len,
+        kv_cache_tokens=pool.num_blocks * pool.block_size,
+    )
     draft = draft_pool = None
     if draft_path is not None:
         draft = DraftEngine(runner(draft_path), masks(), epoch=1)

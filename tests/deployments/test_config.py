@@ -17,6 +17,7 @@ from deployments.config import (
     TimeoutConfig,
     resolve_folder,
 )
+from deployments.model_files import check_models
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -71,6 +72,47 @@ def test_relative_path_is_found_from_current_folder_then_repo(
     assert resolve_folder("configs", "key") == CONFIGS
     with pytest.raises(ValueError, match=r"target\.model_path: no such folder: 'nowhere'"):
         resolve_folder("nowhere", "target.model_path")
+
+
+def test_the_cache_counts_in_whole_blocks(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=2050, max_model_len=2049))
+    complaint = r"2050 \(2048 in whole blocks\) is less than max_model_len, 2049"
+    with pytest.raises(ValueError, match=complaint):
+        check_models(config.resolved())
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), (4096, 4096)],
+)
+def test_kv_memory_is_written_as_people_write_it(
+    tmp_path: Path, written: object, num_bytes: int
+) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, kv_cache_memory=written))
+    assert config.target.kv_cache_memory == num_bytes
+    check_models(config.resolved())
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"kv_cache_tokens": 4096, "kv_cache_memory": "1GiB"}, "kv_cache_tokens and kv_cache_mem"),
+        ({"kv_cache_memory": "1 gig"}, "target.kv_cache_memory: .* a number and one of B, KiB"),
+        ({"kv_cache_memory": "0B"}, "target.kv_cache_memory: .* greater than 0"),
+        ({"gpu_memory_utilization": 0.9}, "needs device cuda, not cpu"),
+        ({"gpu_memory_utilization": 1.1, "device": "cuda"}, "target.gpu_memory_utilization"),
+        (
+            {"gpu_memory_utilization": 0.9, "device": "cuda", "tensor_parallel_size": 2},
+            "gpu_memory_utilization needs tensor_parallel_size 1",
+        ),
+        ({"max_prefill_slowdown": 1.0}, "target.max_prefill_slowdown: .* greater than 1"),
+    ],
+)
+def test_cache_sizes_that_cannot_be_are_refused(
+    tmp_path: Path, keys: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        AppConfig.model_validate(tree(tmp_path, **keys))
 
 
 def sections(model: type[Section]) -> list[type[Section]]:

@@ -180,6 +180,8 @@ def test_config_section_reaches_the_engine_whole() -> None:
         tensor_parallel_size=2,
         enable_prefix_caching=False,
         vocab_size=77,
+        max_prefill_slowdown=3.5,
+        kv_cache_memory="1MiB",
     )
     config = engine_config(model)
     for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
@@ -188,3 +190,4 @@ def test_config_section_reaches_the_engine_whole() -> None:
     assert config.tensor_parallel_size == 2
     assert not config.enable_prefix_caching
     assert (config.tensor_parallel_size, config.vocab_size) == (2, 77)
+    assert (config.max_prefill_slowdown, config.kv_cache_memory) == (3.5, 1 << 20)

@@ -218,3 +218,78 @@ def test_nobody_gives_up_blocks_in_vain() -> None:
     assert shape(plan) == [("small", 7, 1, 1)]
     assert [session.session_id for session in plan.starved] == ["large"]
     assert (small.num_computed, scene.planner.num_preemptions) == (7, 0)
+
+
+def test_who_would_free_nothing_keeps_its_blocks_and_an_older_one_loses() -> None:
+    scene = Scene(num_blocks=6)
+    old = scene.add("old", 9, computed=8)
+    scene.add("middle", 8, computed=8).job = None
+    shared = fork(scene, old, "young", 8)
+    filler = scene.add("filler", 8, computed=8)
+    filler.job = None
+    filler.order = -1  # older than all: it is not to be had
+    assert scene.pool.num_free == 0
+    assert [name for name, *_ in shape(scene.plan())] == ["old"]
+    assert (shared.num_computed, len(shared.table.block_ids)) == (8, 2)
+    assert scene.table.get("middle").table.block_ids == []
+    assert scene.planner.num_preemptions == 1
+
+
+def test_sharers_lose_together_what_none_of_them_frees_alone() -> None:
+    scene = Scene(num_blocks=4)
+    old = scene.add("old", 5)
+    parent = scene.add("parent", 12, computed=12)
+    parent.job = None
+    children = [fork(scene, parent, f"c{i}", 12) for i in range(3)]
+    assert scene.pool.num_free == 1
+    assert [name for name, *_ in shape(scene.plan())] == ["old"]
+    assert [s.table.block_ids for s in (parent, *children)] == [[]] * 4
+    assert scene.planner.num_preemptions == 4
+    assert old.table.num_tokens == 5
+
+
+def test_nobody_loses_blocks_for_a_claim_that_they_do_not_satisfy() -> None:
+    scene = Scene(num_blocks=6)
+    first = scene.add("first", 12, computed=12)
+    first.job = None
+    scene.add("asker", 20)
+    young = scene.add("young", 5, computed=4)
+    plan = scene.plan()
+    assert [name for name, *_ in shape(plan)] == ["young"]
+    assert [s.session_id for s in plan.starved] == ["asker"]
+    assert scene.planner.num_preemptions == 0
+    scene.table.close("first")
+    assert [name for name, *_ in shape(scene.plan())] == ["asker"]
+    assert young.table.block_ids == []
+
+
+class CountingPool(BlockPool):
+    """Counts how often somebody's references are looked at."""
+
+    num_looks = 0
+
+    def num_refs(self, block_id: int) -> int:
+        self.num_looks += 1
+        return super().num_refs(block_id)
+
+
+@pytest.mark.parametrize("oldest_first", [True, False])
+def test_planning_without_free_blocks_looks_at_each_holder_a_few_times(oldest_first: bool) -> None:
+    """300 sessions want in while 300 others hold all blocks."""
+    num = 300
+    scene = Scene(max_rows=4096)
+    scene.pool = CountingPool(num, 4)
+    scene.table = SessionTable(1, scene.pool.new_table)
+    scene.planner = PassPlanner(scene.pool, 4096)
+    if not oldest_first:
+        for i in range(num):
+            scene.add(f"holder{i}", 4, computed=4).job = None
+    for i in range(num):
+        scene.add(f"asker{i}", 5 + i % 7, ready_s=i)
+    if oldest_first:
+        for i in range(num):
+            scene.add(f"holder{i}", 4, computed=4).job = None
+    plan = scene.plan()
+    assert len(plan.rows) + len(plan.starved) == num
+    assert bool(plan.rows) is oldest_first
+    assert scene.pool.num_looks <= 12 * num

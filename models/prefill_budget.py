@@ -1,0 +1,84 @@
+"""How many prompt rows a pass may hold, so that running streams hardly notice prompts.
+
+A running stream waits for whole passes. The promise: the gap between two of its tokens is at most
+`max_slowdown` times what it would be without anybody's prompt. In seconds, prompts may add
+(max_slowdown - 1) times that gap, and what they add comes from two passes:
+
+- the pass that computes the stream's next rows: what it takes beyond a pass of those rows alone;
+- the pass before, if the stream's message came while it ran: at most what that took beyond a pass
+  without prompts. When messages came is not known, for they are taken between passes, so all who
+  were not in that pass count as having waited for it.
+
+So a pass with decode rows gives prompts what the second leaves of the first's allowance. While all
+streams are away (their drafts are made elsewhere), a pass is all prompt and may take the whole
+allowance: the gap is by then as long as the shortest absence, and at least a pass will be added.
+When nobody is running, prompts get all rows.
+
+Two rules go before the promise. Prompts are never starved: of two passes in a row one has room for
+at least `_MIN_ROWS` of their rows. And now and then a pass goes without prompts, because the time
+of one without them is what all of this is measured by. Idea of mixing chunks of prompts into
+decode passes: Sarathi-Serve (arXiv 2403.02310); it bounds rows, this bounds seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from models.pass_cost import PassCost
+from models.session_table import Job, Session
+
+_MIN_ROWS = 16  # one attention tile: fewer cost as much
+_REFRESH_PASSES = 32  # so many passes with prompts in a row, then one without
+
+
+class PrefillBudget:
+    """Prompt rows of each pass of one engine.
+
+    Args:
+        max_slowdown: how many times longer than without prompts a running stream's gap between
+            tokens may be; above 1.
+    """
+
+    def __init__(self, max_slowdown: float) -> None:
+        self._allowance = max_slowdown - 1.0
+        self._cost = PassCost()
+        self._last_added_s = 0.0  # by the prompt rows of the last pass
+        self._num_in_a_row = 0  # passes with prompts since one without
+
+    def note_pass(self, num_rows: int, num_prompt_rows: int, duration_s: float) -> None:
+        """A pass of `num_rows` rows, `num_prompt_rows` of them of prompts, took `duration_s`."""
+        self._cost.note(num_rows, duration_s)
+        self._num_in_a_row = self._num_in_a_row + 1 if num_prompt_rows > 0 else 0
+        self._last_added_s = 0.0
+        if num_prompt_rows > 0:
+            alone_s = self._cost.seconds(num_rows - num_prompt_rows)
+            self._last_added_s = max(0.0, duration_s - alone_s)
+
+    def beside(self, jobs: Sequence[Job], num_rows: int) -> int:
+        """Prompt rows for a pass that also holds `num_rows` rows of these `jobs`, at least one."""
+        must_get_on = self._num_in_a_row == 0
+        is_stale = self._num_in_a_row >= _REFRESH_PASSES or not self._cost.is_measured(num_rows)
+        if is_stale and not must_get_on:
+            return 0
+        alone_s = self._cost.seconds(num_rows)
+        have_waited = any(job.num_rows == 0 for job in jobs)
+        left_s = self._allowance * alone_s - self._last_added_s * have_waited
+        num_prompt_rows = self._cost.rows_within(alone_s + max(0.0, left_s)) - num_rows
+        if must_get_on:
+            return max(num_prompt_rows, _MIN_ROWS)
+        return num_prompt_rows if num_prompt_rows >= _MIN_ROWS else 0
+
+    def between(self, sessions: Iterable[Session], now: float) -> int | None:
+        """Prompt rows for a pass without others; None: as many as there is room for.
+
+        Sessions that hold KV are streams, be their next message on its way or their masks.
+        """
+        left_s = [s.last_active_s for s in sessions if s.num_computed > 0 and not _wants_rows(s)]
+        if not left_s:
+            return None
+        shortest_gap_s = max(0.0, now - max(left_s)) + self._cost.seconds(1)
+        return max(_MIN_ROWS, self._cost.rows_within(self._allowance * shortest_gap_s))
+
+
+def _wants_rows(session: Session) -> bool:
+    return session.job is not None and session.job.logits is None
