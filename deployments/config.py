@@ -56,6 +56,11 @@ class ModelConfig(Section):
     tensor_parallel_size: PositiveInt = Field(
         default=1, description="Ranks (processes, one GPU each) that share one model."
     )
+    quantization: Literal["int8"] | None = Field(
+        default=None,
+        description="int8: linear layers are rounded to 8 bits when loaded (cpu, one rank); of the "
+        "target's, the text is then the rounded model's. null: as dtype says.",
+    )
     max_sessions: PositiveInt = Field(
         default=64, description="Sessions (leases) that one replica holds at once."
     )
@@ -69,6 +74,16 @@ class ModelConfig(Section):
     step_timeout_s: PositiveFloat = Field(
         default=120.0, description="Seconds one pass may take; then the replica is replaced."
     )
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> ModelConfig:
+        if self.quantization is None:
+            return self
+        if self.device.split(":")[0] != "cpu":
+            raise ValueError(f"quantization {self.quantization} runs on device cpu only")
+        if self.tensor_parallel_size > 1:
+            raise ValueError(f"quantization {self.quantization} needs tensor_parallel_size 1")
+        return self
 
 
 class GrammarServiceConfig(Section):

@@ -275,6 +275,7 @@ def engine_config(model: ModelConfig) -> EngineConfig:
         max_batch_rows=model.max_batch_rows,
         num_threads=model.num_threads,
         tensor_parallel_size=model.tensor_parallel_size,
+        quantization=model.quantization,
     )
 
 

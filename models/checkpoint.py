@@ -23,9 +23,10 @@ from transformers.utils import logging as transformers_logging
 from models.attention import ATTENTION_NAME
 from models.config import EngineConfig
 from models.fused_decoder import FusedDecoder, can_fuse
-from models.linear import can_pack, make_rowwise
+from models.linear import PackedLinear, can_pack, make_rowwise
 from models.parallel import TensorParallel
 from models.parallel_layers import make_local, num_local_bytes
+from models.quantization import Quantizer, refuse_quantized
 from models.sharding import divides_heads, refuse_unshardable, tensor_parallel_plan
 
 _ROTARY_ROWS_PER_CALL = 64  # small enough that torch computes them in one thread
@@ -41,7 +42,7 @@ class Checkpoint:
     num_heads: int  # of this rank, as the key heads
     num_key_heads: int
     head_dim: int
-    weight_bytes: int  # of this rank, before packing
+    weight_bytes: int  # of this rank, quantised where asked, before packing
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
     fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
@@ -64,6 +65,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         )
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
+    quantizer = None if config.quantization is None else Quantizer(getattr(torch, config.dtype))
     transformers_logging.disable_progress_bar()
     model = _load_weights(hf_config, config)
     weight_bytes = num_local_bytes(model)
@@ -74,11 +76,14 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
     fix_rotary_tables(model, config.max_model_len)
     fused = None
-    if model.device.type == "cpu" and can_pack(model.dtype):
+    if quantizer is not None or (model.device.type == "cpu" and can_pack(model.dtype)):
+        make_linear = quantizer or PackedLinear
         if ranks is None and can_fuse(model):
-            fused = FusedDecoder(model, config.max_model_len)
+            fused = FusedDecoder(model, config.max_model_len, make_linear)
         else:
-            make_rowwise(model)
+            make_rowwise(model, make_linear)
+    if quantizer is not None:
+        weight_bytes = num_local_bytes(model) + quantizer.num_bytes
     return Checkpoint(
         model=model,
         vocab_size=text.vocab_size,
@@ -121,6 +126,7 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
         ValueError: names the model type and what it needs that is not served.
     """
     text = hf_config.get_text_config()
+    refuse_quantized(hf_config)
     reason = _unsupported_feature(hf_config, text, config.max_model_len)
     if reason:
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
+QUANTIZATION_NAMES = ("int8",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class EngineConfig:
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
+        quantization: "int8" rounds the linear layers to 8 bits when the model is loaded, on a CPU
+            and for one rank; None leaves them in `dtype`.
 
     Raises:
         ValueError: a value is out of range; the message names field, limit and value.
@@ -41,6 +44,7 @@ class EngineConfig:
     max_batch_rows: int = 512
     num_threads: int | None = None
     tensor_parallel_size: int = 1
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model_path:
@@ -55,6 +59,20 @@ class EngineConfig:
             raise ValueError(
                 f"kv_cache_tokens must be at least block_size ({self.block_size}), "
                 f"got {self.kv_cache_tokens}"
+            )
+        if self.quantization is not None:
+            self._check_quantization(self.quantization)
+
+    def _check_quantization(self, name: str) -> None:
+        if name not in QUANTIZATION_NAMES:
+            raise ValueError(
+                f"quantization must be one of {', '.join(QUANTIZATION_NAMES)}, got {name!r}"
+            )
+        if self.device.split(":")[0] != "cpu":
+            raise ValueError(f"quantization {name} runs on cpu only, got device {self.device!r}")
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"quantization {name} needs tensor_parallel_size 1, got {self.tensor_parallel_size}"
             )
 
     @property
