@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from models.config import check_quantization
+
 REPO_ROOT = Path(__file__).resolve().parent.parent
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -77,12 +79,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _check_quantization(self) -> ModelConfig:
-        if self.quantization is None:
-            return self
-        if self.device.split(":")[0] != "cpu":
-            raise ValueError(f"quantization {self.quantization} runs on device cpu only")
-        if self.tensor_parallel_size > 1:
-            raise ValueError(f"quantization {self.quantization} needs tensor_parallel_size 1")
+        check_quantization(self.quantization, self.device, self.tensor_parallel_size)
         return self
 
 

@@ -60,22 +60,29 @@ class EngineConfig:
                 f"kv_cache_tokens must be at least block_size ({self.block_size}), "
                 f"got {self.kv_cache_tokens}"
             )
-        if self.quantization is not None:
-            self._check_quantization(self.quantization)
-
-    def _check_quantization(self, name: str) -> None:
-        if name not in QUANTIZATION_NAMES:
-            raise ValueError(
-                f"quantization must be one of {', '.join(QUANTIZATION_NAMES)}, got {name!r}"
-            )
-        if self.device.split(":")[0] != "cpu":
-            raise ValueError(f"quantization {name} runs on cpu only, got device {self.device!r}")
-        if self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"quantization {name} needs tensor_parallel_size 1, got {self.tensor_parallel_size}"
-            )
+        check_quantization(self.quantization, self.device, self.tensor_parallel_size)
 
     @property
     def num_blocks(self) -> int:
         """KV blocks of the pool: whole blocks within `kv_cache_tokens`."""
         return self.kv_cache_tokens // self.block_size
+
+
+def check_quantization(name: str | None, device: str, tensor_parallel_size: int) -> None:
+    """Whether a model can be loaded like this.
+
+    Raises:
+        ValueError: an unknown name, or one that does not go with the device or the ranks.
+    """
+    if name is None:
+        return
+    if name not in QUANTIZATION_NAMES:
+        raise ValueError(
+            f"quantization must be one of {', '.join(QUANTIZATION_NAMES)}, got {name!r}"
+        )
+    if device.split(":")[0] != "cpu":
+        raise ValueError(f"quantization {name} runs on cpu only, got device {device!r}")
+    if tensor_parallel_size > 1:
+        raise ValueError(
+            f"quantization {name} needs tensor_parallel_size 1, got {tensor_parallel_size}"
+        )

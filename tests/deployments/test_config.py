@@ -52,11 +52,11 @@ def tree(tmp_path: Path, **target: Any) -> dict[str, Any]:
         ({"draft": {"model_path": "x", "quantization": "int4"}}, "draft.quantization: .*'int8'"),
         (
             {"draft": {"model_path": "x", "quantization": "int8", "device": "cuda"}},
-            "draft: .*int8 runs on device cpu only",
+            "draft: .*int8 runs on cpu only, got device 'cuda'",
         ),
         (
             {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
-            "target: .*int8 needs tensor_parallel_size 1",
+            "target: .*int8 needs tensor_parallel_size 1, got 2",
         ),
     ],
     ids=[

@@ -32,7 +32,7 @@ async def texts(service: LocalService, temperature: float, *, enabled: bool) -> 
         )
         ids, finished, _ = await service.generate(request)
         assert len(ids) == NUM_TOKENS
-        assert (finished.metrics.num_draft_tokens > 0) == enabled
+        assert (finished.speculation.num_draft_tokens > 0) == enabled
         results.append(ids)
     return results
 
