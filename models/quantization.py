@@ -11,9 +11,10 @@ for up to 4 rows, even at 6 to 8, and two to four times slower for hundreds. Tha
 whose passes are long only when it reads a prompt. What else was tried there:
 
     torchao 0.18, weight only and dynamic: slower than packed bfloat16 without `torch.compile`
-    inputs rounded to 8 bits as well (`_int_mm`, FBGEMM, oneDNN): flat in the rows, but in layers
-        of up to 256 inputs no faster than packed bfloat16, and FBGEMM's door is being closed
-    4-bit weights (`_weight_int4pack_mm_for_cpu`): a tenth faster, 15 times the error
+    inputs rounded to 8 bits as well (`_int_mm`, FBGEMM, oneDNN): up to twice as fast as packed
+        bfloat16 for 1 to 32 rows of 1024 inputs, but little or no faster below 256 inputs, where
+        drafts are; FBGEMM's, the fastest, needs tensor types that torch 2.13 deprecates
+    4-bit weights (`_weight_int4pack_mm_for_cpu`): a tenth to a half faster, 15 times the error
 """
 
 from __future__ import annotations
