@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from deployments.byte_size import byte_size
+from models.config import check_quantization
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,6 +82,11 @@ class ModelConfig(Section):
         description="Token ids from here on are never drawn. Default: the tokenizer's, for a "
         "draft those of the target as well.",
     )
+    quantization: Literal["int8"] | None = Field(
+        default=None,
+        description="int8: linear layers are rounded to 8 bits when loaded (cpu, one rank); of the "
+        "target's, the text is then the rounded model's. null: as dtype says.",
+    )
     max_sessions: PositiveInt = Field(
         default=64, description="Sessions (leases) that one replica holds at once."
     )
@@ -113,6 +119,11 @@ class ModelConfig(Section):
                 "gpu_memory_utilization needs tensor_parallel_size 1, because all ranks must come "
                 f"to the same size, got {self.tensor_parallel_size}; give kv_cache_memory"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> ModelConfig:
+        check_quantization(self.quantization, self.device, self.tensor_parallel_size)
         return self
 
 

@@ -283,6 +283,7 @@ def engine_config(model: ModelConfig) -> EngineConfig:
         tensor_parallel_size=model.tensor_parallel_size,
         enable_prefix_caching=model.enable_prefix_caching,
         vocab_size=model.vocab_size,
+        quantization=model.quantization,
     )
 
 

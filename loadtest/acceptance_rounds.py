@@ -53,12 +53,20 @@ class EnginePair:
         batch: texts at a time.
         max_model_len: tokens of prompt, completion and draft together.
         num_threads: of a pass.
+        draft_quantization: of the draft, as `EngineConfig.quantization`.
     """
 
     def __init__(
-        self, pair: Path, *, dtype: str, batch: int, max_model_len: int, num_threads: int
+        self,
+        pair: Path,
+        *,
+        dtype: str,
+        batch: int,
+        max_model_len: int,
+        num_threads: int,
+        draft_quantization: str | None = None,
     ) -> None:
-        def runner(name: str) -> ModelRunner:
+        def runner(name: str, quantization: str | None = None) -> ModelRunner:
             return ModelRunner(
                 EngineConfig(
                     model_path=str(pair / name),
@@ -66,13 +74,14 @@ class EnginePair:
                     max_model_len=max_model_len,
                     kv_cache_tokens=batch * max_model_len,
                     num_threads=num_threads,
+                    quantization=quantization,
                 )
             )
 
         target = runner("target")
         self._eos_ids = target.eos_ids
         self._target = TargetEngine(target, NoMaskSource(), _EPOCH)
-        self._draft = DraftEngine(runner("draft"), NoMaskSource(), _EPOCH)
+        self._draft = DraftEngine(runner("draft", draft_quantization), NoMaskSource(), _EPOCH)
         self._batch = batch
         self._ids = count()
 

@@ -15,6 +15,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from models.config import EngineConfig
+from models.quantization import refuse_quantized
 from models.sharding import refuse_unshardable
 
 _SERVED_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -53,6 +54,7 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
     refuse_unshardable(hf_config, config.tensor_parallel_size)
     text = hf_config.get_text_config()
+    refuse_quantized(hf_config)
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and config.max_model_len > longest:
         raise ValueError(

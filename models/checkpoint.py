@@ -25,9 +25,10 @@ from models.attention_features import layer_windows
 from models.config import EngineConfig
 from models.experts import make_experts_rowwise
 from models.fused_decoder import FusedDecoder, can_fuse
-from models.linear import can_pack, make_rowwise
+from models.linear import PackedLinear, can_pack, make_rowwise
 from models.parallel import TensorParallel
 from models.parallel_layers import make_local, num_local_bytes
+from models.quantization import Quantizer
 from models.rotary import fix_rotary_tables
 from models.sharding import divides_heads, tensor_parallel_plan
 from models.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
@@ -45,7 +46,7 @@ class Checkpoint:
     num_key_heads: int
     head_dim: int
     windows: tuple[int | None, ...]  # of each layer's attention
-    weight_bytes: int  # of this rank, before packing
+    weight_bytes: int  # of this rank, quantised where asked, before packing
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
     fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
@@ -68,6 +69,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         )
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
+    quantizer = None if config.quantization is None else Quantizer(getattr(torch, config.dtype))
     transformers_logging.disable_progress_bar()
     model = _load_weights(hf_config, config)
     weight_bytes = num_local_bytes(model)
@@ -79,13 +81,16 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     fix_rotary_tables(model, config.max_model_len)
     eos_ids = _eos_ids(model)
     fused = None
-    if model.device.type == "cpu" and can_pack(model.dtype):
+    if quantizer is not None or (model.device.type == "cpu" and can_pack(model.dtype)):
+        make_linear = quantizer or PackedLinear
         if ranks is None and can_fuse(model):
-            fused = FusedDecoder(model, config.max_model_len)
+            fused = FusedDecoder(model, config.max_model_len, make_linear)
         else:
             if ranks is None:
                 make_experts_rowwise(model)
-            make_rowwise(model)
+            make_rowwise(model, make_linear)
+    if quantizer is not None:
+        weight_bytes = num_local_bytes(model) + quantizer.num_bytes
     return Checkpoint(
         model=model,
         num_columns=text.vocab_size,

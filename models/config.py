@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 ATTENTION_NAMES = ("auto", "varlen", "reference")
 GRAPH_NAMES = ("auto", "off", "eager")
+QUANTIZATION_NAMES = ("int8",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class EngineConfig:
         graph_memory_mib: device memory that captured graphs may take.
         vocab_size: token ids from here on are never drawn: for a draft whose target does not have
             them. None: all that the checkpoint's tokenizer has.
+        quantization: "int8" rounds the linear layers to 8 bits when the model is loaded, on a CPU
+            and for one rank; None leaves them in `dtype`.
 
     Raises:
         ValueError: a value is out of range; the message names field, limit and value.
@@ -65,6 +68,7 @@ class EngineConfig:
     graphs: str = "auto"
     graph_memory_mib: int = 2048
     vocab_size: int | None = None
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model_path:
@@ -91,8 +95,29 @@ class EngineConfig:
                 f"kv_cache_tokens must be at least block_size ({self.block_size}), "
                 f"got {self.kv_cache_tokens}"
             )
+        check_quantization(self.quantization, self.device, self.tensor_parallel_size)
 
     @property
     def num_blocks(self) -> int:
         """Whole blocks within `kv_cache_tokens`; where memory is given, see `kv_budget`."""
         return self.kv_cache_tokens // self.block_size
+
+
+def check_quantization(name: str | None, device: str, tensor_parallel_size: int) -> None:
+    """Whether a model can be loaded like this.
+
+    Raises:
+        ValueError: an unknown name, or one that does not go with the device or the ranks.
+    """
+    if name is None:
+        return
+    if name not in QUANTIZATION_NAMES:
+        raise ValueError(
+            f"quantization must be one of {', '.join(QUANTIZATION_NAMES)}, got {name!r}"
+        )
+    if device.split(":")[0] != "cpu":
+        raise ValueError(f"quantization {name} runs on cpu only, got device {device!r}")
+    if tensor_parallel_size > 1:
+        raise ValueError(
+            f"quantization {name} needs tensor_parallel_size 1, got {tensor_parallel_size}"
+        )

@@ -13,6 +13,7 @@ A model is taken apart by the names its layers have in transformers, so only the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,14 @@ from models.attention import attend
 from models.attention_features import AttentionFeatures, layer_windows
 from models.attention_plan import PagedPass
 from models.linear import PackedLinear, RowwiseActivation
+from models.quantization import Int8Linear
 from models.varlen_attention import VarlenPass
 
 # Layers of these types differ in biases, windows, and query and key norms only.
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+RowLinear = PackedLinear | Int8Linear
+MakeLinear = Callable[[Tensor, Tensor | None], RowLinear]  # of a weight and a bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +63,14 @@ class _Layer:
     head_dim: int
     features: AttentionFeatures
     before_attention: _Norm
-    query_key_value: PackedLinear
+    query_key_value: RowLinear
     query_norm: _Norm | None
     key_norm: _Norm | None
-    output: PackedLinear
+    output: RowLinear
     before_mlp: _Norm
-    gate_up: PackedLinear
+    gate_up: RowLinear
     activation: nn.Module
-    down: PackedLinear
+    down: RowLinear
 
     def __call__(
         self, rows: Tensor, cos: Tensor, sin: Tensor, paged: PagedPass | VarlenPass
@@ -98,19 +103,23 @@ class FusedDecoder:
     Args:
         model: on the CPU, with plain linear layers; it loses them.
         num_positions: positions a session may have.
+        make_linear: packs a weight and its bias.
     """
 
-    def __init__(self, model: PreTrainedModel, num_positions: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, num_positions: int, make_linear: MakeLinear = PackedLinear
+    ) -> None:
         inner: Any = model.model
         self._embedding = inner.embed_tokens
         self._final_norm = _Norm.of(inner.norm)
         self._cos, self._sin = _rotary_tables(inner.rotary_emb, num_positions, model.dtype)
         head: Any = model.get_output_embeddings()
-        self._head = PackedLinear(head.weight, head.bias)
+        self._head = make_linear(head.weight, head.bias)
         model.set_output_embeddings(nn.Identity())
         windows = layer_windows(model.config)
         self._layers = [
-            _take_apart(layer, window) for layer, window in zip(inner.layers, windows, strict=True)
+            _take_apart(layer, window, make_linear)
+            for layer, window in zip(inner.layers, windows, strict=True)
         ]
 
     def __call__(
@@ -154,7 +163,7 @@ def _rotary_tables(rotary: Any, num_positions: int, dtype: torch.dtype) -> tuple
     return cos, sin
 
 
-def _take_apart(layer: Any, window: int | None) -> _Layer:
+def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Layer:
     """Pack a layer's weights, and free the ones it had, so that memory does not double."""
     attention, mlp = layer.self_attn, layer.mlp
     head_dim = attention.head_dim
@@ -165,14 +174,14 @@ def _take_apart(layer: Any, window: int | None) -> _Layer:
         head_dim=head_dim,
         features=AttentionFeatures(attention.scaling, window),
         before_attention=_Norm.of(layer.input_layernorm),
-        query_key_value=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        query_key_value=_joined(make_linear, attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=_Norm.of(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key_norm=_Norm.of(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        output=_joined(attention.o_proj),
+        output=_joined(make_linear, attention.o_proj),
         before_mlp=_Norm.of(layer.post_attention_layernorm),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        gate_up=_joined(make_linear, mlp.gate_proj, mlp.up_proj),
         activation=RowwiseActivation(nn.SiLU()),
-        down=_joined(mlp.down_proj),
+        down=_joined(make_linear, mlp.down_proj),
     )
     for module in (attention, mlp):
         for name in [n for n, child in module.named_children() if isinstance(child, nn.Linear)]:
@@ -180,14 +189,14 @@ def _take_apart(layer: Any, window: int | None) -> _Layer:
     return fused
 
 
-def _joined(*linears: nn.Linear) -> PackedLinear:
+def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> RowLinear:
     """One product for linear layers of the same input."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
     if all(bias is None for bias in biases):
-        return PackedLinear(weight, None)
+        return make_linear(weight, None)
     zeros = [torch.zeros(linear.out_features, dtype=weight.dtype) for linear in linears]
     parts = [
         zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros, strict=True)
     ]
-    return PackedLinear(weight, torch.cat(parts))
+    return make_linear(weight, torch.cat(parts))

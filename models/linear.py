@@ -12,7 +12,7 @@ block with scalar code, whose rounding differs from the vector code's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -115,17 +115,22 @@ class RowwiseActivation(nn.Module):
         return torch.cat(pieces).view(rows.shape)
 
 
-def make_rowwise(model: nn.Module) -> None:
+def make_rowwise(
+    model: nn.Module, make_linear: Callable[[Tensor, Tensor | None], nn.Module] = PackedLinear
+) -> None:
     """Replace, in place, every linear layer and activation of a model on the CPU.
 
     The embedding keeps its own weight when it shares it with the output layer.
+
+    Args:
+        make_linear: the layer to put in place of one with this weight and bias.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+                setattr(parent, name, make_linear(child.weight, child.bias))
             elif type(child) is Conv1D:  # GPT-2's linear layer: its weight is [inputs, outputs]
-                setattr(parent, name, PackedLinear(child.weight.T, child.bias))
+                setattr(parent, name, make_linear(child.weight.T, child.bias))
             elif _is_activation(child):
                 setattr(parent, name, RowwiseActivation(child))
 

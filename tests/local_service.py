@@ -131,14 +131,16 @@ async def local_service(
     kv_cache_tokens: int = 8192,
     max_model_len: int = 1024,
     queued_interval_s: float = 1.0,
+    draft_quantization: str | None = None,
 ) -> AsyncIterator[LocalService]:
-    def runner(path: Path) -> ModelRunner:
+    def runner(path: Path, quantization: str | None = None) -> ModelRunner:
         return ModelRunner(
             EngineConfig(
                 model_path=str(path),
                 dtype=dtype,
                 max_model_len=max_model_len,
                 kv_cache_tokens=kv_cache_tokens,
+                quantization=quantization,
             )
         )
 
@@ -157,7 +159,7 @@ async def local_service(
     )
     draft = draft_pool = None
     if draft_path is not None:
-        draft = DraftEngine(runner(draft_path), masks(), epoch=1)
+        draft = DraftEngine(runner(draft_path, draft_quantization), masks(), epoch=1)
         draft_pool = LocalEnginePool(draft, epoch=1, max_model_len=max_model_len)
     services = Services(
         target_pool=target_pool,

@@ -32,8 +32,28 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
         ({"router": {"timeouts": {"token_gap_s": 0}}}, "router.timeouts.token_gap_s: .* greater"),
         ({"target": {"model_path": "x", "tensor_parallel_size": 0}}, "target.tensor_parallel_size"),
         ({"router": {"speculation": {"num_speculative_tokens": -1}}}, "num_speculative_tokens"),
+        ({"draft": {"model_path": "x", "quantization": "int4"}}, "draft.quantization: .*'int8'"),
+        (
+            {"draft": {"model_path": "x", "quantization": "int8", "device": "cuda"}},
+            "draft: .*int8 runs on cpu only, got device 'cuda'",
+        ),
+        (
+            {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
+            "target: .*int8 needs tensor_parallel_size 1, got 2",
+        ),
     ],
-    ids=["top", "nested", "optional-section", "missing", "range", "literal", "union"],
+    ids=[
+        "top",
+        "nested",
+        "optional-section",
+        "missing",
+        "range",
+        "literal",
+        "union",
+        "quantization",
+        "quantization-device",
+        "quantization-ranks",
+    ],
 )
 def test_bad_key_is_refused_with_its_path(
     tmp_path: Path, extra: dict[str, Any], complaint: str
