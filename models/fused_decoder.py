@@ -118,6 +118,12 @@ class FusedDecoder:
         """Logits [n, V] of hidden rows [n, hidden]."""
         return self._head(self._final_norm(rows))
 
+    @property
+    def products(self) -> list[PackedLinear]:
+        """All matrix products of a pass with weights, in order; the last gives the logits."""
+        layers = [(la.query_key_value, la.output, la.gate_up, la.down) for la in self._layers]
+        return [product for layer in layers for product in layer] + [self._head]
+
 
 def can_fuse(model: PreTrainedModel) -> bool:
     """Whether the model is of a type whose layers this module knows."""

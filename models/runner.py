@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.attention import (
     FITTING_TILES,
@@ -28,6 +28,7 @@ from models.checkpoint import Checkpoint, load_checkpoint
 from models.config import EngineConfig
 from models.kv_cache import BlockPool
 from models.kv_storage import KVStorage
+from models.linear import PackedLinear
 from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
 
@@ -102,6 +103,16 @@ class ModelRunner:
         if self._ranks is not None:
             self._ranks.announce(sequences, self.pool.block_size)
         return self._compute(sequences)
+
+    def products(self) -> list[nn.Module]:
+        """The linear layers of a pass in order, the one that gives the logits last.
+
+        Without the rest of the pass they are the least it can cost: what benchmarks compare with.
+        """
+        if self._checkpoint.fused is not None:
+            return list(self._checkpoint.fused.products)
+        kinds = (nn.Linear, PackedLinear)
+        return [module for module in self._model.modules() if isinstance(module, kinds)]
 
     def keep_alive(self) -> None:
         """To be called now and then while there is no pass: followers expect to hear something."""
