@@ -5,7 +5,7 @@ share one product, gate and up another; a residual is added inside the product b
 float32 accumulators; keys are rotated in place and stored with the values in one write. Everything
 stays independent of the other rows of a pass: products are `PackedLinear`, and every elementwise
 operation is one that rounds the same in vector and in scalar code (products and sums), or is kept
-in whole vector blocks (`RowwiseActivation`).
+in whole vector blocks (`silu_rows_`).
 
 A model is taken apart by the names its layers have in transformers, so only the types in
 `_FAMILY` are. Knows nothing of sessions; `models/runner.py` calls it in place of the model.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from models.attention import PagedPass, attend
-from models.linear import PackedLinear, RowwiseActivation
+from models.linear import PackedLinear, silu_rows_
 
 # Layers of these types differ in biases and in query and key norms only.
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -39,10 +39,9 @@ class _Norm:
         return cls(module.weight.detach(), module.variance_epsilon)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        # The steps of transformers' own, so that bits agree.
-        wide = rows.float()
-        scale = wide.square().mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()
-        return (wide * scale).to(rows.dtype).mul_(self.weight)
+        # The weight apart, behind the rounding, as transformers does: bits agree.
+        normed = nn.functional.rms_norm(rows, rows.shape[-1:], None, self.epsilon)
+        return normed.mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ class _Layer:
     output: PackedLinear
     before_mlp: _Norm
     gate_up: PackedLinear
-    activation: nn.Module
     down: PackedLinear
 
     def __call__(self, rows: Tensor, cos: Tensor, sin: Tensor, paged: PagedPass) -> Tensor:
@@ -73,7 +71,7 @@ class _Layer:
         attended = attend(self.index, heads[:, : self.num_heads], paged, self.scale)
         rows = self.output.add_to(rows, attended.flatten(1))
         gate, up = self.gate_up(self.before_mlp(rows)).chunk(2, dim=-1)
-        return self.down.add_to(rows, self.activation(gate).mul_(up))
+        return self.down.add_product_to(rows, silu_rows_(gate), up)
 
     def _rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Norm, where there is one, and rotate queries and keys in place."""
@@ -167,7 +165,6 @@ def _take_apart(layer: Any) -> _Layer:
         output=_joined(attention.o_proj),
         before_mlp=_Norm.of(layer.post_attention_layernorm),
         gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        activation=RowwiseActivation(nn.SiLU()),
         down=_joined(mlp.down_proj),
     )
     for module in (attention, mlp):
