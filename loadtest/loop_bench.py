@@ -149,10 +149,13 @@ async def _serve(
         ignore_eos=True,
         speculation=SpeculationSettings(),
     )
-    async for event in generator.generate(request, NoText()):
+    finished: Finished | None = None
+    async for event in generator.generate(request, NoText()):  # to its end: it frees the session
         if isinstance(event, Finished):
-            return event
-    raise RuntimeError("the stream ended without a finish")
+            finished = event
+    if finished is None:
+        raise RuntimeError("the stream ended without a finish")
+    return finished
 
 
 def _summary(tokens_per_s: float, stats: Sequence[SpeculationStats]) -> LoopRun:

@@ -83,7 +83,7 @@ def _write(shape: Shape, folder: Path, embedding: Tensor, head: Tensor, device: 
         dtype="bfloat16",
     )
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = LlamaForCausalLM(config).bfloat16()
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.normal_(std=_TINY_STD)
