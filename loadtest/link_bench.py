@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deployments.config import ModelConfig
+from deployments.leader import EngineKind
 from loadtest.loop_bench import LoopRun, Prompts, make_services, serve_all
 from loadtest.rank_process import ProcessPool
 from router.generator import SpeculativeGenerator
@@ -44,19 +45,18 @@ def linked(
     pair: Path, *, dtype: str, target_threads: int, draft_threads: int, max_model_len: int
 ) -> Iterator[LinkBench]:
     """Load both models in processes of their own; they end with the block."""
-    pools = [
-        ProcessPool(
-            kind,
-            ModelConfig(
-                model_path=str((pair / kind).resolve()),
-                dtype=dtype,  # type: ignore[arg-type]  # checked there
-                max_model_len=max_model_len,
-                kv_cache_tokens=_CACHED_SESSIONS * max_model_len,
-                num_threads=threads,
-            ),
+
+    def pool(kind: EngineKind, num_threads: int) -> ProcessPool:
+        model = ModelConfig(
+            model_path=str((pair / kind).resolve()),
+            dtype=dtype,  # type: ignore[arg-type]  # checked there
+            max_model_len=max_model_len,
+            kv_cache_tokens=_CACHED_SESSIONS * max_model_len,
+            num_threads=num_threads,
         )
-        for kind, threads in (("target", target_threads), ("draft", draft_threads))
-    ]
+        return ProcessPool(kind, model)
+
+    pools = [pool("target", target_threads), pool("draft", draft_threads)]
     with asyncio.Runner() as runner:  # sockets stay with their event loop
         try:
             for pool in pools:
