@@ -46,7 +46,7 @@ def linked(
 ) -> Iterator[LinkBench]:
     """Load both models in processes of their own; they end with the block."""
 
-    def pool(kind: EngineKind, num_threads: int) -> ProcessPool:
+    def load(kind: EngineKind, num_threads: int) -> ProcessPool:
         model = ModelConfig(
             model_path=str((pair / kind).resolve()),
             dtype=dtype,  # type: ignore[arg-type]  # checked there
@@ -56,7 +56,7 @@ def linked(
         )
         return ProcessPool(kind, model)
 
-    pools = [pool("target", target_threads), pool("draft", draft_threads)]
+    pools = [load("target", target_threads), load("draft", draft_threads)]
     with asyncio.Runner() as runner:  # sockets stay with their event loop
         try:
             for pool in pools:
