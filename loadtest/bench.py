@@ -1,361 +1,219 @@
-"""Tokens per second of plain and speculative serving, next to transformers on the same weights.
+"""The whole benchmark: engines, links and HTTP, beside transformers on the same weights.
 
-    python -m loadtest.bench --output loadtest/results/demo-pair.json
+    python -m loadtest.bench --pair models/demo --grow 349m-18m --output results/bench.json
 
-One run, one machine: k = 0, fixed k and adaptive k through the router loop and real links (draft
-and target in processes of their own, no Ray, no HTTP), the bare target engine, and transformers'
-`generate` with and without `assistant_model`. Prints a table with each round's time split; the
-unit is stated in every column. Ratios within one run are what it is for; absolute figures depend
-on the machine and on what else it does.
+For each pair, one after another: pass times and the engine loop in one process
+(`loadtest.engine_bench`), the same loop with draft and target in processes of their own, and
+`serve run` asked over HTTP. Prints tables and the project's claims with goal and verdict; writes
+JSON after every part, and a plot beside it. Lines that are compared run by turns, with the same
+threads; ratios are what it is for, absolute figures depend on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import shlex
-import statistics
+import gc
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
-from deployments.config import ModelConfig
-from loadtest.bench_references import (
-    BareEngine,
-    ReferenceModel,
-    generate_batch_tokens_per_s,
-    generate_tokens_per_s,
-    load_reference,
-)
-from loadtest.machine import describe_machine
+from loadtest.bench_claims import best_assisted_k, best_k, claims_of
+from loadtest.bench_plot import draw
+from loadtest.bench_record import PairPath, Record, line_of, public_command
+from loadtest.bench_references import BareEngine
+from loadtest.bench_table import print_pair
+from loadtest.engine_bench import EngineSettings, add_settings, load_pair, measure_engines
+from loadtest.engine_lines import PairBench
+from loadtest.http_bench import http_served
+from loadtest.interleaved import interleave
+from loadtest.link_bench import linked
+from loadtest.loop_bench import LoopRun, Prompts, name_of
 from loadtest.prompts import demo_prompts
-from loadtest.rank_process import ProcessPool
-from models.config import EngineConfig
-from models.messages import Sampling
-from router.generation import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
-from router.generator import SpeculativeGenerator
-from router.limits import SessionLimits, SpeculationLimits
-from router.session import Services
+from loadtest.served import ROOT
 
-Prompts = Sequence[Sequence[int]]
-
-_MAX_MODEL_LEN = 1024
-_SPLIT = ("draft", "mask", "verify", "queue", "link", "grammar", "loop", "emit")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One line of the table."""
-
-    name: str
-    batch: int
-    tokens_per_s: float
-    mean_acceptance_length: float = 1.0
-    draft_acceptance_rate: float = 0.0
-    mean_k: float = 0.0
-    round_ms: dict[str, float] | None = None  # mean per round, by part
-
-
-class _NoText:
-    """Tokens are counted, not read."""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
-class Served:
-    """Draft and target processes, and the router's loop in this one."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        pair: Path = arguments.pair
-        self._target = ProcessPool(
-            "target", _model_config(pair / "target", arguments, arguments.target_threads)
-        )
-        self._draft = ProcessPool(
-            "draft", _model_config(pair / "draft", arguments, arguments.draft_threads)
-        )
-        self._num_tokens: int = arguments.tokens
-        self._max_k: int = max(8, *arguments.k)
-        self._num_runs = 0
-
-    def wait_ready(self) -> None:
-        """Block until both models are loaded."""
-        self._target.wait_ready()
-        self._draft.wait_ready()
-
-    async def measure(
-        self, name: str, prompts: Sequence[Sequence[int]], batch: int, k: int | None
-    ) -> Measurement:
-        """Serve all prompts, `batch` at a time; k None is adaptive."""
-        self._num_runs += 1
-        generator = SpeculativeGenerator(
-            Services(
-                target_pool=self._target,
-                draft_pool=None if k == 0 else self._draft,
-                constraint_pool=None,
-                speculation=SpeculationLimits(
-                    num_speculative_tokens=k,
-                    max_speculative_tokens=self._max_k,
-                    prompt_lookup_max=0,
-                ),
-                limits=SessionLimits(propose_timeout_s=10.0),
-            ),
-            max_model_len=_MAX_MODEL_LEN,
-        )
-        places = asyncio.Semaphore(batch)
-
-        async def one(index: int) -> Finished:
-            async with places:
-                return await self._serve(generator, f"{self._num_runs}-{index}", prompts[index])
-
-        started_at = time.perf_counter()
-        finished = await asyncio.gather(*(one(index) for index in range(len(prompts))))
-        elapsed_s = time.perf_counter() - started_at
-        num_tokens = sum(finish.num_completion_tokens for finish in finished)
-        return _summary(
-            name, batch, num_tokens / elapsed_s, [finish.speculation for finish in finished]
-        )
-
-    async def _serve(
-        self, generator: SpeculativeGenerator, name: str, prompt: Sequence[int]
-    ) -> Finished:
-        request = GenerationRequest(
-            request_id=f"bench-{name}",
-            prompt_ids=tuple(prompt),
-            sampling=Sampling(temperature=0.0),
-            eos_ids=(),
-            max_tokens=self._num_tokens,
-            ignore_eos=True,
-            speculation=SpeculationSettings(),
-        )
-        async for event in generator.generate(request, _NoText()):
-            if isinstance(event, Finished):
-                return event
-        raise RuntimeError("the stream ended without a finish")
-
-    async def close(self) -> None:
-        """End both processes."""
-        await self._target.close()
-        await self._draft.close()
-
-
-def _model_config(path: Path, arguments: argparse.Namespace, num_threads: int) -> ModelConfig:
-    return ModelConfig(
-        model_path=str(path),
-        dtype=arguments.dtype,
-        max_model_len=_MAX_MODEL_LEN,
-        kv_cache_tokens=16 * _MAX_MODEL_LEN,
-        num_threads=num_threads,
-    )
-
-
-def _summary(
-    name: str, batch: int, tokens_per_s: float, stats: Sequence[SpeculationStats]
-) -> Measurement:
-    num_rounds = sum(stat.num_rounds for stat in stats)
-    num_steps = sum(stat.num_spec_steps for stat in stats)
-    num_drafted = sum(stat.num_draft_tokens for stat in stats)
-    num_accepted = sum(stat.num_accepted_draft_tokens for stat in stats)
-    return Measurement(
-        name=name,
-        batch=batch,
-        tokens_per_s=tokens_per_s,
-        mean_acceptance_length=1.0 + num_accepted / max(num_steps, 1),
-        draft_acceptance_rate=num_accepted / max(num_drafted, 1),
-        mean_k=num_drafted / max(num_steps, 1),
-        round_ms={
-            part: sum(getattr(stat.time, f"{part}_ms") for stat in stats) / max(num_rounds, 1)
-            for part in _SPLIT
-        },
-    )
-
-
-def _median(measure: Callable[[], float], repeats: int) -> float:
-    return statistics.median(measure() for _ in range(repeats))
-
-
-def _bare_rate(bare: BareEngine, batches: Sequence[Prompts], num_tokens: int) -> float:
-    return _over_batches(batches, lambda batch: bare.tokens_per_s(batch, num_tokens))
-
-
-def _batched_rate(model: ReferenceModel, batches: Sequence[Prompts], num_tokens: int) -> float:
-    return _over_batches(
-        batches, lambda batch: generate_batch_tokens_per_s(model, batch, num_tokens)
-    )
-
-
-def _over_batches(batches: Sequence[Prompts], rate_of: Callable[[Prompts], float]) -> float:
-    """Tokens over time: the harmonic mean, weighted because the last batch may be smaller."""
-    rates = [rate_of(batch) for batch in batches]
-    return statistics.harmonic_mean(rates, weights=[len(batch) for batch in batches])
-
-
-async def _measure_served(arguments: argparse.Namespace, bar: tqdm) -> list[Measurement]:
-    prompts = demo_prompts(arguments.prompts)
-    served = Served(arguments)
-    results: list[Measurement] = []
-    try:
-        served.wait_ready()
-        await served.measure("warm-up", prompts[:2], 2, 3)
-        for batch in arguments.batch:
-            lengths = [("k=0", 0), *((f"k={k}", k) for k in arguments.k), ("adaptive", None)]
-            for label, k in lengths:
-                runs = [
-                    await served.measure(f"ours {label}", prompts, batch, k)
-                    for _ in range(arguments.repeats)
-                ]
-                results.append(sorted(runs, key=lambda run: run.tokens_per_s)[len(runs) // 2])
-                bar.update()
-    finally:
-        await served.close()
-    return results
-
-
-def _measure_references(arguments: argparse.Namespace, bar: tqdm) -> list[Measurement]:
-    prompts = demo_prompts(arguments.prompts)
-    pair: Path = arguments.pair
-    num_tokens, repeats = arguments.tokens, arguments.repeats
-    results: list[Measurement] = []
-    bare = BareEngine(
-        EngineConfig(
-            model_path=str(pair / "target"),
-            dtype=arguments.dtype,
-            max_model_len=_MAX_MODEL_LEN,
-            kv_cache_tokens=16 * _MAX_MODEL_LEN,
-            num_threads=arguments.target_threads,
-        )
-    )
-    bare.tokens_per_s(prompts[:2], 8)  # warm-up, as for ours and for transformers below
-    for batch in arguments.batch:
-        batches = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
-        rate = _median(partial(_bare_rate, bare, batches, num_tokens), repeats)
-        results.append(Measurement("bare engine", batch, rate))
-        bar.update()
-    torch.set_num_threads(arguments.reference_threads)
-    target = load_reference(pair / "target", arguments.dtype)
-    draft = load_reference(pair / "draft", arguments.dtype)
-    generate_tokens_per_s(target, prompts[:1], 8, assistant=draft)
-    rate = _median(partial(generate_tokens_per_s, target, prompts, num_tokens), repeats)
-    results.append(Measurement("transformers", 1, rate))
-    bar.update()
-    for batch in arguments.batch:
-        if batch > 1:
-            batches = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
-            rate = _median(partial(_batched_rate, target, batches, num_tokens), repeats)
-            results.append(Measurement("transformers", batch, rate))
-            bar.update()
-    for k in [*arguments.k, None]:
-        rate = _median(
-            partial(
-                generate_tokens_per_s,
-                target,
-                prompts,
-                num_tokens,
-                assistant=draft,
-                num_assistant_tokens=k,
-            ),
-            repeats,
-        )
-        label = "heuristic" if k is None else f"k={k}"
-        results.append(Measurement(f"transformers assisted {label}", 1, rate))
-        bar.update()
-    return results
-
-
-def _print_table(results: Sequence[Measurement]) -> None:
-    print(
-        f"\n{'':32}{'batch':>6}{'tokens/s':>10}{'length':>8}{'rate':>6}{'k':>5}"
-        + "".join(f"{part:>9}" for part in _SPLIT)
-        + "   (ms per round)"
-    )
-    for result in results:
-        line = f"{result.name:32}{result.batch:>6}{result.tokens_per_s:>10.1f}"
-        if result.round_ms is not None:
-            line += (
-                f"{result.mean_acceptance_length:>8.2f}{result.draft_acceptance_rate:>6.2f}"
-                f"{result.mean_k:>5.1f}"
-            )
-            line += "".join(f"{result.round_ms[part]:>9.3f}" for part in _SPLIT)
-        print(line)
-
-
-def _print_claims(results: Sequence[Measurement]) -> None:
-    """The ratios the project promises, from this run."""
-    rates = {(result.name, result.batch): result.tokens_per_s for result in results}
-    ours = [r for r in results if r.name.startswith("ours") and r.round_ms is not None]
-    for batch in sorted({result.batch for result in ours}):
-        share = rates["ours k=0", batch] / rates["bare engine", batch]
-        best = max((r for r in ours if r.batch == batch), key=lambda r: r.tokens_per_s)
-        print(
-            f"batch {batch}: k=0 reaches {share:.0%} of the bare engine; best is {best.name!r}, "
-            f"{best.tokens_per_s / rates['ours k=0', batch]:.2f}x k=0"
-        )
-    overheads = [
-        r.round_ms["link"] + r.round_ms["loop"]
-        for r in ours
-        if r.batch == 1 and r.round_ms is not None
-    ]
-    if overheads:
-        print(f"batch 1: link and loop together {max(overheads):.2f} ms per round at most")
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--pair", type=Path, default=Path("models/demo"), help="target/ and draft/")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--prompts", type=int, default=16, help="held-out prompts per measurement")
-    parser.add_argument("--tokens", type=int, default=64, help="completion tokens per prompt")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sessions at a time")
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 5, 8], help="fixed k")
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        choices=range(1, 10, 2),
-        help="runs per line; the median counts, so it is odd: the middle run of ours and of others",
-    )
-    parser.add_argument("--target-threads", type=int, default=1)
-    parser.add_argument("--draft-threads", type=int, default=1)
-    parser.add_argument(
-        "--reference-threads", type=int, default=2, help="for transformers: both together"
-    )
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
-    return parser.parse_args(argv)
+_DEMO = f"demo={ROOT / 'models' / 'demo'}"
+_CACHE = Path.home() / ".cache" / "outrider" / "pairs"
+_GROWN = {"349m-18m": ("--preset", "349m-18m", "--acceptance", "0.8")}
+_GROW_TIMEOUT_S = 1800
+_WARM_UP_TOKENS = 8
+_PARTS = ("engine", "link", "http")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
-    arguments = _parse(sys.argv[1:] if argv is None else argv)
-    num_batches = len(arguments.batch)
-    num_lines = num_batches * (len(arguments.k) + 4) + len(arguments.k) + 1
-    with tqdm(total=num_lines, desc="measuring", unit="line") as bar:
-        results = asyncio.run(_measure_served(arguments, bar))
-        results += _measure_references(arguments, bar)
-    _print_table(results)
-    _print_claims(results)
+    words = sys.argv[1:] if argv is None else argv
+    parser = _parser()
+    arguments = parser.parse_args(words)
+    settings = EngineSettings.of(arguments)
+    try:
+        pairs = [PairPath.parse(text) for text in arguments.pair]
+        pairs += [grown_pair(name, arguments.cache) for name in arguments.grow]
+        pairs = pairs or [PairPath.parse(_DEMO)]
+    except ValueError as error:
+        parser.error(str(error))
+    threads = (settings.threads, arguments.served_draft_threads)
+    record = Record(
+        arguments.output,
+        public_command("loadtest.bench", words),
+        {**asdict(settings), "served_threads": threads, "parts": arguments.parts},
+    )
+    for pair in pairs:
+        _measure(record, pair, settings, threads, arguments.parts)
+        gc.collect()
+    for pair in pairs:
+        claims = claims_of(record.pair(pair.label))
+        record.put(pair.label, "claims", [claim.record() for claim in claims])
+        print(f"\n== {pair.label}: claims", *claims, sep="\n")
+    record.finish()
     if arguments.output is not None:
-        command = shlex.join(["python", "-m", "loadtest.bench", *sys.argv[1:]])
-        content = {
-            "command": command,
-            "machine": describe_machine(),
-            "settings": {
-                key: str(value) if isinstance(value, Path) else value
-                for key, value in vars(arguments).items()
-            },
-            "results": [asdict(result) for result in results],
-        }
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        draw(record.content["pairs"], arguments.output.with_suffix(".png"))
+
+
+def grown_pair(name: str, cache: Path) -> PairPath:
+    """A pair grown by `loadtest.grow`, from the cache where it is there.
+
+    Raises:
+        ValueError: growing failed.
+    """
+    path = cache / name
+    if not (path / "pair.json").is_file():  # written last
+        print(f"growing {name}, which takes some minutes", flush=True)
+        command = [sys.executable, "-m", "loadtest.grow", *_GROWN[name], "--output", str(path)]
+        done = subprocess.run(command, check=False, timeout=_GROW_TIMEOUT_S)
+        if done.returncode != 0:
+            raise ValueError(f"growing {name} ended with status {done.returncode}")
+    return PairPath(name, path)
+
+
+def _measure(
+    record: Record,
+    pair: PairPath,
+    settings: EngineSettings,
+    threads: tuple[int, int],
+    parts: Sequence[str],
+) -> None:
+    prompts = demo_prompts(
+        max(settings.num_prompts(batch) for batch in settings.batch), kind="story"
+    )
+    bench = load_pair(pair.path, settings)
+    measure_engines(record, pair.label, bench, settings, prompts)
+    few = prompts[: settings.prompts]
+    if "link" in parts:
+        _measure_link(record, pair, bench, settings, threads, few)
+    if "http" in parts:
+        _measure_http(record, pair, bench, settings, threads, few)
+    print_pair(pair.label, record.pair(pair.label))
+
+
+def _measure_link(
+    record: Record,
+    pair: PairPath,
+    bench: PairBench,
+    settings: EngineSettings,
+    threads: tuple[int, int],
+    prompts: Prompts,
+) -> None:
+    """Batch 1 through links, and the bare engine of this process beside it."""
+    ks = (0, best_k(record.pair(pair.label)["lines"]), None)
+    bare = BareEngine(bench.target)
+    with linked(
+        pair.path,
+        dtype=settings.dtype,
+        target_threads=threads[0],
+        draft_threads=threads[1],
+        max_model_len=bench.target.max_model_len,
+    ) as link:
+
+        def lines(num_tokens: int) -> dict[str, Callable[[], LoopRun | float]]:
+            run = partial(link.run, prompts, batch=1, num_tokens=num_tokens)
+            return {
+                "bare engine": lambda: _one_by_one(bare, prompts, num_tokens),
+                **{name_of(k): partial(run, k=k) for k in ks},
+            }
+
+        _measure_lines(record, pair.label, "link", lines, settings)
+
+
+def _measure_http(
+    record: Record,
+    pair: PairPath,
+    bench: PairBench,
+    settings: EngineSettings,
+    threads: tuple[int, int],
+    prompts: Prompts,
+) -> None:
+    """Batch 1 over HTTP, and transformers' best assistant in this process beside it."""
+    measured = record.pair(pair.label)["lines"]
+    ks = (0, best_k(measured), None)
+    assisted_k = best_assisted_k(measured)
+    name = f"assisted {'heuristic' if assisted_k is None else name_of(assisted_k)}"
+    with http_served(pair.path, dtype=settings.dtype, threads=threads) as http:
+
+        def lines(num_tokens: int) -> dict[str, Callable[[], LoopRun | float]]:
+            return {
+                **{name_of(k): partial(http.tokens_per_s, prompts, k, num_tokens) for k in ks},
+                name: bench.assisted(prompts, assisted_k, num_tokens),
+            }
+
+        _measure_lines(record, pair.label, "http", lines, settings)
+
+
+def _measure_lines(
+    record: Record,
+    label: str,
+    where: str,
+    lines: Callable[[int], dict[str, Callable[[], LoopRun | float]]],
+    settings: EngineSettings,
+) -> None:
+    """Run the lines of so many tokens by turns, after short ones, into the record."""
+    interleave(lines(_WARM_UP_TOKENS), 1)
+    measured = lines(settings.tokens)
+    with tqdm(total=len(measured) * settings.repeats, desc=f"{label}: {where}", unit="run") as bar:
+        runs = interleave(measured, settings.repeats, lambda name, value: bar.update())
+    record.add_lines(label, [line_of(where, way, 1, values) for way, values in runs.items()])
+
+
+def _one_by_one(bare: BareEngine, prompts: Prompts, num_tokens: int) -> float:
+    rates = [bare.tokens_per_s([prompt], num_tokens) for prompt in prompts]
+    return len(rates) / sum(1.0 / rate for rate in rates)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench",
+        description=(__doc__ or "").split("\n", maxsplit=1)[0],
+    )
+    parser.add_argument(
+        "--pair",
+        action="append",
+        default=[],
+        metavar="[LABEL=]DIR",
+        help="target/ and draft/ with the demo's tokenizer; several may be given; else the demo",
+    )
+    parser.add_argument(
+        "--grow",
+        action="append",
+        default=[],
+        choices=sorted(_GROWN),
+        help="a pair of this size as well, grown into the cache when it is not there",
+    )
+    parser.add_argument("--cache", type=Path, default=_CACHE, help="folder of grown pairs")
+    parser.add_argument(
+        "--parts", nargs="+", choices=_PARTS, default=list(_PARTS), help="engine always runs"
+    )
+    parser.add_argument(
+        "--served-draft-threads", type=int, default=1, help="of the draft where it is a process"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="JSON file, written after every part; the plot is beside it"
+    )
+    add_settings(parser)
+    return parser
 
 
 if __name__ == "__main__":

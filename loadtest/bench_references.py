@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.config import EngineConfig
 from models.masks import NoMaskSource
 from models.messages import Close, Open, Queued, Sampling, Verdict, Verify
 from models.runner import ModelRunner
@@ -23,9 +22,10 @@ from models.token_log import EMPTY_HASH
 ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callable
 
 
-def load_reference(path: Path, dtype: str) -> ReferenceModel:
+def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceModel:
     """A checkpoint as transformers runs it by default."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    model.to(device).eval()
     # Given beside max_new_tokens it costs a warning per round of assisted generation.
     model.generation_config.max_length = None
     return model
@@ -59,7 +59,7 @@ def generate_tokens_per_s(
     num_generated = 0
     started_at = time.perf_counter()
     for prompt in prompts:
-        ids = torch.tensor([list(prompt)])
+        ids = torch.tensor([list(prompt)], device=model.device)
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -78,8 +78,18 @@ def generate_batch_tokens_per_s(
 ) -> float:
     """Greedy `generate` of all prompts in one left-padded batch."""
     longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    padding = [longest - len(prompt) for prompt in prompts]
+    ids = torch.tensor(
+        [[0] * missing + list(prompt) for missing, prompt in zip(padding, prompts, strict=True)],
+        device=model.device,
+    )
+    mask = torch.tensor(
+        [
+            [0] * missing + [1] * len(prompt)
+            for missing, prompt in zip(padding, prompts, strict=True)
+        ],
+        device=model.device,
+    )
     started_at = time.perf_counter()
     with torch.inference_mode():
         output = model.generate(
@@ -97,8 +107,8 @@ def generate_batch_tokens_per_s(
 class BareEngine:
     """The target engine with nothing around it: no link, no router, no waiting for anybody."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._engine = TargetEngine(ModelRunner(config), NoMaskSource(), epoch=1)
+    def __init__(self, runner: ModelRunner) -> None:
+        self._engine = TargetEngine(runner, NoMaskSource(), epoch=1)
         self._num_runs = 0
 
     def tokens_per_s(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:

@@ -5,7 +5,7 @@ share one product, gate and up another; a residual is added inside the product b
 float32 accumulators; keys are rotated in place and stored with the values in one write. Everything
 stays independent of the other rows of a pass: products are `PackedLinear`, and every elementwise
 operation is one that rounds the same in vector and in scalar code (products and sums), or is kept
-in whole vector blocks (`RowwiseActivation`).
+in whole vector blocks (`silu_rows_`).
 
 A model is taken apart by the names its layers have in transformers, so only the types in
 `_FAMILY` are. Knows nothing of sessions; `models/runner.py` calls it in place of the model.
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from models.attention import attend
 from models.attention_features import AttentionFeatures, layer_windows
 from models.attention_plan import PagedPass
-from models.linear import PackedLinear, RowwiseActivation
+from models.linear import PackedLinear, silu_rows_
 from models.quantization import Int8Linear
 from models.varlen_attention import VarlenPass
 
@@ -47,10 +47,9 @@ class _Norm:
         return cls(module.weight.detach(), module.variance_epsilon)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        # The steps of transformers' own, so that bits agree.
-        wide = rows.float()
-        scale = wide.square().mean(-1, keepdim=True).add_(self.epsilon).rsqrt_()
-        return (wide * scale).to(rows.dtype).mul_(self.weight)
+        # The weight apart, behind the rounding, as transformers does: bits agree.
+        normed = nn.functional.rms_norm(rows, rows.shape[-1:], None, self.epsilon)
+        return normed.mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,6 @@ class _Layer:
     output: RowLinear
     before_mlp: _Norm
     gate_up: RowLinear
-    activation: nn.Module
     down: RowLinear
 
     def __call__(
@@ -83,7 +81,7 @@ class _Layer:
         attended = attend(self.index, heads[:, : self.num_heads], paged, self.features)
         rows = self.output.add_to(rows, attended.flatten(1))
         gate, up = self.gate_up(self.before_mlp(rows)).chunk(2, dim=-1)
-        return self.down.add_to(rows, self.activation(gate).mul_(up))
+        return self.down.add_product_to(rows, silu_rows_(gate), up)
 
     def _rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Norm, where there is one, and rotate queries and keys in place."""
@@ -137,6 +135,12 @@ class FusedDecoder:
         """Logits [n, V] of hidden rows [n, hidden]."""
         return self._head(self._final_norm(rows))
 
+    @property
+    def products(self) -> list[PackedLinear]:
+        """All matrix products of a pass with weights, in order; the last gives the logits."""
+        layers = [(la.query_key_value, la.output, la.gate_up, la.down) for la in self._layers]
+        return [product for layer in layers for product in layer] + [self._head]
+
 
 def can_fuse(model: PreTrainedModel) -> bool:
     """Whether the model is of a type whose layers this module knows."""
@@ -180,7 +184,6 @@ def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Lay
         output=_joined(make_linear, attention.o_proj),
         before_mlp=_Norm.of(layer.post_attention_layernorm),
         gate_up=_joined(make_linear, mlp.gate_proj, mlp.up_proj),
-        activation=RowwiseActivation(nn.SiLU()),
         down=_joined(make_linear, mlp.down_proj),
     )
     for module in (attention, mlp):

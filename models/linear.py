@@ -22,6 +22,7 @@ MAX_PACKED_INPUTS = 1024
 # torch computes up to so many elements in one thread (GELU; other functions up to 32767), so that
 # no border between threads cuts a vector block.
 SERIAL_ELEMENTS = 16384
+_SERIAL_SILU_ELEMENTS = 32767
 # Vector code works on blocks of two AVX-512 registers: 64 bfloat16 or 32 float32.
 VECTOR_ELEMENTS = 64
 _PACKED_BATCH_HINT = 8  # rows the packed layout is chosen for; a verify round has about so many
@@ -86,6 +87,15 @@ class PackedLinear(nn.Module):
         out = _packed_linear_add(pieces[0].contiguous(), others, self._packed[0], self._bias)
         return _add_pieces(out, pieces[1:], self._packed[1:])
 
+    def add_product_to(self, others: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """`add_to` of left * right, [R, inputs] each, multiplied piece by piece as needed."""
+        lefts, rights = left.split(self._widths, dim=-1), right.split(self._widths, dim=-1)
+        out, bias = others, self._bias
+        for left_piece, right_piece, weight in zip(lefts, rights, self._packed, strict=True):
+            product = torch.mul(left_piece, right_piece).contiguous()  # a no-op but in odd layouts
+            out, bias = _packed_linear_add(product, out, weight, bias), None
+        return out
+
 
 def _add_pieces(out: Tensor, pieces: Sequence[Tensor], packed: Sequence[Tensor]) -> Tensor:
     for piece, weight in zip(pieces, packed, strict=True):
@@ -113,6 +123,16 @@ class RowwiseActivation(nn.Module):
         rows_per_call = max(1, SERIAL_ELEMENTS // width)
         pieces = [self.function(piece) for piece in flat.split(rows_per_call)]
         return torch.cat(pieces).view(rows.shape)
+
+
+def silu_rows_(rows: Tensor) -> Tensor:  # [R, width] -> same, in place
+    """SiLU of each element on a CPU, every one by the vector code, as in `RowwiseActivation`."""
+    width = rows.shape[1]
+    if width % VECTOR_ELEMENTS:
+        return rows.copy_(RowwiseActivation(nn.SiLU())(rows))
+    for piece in rows.split(max(1, _SERIAL_SILU_ELEMENTS // width)):
+        nn.functional.silu(piece, inplace=True)
+    return rows
 
 
 def make_rowwise(

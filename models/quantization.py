@@ -118,6 +118,10 @@ class Int8Linear(nn.Module):
         """`others` + rows times the weight."""
         return self(rows).add_(others)
 
+    def add_product_to(self, others: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """`add_to` of left * right, [R, inputs] each."""
+        return self.add_to(others, left * right)
+
 
 class Quantizer:
     """Makes `Int8Linear` layers and counts what they take.

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.attention_plan import (
     FITTING_TILES,
@@ -30,6 +30,7 @@ from models.device_copy import to_device
 from models.kv_budget import num_kv_blocks
 from models.kv_cache import BlockPool
 from models.kv_storage import KVStorage
+from models.linear import PackedLinear
 from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
 from models.varlen_attention import VarlenPass
@@ -133,6 +134,16 @@ class ModelRunner:
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""
         return self._storage.are_finite(block_ids)
+
+    def products(self) -> list[nn.Module]:
+        """The linear layers of a pass in order, the one that gives the logits last.
+
+        Without the rest of the pass they are the least it can cost: what benchmarks compare with.
+        """
+        if self._checkpoint.fused is not None:
+            return list(self._checkpoint.fused.products)
+        kinds = (nn.Linear, PackedLinear)
+        return [module for module in self._model.modules() if isinstance(module, kinds)]
 
     def keep_alive(self) -> None:
         """To be called now and then while there is no pass: followers expect to hear something."""

@@ -1,0 +1,39 @@
+"""Measures several things by turns, because a machine's speed changes while one measures it.
+
+Every repeat runs all lines once, in an order that is turned by one each time, so that no line is
+always the one behind a slow one. Medians are compared, and ratios are taken within a repeat.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+def interleave(
+    lines: Mapping[str, Callable[[], Value]],
+    repeats: int,
+    on_done: Callable[[str, Value], None] = lambda name, value: None,
+) -> dict[str, list[Value]]:
+    """What each line gave, in order of repeats; `on_done` is told of every single run."""
+    values: dict[str, list[Value]] = {name: [] for name in lines}
+    for turn in range(repeats):
+        for name in _turned(list(lines), turn):
+            value = lines[name]()
+            values[name].append(value)
+            on_done(name, value)
+    return values
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """The median over repeats of the ratio within a repeat."""
+    ratios = [above / below for above, below in zip(numerators, denominators, strict=True)]
+    return statistics.median(ratios)
+
+
+def _turned(names: list[str], turn: int) -> list[str]:
+    start = turn % len(names) if names else 0
+    return names[start:] + names[:start]
