@@ -179,7 +179,7 @@ def turning(first: float, then: float, at_ms: float) -> Acceptance:
     return lambda now_ms: first if now_ms < at_ms else then
 
 
-def _same(acceptance: Acceptance, num_clients: int, **fields: object) -> list[RequestKind]:
+def _same(acceptance: Acceptance, num_clients: int) -> list[RequestKind]:
     return [RequestKind(acceptance=acceptance) for _ in range(num_clients)]
 
 

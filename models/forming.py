@@ -2,12 +2,13 @@
 
 Sessions that come back at different times would split into alternating half batches, each
 paying a whole pass. So a pass waits for those it expects back, by how long each of them was away
-before, where that pays: with n sessions ready and m more expected within w seconds,
+before, where that pays. With n sessions ready, m more expected, and D the time that a session is
+away in a round (link, and its draft steps), a round of all of them takes
 
-    going now     n are done after T(n), m after T(n) + T(m)
-    waiting       all are done after w + T(n + m)
+    together      T(n + m) + D
+    apart         max(T(n) + T(m), max(T(n), T(m)) + D)     halves in turn, one away meanwhile
 
-and the shorter total wins (T by rows, as measured). Where rows are cheap that holds a pass for
+(T by rows, as measured), and the shorter one wins. Where rows are cheap that holds a pass for
 sessions that are out drafting; where rows cost what they are worth it holds for nobody. Sessions
 in the middle of plain steps gain nothing by company: while one is ready the waits are at most 5%
 of the passes' time, and none is longer than three quarters of one. Pure bookkeeping of given
@@ -49,6 +50,7 @@ class FormingWindow:
     def __init__(self) -> None:
         self._visitors: dict[str, _Visitor] = {}
         self._pass_s: float | None = None
+        self._away_s: float | None = None  # of all sessions, for those that were never away before
         self._by_rows = CostTable()
         self._held_since_s: float | None = None  # since when a pass could have gone
         self._plain_budget_s = 0.0  # what sessions in plain steps may still be held
@@ -56,7 +58,8 @@ class FormingWindow:
     def note_pass(self, duration_s: float, num_rows: int) -> None:
         """A pass of `num_rows` rows took `duration_s`."""
         self._pass_s = running_mean(self._pass_s, duration_s)
-        self._by_rows.observe(num_rows, duration_s)
+        if duration_s > 0.0:
+            self._by_rows.observe(num_rows, duration_s)
         self._held_since_s = None
         self._plain_budget_s = min(
             self._plain_budget_s + _PLAIN_SHARE * duration_s, _PLAIN_BURST * self._pass_s
@@ -69,6 +72,7 @@ class FormingWindow:
             away_s = min(now - visitor.answered_s, _LONGEST_AWAY_S)
             fallen_s = running_mean(visitor.away_s, away_s, _AWAY_FALL)
             visitor.away_s = max(away_s, fallen_s)
+            self._away_s = running_mean(self._away_s, away_s)
         visitor.answered_s = None
         visitor.is_awaited = visitor.is_running_on = False
         visitor.is_ready = True
@@ -84,7 +88,7 @@ class FormingWindow:
         """The session was answered and will come back with its next message."""
         visitor = self._visitors.setdefault(session_id, _Visitor())
         visitor.answered_s = now
-        visitor.is_awaited = visitor.away_s is not None
+        visitor.is_awaited = True
         visitor.is_ready = False
 
     def note_end(self, session_id: str) -> None:
@@ -122,10 +126,11 @@ class FormingWindow:
         """The latest time until which waiting pays, `now` where it does not."""
         expected = []
         for visitor in self._visitors.values():
-            if not visitor.is_awaited or visitor.answered_s is None or visitor.away_s is None:
+            away_s = visitor.away_s or self._away_s
+            if not visitor.is_awaited or visitor.answered_s is None or away_s is None:
                 continue
-            back_s = visitor.answered_s + visitor.away_s
-            latest_s = back_s + _SLACK * visitor.away_s + _SLACK_S
+            back_s = visitor.answered_s + away_s
+            latest_s = back_s + _SLACK * away_s + _SLACK_S
             if now >= latest_s:
                 visitor.is_awaited = False
             elif back_s <= end_s:
