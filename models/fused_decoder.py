@@ -136,7 +136,7 @@ class FusedDecoder:
         return self._head(self._final_norm(rows))
 
     @property
-    def products(self) -> list[PackedLinear]:
+    def products(self) -> list[RowLinear]:
         """All matrix products of a pass with weights, in order; the last gives the logits."""
         layers = [(la.query_key_value, la.output, la.gate_up, la.down) for la in self._layers]
         return [product for layer in layers for product in layer] + [self._head]
