@@ -66,6 +66,15 @@ class ModelConfig(Section):
         description="How many times longer the gaps of running streams may be while others' "
         "prompts are computed.",
     )
+    attention: Literal["auto", "varlen", "reference"] = Field(
+        default="auto",
+        description="auto: a paged kernel on a GPU that has a right one, else keys are gathered; "
+        "varlen insists on the kernel, reference always gathers.",
+    )
+    graphs: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: small passes are replayed from CUDA graphs where the kernel is used.",
+    )
     num_threads: PositiveInt = Field(
         default=1,
         description="torch threads of a rank on a CPU. More than its cores slows all down.",

@@ -279,6 +279,8 @@ def engine_config(model: ModelConfig) -> EngineConfig:
         block_size=model.block_size,
         max_batch_rows=model.max_batch_rows,
         max_prefill_slowdown=model.max_prefill_slowdown,
+        attention=model.attention,
+        graphs=model.graphs,
         num_threads=model.num_threads,
         tensor_parallel_size=model.tensor_parallel_size,
         enable_prefix_caching=model.enable_prefix_caching,

@@ -181,6 +181,8 @@ def test_config_section_reaches_the_engine_whole() -> None:
         enable_prefix_caching=False,
         vocab_size=77,
         max_prefill_slowdown=3.5,
+        attention="reference",
+        graphs="off",
         kv_cache_memory="1MiB",
     )
     config = engine_config(model)
@@ -190,4 +192,5 @@ def test_config_section_reaches_the_engine_whole() -> None:
     assert config.tensor_parallel_size == 2
     assert not config.enable_prefix_caching
     assert (config.tensor_parallel_size, config.vocab_size) == (2, 77)
+    assert (config.attention, config.graphs) == ("reference", "off")
     assert (config.max_prefill_slowdown, config.kv_cache_memory) == (3.5, 1 << 20)
