@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def to_device(
-    values: Sequence[Any],  # numbers, or lists of one length
+    values: float | Sequence[Any],  # numbers, or lists of one length
     device: torch.device | str,
     dtype: torch.dtype | None = None,
 ) -> Tensor:

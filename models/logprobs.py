@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.device_copy import to_device
 from models.messages import TokenLogprobs
 from models.session_table import Job, Session
 from models.verification import accept_matching
@@ -64,7 +65,7 @@ def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:
 def _some_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     num_top = min(num_top, logits.shape[1])
     law = torch.log_softmax(logits, dim=1)
-    ids = torch.tensor(tokens, dtype=torch.long, device=logits.device)[:, None]
+    ids = to_device(tokens, logits.device, torch.int64)[:, None]
     own_logits = logits.gather(1, ids)
     ranks = (logits >= own_logits).sum(dim=1).tolist()
     own = law.gather(1, ids)[:, 0].tolist()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from models.device_copy import to_device
 from models.messages import Sampling
 
 
@@ -55,15 +56,15 @@ def forbid(
     if not places:
         return scores
     rows = sorted({row for row, _ in places})
-    index = torch.tensor(rows, device=scores.device)
+    index = to_device(rows, scores.device)
     place_of = {row: place for place, row in enumerate(rows)}
     before = scores[index]
     after = before.index_put(
         (
-            torch.tensor([place_of[row] for row, _ in places], device=scores.device),
-            torch.tensor([token_id for _, token_id in places], device=scores.device),
+            to_device([place_of[row] for row, _ in places], scores.device),
+            to_device([token_id for _, token_id in places], scores.device),
         ),
-        torch.tensor(-torch.inf, dtype=scores.dtype, device=scores.device),
+        to_device(-torch.inf, scores.device, scores.dtype),
     )
     is_empty = after.amax(dim=1, keepdim=True) == -torch.inf
     return scores.index_copy(0, index, torch.where(is_empty, before, after))
@@ -83,9 +84,9 @@ def add_bias(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     rows, token_ids, biases = zip(*places, strict=True)
     return scores.index_put(
         (
-            torch.tensor(rows, device=scores.device),
-            torch.tensor(token_ids, device=scores.device),
+            to_device(rows, scores.device),
+            to_device(token_ids, scores.device),
         ),
-        torch.tensor(biases, dtype=scores.dtype, device=scores.device),
+        to_device(biases, scores.device, scores.dtype),
         accumulate=True,
     )

@@ -26,7 +26,10 @@ TERMS = [
     Sampling(temperature=1.0, top_k=40, seed=2),
     Sampling(temperature=1.3, top_p=0.9, min_p=0.02, seed=3),
     Sampling(temperature=1.0, top_p=0.5, repetition_penalty=1.2, presence_penalty=0.4, seed=4),
+    Sampling(temperature=0.8, logit_bias=((5, -100.0), (7, 2.5)), min_tokens=3, seed=5),
+    Sampling(temperature=0.8, bad_words=((9,), (3, 4)), seed=6),
 ]
+FORBIDDEN = [(), (), (), (), (), (1, 2), (9,)]  # what min_tokens and bad words come to
 
 
 def counts(row: int) -> RowCounts | None:
@@ -37,8 +40,8 @@ def counts(row: int) -> RowCounts | None:
 
 def draw(logits: torch.Tensor) -> torch.Tensor:
     rows = range(len(TERMS))
-    masks = [None, b"\xff" * 30, None, b"\x0f" * 63, None]
-    scores = process_logits(logits, TERMS, masks, [counts(row) for row in rows])
+    masks = [None, b"\xff" * 30, None, b"\x0f" * 63, None, None, None]
+    scores = process_logits(logits, TERMS, masks, [counts(row) for row in rows], FORBIDDEN)
     return draw_ids(scores, TERMS, [7 + row for row in rows])
 
 
@@ -178,5 +181,5 @@ def test_terms_are_all_those_that_sampling_has():
         for terms in TERMS
         if getattr(terms, field.name) != field.default
     }
-    others = {"verification", "frequency_penalty"}
+    others = {"verification", "frequency_penalty", "num_logprobs", "num_prompt_logprobs"}
     assert {field.name for field in msgspec.structs.fields(Sampling)} == tried | others

@@ -182,19 +182,21 @@ def test_a_pass_never_holds_logits_of_the_whole_prompt() -> None:
 
 
 def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
-    """As after a hit in a cache of prefixes: the KV is there, the logits are not."""
+    """The prefix cache has the KV, but not the logits."""
     engine = make_target()
     engine.submit(opening("parent", Sampling(), len(PROMPT)), "r")
     engine.submit(verifying("parent", 1, PROMPT, []), "r")
     drain(engine)
-    forked = engine._table.fork("parent", opening("s", OF_PROMPT, len(PROMPT)), 40, 0.0)
-    assert forked is not None
-    assert forked.num_computed >= 32
-    assert forked.needs_prompt_logits
+    assert engine.stats().num_cached_blocks == len(PROMPT) // 16
+    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
+    session = engine._table.get("s")
+    assert session is not None
+    assert session.needs_prompt_logits
     engine.submit(verifying("s", 1, PROMPT, []), "r")
     [verdict] = verdicts_of(drain(engine))
     assert_entries(verdict.prompt_logprobs, PROMPT, 1, 3)
-    assert not forked.needs_prompt_logits
+    assert engine.stats().prefix_hits == 0
+    assert not session.needs_prompt_logits
 
 
 def test_what_was_gathered_survives_preemption() -> None:
