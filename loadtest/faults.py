@@ -138,7 +138,7 @@ def _wait_gone(folder: Path) -> list[psutil.Process]:
 
 def _write(arguments: argparse.Namespace, report: Report, command: str) -> None:
     settings = {
-        key: str(value) if isinstance(value, Path) else value
+        key: _named(value) if isinstance(value, Path) else value
         for key, value in vars(arguments).items()
     }
     content = {
@@ -210,6 +210,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file for the results; the log beside it")
     return parser.parse_args(argv)
+
+
+def _named(path: Path) -> str:
+    """A path as results may show it: from the repository's root where it is in there."""
+    full = path.absolute()
+    return str(full.relative_to(ROOT) if full.is_relative_to(ROOT) else path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
