@@ -75,7 +75,7 @@ class HttpService:
     model: ServedModel
     generator: Generator
     health: HealthProbe
-    metrics: Callable[[], bytes]
+    metrics: Callable[[], bytes] = bytes  # nothing to say
     api_keys: ApiKeys | None = None
     body_limit_bytes: int = 1_048_576
     body_timeout_s: float = 30.0

@@ -21,7 +21,7 @@ from router.generation import Finished
 from router.limits import SpeculationLimits
 
 CASE = CASES["plain"]
-NUM_SESSIONS = 800
+NUM_SESSIONS = 2400
 AT_ONCE = 50
 LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=3)
 
@@ -42,9 +42,7 @@ async def generate(
     return tuple(ids) + (EOS_ID,) * (NUM_TOKENS - len(ids)), finished
 
 
-async def law_texts(
-    drafter: DraftSource, num_sessions: int = NUM_SESSIONS
-) -> tuple[list[tuple[int, ...]], int]:
+async def law_texts(drafter: DraftSource) -> tuple[list[tuple[int, ...]], int]:
     """Many short texts of the pair, and how many draft tokens stood."""
     texts: list[tuple[int, ...]] = []
     num_accepted = 0
@@ -55,7 +53,7 @@ async def law_texts(
         speculation=LOOKUP,
         max_model_len=16,
     ) as service:
-        for first in range(0, num_sessions, AT_ONCE):
+        for first in range(0, NUM_SESSIONS, AT_ONCE):
             outcomes = await asyncio.gather(
                 *(
                     generate(service, "law", seed, 2, drafter=drafter)
@@ -70,7 +68,7 @@ async def law_texts(
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
 async def test_texts_follow_the_law_of_the_target(drafter: DraftSource) -> None:
     texts, num_accepted = await law_texts(drafter)
-    assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) > 1e-3
+    assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) > 1e-4
     assert num_accepted > 0
 
 
@@ -91,8 +89,7 @@ async def test_a_router_that_changes_the_draft_probabilities_is_seen(
         )
 
     monkeypatch.setattr(DraftSession, "propose", flatten)
-    # Where the draft model is late, lookup drafts and nothing is wrong: more texts show it still.
-    texts, _ = await law_texts("draft_model", 4 * NUM_SESSIONS)
+    texts, _ = await law_texts("draft_model")
     assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) < 1e-6
 
 
