@@ -56,6 +56,7 @@ class PairBench:
                     device=device,
                     max_model_len=max_model_len,
                     kv_cache_tokens=kv_cache_tokens,
+                    enable_prefix_caching=False,  # lines repeat their prompts; others have no cache
                     num_threads=num_threads,
                 )
             )

@@ -75,6 +75,7 @@ def http_served(pair: Path, *, dtype: str, threads: tuple[int, int]) -> Iterator
                 "model_path": str((pair / part).resolve()),
                 "dtype": dtype,
                 "num_threads": num_threads,
+                "enable_prefix_caching": False,  # as in the engine part
             }
         arguments["router"]["speculation"]["prompt_lookup_max"] = 0  # only the draft model drafts
         arguments["router"]["timeouts"]["draft_ms"] = 10_000  # on a slow machine it is waited for

@@ -52,6 +52,7 @@ def linked(
             dtype=dtype,  # type: ignore[arg-type]  # checked there
             max_model_len=max_model_len,
             kv_cache_tokens=_CACHED_SESSIONS * max_model_len,
+            enable_prefix_caching=False,  # as in the engine part
             num_threads=num_threads,
         )
         return ProcessPool(kind, model)
