@@ -63,18 +63,8 @@ def build_service(
         queue_wait_s=config.timeouts.queue_wait_s,
         on_load=metrics.set_load,
     )
-    model = ServedModel(
-        name=config.model_name,
-        tokenizer=tokenizer,
-        max_model_len=config.max_model_len,
-        created=int(time.time()),
-        default_max_tokens=config.default_max_tokens,
-        max_tokens_limit=config.max_tokens_limit,
-        max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
-        verification=config.speculation.verification,
-    )
     return HttpService(
-        model=model,
+        model=_served_model(config, tokenizer),
         generator=MeteredGenerator(admitting, metrics),
         metrics=metrics.text,
         # Past the admission: whether the target answers is not a question of how many wait.
@@ -87,6 +77,19 @@ def build_service(
         api_keys=ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None,
         body_limit_bytes=config.body_limit_bytes,
         send_timeout_s=config.timeouts.token_gap_s,
+    )
+
+
+def _served_model(config: RouterConfig, tokenizer: Tokenizer) -> ServedModel:
+    return ServedModel(
+        name=config.model_name,
+        tokenizer=tokenizer,
+        max_model_len=config.max_model_len,
+        created=int(time.time()),
+        default_max_tokens=config.default_max_tokens,
+        max_tokens_limit=config.max_tokens_limit,
+        max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
+        verification=config.speculation.verification,
     )
 
 

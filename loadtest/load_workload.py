@@ -27,7 +27,7 @@ _RULES = (
     "Keep names as they are written.",
     "Write numbers as digits.",
 )
-_NUM_DISTINCT = 64  # requests of each kind; a run of any length repeats them
+NUM_DISTINCT = 64  # requests of each kind; a run of any length repeats them
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Workload:
         return makers[kind](number)
 
     def _draw(self, kind: str, number: int) -> tuple[random.Random, str]:
-        key = f"{self._seed}-{kind}-{number % _NUM_DISTINCT}"
+        key = f"{self._seed}-{kind}-{number % NUM_DISTINCT}"
         return random.Random(key), key
 
     def _body(self, rng: random.Random, messages: Sequence[dict[str, str]]) -> Body:

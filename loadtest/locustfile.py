@@ -35,14 +35,14 @@ from locust.exception import StopUser
 
 from loadtest.load_answers import Judge, StreamedAnswer
 from loadtest.load_shapes import Ramp, Spike, read_trace
-from loadtest.load_workload import Request, Workload
+from loadtest.load_workload import NUM_DISTINCT, Request, Workload
 from loadtest.machine import describe_machine
 
 logger = logging.getLogger(__name__)
 
 PATH = "/v1/chat/completions"
 _KINDS = ("chat", "record", "shared", "bad")
-_TIMEOUT_S = 300.0  # for a whole answer; what takes longer is a failure
+_TIMEOUT_S = 300.0  # to connect, and between two pieces of an answer; longer is a failure
 _TRACE_END_S = 300.0  # for the last answers of a trace
 
 
@@ -80,6 +80,13 @@ def _prepare(environment: Environment, **_: Any) -> None:
     environment.outrider_judge = Judge(  # type: ignore[attr-defined]
         expects_same_text=not options.any_text
     )
+    environment.outrider_peak_users = 0  # type: ignore[attr-defined]
+
+    def note_users(user_count: int, **_: Any) -> None:
+        peak = max(environment.outrider_peak_users, user_count)  # type: ignore[attr-defined]
+        environment.outrider_peak_users = peak  # type: ignore[attr-defined]
+
+    environment.events.spawning_complete.add_listener(note_users)
     if options.trace:
         environment.user_classes = [TraceUser]
         environment.shape_class = None
@@ -144,6 +151,7 @@ class Asker:
         for number, line in enumerate(response.iter_lines()):
             answer.take(line.decode(), time.perf_counter())
             if leave_after is not None and number >= leave_after:
+                response.close()  # this is what the server notices
                 return
 
 
@@ -164,31 +172,34 @@ class ModelUser(HttpUser):
         """Seconds of thinking."""
         return float(self._pause(self))
 
+    def _number(self) -> int:
+        return self._rng.randrange(NUM_DISTINCT)
+
     @task(8)
     def chat(self) -> None:
         """A story."""
-        self._asker.ask(self._asker.workload.chat(self._rng.randrange(64)))
+        self._asker.ask(self._asker.workload.chat(self._number()))
 
     @task(5)
     def record(self) -> None:
         """An order as JSON."""
-        self._asker.ask(self._asker.workload.record(self._rng.randrange(64)))
+        self._asker.ask(self._asker.workload.record(self._number()))
 
     @task(3)
     def shared(self) -> None:
         """A question behind the shared prompt."""
-        self._asker.ask(self._asker.workload.shared(self._rng.randrange(64)))
+        self._asker.ask(self._asker.workload.shared(self._number()))
 
     @task(1)
     def leave(self) -> None:
         """A story whose reader goes away."""
-        request = self._asker.workload.chat(self._rng.randrange(64))
+        request = self._asker.workload.chat(self._number())
         self._asker.ask(request, leave_after=self._rng.randint(1, 12))
 
     @task(1)
     def bad(self) -> None:
         """A mistake."""
-        self._asker.ask(self._asker.workload.bad(self._rng.randrange(64)))
+        self._asker.ask(self._asker.workload.bad(self._number()))
 
 
 class TraceUser(User):
@@ -210,6 +221,9 @@ class TraceUser(User):
             gevent.sleep(max(0.0, began_s + arrival.at_s - time.perf_counter()))
             asked.append(gevent.spawn(self._ask, arrival.kind, number))
         gevent.joinall(asked, timeout=_TRACE_END_S)
+        for late in asked:
+            if not late.ready():
+                late.kill(TimeoutError(f"no end within {_TRACE_END_S} s of the last arrival"))
         runner = self.environment.runner
         if runner is not None:
             gevent.spawn(runner.quit)
@@ -257,6 +271,7 @@ def _summarise(environment: Environment, **_: Any) -> None:
             key: getattr(options, key)
             for key in ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
         },
+        "peak_users": environment.outrider_peak_users,  # type: ignore[attr-defined]
         "requests": [
             {
                 "name": entry.name,

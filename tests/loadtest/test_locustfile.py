@@ -56,6 +56,17 @@ def test_users_are_counted_by_kind_and_wrong_answers_fail(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", ["ramp", "spike"])
+def test_a_shape_varies_the_users_and_ends_the_run(tmp_path: Path, shape: str) -> None:
+    options = ("--shape", shape, "--shape-s", "6", "--spike-factor", "3", "-u", "2")
+    summary, _ = run_locust(tmp_path, *options)
+    requests = {entry["name"]: entry for entry in summary["requests"]}
+    assert requests["chat"]["count"] > 5
+    assert requests["chat"]["failures"] == 0
+    assert summary["peak_users"] == {"ramp": 2, "spike": 6}[shape]
+
+
+@pytest.mark.slow
 def test_a_trace_is_replayed_and_ends_the_run(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     lines = [f"{0.1 * number},chat" for number in range(9)] + ["0.5,bad"]
