@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from models.device_copy import to_device
+from models.kv_storage import KVSizes
 
 
 class PageStorage:
@@ -19,34 +20,18 @@ class PageStorage:
 
     That page, the null block, fills up block tables and takes the keys of padded rows: what is in
     it is finite and concerns nobody.
-
-    Args:
-        num_layers: attention layers.
-        num_blocks: blocks of the pool.
-        block_size: tokens per block.
-        num_heads: key heads.
-        head_dim: size of a head.
-        dtype: of keys and values.
-        device: where they live.
     """
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.block_size = block_size
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.null_block = num_blocks
-        shape = (num_layers, 2, num_blocks + 1, block_size, num_heads, head_dim)
-        self._pages = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, sizes: KVSizes) -> None:
+        self.block_size = sizes.block_size
+        self.num_heads = sizes.num_heads
+        self.head_dim = sizes.head_dim
+        self.null_block = sizes.num_blocks
+        shape = (
+            *(sizes.num_layers, 2, sizes.num_blocks + 1),
+            *(sizes.block_size, sizes.num_heads, sizes.head_dim),
+        )
+        self._pages = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.pages = [(layer[0], layer[1]) for layer in self._pages]  # of each layer, for kernels
         self._slots = list(self._pages.flatten(2, 3))  # [2, slots, K, D] of each layer
 

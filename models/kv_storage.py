@@ -5,41 +5,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSizes:
+    """How much KV there is, whatever its layout."""
+
+    num_layers: int  # attention layers
+    num_blocks: int  # of the pool
+    block_size: int  # tokens
+    num_heads: int  # key heads
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class KVStorage:
-    """Keys and values of all layers, in blocks. One block more than the pool: it stays zero.
+    """Keys and values of all layers, in blocks. One block more than the pool: it stays zero."""
 
-    Args:
-        num_layers: attention layers.
-        num_blocks: blocks of the pool.
-        block_size: tokens per block.
-        num_heads: key heads.
-        head_dim: size of a head.
-        dtype: of keys and values.
-        device: where they live.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.block_size = block_size
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.num_blocks_padded = num_blocks + 1
-        self.null_block = num_blocks
-        shape = (num_layers, 2, num_heads, self.num_blocks_padded, block_size, head_dim)
-        self._blocks = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, sizes: KVSizes) -> None:
+        self.block_size = sizes.block_size
+        self.num_heads = sizes.num_heads
+        self.head_dim = sizes.head_dim
+        self.num_blocks_padded = sizes.num_blocks + 1
+        self.null_block = sizes.num_blocks
+        shape = (
+            *(sizes.num_layers, 2, sizes.num_heads),
+            *(self.num_blocks_padded, sizes.block_size, sizes.head_dim),
+        )
+        self._blocks = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         slots = self._blocks.flatten(3, 4)  # [layers, 2, K, slots, D]
         whole = self._blocks.flatten(4, 5).flatten(2, 3)  # [layers, 2, K * B, block_size * D]
         self.slots = list(slots)

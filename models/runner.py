@@ -29,7 +29,7 @@ from models.config import EngineConfig
 from models.device_copy import to_device
 from models.kv_budget import num_kv_blocks
 from models.kv_cache import BlockPool
-from models.kv_storage import KVStorage
+from models.kv_storage import KVSizes, KVStorage
 from models.linear import PackedLinear
 from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
@@ -74,15 +74,12 @@ class ModelRunner:
         self.pool = BlockPool(num_blocks, config.block_size)
         parameters = inspect.signature(self._model.forward).parameters
         self._selects_rows = "logits_to_keep" in parameters
+        sizes = _kv_sizes(checkpoint, config, num_blocks)
         kernel = choose_kernel(config, checkpoint)
         self._varlen = (
-            make_varlen(config, checkpoint, kernel, num_blocks, self._logits) if kernel else None
+            make_varlen(config, checkpoint, kernel, sizes, self._logits) if kernel else None
         )
-        self._storage = (
-            _make_storage(checkpoint, config, num_blocks)
-            if self._varlen is None
-            else self._varlen.storage
-        )
+        self._storage = KVStorage(sizes) if self._varlen is None else self._varlen.storage
         # Only the leader learns what its self-test found, and ranks must cut the same tiles.
         self._tile_sizes = FITTING_TILES if ranks is None else FIXED_TILES
         self.batch_invariant = False
@@ -283,8 +280,8 @@ def _kv_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return 2 * num_values * dtype.itemsize
 
 
-def _make_storage(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVStorage:
-    return KVStorage(
+def _kv_sizes(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVSizes:
+    return KVSizes(
         num_layers=checkpoint.num_layers,
         num_blocks=num_blocks,
         block_size=config.block_size,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from models.kv_pages import PageStorage
+from models.kv_storage import KVSizes
 from models.pass_indices import PassTensors, exact_shape, index_pass
 from models.varlen_attention import VarlenFunction, VarlenKernel
 from models.varlen_reference import reference_kernel
@@ -186,13 +187,15 @@ def _probe_pass(
     needs = [-(-end // sizes.block_size) for end in ends]
     num_blocks = sum(needs) + 1
     storage = PageStorage(
-        num_layers=1,
-        num_blocks=num_blocks,
-        block_size=sizes.block_size,
-        num_heads=sizes.num_key_heads,
-        head_dim=sizes.head_dim,
-        dtype=sizes.dtype,
-        device=device,
+        KVSizes(
+            num_layers=1,
+            num_blocks=num_blocks,
+            block_size=sizes.block_size,
+            num_heads=sizes.num_key_heads,
+            head_dim=sizes.head_dim,
+            dtype=sizes.dtype,
+            device=device,
+        )
     )
     generator = torch.Generator().manual_seed(0)
     for part in storage.pages[0]:

@@ -11,6 +11,7 @@ from models.config import EngineConfig
 from models.cuda_graphs import CudaGraphs, EagerGraphs, GraphBackend
 from models.graph_buckets import MAX_GRAPH_ROWS, BucketPlan
 from models.kv_pages import PageStorage
+from models.kv_storage import KVSizes
 from models.varlen_attention import VarlenKernel
 from models.varlen_kernel import AttentionSizes, NoKernel, find_kernel, torch_features
 from models.varlen_reference import reference_kernel
@@ -51,19 +52,11 @@ def make_varlen(
     config: EngineConfig,
     checkpoint: Checkpoint,
     kernel: VarlenKernel,
-    num_blocks: int,
+    sizes: KVSizes,
     model: Model,
 ) -> VarlenForward:
-    """The forward pass with storage of `num_blocks` and, where wanted, captured graphs."""
-    storage = PageStorage(
-        num_layers=checkpoint.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_heads=checkpoint.num_key_heads,
-        head_dim=checkpoint.head_dim,
-        dtype=getattr(torch, config.dtype),
-        device=torch.device(config.device),
-    )
+    """The forward pass with storage and, where wanted, captured graphs."""
+    storage = PageStorage(sizes)
     forward = VarlenForward(model, storage, kernel, config.max_model_len, checkpoint.windows)
     backend = _graph_backend(config)
     if backend is not None:

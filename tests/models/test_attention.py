@@ -10,7 +10,7 @@ from models.attention import paged_attention
 from models.attention_features import AttentionFeatures
 from models.attention_plan import KEY_CHUNK, TILE_ROWS, SequenceRows, plan_pass
 from models.kv_cache import BlockPool
-from models.kv_storage import KVStorage
+from models.kv_storage import KVSizes, KVStorage
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 16
 DTYPES = [torch.float32, torch.bfloat16]
@@ -61,13 +61,15 @@ class Bench:
     def __init__(self, dtype: torch.dtype, num_blocks: int = 128, block_size: int = 16) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.storage = KVStorage(
-            num_layers=1,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_heads=KEY_HEADS,
-            head_dim=HEAD_DIM,
-            dtype=dtype,
-            device=torch.device("cpu"),
+            KVSizes(
+                num_layers=1,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_heads=KEY_HEADS,
+                head_dim=HEAD_DIM,
+                dtype=dtype,
+                device=torch.device("cpu"),
+            )
         )
 
     def run(

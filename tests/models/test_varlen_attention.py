@@ -12,7 +12,7 @@ from models.attention_features import AttentionFeatures
 from models.attention_plan import SequenceRows, plan_pass
 from models.kv_cache import BlockPool
 from models.kv_pages import PageStorage
-from models.kv_storage import KVStorage
+from models.kv_storage import KVSizes, KVStorage
 from models.pass_indices import exact_shape, index_pass, padded_shape, upload
 from models.varlen_attention import VarlenPass, add_sinks
 from models.varlen_reference import reference_kernel, reference_varlen_attn
@@ -20,15 +20,15 @@ from models.varlen_reference import reference_kernel, reference_varlen_attn
 HEADS, KEY_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 16, 8, 64
 SCALE = HEAD_DIM**-0.5
 PLAIN = AttentionFeatures(SCALE)
-SIZES = {
-    "num_layers": 2,
-    "num_blocks": NUM_BLOCKS,
-    "block_size": BLOCK_SIZE,
-    "num_heads": KEY_HEADS,
-    "head_dim": HEAD_DIM,
-    "dtype": torch.float32,
-    "device": torch.device("cpu"),
-}
+SIZES = KVSizes(
+    num_layers=2,
+    num_blocks=NUM_BLOCKS,
+    block_size=BLOCK_SIZE,
+    num_heads=KEY_HEADS,
+    head_dim=HEAD_DIM,
+    dtype=torch.float32,
+    device=torch.device("cpu"),
+)
 
 
 class Bench:
@@ -41,7 +41,7 @@ class Bench:
         scattered = self.pool.allocate(NUM_BLOCKS)
         self.draw.shuffle(scattered)
         self.pool.free(scattered)
-        self.heads, self.pages = KVStorage(**SIZES), PageStorage(**SIZES)
+        self.heads, self.pages = KVStorage(SIZES), PageStorage(SIZES)
         for storage in (self.heads, self.pages):
             storage.clear_blocks(list(range(NUM_BLOCKS)))
 
