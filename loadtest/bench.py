@@ -189,13 +189,6 @@ def _parser() -> argparse.ArgumentParser:
         description=(__doc__ or "").split("\n", maxsplit=1)[0],
     )
     parser.add_argument(
-        "--pair",
-        action="append",
-        default=[],
-        metavar="[LABEL=]DIR",
-        help="target/ and draft/ with the demo's tokenizer; several may be given; else the demo",
-    )
-    parser.add_argument(
         "--grow",
         action="append",
         default=[],

@@ -115,6 +115,13 @@ def load_pair(path: Path, settings: EngineSettings) -> PairBench:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """The options that `EngineSettings.of` reads."""
+    parser.add_argument(
+        "--pair",
+        action="append",
+        default=[],
+        metavar="[LABEL=]DIR",
+        help="target/ and draft/ with the demo's tokenizer; may be given several times",
+    )
     parser.add_argument("--device", default="cpu", help="torch device: cpu, cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=2, help="of torch, for both sides")
@@ -188,13 +195,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.engine_bench",
         description=(__doc__ or "").split("\n", maxsplit=1)[0],
-    )
-    parser.add_argument(
-        "--pair",
-        action="append",
-        default=[],
-        metavar="[LABEL=]DIR",
-        help="target/ and draft/ with the demo's tokenizer; may be given several times",
     )
     parser.add_argument(
         "--random",
