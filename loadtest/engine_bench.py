@@ -114,7 +114,7 @@ def load_pair(path: Path, settings: EngineSettings) -> PairBench:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """The options that `EngineSettings.of` reads."""
+    """Which pairs, and the options that `EngineSettings.of` reads."""
     parser.add_argument(
         "--pair",
         action="append",
