@@ -5,16 +5,21 @@ them in every layer: it writes the rows' keys and values to their slots, gathers
 keys, and attends in tiles of query rows. Windows, soft-capped scores, sinks and scales are the
 layer's `AttentionFeatures`.
 
-On a CPU a row's result is the same bits whatever else is in the pass. Keys are padded to whole
-chunks of `KEY_CHUNK` and the weighted sum of values is taken chunk by chunk: with one product over
-all keys the library would split the sum by their number, which others determine. A tile is always
-full (its last row is repeated). How many rows it has does not matter where products of
-`_MIN_PRODUCT_ROWS` rows and more keep the order of their sums, which was so on every CPU tried;
-where the start-up test finds otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`). A sink
-takes a chunk of its own in front of the keys, so that they stay where the softmax has them.
+A chunk of keys is one operand of a product, for all its tokens and one head; chunks are read where
+they lie as far as `models/block_reads.py` finds that they can be. Their scores, which are few, are
+then sorted by session for the softmax, and its weights back for the product with the values.
+
+On a CPU a row's result is the same bits whatever else is in the pass. The weighted sum of values
+is taken chunk by chunk: with one product over all keys the library would split the sum by their
+number, which others determine. How many rows a tile has does not matter where products of
+that many rows and more keep the order of their sums, which was so on every CPU tried; where the
+start-up test finds otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`), the last one
+repeated. A sink takes a chunk of its own in front of the keys, so that they stay where the softmax
+has them.
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, D head size, S sessions
-in one gather, t rows of a tile, M = G * t, L padded keys, B blocks, C = KEY_CHUNK.
+of one gather, t rows of a tile, M = G * t, J chunks of a session (padded), C tokens of a chunk,
+L = J * C, n chunks read.
 """
 
 from __future__ import annotations
@@ -24,8 +29,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from models.attention_features import AttentionFeatures, window_of_layer
-from models.attention_plan import KEY_CHUNK, KeyGather, PagedPass
-from models.kv_storage import KVStorage
+from models.attention_plan import KEY_CHUNK, KeyGather, PagedPass, TileBatch
+from models.block_reads import Sorting
 from models.varlen_attention import VarlenPass
 
 ATTENTION_NAME = "outrider_paged"
@@ -82,112 +87,117 @@ def attend(
     """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""
     if isinstance(paged, VarlenPass):
         return paged.attend(layer, query, features)
-    storage = paged.storage
-    _, num_heads, head_dim = query.shape
-    num_groups = num_heads // storage.num_heads
-    attend_tiles = _attend_in_chunks if query.device.type == "cpu" else _attend_fused
-    outs = []
-    for gather in paged.gathers:
-        keys, values = (_gather(part, gather, storage) for part in storage.blocks[layer])
-        rows = query.index_select(0, gather.row_index)
-        # [tiles * t, H, D] -> [K, tiles, G, t, D] -> [K, tiles, M, D]
-        tiles = rows.view(-1, gather.tile_rows, storage.num_heads, num_groups, head_dim)
-        tiles = tiles.permute(2, 0, 3, 1, 4).flatten(2, 3)
-        for batch in gather.batches:
-            part = tiles[:, batch.first_tile : batch.first_tile + batch.num_tiles]
-            limit = batch.num_keys
-            mask = batch.masks[features.window]
-            out = attend_tiles(part, keys[:, :, :limit], values[:, :, :limit], mask, features)
-            # [K, tiles, M, D] -> [tiles, t, K, G, D]
-            out = out.unflatten(2, (num_groups, gather.tile_rows)).permute(1, 3, 0, 2, 4)
-            outs.append(out.reshape(-1, num_heads, head_dim))
+    keys, values = paged.storage.blocks[layer]
+    outs = [_attend_gather(query, gather, keys, values, features) for gather in paged.gathers]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out if paged.row_places is None else out.index_select(0, paged.row_places)
 
 
-def _gather(blocks: Tensor, gather: KeyGather, storage: KVStorage) -> Tensor:
-    """Keys or values of one layer, [K, S, L or a little more, D]."""
-    if gather.block_index is None:
-        heads = blocks.view(storage.num_heads, storage.num_blocks_padded, -1)
-        num_blocks = -(-gather.num_keys // storage.block_size)
-        rows = heads.narrow(1, gather.first_block, num_blocks)
-        return rows.unflatten(2, (storage.block_size, -1)).flatten(1, 2).unsqueeze(1)
-    rows = blocks.index_select(0, gather.block_index)
-    return rows.view(
-        storage.num_heads, gather.num_sequences, -1, blocks.shape[1] // storage.block_size
-    )
-
-
-def _attend_in_chunks(
-    query: Tensor,  # [K, S, M, D]
-    key: Tensor,  # [K, S, L, D]
-    value: Tensor,  # [K, S, L, D]
-    mask: Tensor,  # [S, M, L] float32
+def _attend_gather(
+    query: Tensor,  # [R, H, D]
+    gather: KeyGather,
+    keys: Tensor,  # [blocks, K, block_size, D]
+    values: Tensor,
     features: AttentionFeatures,
-) -> Tensor:  # [K, S, M, D]
-    """The CPU path. Chunks that are hidden from a row add exact zeros to its sums."""
-    batch_shape = query.shape[:2]
-    query, key = query.flatten(0, 1), key.flatten(0, 1)
-    scores = _scores(query, key).unflatten(0, batch_shape)
-    weights = _weights(scores, mask, features).to(value.dtype)
-    num_chunks = value.shape[2] // KEY_CHUNK
-    weights = weights.flatten(0, 1).unflatten(2, (num_chunks, KEY_CHUNK))
-    weights = weights.transpose(1, 2).flatten(0, 1)  # [K * S * chunks, M, C]
-    value = value.unflatten(2, (num_chunks, KEY_CHUNK)).flatten(0, 2)
-    out = torch.bmm(weights, value)
-    if num_chunks == 1:
-        return out.unflatten(0, batch_shape)
-    return out.unflatten(0, (*batch_shape, num_chunks)).sum(2)
+) -> Tensor:  # [tiles * t, H, D]
+    num_heads, num_key_heads = query.shape[1], keys.shape[1]
+    num_groups, tile_rows = num_heads // num_key_heads, gather.tile_rows
+    key_parts, value_parts = gather.reads.parts(keys), gather.reads.parts(values)
+    rows = query if gather.row_index is None else query.index_select(0, gather.row_index)
+    tiles = rows.unflatten(0, (-1, tile_rows)).unflatten(2, (num_key_heads, num_groups))
+    tiles = tiles.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [tiles, K, M, D]
+    outs = []
+    for batch in gather.batches:
+        part = tiles[batch.first_tile : batch.first_tile + batch.num_tiles]
+        if len(gather.batches) > 1:
+            seen = [parts[0][: batch.num_chunks] for parts in (key_parts, value_parts)]
+            out = _attend_tiles(part, gather, batch, seen[:1], seen[1:], features)
+        else:
+            out = _attend_tiles(part, gather, batch, key_parts, value_parts, features)
+        outs.append(out)
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    # [tiles, K, M, D] -> [tiles, t, K, G, D]
+    out = out.unflatten(2, (num_groups, tile_rows)).permute(0, 3, 1, 2, 4)
+    return out.reshape(-1, num_heads, out.shape[4])
 
 
-def _scores(query: Tensor, key: Tensor) -> Tensor:  # [N, M, D], [N, L, D] -> [N, M, L]
-    """Products of all queries and keys.
+def _attend_tiles(
+    tiles: Tensor,  # [S, K, M, D]
+    gather: KeyGather,
+    batch: TileBatch,
+    keys: list[Tensor],  # [*, K, C, D], n chunks together
+    values: list[Tensor],
+    features: AttentionFeatures,
+) -> Tensor:  # [S, K, M, D]
+    """Chunks that are hidden from a row add exact zeros to its sums."""
+    reads = gather.reads
+    num_read = sum(part.shape[0] for part in keys)
+    if gather.num_sequences == 1:
+        query = tiles.expand(num_read, -1, -1, -1)
+    else:
+        query = tiles.index_select(0, reads.owners)
+    scores = _multiply(query, [part.transpose(2, 3) for part in keys])  # [n, K, M, C]
+    if reads.sorting is not None:
+        scores = scores.index_select(0, reads.sorting.owned)
+    shape = (tiles.shape[0], batch.num_chunks)
+    mask = batch.masks[features.window]
+    weights = _weights(scores.unflatten(0, shape), mask, features)  # [S, J, K, M, C]
+    weights = weights.to(tiles.dtype, memory_format=torch.contiguous_format).flatten(0, 1)
+    if reads.sorting is not None:
+        weights = weights.index_select(0, reads.sorting.sources)
+    return _sums(_multiply(weights, values), shape, reads.sorting)
 
-    In bfloat16 the second operand of a product is laid out anew; with the queries there instead of
-    the keys, which are many more, it takes a third of the time and gives the same bits.
-    """
-    if query.dtype == torch.float32:
-        return torch.bmm(query, key.transpose(1, 2))
-    return torch.bmm(key, query.transpose(1, 2)).transpose(1, 2)
+
+def _multiply(left: Tensor, parts: list[Tensor]) -> Tensor:
+    """Products of `left` [n, K, M, x] and the matrices [*, K, x, y] of `parts`: [n, K, M, y]."""
+    left = left.flatten(0, 1)
+    if len(parts) == 1:
+        return torch.bmm(left, parts[0].flatten(0, 1)).unflatten(0, parts[0].shape[:2])
+    num_key_heads, width = parts[0].shape[1], parts[0].shape[3]
+    out = left.new_empty(*left.shape[:2], width)
+    first = 0
+    for part in parts:
+        stop = first + part.shape[0] * num_key_heads
+        torch.bmm(left[first:stop], part.flatten(0, 1), out=out[first:stop])
+        first = stop
+    return out.unflatten(0, (-1, num_key_heads))
+
+
+def _sums(products: Tensor, shape: tuple[int, int], sorting: Sorting | None) -> Tensor:
+    """Sums over the J chunks of each session of `products` [n, K, M, D]: [S, K, M, D]."""
+    if sorting is not None:
+        if sorting.is_padded:
+            products = nn.functional.pad(products, (0, 0, 0, 0, 0, 0, 0, 1))
+        products = products.index_select(0, sorting.filled)
+    return products.view(*shape, *products.shape[1:]).sum(1)
 
 
 def _weights(
-    scores: Tensor,  # [K, S, M, L], of the model's dtype
+    scores: Tensor,  # [S, J, K, M, C], of the model's dtype
     mask: Tensor,  # [S, M, L] float32
     features: AttentionFeatures,
-) -> Tensor:  # [K, S, M, L] float32
+) -> Tensor:  # [S, J, K, M, C] float32, not contiguous
     """What each key counts, from unscaled scores."""
+    num_sequences, num_chunks, num_key_heads, num_rows, size = scores.shape
+    by_row = scores.permute(0, 2, 3, 1, 4)  # [S, K, M, J, C]
+    mask = mask.view(num_sequences, 1, num_rows, num_chunks, size)
+    masked = mask.new_empty(by_row.shape)
     if features.softcap is None:
-        masked = torch.add(mask, scores, alpha=features.scale)
+        torch.add(mask, by_row, alpha=features.scale, out=masked)
     else:
-        capped = scores.float().mul_(features.scale / features.softcap).tanh_()
-        masked = torch.add(mask, capped, alpha=features.softcap)
+        capped = by_row.float().mul_(features.scale / features.softcap).tanh_()
+        torch.add(mask, capped, alpha=features.softcap, out=masked)
+    masked = masked.flatten(3)  # [S, K, M, L]
     if features.sinks is None:
-        return torch.softmax(masked, dim=-1)
-    num_keys, rows, chunk = masked.shape[3], masked.shape[2], masked.shape[:3]
-    with_sink = masked.new_full((*chunk, KEY_CHUNK + num_keys), float("-inf"))
-    with_sink[..., KEY_CHUNK:] = masked
-    sinks = features.sinks.float().view(masked.shape[0], 1, -1, 1)  # [K, 1, G, 1]
-    sinks = sinks.expand(-1, -1, -1, rows // sinks.shape[2]).flatten(2)  # [K, 1, M]
-    with_sink[..., 0] = sinks
-    return torch.softmax(with_sink, dim=-1)[..., KEY_CHUNK:]
-
-
-def _attend_fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, features: AttentionFeatures
-) -> Tensor:
-    """The path of other devices, same arguments: torch's own fused attention where it can."""
-    if not features.is_plain:
-        scores = torch.matmul(query, key.transpose(2, 3))
-        return torch.matmul(_weights(scores, mask, features).to(value.dtype), value)
-    out = nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        attn_mask=mask.to(query.dtype).unsqueeze(1),
-        scale=features.scale,
-    )
-    return out.transpose(0, 1)
+        weights = torch.softmax(masked, dim=-1)
+    else:
+        sinks = features.sinks.float().view(num_key_heads, -1, 1)  # [K, G, 1]
+        sinks = sinks.expand(-1, -1, num_rows // sinks.shape[1]).reshape(num_key_heads, -1)
+        with_sink = masked.new_full((*masked.shape[:3], KEY_CHUNK + masked.shape[3]), -torch.inf)
+        with_sink[..., KEY_CHUNK:] = masked
+        with_sink[..., 0] = sinks
+        weights = torch.softmax(with_sink, dim=-1)[..., KEY_CHUNK:]
+    return weights.unflatten(3, (num_chunks, size)).permute(0, 3, 1, 2, 4)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -34,11 +34,6 @@ class AttentionFeatures:
     softcap: float | None = None
     sinks: Tensor | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether scores and softmax are the usual ones; the window is a matter of the mask."""
-        return self.softcap is None and self.sinks is None
-
 
 def layer_windows(text: PreTrainedConfig) -> tuple[int | None, ...]:
     """The window of each layer by the checkpoint's config."""

@@ -5,11 +5,12 @@ All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a pas
 own masks, made here; a window that hides nothing from a tile shares the causal mask.
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, S sessions in one gather,
-t rows of a tile, M = G * t, L padded keys, C = KEY_CHUNK.
+t rows of a tile, M = G * t, J chunks of keys (padded), C tokens of a chunk, L = J * C keys.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,14 +18,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from models.block_reads import BlockReads, plan_reads
 from models.kv_storage import KVStorage
 
 TILE_ROWS = 16  # rows of the largest tile
-FITTING_TILES = (1, 2, 4, 8, TILE_ROWS)  # the smallest that holds a session's rows is taken
-FIXED_TILES = (TILE_ROWS,)
+# Sessions with up to so many rows share tiles of as many rows as the longest of them has.
+FITTING_TILES = (1, 2, 4, 8, TILE_ROWS)
+FIXED_TILES = (TILE_ROWS,)  # all have so many
+# A chunk of keys is a block of a multiple of so many tokens; smaller blocks are joined. So a
+# softmax never ends within a vector of the CPU, and bfloat16 sums are not rounded too often.
 KEY_CHUNK = 64
-_MIN_PRODUCT_ROWS = 4  # float32 products of fewer rows sum in another order
-# Sessions share one padded gather unless the shorter one would more than double its keys.
+_MIN_PRODUCT_ROWS = {torch.float32: 4}  # products of fewer rows sum in another order
+# Sessions share one gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
 
 
@@ -65,23 +70,21 @@ class TileBatch:
 
     first_tile: int  # within the gather
     num_tiles: int
-    num_keys: int  # L, at most that of the gather
+    num_chunks: int  # J, at most that of the gather
     masks: dict[int | None, Tensor]  # by window: [tiles, M, L] float32, 0 or -inf
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGather:
-    """Keys of S sessions, padded to one length, and the tiles that look at them.
+    """The keys of S sessions, padded to one number of chunks, and the tiles that look at them.
 
-    A single session whose blocks lie side by side is read where it is: `block_index` is None then.
+    Where one session has several tiles, its chunks are read in their order.
     """
 
-    block_index: Tensor | None  # [K * S * blocks] into KVStorage.blocks
-    first_block: int
+    reads: BlockReads
     num_sequences: int
-    num_keys: int  # L
     tile_rows: int  # t
-    row_index: Tensor  # [tiles * t] row of the pass at each place of the tiles
+    row_index: Tensor | None  # [tiles * t] row of the pass at each place; None: all, in order
     batches: list[TileBatch]
 
 
@@ -90,7 +93,7 @@ class PagedPass:
     """Everything the attention layers need to know about one pass."""
 
     storage: KVStorage
-    row_slots: Tensor  # [R] slot of each row's key and value
+    row_slots: Tensor  # [K * R] where the storage puts each row's key and value
     row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
     gathers: list[KeyGather]
     windows: tuple[int | None, ...]  # of each layer
@@ -166,7 +169,6 @@ def plan_pass(
         windows: of each layer, None where a row sees all positions before it.
         tile_sizes: rows a tile may have, rising.
     """
-    device = storage.device
     size = storage.block_size
     row_slots: list[int] = []
     first_rows: list[int] = []
@@ -178,28 +180,29 @@ def plan_pass(
     places = [0] * len(row_slots)
     num_places = 0
     gathers: list[KeyGather] = []
-    distinct = list(dict.fromkeys(windows))
-    for tile_rows, members in _gather_groups(sequences, num_groups, tile_sizes):
+    mask_plan = _MaskPlan(list(dict.fromkeys(windows)), num_groups, storage.device)
+    min_rows = -(-_MIN_PRODUCT_ROWS.get(storage.dtype, 1) // num_groups)
+    for tile_rows, members in _gather_groups(sequences, min_rows, tile_sizes):
         tiles = _Tiles(tile_rows)
         for i in members:
             tiles.add(first_rows[i], sequences[i], places, num_places)
         num_places += len(tiles.rows)
-        tables = [sequences[i].table for i in members]
-        blocks_read = [_num_blocks_read(sequences[i], size) for i in members]
-        mask_plan = _MaskPlan(distinct, num_groups, storage.device)
-        gathers.append(_plan_gather(tables, blocks_read, tiles, storage, mask_plan))
-    is_in_order = num_places == len(places) and places == list(range(num_places))
+        tables = [
+            sequences[i].table.block_ids[: _num_blocks_read(sequences[i], size)] for i in members
+        ]
+        gathers.append(_plan_gather(tables, tiles, storage, mask_plan, len(row_slots)))
+    is_in_order = places == list(range(num_places))
     return PagedPass(
         storage=storage,
-        row_slots=torch.tensor(row_slots, device=device),
-        row_places=None if is_in_order else torch.tensor(places, device=device),
+        row_slots=storage.row_index(row_slots),
+        row_places=None if is_in_order else torch.tensor(places, device=storage.device),
         gathers=gathers,
         windows=tuple(windows),
     )
 
 
 def _gather_groups(
-    sequences: Sequence[SequenceRows], num_groups: int, tile_sizes: Sequence[int]
+    sequences: Sequence[SequenceRows], min_rows: int, tile_sizes: Sequence[int]
 ) -> list[tuple[int, list[int]]]:
     """Tile size and members: one-tile sequences by tile and length, each longer one by itself."""
     groups: list[tuple[int, list[int]]] = []
@@ -209,19 +212,34 @@ def _gather_groups(
         if count > TILE_ROWS:
             groups.append((TILE_ROWS, [i]))
         else:
-            least = max(count, -(-_MIN_PRODUCT_ROWS // num_groups))
-            tile_rows = next(size for size in tile_sizes if size >= least)
-            short.append((tile_rows, _padded_keys(sequence.start + count), i))
+            limit = next(size for size in tile_sizes if size >= max(count, min_rows))
+            short.append((limit, _padded_keys(sequence.start + count), i))
     short.sort(reverse=True)
     longest, current = 0, 0
-    for tile_rows, num_keys, i in short:
+    for limit, num_keys, i in short:
         is_near = longest <= 2 * num_keys or longest <= _FREELY_PADDED_KEYS
-        if tile_rows == current and is_near:
+        if limit == current and is_near:
             groups[-1][1].append(i)
         else:
-            groups.append((tile_rows, [i]))
-            longest, current = num_keys, tile_rows
-    return groups
+            groups.append((limit, [i]))
+            longest, current = num_keys, limit
+    return [
+        (_tile_rows(limit, members, sequences, min_rows, tile_sizes), sorted(members))
+        for limit, members in groups
+    ]
+
+
+def _tile_rows(
+    limit: int,
+    members: list[int],
+    sequences: Sequence[SequenceRows],
+    min_rows: int,
+    tile_sizes: Sequence[int],
+) -> int:
+    """Rows of the tiles of sequences that have at most `limit` each."""
+    if len(tile_sizes) == 1:
+        return limit
+    return min(limit, max(min_rows, *(len(sequences[i].token_ids) for i in members)))
 
 
 def _num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
@@ -234,38 +252,26 @@ def _padded_keys(num_keys: int) -> int:
 
 
 def _plan_gather(
-    tables: list[Blocks],
-    blocks_read: list[int],  # how many of each table
-    tiles: _Tiles,
-    storage: KVStorage,
-    masks: _MaskPlan,
+    tables: list[list[int]], tiles: _Tiles, storage: KVStorage, masks: _MaskPlan, num_rows: int
 ) -> KeyGather:
-    num_keys = max(_padded_keys(last + 1) for _, last in tiles.ends)
-    blocks_each = -(-num_keys // storage.block_size)
-    padding = [storage.null_block] * blocks_each
-    ids = [
-        (table.block_ids[:num_blocks] + padding)[:blocks_each]
-        for table, num_blocks in zip(tables, blocks_read, strict=True)
-    ]
-    first_block = ids[0][0]
-    block_index = None
-    if len(tables) > 1 or ids[0] != list(range(first_block, first_block + blocks_each)):
-        heads = torch.arange(storage.num_heads, device=storage.device) * storage.num_blocks_padded
-        block_ids = torch.tensor(ids, device=storage.device).flatten()
-        block_index = (heads[:, None] + block_ids).flatten()
+    device = storage.device
+    blocks_per_chunk = KEY_CHUNK // math.gcd(KEY_CHUNK, storage.block_size)
+    chunk = blocks_per_chunk * storage.block_size
+    num_chunks = max(last // chunk + 1 for _, last in tiles.ends)
     tiles_together = len(tables) if len(tables) > 1 else 1
     batches = []
     for start in range(0, len(tiles.ends), tiles_together):
         ends = tiles.ends[start : start + tiles_together]
-        num_keys_seen = _padded_keys(max(last for _, last in ends) + 1)
-        made = masks.make(ends, tiles.size, num_keys_seen)
-        batches.append(TileBatch(start, len(ends), num_keys_seen, made))
+        num_seen = max(last // chunk + 1 for _, last in ends)
+        made = masks.make(ends, tiles.size, num_seen * chunk)
+        batches.append(TileBatch(start, len(ends), num_seen, made))
+    is_all = tiles.rows == list(range(num_rows))
     return KeyGather(
-        block_index=block_index,
-        first_block=first_block,
+        reads=plan_reads(
+            tables, num_chunks, blocks_per_chunk, storage.null_block, device, len(batches) > 1
+        ),
         num_sequences=len(tables),
-        num_keys=num_keys,
         tile_rows=tiles.size,
-        row_index=torch.tensor(tiles.rows, device=storage.device),
+        row_index=None if is_all else torch.tensor(tiles.rows, device=device),
         batches=batches,
     )

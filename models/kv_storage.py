@@ -25,23 +25,24 @@ class KVSizes:
 
 
 class KVStorage:
-    """Keys and values of all layers, in blocks. One block more than the pool: it stays zero."""
+    """Keys and values of all layers, in blocks. One block more than the pool: it stays zero.
+
+    A block's tokens lie together head by head, [blocks, K, block_size, D], so that one batched
+    product multiplies any stretch of blocks where it is.
+    """
 
     def __init__(self, sizes: KVSizes) -> None:
         self.block_size = sizes.block_size
         self.num_heads = sizes.num_heads
         self.head_dim = sizes.head_dim
-        self.num_blocks_padded = sizes.num_blocks + 1
         self.null_block = sizes.num_blocks
         shape = (
-            *(sizes.num_layers, 2, sizes.num_heads),
-            *(self.num_blocks_padded, sizes.block_size, sizes.head_dim),
+            *(sizes.num_layers, 2, sizes.num_blocks + 1),
+            *(sizes.num_heads, sizes.block_size, sizes.head_dim),
         )
         self._blocks = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
-        slots = self._blocks.flatten(3, 4)  # [layers, 2, K, slots, D]
-        whole = self._blocks.flatten(4, 5).flatten(2, 3)  # [layers, 2, K * B, block_size * D]
-        self.slots = list(slots)
-        self.blocks = [(layer[0], layer[1]) for layer in whole]
+        self.blocks = [(layer[0], layer[1]) for layer in self._blocks]  # keys, values of a layer
+        self._rows = list(self._blocks.flatten(2, 4))  # [2, blocks * K * block_size, D] of a layer
 
     @property
     def device(self) -> torch.device:
@@ -49,13 +50,25 @@ class KVStorage:
         return self._blocks.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._blocks.dtype
+
+    @property
     def num_bytes(self) -> int:
         """Memory of all keys and values."""
         return self._blocks.nbytes
 
-    def write(self, layer: int, row_slots: Tensor, rows: Tensor) -> None:
-        """Store keys and values `rows` [2, K, R, D] in the slots of their positions, [R]."""
-        self.slots[layer].index_copy_(2, row_slots, rows)
+    def row_index(self, slots: list[int]) -> Tensor:
+        """What `write` wants for rows whose positions are these slots, block by block: [K * R]."""
+        size, num_heads = self.block_size, self.num_heads
+        firsts = [slot // size * size * num_heads + slot % size for slot in slots]
+        heads = torch.arange(num_heads, device=self.device) * size
+        return (heads[:, None] + torch.tensor(firsts, device=self.device)).flatten()
+
+    def write(self, layer: int, row_index: Tensor, rows: Tensor) -> None:
+        """Store keys and values `rows` [2, K, R, D] where `row_index` of their slots says."""
+        self._rows[layer].index_copy_(1, row_index, rows.flatten(1, 2))
 
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether these blocks, all rows of which are written, hold no NaN and no infinity.
@@ -64,9 +77,9 @@ class KVStorage:
         model that ranks share, this rank's heads tell, because rows are summed over the ranks.
         """
         index = torch.tensor(block_ids, device=self.device)
-        return bool(self._blocks[-1].index_select(2, index).isfinite().all())
+        return bool(self._blocks[-1].index_select(1, index).isfinite().all())
 
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""
         index = torch.tensor(block_ids, device=self.device)
-        self._blocks.index_fill_(3, index, 0)
+        self._blocks.index_fill_(2, index, 0)

@@ -284,11 +284,10 @@ class Walk:
         unused = {b for b in range(NUM_BLOCKS) if b not in used and not self.pool.is_kept(b)}
         fresh = sorted(unused - self._unused)
         self._unused = unused
-        slots = [b * BLOCK_SIZE + i for b in fresh for i in range(BLOCK_SIZE)]
-        index = torch.tensor(slots, dtype=torch.long)
-        for layer in self.runner._storage.slots:
-            for part in layer:  # keys, values: [K, slots, D]
-                part.index_fill_(1, index, float("nan"))
+        index = torch.tensor(fresh, dtype=torch.long)
+        for layer in self.runner._storage.blocks:
+            for part in layer:  # keys, values: [blocks, K, BLOCK_SIZE, D]
+                part.index_fill_(0, index, float("nan"))
 
 
 def _sequence(rows: PlannedRows) -> SequenceRows:

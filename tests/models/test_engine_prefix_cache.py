@@ -213,12 +213,12 @@ def test_what_is_not_finite_is_not_published(monkeypatch):
     watched.submit("bad", random_prompt(7, 40))
     watched.submit("good", random_prompt(8, 40))
     tables = engine.block_tables()
-    keys, _ = runner._storage.slots[-1]
+    keys, _ = runner._storage.blocks[-1]
     forward = runner.forward
 
     def break_a_row(sequences):
         logits = forward(sequences)
-        keys[0, tables[0].block_ids[1] * 16 + 3, 2] = float("nan")
+        keys[tables[0].block_ids[1], 0, 3, 2] = float("nan")
         return logits
 
     monkeypatch.setattr(runner, "forward", break_a_row)

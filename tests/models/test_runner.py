@@ -147,9 +147,9 @@ def test_running_out_of_blocks_leaves_sessions_intact(tiny_target):
 
 
 def _fill_with_nan(runner: ModelRunner) -> None:
-    for layer in runner._storage.slots:
+    for layer in runner._storage.blocks:
         for part in layer:
-            part[:, : runner.pool.num_blocks * runner.pool.block_size] = float("nan")
+            part[: runner.pool.num_blocks] = float("nan")
 
 
 def test_nothing_that_former_owners_left_is_read(tiny_target):

@@ -65,9 +65,10 @@ class Bench:
 
     def write(self, sequences: list[SequenceRows], layer: int) -> None:
         plan = plan_pass(sequences, self.heads, HEADS // KEY_HEADS, (None, None))
-        rows = self.randn(2, KEY_HEADS, len(plan.row_slots), HEAD_DIM)
+        row_slots = self.varlen(sequences).row_slots
+        rows = self.randn(2, KEY_HEADS, len(row_slots), HEAD_DIM)
         self.heads.write(layer, plan.row_slots, rows)
-        self.pages.write(layer, self.varlen(sequences).row_slots, rows)
+        self.pages.write(layer, row_slots, rows)
 
     def varlen(self, sequences: list[SequenceRows], pad_to: int | None = None) -> VarlenPass:
         shape = exact_shape(sequences, BLOCK_SIZE)
@@ -152,8 +153,11 @@ def test_a_window_counts_the_row_itself(window: int):
     query = bench.randn(3, HEADS, HEAD_DIM)
     got = bench.varlen(sequences).attend(0, query, AttentionFeatures(SCALE, window=window))
     keys, values = (
-        part[:, sequences[0].table.block_ids].flatten(1, 2)[:, :20].repeat_interleave(2, 0)
-        for part in bench.heads.slots[0].unflatten(2, (-1, BLOCK_SIZE))
+        part[sequences[0].table.block_ids]
+        .transpose(0, 1)
+        .flatten(1, 2)[:, :20]
+        .repeat_interleave(2, 0)
+        for part in bench.heads.blocks[0]
     )
     for row in range(3):
         scores = (keys @ query[row][:, :, None])[..., 0] * SCALE
