@@ -57,7 +57,10 @@ class ModelConfig(Section):
         description="Share of the GPU's memory for weights and KV blocks together; the rest is "
         "left to what passes need besides.",
     )
-    block_size: PositiveInt = Field(default=16, description="Tokens per KV block.")
+    block_size: PositiveInt = Field(
+        default=64,
+        description="Tokens per KV block; fewer cost a CPU speed: they are copied together.",
+    )
     max_batch_rows: PositiveInt = Field(
         default=512, description="Rows of one forward pass; longer prompts come in chunks."
     )

@@ -77,7 +77,7 @@ def plan_reads(
     blocks_per_chunk: int,
     null_block: int,
     device: torch.device,
-    must_be_in_order: bool = False,
+    must_be_in_one_piece: bool = False,
 ) -> BlockReads:
     """Reads of sessions with the blocks `tables`, padded to `num_chunks` chunks each.
 
@@ -87,13 +87,14 @@ def plan_reads(
         blocks_per_chunk: blocks that are joined.
         null_block: a block of zeros.
         device: where the storage is.
-        must_be_in_order: copy the blocks if they cannot be read in order.
+        must_be_in_one_piece: copy the blocks if they do not lie in order in one stretch.
     """
     runs = _long_runs(tables) if blocks_per_chunk == 1 else []
     if runs:
         reads = _Reads.of(runs, tables)
         sorting = reads.sorting(num_chunks, device)
-        if sorting is None or not must_be_in_order:
+        num_parts = len(runs) + bool(reads.copied)
+        if not must_be_in_one_piece or (sorting is None and num_parts == 1):
             copied = torch.tensor(reads.copied, device=device) if reads.copied else None
             return BlockReads(1, runs, copied, torch.tensor(reads.owners, device=device), sorting)
     num_blocks = num_chunks * blocks_per_chunk

@@ -29,7 +29,8 @@ class EngineConfig:
         kv_cache_memory: the same in bytes of each rank, in place of `kv_cache_tokens`.
         gpu_memory_utilization: or as the share of the device's memory that weights and KV take
             together.
-        block_size: tokens per KV block, the unit in which the pool is handed out.
+        block_size: tokens per KV block, the unit in which the pool is handed out. Fewer than 64
+            cost a CPU speed: such blocks are copied together in every layer.
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
         max_prefill_slowdown: how many times longer than without others' prompts a running stream's
             gap between tokens may be; above 1. Chunks of prompts are cut to keep it.
@@ -58,7 +59,7 @@ class EngineConfig:
     kv_cache_tokens: int = 32768
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float | None = None
-    block_size: int = 16
+    block_size: int = 64
     max_batch_rows: int = 512
     max_prefill_slowdown: float = 2.0
     num_threads: int | None = None

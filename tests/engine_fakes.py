@@ -89,7 +89,13 @@ def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: int) ->
 
     Loaded once for all tests, with a new block pool each time: one engine at a time may use it.
     """
-    sizes = {"max_model_len": 256, "kv_cache_tokens": 2048, "max_batch_rows": 64, "num_threads": 1}
+    sizes = {
+        "max_model_len": 256,
+        "kv_cache_tokens": 2048,
+        "block_size": 16,
+        "max_batch_rows": 64,
+        "num_threads": 1,
+    }
     path = tiny_checkpoint(noise=noise)
     runner = _load_runner(EngineConfig(model_path=str(path), dtype=dtype, **(sizes | limits)))
     runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_size)

@@ -220,7 +220,13 @@ def shared_engine(
 ) -> Iterator[SharedEngine]:
     """A draft or target engine whose model is shared by `world_size` processes."""
     idle_timeout_s = limits.pop("idle_timeout_s", WAIT_S)
-    sizes = {"max_model_len": 256, "kv_cache_tokens": 2048, "max_batch_rows": 256, "num_threads": 1}
+    sizes = {
+        "max_model_len": 256,
+        "kv_cache_tokens": 2048,
+        "block_size": 16,
+        "max_batch_rows": 256,
+        "num_threads": 1,
+    }
     config = EngineConfig(
         model_path=str(path), dtype=dtype, tensor_parallel_size=world_size, **(sizes | limits)
     )

@@ -75,9 +75,10 @@ def test_a_block_is_multiplied_for_its_owner_and_counted_once(
 
 
 @given(tables())
-def test_in_order_means_the_first_blocks_are_the_first_read(sessions: list[list[int]]):
-    reads = plan_reads(sessions[:1], len(sessions[0]), 1, NULL, CPU, must_be_in_order=True)
+def test_one_piece_has_the_blocks_in_their_order(sessions: list[list[int]]):
+    reads = plan_reads(sessions[:1], len(sessions[0]), 1, NULL, CPU, must_be_in_one_piece=True)
     assert reads.sorting is None
+    assert len(reads.parts(STORAGE)) == 1
     assert read(reads) == sessions[0]
 
 

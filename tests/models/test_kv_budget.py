@@ -17,6 +17,7 @@ def config(**changes: object) -> EngineConfig:
         "model_path": str(tiny_checkpoint(noise=0.0)),
         "dtype": "float32",
         "max_model_len": 64,
+        "block_size": 16,
         "num_threads": 1,
     }
     return EngineConfig(**(values | changes))

@@ -16,8 +16,8 @@ VOCAB_SIZE = 512
 
 
 def _runner(path: str, dtype: str = "float32", **overrides: int) -> ModelRunner:
-    fields = {"max_model_len": 512, "kv_cache_tokens": 4096, "num_threads": 1, **overrides}
-    return ModelRunner(EngineConfig(model_path=path, dtype=dtype, **fields))
+    fields = {"max_model_len": 512, "kv_cache_tokens": 4096, "block_size": 16, "num_threads": 1}
+    return ModelRunner(EngineConfig(model_path=path, dtype=dtype, **(fields | overrides)))
 
 
 @pytest.fixture(scope="module")
