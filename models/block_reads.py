@@ -160,8 +160,12 @@ class _Reads:
                 sources[place] = session * num_blocks + index
         if filled == list(range(num_read)):
             return None
-        tensors = [torch.tensor(ids, device=device) for ids in (owned, filled, sources)]
-        return Sorting(*tensors, is_padded=num_read in filled)
+        return Sorting(
+            owned=torch.tensor(owned, device=device),
+            filled=torch.tensor(filled, device=device),
+            sources=torch.tensor(sources, device=device),
+            is_padded=num_read in filled,
+        )
 
 
 def _blocks_of(runs: list[tuple[int, int]]) -> Iterator[int]:
