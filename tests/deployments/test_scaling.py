@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import cloudpickle
@@ -14,7 +17,9 @@ from ray.serve._private.autoscaling_state import _resolve_policy_callable
 from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
+from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
+from deployments.config import AppConfig
 from deployments.scaling import ConstraintPolicy, DraftPolicy, Need, TargetPolicy, decide
 
 NOW_S = 1_000_000.0
@@ -276,3 +281,53 @@ def test_serves_delays_hold_for_our_policies() -> None:
             policy = _apply_autoscaling_config(_resolve_policy_callable(settings.policy))
             num_wanted, _ = policy(context(reports, config=settings))
             assert num_wanted == expected, (delay, delay_s)
+
+
+# --- the shipped configs ----------------------------------------------------------------------
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def prod(text: str | None = None) -> tuple[AppConfig, dict[str, DeploymentSchema]]:
+    content = yaml.safe_load(text or (CONFIGS / "prod.yaml").read_text())
+    [application] = ServeDeploySchema.model_validate(content).applications
+    deployments = {deployment.name: deployment for deployment in application.deployments}
+    return AppConfig.model_validate(application.args), deployments
+
+
+def test_every_kind_has_its_policy_with_limits_below_what_a_replica_takes() -> None:
+    args, deployments = prod()
+    assert args.draft is not None
+    takes = {"Target": args.target, "Draft": args.draft, "Constraint": args.constraint}
+    for name, section in takes.items():
+        policy = AutoscalingConfig.model_validate(deployments[name].autoscaling_config).policy
+        assert policy.policy_function == f"deployments.scaling:{name}Policy"
+        made = _resolve_policy_callable(policy)
+        assert isinstance(made._sessions, int)
+        assert made._sessions < section.max_sessions, "or its queue is never seen"
+        made(context([None]))
+        assert set(made._limits) | {"sessions", "spare"} == set(policy.policy_kwargs)
+    router = AutoscalingConfig.model_validate(deployments["Router"].autoscaling_config)
+    assert router.get_target_ongoing_requests() < args.router.max_sessions
+
+
+def test_one_line_gives_a_second_draft() -> None:
+    """The line that the config's own head names."""
+    text = (CONFIGS / "prod.yaml").read_text()
+    named = re.search(r"# To scale the draft from 1 to 2: deployments, Draft, (\w+)\.", text)
+    assert named is not None
+    before, draft = text.split("- name: Draft\n")
+    changed = re.sub(rf"\b{named[1]}: 1 ", f"{named[1]}: 2 ", draft, count=1)
+    assert sum(a != b for a, b in zip(draft.split("\n"), changed.split("\n"), strict=True)) == 1
+    _, deployments = prod(before + "- name: Draft\n" + changed)
+    scaling = AutoscalingConfig.model_validate(deployments["Draft"].autoscaling_config)
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 2)
+
+
+def test_every_scaling_key_is_explained() -> None:
+    text = (CONFIGS / "prod.yaml").read_text()
+    for _, deployment in prod()[1].items():
+        scaling = dict(deployment.autoscaling_config)  # type: ignore[arg-type]  # as written
+        policy = scaling.pop("policy", {})
+        for key in [*scaling, *policy.get("policy_kwargs", {})]:
+            assert re.search(rf"^ *{key}: \S+ +# ", text, re.MULTILINE), key
