@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import ray
+from ray import serve
 
 from deployments.config import GrammarServiceConfig, LinkConfig
 from deployments.constraint_meters import ConstraintMeters
@@ -25,6 +26,7 @@ from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_workers import ConstraintWorkers
 from deployments.link_server import AsyncLinkServer, Peer
 from deployments.meters import Meters
+from deployments.metrics_page import Page
 from deployments.model_files import read_vocab_size
 from deployments.ray_meters import RayMirror
 from models.messages import (
@@ -112,14 +114,11 @@ class ConstraintReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the deployment has an autoscaling_config; see `scaling`."""
-        return {
-            "queue_length": float(self._workers.stats.queue_length),
-            "sessions": float(len(self._leases)),
-        }
+        return {"queue_length": float(self._workers.stats.queue_length)}
 
-    async def metrics_text(self) -> bytes:
-        """The replica's own instruments in Prometheus' text format."""
-        return self._meters.text()
+    async def metrics_page(self) -> Page:
+        """The replica's id and its instruments, for the page of a router."""
+        return serve.get_replica_context().replica_id.unique_id, self._meters.text()
 
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""

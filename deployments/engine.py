@@ -22,6 +22,7 @@ import os
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
+from ray import serve
 from ray.exceptions import RayError
 
 from deployments.config import LinkConfig, ModelConfig
@@ -29,6 +30,7 @@ from deployments.engine_loop import LoopStats
 from deployments.engine_meters import EngineMeters, EngineReport
 from deployments.leader import EngineKind, LeaseKey, RankReport
 from deployments.meters import Meters
+from deployments.metrics_page import Page
 from deployments.rank_group import RankGroup
 from deployments.ray_meters import RayMirror
 from models.messages import LeaseGrant, LeaseRequest
@@ -109,11 +111,11 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the deployment has an autoscaling_config; see `scaling`."""
-        return self._report.take(len(self._leases))
+        return self._report.take()
 
-    async def metrics_text(self) -> bytes:
-        """The replica's own instruments in Prometheus' text format."""
-        return self._meters.text()
+    async def metrics_page(self) -> Page:
+        """The replica's id and its instruments, for the page of a router."""
+        return serve.get_replica_context().replica_id.unique_id, self._meters.text()
 
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""

@@ -94,7 +94,7 @@ class EngineReport:
         if self._reported is None:
             self._reported = stats
 
-    def take(self, num_leases: int) -> dict[str, float]:
+    def take(self) -> dict[str, float]:
         """The load now and the busy share since the last report; nothing before the first look."""
         stats, before = self._stats, self._reported
         if stats is None or before is None:
@@ -107,5 +107,4 @@ class EngineReport:
             "kv_use": stats.load.kv_use,
             "waiting_tokens": float(stats.load.num_waiting_tokens),
             "busy": self._busy,
-            "sessions": float(num_leases),
         }

@@ -12,7 +12,9 @@ from deployments.constraint_workers import ConstraintStats
 from deployments.engine_loop import LoopStats
 from deployments.engine_meters import EngineMeters, EngineReport
 from deployments.meters import Meters
+from deployments.metrics_page import merged
 from deployments.ray_meters import RayMirror
+from deployments.request_metrics import RequestMetrics
 from models.engine_load import EngineLoad
 
 LABELS = {"model_name": "tiny", "engine": "draft"}
@@ -119,24 +121,65 @@ def looked(at_s: float, passes_s: float) -> LoopStats:
 
 
 def test_before_the_first_look_there_is_nothing_to_report():
-    assert EngineReport().take(3) == {}
+    assert EngineReport().take() == {}
 
 
 def test_the_busy_share_counts_from_report_to_report():
     report = EngineReport()
     report.note(looked(100.0, passes_s=50.0))
-    first = report.take(num_leases=5)
-    assert first == {"kv_use": 0.25, "waiting_tokens": 77.0, "busy": 0.0, "sessions": 5.0}
+    assert report.take() == {"kv_use": 0.25, "waiting_tokens": 77.0, "busy": 0.0}
     report.note(looked(101.0, passes_s=50.0))
     report.note(looked(104.0, passes_s=53.0))  # looks in between do not matter
-    assert report.take(5)["busy"] == pytest.approx(0.75)
-    assert report.take(5)["busy"] == pytest.approx(0.75), "nobody has looked since"
+    assert report.take()["busy"] == pytest.approx(0.75)
+    assert report.take()["busy"] == pytest.approx(0.75), "nobody has looked since"
     report.note(looked(106.0, passes_s=53.0))
-    assert report.take(5)["busy"] == 0.0
+    assert report.take()["busy"] == 0.0
 
 
 def test_a_pass_that_outlasts_a_look_is_no_more_than_all_the_time():
     report = EngineReport()
     report.note(looked(10.0, passes_s=1.0))
     report.note(looked(10.5, passes_s=3.0))  # began before the first look
-    assert report.take(1)["busy"] == 1.0
+    assert report.take()["busy"] == 1.0
+
+
+# --- many replicas on one page ----------------------------------------------------------------
+
+
+def test_a_page_of_many_replicas_tells_them_apart():
+    target, draft = (
+        EngineMeters(Meters({"model_name": "tiny", "engine": engine}))
+        for engine in ("target", "draft")
+    )
+    target.update(LOAD, 5)
+    draft.update(replace(LOAD, num_free_blocks=10), 4)
+    constraint = ConstraintMeters(Meters({"model_name": "tiny", "engine": "constraint"}))
+    constraint.update(ConstraintStats(opens=3), 2)
+    page = merged([("t1", target.text()), ("d1", draft.text()), ("c1", constraint.text())])
+    families = list(text_string_to_metric_families(page.decode()))
+    assert len({family.name for family in families}) == len(families), "each is named once"
+    found = {
+        (sample.name, sample.labels["engine"], sample.labels["replica"]): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert found["outrider:leases", "target", "t1"] == 5
+    assert found["outrider:leases", "constraint", "c1"] == 2
+    assert found["vllm:kv_cache_usage_perc", "target", "t1"] == 0.25
+    assert found["vllm:kv_cache_usage_perc", "draft", "d1"] == 0.75
+    assert found["outrider:grammars_opened_total", "constraint", "c1"] == 3
+    assert found["vllm:prefix_cache_hits_total", "draft", "d1"] == 300
+    assert {family.type for family in families if family.name == "outrider:passes"} == {"counter"}
+
+
+def test_no_name_is_both_a_routers_and_an_engines():
+    """Or a router's page would have it twice, and a sum over all processes would count it so."""
+    of_router = names(RequestMetrics(Meters(LABELS)).text())
+    others = merged(
+        [("e", EngineMeters(Meters(LABELS)).text()), ("c", ConstraintMeters(Meters(LABELS)).text())]
+    )
+    assert of_router & names(others) == set()
+
+
+def names(text: bytes) -> set[str]:
+    return {family.name for family in text_string_to_metric_families(text.decode())}

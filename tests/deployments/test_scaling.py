@@ -130,6 +130,13 @@ def test_sessions_count_where_a_limit_is_given(num_requests: float, wanted: int)
     assert TargetPolicy(spare=0.3)(context(reports, num_requests=num_requests)) == (1, {})
 
 
+def test_a_sum_of_shares_that_misses_a_whole_number_is_that_number() -> None:
+    load = 0.1 * 3 * 10
+    assert load > 3
+    assert decide([need(load)], 1, 0.0) == 3
+    assert decide([need(load)], 9, 0.0) == 3
+
+
 def test_up_goes_by_the_mean_and_down_by_the_peak() -> None:
     policy = DraftPolicy(busy=0.5, spare=0.0)
     burst = {"busy": [0.1, 1.0, 0.1, 0.1]}
