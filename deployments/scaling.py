@@ -15,23 +15,26 @@ must stand), `min_replicas` and `max_replicas`, and that a replica which leaves 
 sessions (`graceful_shutdown_timeout_s`). These policies never ask for fewer than one replica.
 
 Serve's controller imports nothing for this: it gets the classes by value. An exception here would
-hold up the scaling of the whole application, so whatever the reports hold, there is an answer.
+hold up every application, so there is an answer whatever the limits and the reports are.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
+
+logger = logging.getLogger("ray.serve")
 
 Decision = tuple[int, dict[str, Any]]
 
 _ROUNDING = 1e-9  # sums of shares miss whole numbers by less
 _STALE_LOOK_BACKS = 3.0  # a report is this many look-back periods old: its replica is silent
-_SPARE = 0.3
 
 
 class Need(NamedTuple):
@@ -60,35 +63,55 @@ def decide(needs: Iterable[Need], num_now: int, spare: float) -> int:
 class _Policy:
     """Serve makes one of these when it deploys and calls it ten times a second.
 
-    Args:
-        limits: what one replica should carry of each report it sends.
-        sessions: how many sessions one replica should have, waiting ones included; None: any.
-        spare: see `decide`.
+    `policy_kwargs` may give any of the `defaults`. With one that is wrong the number of replicas
+    stays as it is and Serve's controller logs why: an exception would keep it from deploying, and
+    it would try again for ever. `complaint` is for those who check a config beforehand.
 
-    Raises:
-        ValueError: a limit is out of range; the message names it.
+    Args:
+        policy_kwargs: a limit by its name; what one replica should carry.
     """
 
-    def __init__(self, limits: Mapping[str, float], sessions: float | None, spare: float) -> None:
-        for name, limit in {**limits, "sessions": 1.0 if sessions is None else sessions}.items():
-            if not (_is_number(limit) and limit > 0.0):
-                raise ValueError(f"policy_kwargs: {name} must be a number above 0, got {limit!r}")
-        if not (_is_number(spare) and 0.0 <= spare < 1.0):
-            raise ValueError(f"policy_kwargs: spare must be at least 0 and below 1, got {spare!r}")
-        self._limits = dict(limits)
-        self._sessions = sessions
-        self._spare = spare
+    defaults: ClassVar[Mapping[str, float | None]]  # None: no limit unless one is given
+    shares: ClassVar[frozenset[str]] = frozenset()  # limits that are at most 1
+
+    def __init__(self, **policy_kwargs: Any) -> None:
+        given = {**self.defaults, **policy_kwargs}
+        self.complaint = self._complaint(given)
+        if self.complaint:
+            logger.error("%s: %s; nothing is scaled", type(self).__name__, self.complaint)
+            return
+        self._spare: float = given.pop("spare")
+        self._sessions: float | None = given.pop("sessions")
+        self._limits: dict[str, float] = given
 
     def __call__(self, context: AutoscalingContext) -> Decision:
         """See `ray.serve.config.AutoscalingContext`; no state is kept."""
         num_now = context.target_num_replicas
-        if not context.running_replicas:  # all are starting, or lost and being replaced
+        # No replica runs: all are starting, or lost and being replaced.
+        if self.complaint or not context.running_replicas:
             return num_now, {}
         needs = [self._need(context, name, limit) for name, limit in self._limits.items()]
         if self._sessions is not None:
             share = _clean(context.total_num_requests) / self._sessions
             needs.append(Need(usual=share, most=share))
         return decide(needs, num_now, self._spare), {}
+
+    def _complaint(self, given: Mapping[str, object]) -> str:
+        """What is wrong with the limits, or ""."""
+        for name, limit in given.items():
+            if name not in self.defaults:
+                return f"policy_kwargs: unknown key {name!r}, there are {', '.join(self.defaults)}"
+            if limit is None and self.defaults[name] is None:
+                continue
+            if not isinstance(limit, int | float) or not _is_number(limit):
+                return f"policy_kwargs: {name} must be a number, got {limit!r}"
+            if name == "spare":
+                if not 0.0 <= limit < 1.0:
+                    return f"policy_kwargs: spare must be at least 0 and below 1, got {limit!r}"
+            elif limit <= 0.0 or (name in self.shares and limit > 1.0):
+                most = " and at most 1" if name in self.shares else ""
+                return f"policy_kwargs: {name} must be above 0{most}, got {limit!r}"
+        return ""
 
     def _need(self, context: AutoscalingContext, name: str, limit: float) -> Need:
         means = (context.aggregated_metrics or {}).get(name, {})
@@ -111,61 +134,38 @@ class _Policy:
 class TargetPolicy(_Policy):
     """Targets by KV use and waiting tokens.
 
-    Args:
-        kv_use: share of a replica's KV blocks that sessions should hold at most, 0 to 1.
-        waiting_tokens: prompt tokens that may wait to be computed; what a replica computes in the
-            time that a first token may take.
-        sessions: sessions a replica should hold; below its `max_sessions`, at which new ones wait
-            where only routers see them.
-        spare: share of these limits that stays free when a replica goes.
+    `kv_use`: share of its KV blocks that sessions should hold at most, 0 to 1. `waiting_tokens`:
+    prompt tokens that may wait, about what a replica computes in the time a first token may take.
+    `sessions`: with those that wait for a place; below `max_sessions`, at which new ones wait where
+    only routers see them. `spare`: see `decide`.
     """
 
-    def __init__(
-        self,
-        *,
-        kv_use: float = 0.8,
-        waiting_tokens: float = 8192,
-        sessions: float | None = None,
-        spare: float = _SPARE,
-    ) -> None:
-        limits = {"kv_use": _share("kv_use", kv_use), "waiting_tokens": waiting_tokens}
-        super().__init__(limits, sessions, spare)
+    defaults = MappingProxyType(
+        {"kv_use": 0.8, "waiting_tokens": 8192, "sessions": None, "spare": 0.3}
+    )
+    shares = frozenset({"kv_use"})
 
 
 class DraftPolicy(_Policy):
     """Drafts by busy time.
 
-    Args:
-        busy: share of the time that a draft should spend in passes, 0 to 1.
-        sessions: sessions a replica should hold; at its `max_sessions` further ones go undrafted.
-        spare: share of these limits that stays free when a replica goes.
+    `busy`: share of the time spent in passes, 0 to 1. It says when a draft cannot keep up, not how
+    much less would do: sessions share passes, so it falls slower than they do. `sessions`: at
+    `max_sessions` further ones go undrafted. `spare`: see `decide`.
     """
 
-    def __init__(
-        self, *, busy: float = 0.7, sessions: float | None = None, spare: float = _SPARE
-    ) -> None:
-        super().__init__({"busy": _share("busy", busy)}, sessions, spare)
+    defaults = MappingProxyType({"busy": 0.7, "sessions": None, "spare": 0.3})
+    shares = frozenset({"busy"})
 
 
 class ConstraintPolicy(_Policy):
     """Constraint replicas by their queue.
 
-    Args:
-        queue_length: requests (grammars, masks, commits) that may wait in a replica.
-        sessions: sessions a replica should hold; below its `max_sessions`.
-        spare: share of these limits that stays free when a replica goes.
+    `queue_length`: requests (grammars, masks, commits) that may wait in a replica. `sessions`:
+    below `max_sessions`. `spare`: see `decide`.
     """
 
-    def __init__(
-        self, *, queue_length: float = 16, sessions: float | None = None, spare: float = _SPARE
-    ) -> None:
-        super().__init__({"queue_length": queue_length}, sessions, spare)
-
-
-def _share(name: str, value: float) -> float:
-    if _is_number(value) and value > 1.0:
-        raise ValueError(f"policy_kwargs: {name} must be at most 1, got {value!r}")
-    return value
+    defaults = MappingProxyType({"queue_length": 16, "sessions": None, "spare": 0.3})
 
 
 def _is_number(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -237,23 +238,39 @@ def test_whoever_goes_leaves_room_for_all_kv(use: list[float], kv_use: float) ->
 
 
 @pytest.mark.parametrize(
-    ("make", "complaint"),
+    ("policy", "limits", "complaint"),
     [
-        (lambda: TargetPolicy(kv_use=0.0), "kv_use must be a number above 0, got 0.0"),
-        (lambda: TargetPolicy(kv_use=80), "kv_use must be at most 1, got 80"),
-        (lambda: TargetPolicy(waiting_tokens=-1), "waiting_tokens must .* above 0, got -1"),
-        (lambda: TargetPolicy(sessions=0), "sessions must .* above 0, got 0"),
-        (lambda: TargetPolicy(spare=1.0), "spare must .* below 1, got 1.0"),
-        (lambda: TargetPolicy(spare=-0.1), "spare must be at least 0"),
-        (lambda: DraftPolicy(busy=1.01), "busy must be at most 1"),
-        (lambda: DraftPolicy(busy="0.7"), "busy must be a number above 0, got '0.7'"),  # type: ignore[arg-type]  # as YAML may
-        (lambda: ConstraintPolicy(queue_length=math.inf), "queue_length must be a number"),
-        (lambda: ConstraintPolicy(spare=None), "spare must .*got None"),  # type: ignore[arg-type]
+        (TargetPolicy, {"kv_use": 0.0}, "kv_use must be above 0 and at most 1, got 0.0"),
+        (TargetPolicy, {"kv_use": 80}, "kv_use must be above 0 and at most 1, got 80"),
+        (TargetPolicy, {"waiting_tokens": -1}, "waiting_tokens must be above 0, got -1"),
+        (TargetPolicy, {"waiting_tokens": None}, "waiting_tokens must be a number, got None"),
+        (TargetPolicy, {"sessions": 0}, "sessions must be above 0, got 0"),
+        (TargetPolicy, {"spare": 1.0}, "spare must be at least 0 and below 1, got 1.0"),
+        (TargetPolicy, {"spare": -0.1}, "spare must be at least 0 and below 1, got -0.1"),
+        (TargetPolicy, {"busy": 0.5}, "unknown key 'busy', there are kv_use, waiting_tokens,"),
+        (DraftPolicy, {"busy": 1.01}, "busy must be above 0 and at most 1"),
+        (DraftPolicy, {"busy": "0.7"}, "busy must be a number, got '0.7'"),
+        (DraftPolicy, {"busy": True}, "busy must be a number, got True"),
+        (ConstraintPolicy, {"queue_length": math.inf}, "queue_length must be a number, got inf"),
     ],
 )
-def test_a_limit_out_of_range_is_refused_by_name(make: Any, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        make()
+def test_with_a_wrong_limit_nothing_is_scaled_and_the_log_says_why(
+    policy: Any, limits: dict[str, Any], complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception would make Serve's controller try for ever, and scale no application."""
+    with caplog.at_level(logging.ERROR, logger="ray.serve"):
+        made = policy(**limits)
+    assert made.complaint.startswith(f"policy_kwargs: {complaint}")
+    assert made.complaint in caplog.text
+    full = {"kv_use": [1.0], "waiting_tokens": [1e9], "busy": [1.0], "queue_length": [1e9]}
+    assert made(context([full], num_wanted=2, num_requests=1e6)) == (2, {})
+
+
+@pytest.mark.parametrize("policy", [TargetPolicy, DraftPolicy, ConstraintPolicy])
+def test_limits_at_the_edge_are_taken(policy: Any) -> None:
+    edge = dict.fromkeys(policy.defaults, 1.0) | {"spare": 0.0}
+    for limits in ({}, {"sessions": None}, edge):
+        assert policy(**limits).complaint == ""
 
 
 def config(policy: str, **kwargs: Any) -> AutoscalingConfig:
@@ -312,7 +329,7 @@ def test_every_kind_has_its_policy_with_limits_below_what_a_replica_takes() -> N
         made = _resolve_policy_callable(policy)
         assert isinstance(made._sessions, int)
         assert made._sessions < section.max_sessions, "or its queue is never seen"
-        made(context([None]))
+        assert made.complaint == ""
         assert set(made._limits) | {"sessions", "spare"} == set(policy.policy_kwargs)
     router = AutoscalingConfig.model_validate(deployments["Router"].autoscaling_config)
     assert router.get_target_ongoing_requests() < args.router.max_sessions

@@ -42,7 +42,7 @@ def targets_by_sessions(config: dict[str, Any]) -> None:
 
 def long_streams() -> list[Case]:
     """Eight that outlast Serve's look at who is idle."""
-    length = {"max_tokens": 800}
+    length = {"max_tokens": 500}
     return [replace(case, body=case.body | length) for case in free_cases(8)]
 
 
