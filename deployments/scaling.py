@@ -127,7 +127,8 @@ class _Policy:
         return Need(usual, max(usual, most))
 
     def _is_fresh(self, context: AutoscalingContext, points: Sequence[Any]) -> bool:
-        limit_s = _STALE_LOOK_BACKS * context.config.look_back_period_s
+        settings: Any = context.config
+        limit_s = _STALE_LOOK_BACKS * settings.look_back_period_s
         return bool(points) and context.current_time - points[-1].timestamp <= limit_s
 
 

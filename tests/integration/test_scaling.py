@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from loadtest.fault_cases import Case, free_cases
+from loadtest.fault_cases import free_cases
 from loadtest.fault_load import FaultLoad
 from loadtest.fault_service import FaultService
 from loadtest.scaling import FAST_METRICS
@@ -27,6 +26,7 @@ def targets_by_sessions(config: dict[str, Any]) -> None:
     [target] = [d for d in application["deployments"] if d["name"] == "Target"]
     del target["num_replicas"]
     target["graceful_shutdown_timeout_s"] = 120
+    target["graceful_shutdown_wait_loop_s"] = 0.1  # every session that it waits for is seen
     target["autoscaling_config"] = {
         "min_replicas": 1,
         "max_replicas": 2,
@@ -40,12 +40,6 @@ def targets_by_sessions(config: dict[str, Any]) -> None:
     }
 
 
-def long_streams() -> list[Case]:
-    """Eight that outlast Serve's look at who is idle."""
-    length = {"max_tokens": 500}
-    return [replace(case, body=case.body | length) for case in free_cases(8)]
-
-
 def sessions_waited_for(service: Served) -> int:
     """The most that a target still had when it was told to stop."""
     logs = service.folder.glob("ray/session_*/logs/serve/replica_*Target*.log")
@@ -54,7 +48,7 @@ def sessions_waited_for(service: Served) -> int:
 
 
 def test_a_target_that_leaves_waits_for_its_streams() -> None:
-    cases = long_streams()
+    cases = free_cases(8)
     with (
         served(
             ROOT / "configs" / "demo.yaml", change=targets_by_sessions, environment=FAST_METRICS
