@@ -355,3 +355,11 @@ def test_every_scaling_key_is_explained() -> None:
         policy = scaling.pop("policy", {})
         for key in [*scaling, *policy.get("policy_kwargs", {})]:
             assert re.search(rf"^ *{key}: \S+ +# ", text, re.MULTILINE), key
+
+
+@pytest.mark.parametrize("policy", [TargetPolicy, DraftPolicy, ConstraintPolicy])
+def test_the_defaults_are_those_the_config_tells(policy: Any) -> None:
+    text = (CONFIGS / "prod.yaml").read_text().split(f"deployments.scaling:{policy.__name__}")[1]
+    told = dict(re.findall(r"^ +(\w+): \S+ +#.*default: (\S+)$", text.split("- name:")[0], re.M))
+    defaults = {n: "any" if value is None else f"{value:g}" for n, value in policy.defaults.items()}
+    assert {name: told[name] for name in defaults} == defaults
