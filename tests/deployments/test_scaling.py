@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray import cloudpickle
 from ray.serve._private.autoscaling_state import _resolve_policy_callable
@@ -196,6 +196,7 @@ def need(load: float) -> Need:
     return Need(load, load)
 
 
+@settings(deadline=None)
 @given(st.lists(loads, min_size=1, max_size=3), counts, spares)
 def test_enough_for_the_load_and_never_none(load: list[float], num_now: int, spare: float) -> None:
     wanted = decide(map(need, load), num_now, spare)
@@ -205,6 +206,7 @@ def test_enough_for_the_load_and_never_none(load: list[float], num_now: int, spa
         assert max(load) <= wanted * (1 - spare) + 1e-6
 
 
+@settings(deadline=None)
 @given(loads, st.floats(0.0, 10.0), counts, spares)
 def test_more_load_never_means_fewer(load: float, more: float, num: int, spare: float) -> None:
     assert decide([need(load)], num, spare) <= decide([need(load + more)], num, spare)
@@ -212,12 +214,14 @@ def test_more_load_never_means_fewer(load: float, more: float, num: int, spare: 
     assert decide([need(load)], num, spare) <= decide([peaky], num, spare)
 
 
+@settings(deadline=None)
 @given(loads, counts, spares)
 def test_a_constant_load_is_settled_at_once(load: float, num_now: int, spare: float) -> None:
     settled = decide([need(load)], num_now, spare)
     assert decide([need(load)], settled, spare) == settled
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(loads, loads), max_size=3), counts, spares)
 def test_each_kind_of_load_can_only_add(
     pairs: list[tuple[float, float]], num_now: int, spare: float
@@ -227,6 +231,7 @@ def test_each_kind_of_load_can_only_add(
     assert decide(needs, num_now, spare) == max([1, *alone])
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8), st.floats(0.3, 1.0))
 def test_whoever_goes_leaves_room_for_all_kv(use: list[float], kv_use: float) -> None:
     wanted, _ = TargetPolicy(kv_use=kv_use, spare=0.3)(context([target(kv) for kv in use]))
