@@ -43,11 +43,14 @@ def build(args: AppConfig) -> Application:
     config = args.resolved()
     check_models(config)
     config = with_shared_vocabulary(config)
-    target = bind_engine("Target", "target", config.target, config.link)
+    name = config.router.model_name
+    target = bind_engine("Target", "target", config.target, config.link, name)
     draft = (
-        None if config.draft is None else bind_engine("Draft", "draft", config.draft, config.link)
+        None
+        if config.draft is None
+        else bind_engine("Draft", "draft", config.draft, config.link, name)
     )
-    constraint = bind_constraint(config.constraint, config.link, config.target.model_path)
+    constraint = bind_constraint(config.constraint, config.link, config.target.model_path, name)
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
@@ -59,7 +62,9 @@ def build(args: AppConfig) -> Application:
     ).bind(config.router, config.link, draft, target, constraint)
 
 
-def bind_engine(name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig) -> Application:
+def bind_engine(
+    name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str = "outrider"
+) -> Application:
     """One Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
     bundle: dict[str, float] = {"CPU": 1}
     if model.device.startswith("cuda"):
@@ -72,11 +77,11 @@ def bind_engine(name: str, kind: EngineKind, model: ModelConfig, link: LinkConfi
         placement_group_strategy="STRICT_PACK",
         **_supervision(model.stall_timeout_s),
         logging_config=_QUIET,
-    )(EngineReplica).bind(kind, model, link)
+    )(EngineReplica).bind(kind, model, link, model_name)
 
 
 def bind_constraint(
-    service: GrammarServiceConfig, link: LinkConfig, model_path: str
+    service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str = "outrider"
 ) -> Application:
     """The Constraint deployment for the vocabulary of the checkpoint at `model_path`."""
     return serve.deployment(
@@ -85,7 +90,7 @@ def bind_constraint(
         ray_actor_options={"num_cpus": _COORDINATOR_CPUS},
         **_supervision(service.stall_timeout_s),
         logging_config=_QUIET,
-    )(ConstraintReplica).bind(service, link, model_path)
+    )(ConstraintReplica).bind(service, link, model_path, model_name)
 
 
 def _supervision(stall_timeout_s: float) -> dict[str, Any]:

@@ -18,12 +18,17 @@ from functools import partial
 from pathlib import Path
 
 import ray
+from ray import serve
 
 from deployments.config import GrammarServiceConfig, LinkConfig
+from deployments.constraint_meters import ConstraintMeters
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_workers import ConstraintWorkers
 from deployments.link_server import AsyncLinkServer, Peer
+from deployments.meters import Meters
+from deployments.metrics_page import Page
 from deployments.model_files import read_vocab_size
+from deployments.ray_meters import RayMirror
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -38,6 +43,7 @@ from models.tokenizer import Tokenizer
 logger = logging.getLogger("ray.serve")
 
 _SWEEP_PERIOD_S = 2.0
+_METER_PERIOD_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -53,14 +59,18 @@ class ConstraintReplica:
         service: children and their limits.
         link: how to listen.
         model_path: the target's checkpoint: its tokenizer, eos ids and vocabulary size.
+        model_name: what clients ask for, a label of the metrics.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, service: GrammarServiceConfig, link: LinkConfig, model_path: str
+        self, service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str
     ) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._idle_timeout_s = service.lease_idle_timeout_s
         self._leases: dict[str, _SessionLease] = {}
+        self._meters = ConstraintMeters(
+            Meters({"model_name": model_name, "engine": "constraint"}, RayMirror())
+        )
         self._workers = ConstraintWorkers(workers_config(service, model_path))
         logger.info("constraint: starting %d children", service.num_children)
         started_s = time.monotonic()
@@ -72,6 +82,7 @@ class ConstraintReplica:
         self._server.start()
         self._grant = LeaseGrant(endpoint=self._server.endpoint)
         self._sweeping = asyncio.create_task(self._sweep(), name="sweep-leases")
+        self._metering = asyncio.create_task(self._meter(), name="meter")
         logger.info(
             "constraint: ready in %.1f s: pid %d, %s",
             time.monotonic() - started_s,
@@ -101,6 +112,14 @@ class ConstraintReplica:
         if not self._server.is_receiving:
             raise RuntimeError("constraint: the link takes no messages any more")
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the deployment has an autoscaling_config; see `scaling`."""
+        return {"queue_length": float(self._workers.stats.queue_length)}
+
+    async def metrics_page(self) -> Page:
+        """The replica's id and its instruments, for the page of a router."""
+        return serve.get_replica_context().replica_id.unique_id, self._meters.text()
+
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""
         counters: dict[str, float] = asdict(self._workers.stats)
@@ -112,6 +131,7 @@ class ConstraintReplica:
         if sweeping is None:
             return
         sweeping.cancel()
+        self._metering.cancel()
         await self._server.close()
         await self._workers.stop()
 
@@ -132,6 +152,11 @@ class ConstraintReplica:
     def _forget(self, session_id: str) -> None:
         close = GrammarClose(session_id=session_id, epoch=self._grant.endpoint.epoch)
         self._workers.submit(close, _ignore)
+
+    async def _meter(self) -> None:
+        while True:
+            self._meters.update(self._workers.stats, len(self._leases))
+            await asyncio.sleep(_METER_PERIOD_S)
 
     async def _sweep(self) -> None:
         while True:

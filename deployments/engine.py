@@ -22,12 +22,17 @@ import os
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
+from ray import serve
 from ray.exceptions import RayError
 
 from deployments.config import LinkConfig, ModelConfig
 from deployments.engine_loop import LoopStats
+from deployments.engine_meters import EngineMeters, EngineReport
 from deployments.leader import EngineKind, LeaseKey, RankReport
+from deployments.meters import Meters
+from deployments.metrics_page import Page
 from deployments.rank_group import RankGroup
+from deployments.ray_meters import RayMirror
 from models.messages import LeaseGrant, LeaseRequest
 
 logger = logging.getLogger("ray.serve")
@@ -45,10 +50,11 @@ class EngineReplica:
         kind: which of the two.
         model: what to load.
         link: how the leader listens.
+        model_name: what clients ask for, a label of the metrics.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, kind: EngineKind, model: ModelConfig, link: LinkConfig
+        self, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str
     ) -> None:
         # An accident here must not take a GPU that is meant for a rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -58,7 +64,9 @@ class EngineReplica:
         self._released: set[LeaseKey] = set()  # to be told to the leader
         self._has_released = asyncio.Event()
         self._is_stopping = False
-        self._ranks = RankGroup(kind, model, link)
+        self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, RayMirror()))
+        self._report = EngineReport()
+        self._ranks = RankGroup(kind, model, link, self._note_stats)
         logger.info("%s: loading %s (%s, %s)", kind, model.model_path, model.dtype, model.device)
         try:
             reports = await self._ranks.start()
@@ -101,6 +109,14 @@ class EngineReplica:
             if task.done():
                 raise RuntimeError(f"{self._kind}: task {task.get_name()} has ended")
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the deployment has an autoscaling_config; see `scaling`."""
+        return self._report.take()
+
+    async def metrics_page(self) -> Page:
+        """The replica's id and its instruments, for the page of a router."""
+        return serve.get_replica_context().replica_id.unique_id, self._meters.text()
+
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""
         async with asyncio.timeout(_CONTROL_TIMEOUT_S):
@@ -110,6 +126,7 @@ class EngineReplica:
             "num_steps": stats.num_steps,
             "num_leases": len(self._leases),
             "num_used_blocks": stats.num_used_blocks,
+            "num_waiting_tokens": stats.load.num_waiting_tokens,
             "rank_pid": self._ranks.pids[0],
         }
 
@@ -139,6 +156,10 @@ class EngineReplica:
     async def _leader_stats(self) -> LoopStats:
         stats: LoopStats = await self._ranks.leader.stats.remote()
         return stats
+
+    def _note_stats(self, stats: LoopStats) -> None:
+        self._report.note(stats)
+        self._meters.update(stats.load, len(self._leases))
 
     def _release(self, admission: asyncio.Task[LeaseKey]) -> None:
         if admission.cancelled() or admission.exception() is not None:

@@ -18,15 +18,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from models.engine_load import EngineLoad
 from models.messages import EngineReply, EngineRequest, Failed, Open, Propose, Verify
 
 logger = logging.getLogger(__name__)
 
 _MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
 _IDLE_SWEEP_S = 1.0  # idle sessions are looked for this often
+_LOOK_PERIOD_S = 0.5  # the engine's load is looked at this often; its own thread must do that
 # A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
 # that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
 _FIRST_MESSAGE_S = 30.0
@@ -59,6 +61,10 @@ class Engine(Protocol):
 
     def idle_s(self) -> dict[str, float]:
         """Seconds since each session's last message or answer; 0 while it is being worked for."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """How full and how busy the engine is."""
         ...
 
     def close(self, session_id: str) -> None:
@@ -99,6 +105,8 @@ class LoopStats:
     num_used_blocks: int  # KV blocks that sessions hold
     is_stepping: bool  # in a step now
     step_age_s: float  # for how long, if so
+    load: EngineLoad = field(default_factory=EngineLoad)  # the last look at the engine
+    looked_at_s: float = 0.0  # when that was, by the loop's clock
 
 
 class EngineLoop:
@@ -139,6 +147,7 @@ class EngineLoop:
         self._num_steps = 0
         self._step_started_s: float | None = None
         self._next_sweep_s = 0.0
+        self._look = (engine.load(), clock())  # replaced as a whole: other threads read it
 
     # --- from any thread
 
@@ -178,6 +187,7 @@ class EngineLoop:
     def stats(self) -> LoopStats:
         """A snapshot of the counters."""
         started_s = self._step_started_s
+        load, looked_at_s = self._look
         return LoopStats(
             num_ticks=self._num_ticks,
             num_steps=self._num_steps,
@@ -185,6 +195,8 @@ class EngineLoop:
             num_used_blocks=self._engine.num_used_blocks,
             is_stepping=started_s is not None,
             step_age_s=0.0 if started_s is None else self._clock() - started_s,
+            load=load,
+            looked_at_s=looked_at_s,
         )
 
     # --- in the engine's thread
@@ -201,6 +213,7 @@ class EngineLoop:
             self._keep_alive()
         self._take(0.0 if self._engine.has_work else self._poll_s)
         self._sweep()  # behind the messages: those of a long step must count
+        self._look_at_load()
         if not self._engine.has_work:
             return
         self._form_batch()
@@ -250,6 +263,11 @@ class EngineLoop:
         if now_s >= self._next_sweep_s:
             self._next_sweep_s = now_s + min(_IDLE_SWEEP_S, self._idle_timeout_s / 2)
             self._end_idle(now_s)
+
+    def _look_at_load(self) -> None:
+        now_s = self._clock()
+        if now_s >= self._look[1] + _LOOK_PERIOD_S:
+            self._look = (self._engine.load(), now_s)
 
     def _close_released(self) -> None:
         while self._to_close:

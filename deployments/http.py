@@ -66,6 +66,7 @@ class HttpService:
         generator: runs requests; admission included.
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
+        other_metrics: of other processes, printed below it; no name is on both.
         api_keys: who may use the routes under /v1; None: everybody.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
@@ -76,6 +77,7 @@ class HttpService:
     generator: Generator
     health: HealthProbe
     metrics: Callable[[], bytes] = bytes  # nothing to say
+    other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
     body_limit_bytes: int = 1_048_576
     body_timeout_s: float = 30.0
@@ -158,7 +160,10 @@ class _Routes:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self) -> Response:
-        return Response(self._service.metrics(), headers={"content-type": CONTENT_TYPE})
+        text = self._service.metrics()
+        if self._service.other_metrics is not None:
+            text += await self._service.other_metrics()
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def version(self) -> Response:
         return JSONResponse({"version": _version()})

@@ -17,6 +17,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 Labels = Mapping[str, str]
 
+LEASES = ("outrider:leases", "Sessions that hold a place on the replica")  # of any kind
+
 
 class Mirror(Protocol):
     """A second place for the same instruments; names are Prometheus' own."""
@@ -108,6 +110,20 @@ class Histogram:
             child.observe(value)
             if self._mirrored is not None:
                 self._mirrored.observe(value, tags)
+
+
+class Totals:
+    """Counters that follow totals which somebody else keeps, by the same keys."""
+
+    def __init__(self, counters: Mapping[str, tuple[Counter, Labels]]) -> None:
+        self._counters = counters
+        self._last = dict.fromkeys(counters, 0.0)
+
+    def follow(self, totals: Mapping[str, float]) -> None:
+        """Add what each total has grown by. A total never falls: it lives as long as we do."""
+        for key, (counter, labels) in self._counters.items():
+            counter.add(max(0.0, totals[key] - self._last[key]), **labels)
+            self._last[key] = max(totals[key], self._last[key])
 
 
 class Meters:

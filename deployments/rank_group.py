@@ -17,6 +17,7 @@ import contextlib
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,21 @@ class RankGroup:
         kind: which engine the leader runs.
         model: what they load; `tensor_parallel_size` is their number.
         link: how the leader listens.
+        on_stats: told the leader's counters, about once a second while it is watched.
 
     Raises:
         ValueError: the replica's placement group has not one bundle per rank.
     """
 
-    def __init__(self, kind: EngineKind, model: ModelConfig, link: LinkConfig) -> None:
+    def __init__(
+        self,
+        kind: EngineKind,
+        model: ModelConfig,
+        link: LinkConfig,
+        on_stats: Callable[[LoopStats], None],
+    ) -> None:
         self._model = model
+        self._on_stats = on_stats
         self._ranks = [
             _start_rank(kind, model, link, rank) for rank in range(model.tensor_parallel_size)
         ]
@@ -122,6 +131,7 @@ class RankGroup:
             except RayError as error:
                 return f"rank {number}: {_first_line(error)}"
             if stats is not None:
+                self._on_stats(stats)
                 if stats.num_ticks != num_ticks:
                     num_ticks, since_s = stats.num_ticks, loop.time()
                 still_s = loop.time() - since_s

@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import LinkConfig, RouterConfig
 from deployments.http import create_app
 from deployments.link_client import LinkClient
+from deployments.metrics_page import ReplicaPages
 from deployments.pools import constraint_pool, engine_pool
 from deployments.ray_meters import RayMirror
 from deployments.service import build_service
@@ -52,12 +53,14 @@ class Router:
         constraint: DeploymentHandle[Any],
     ) -> None:
         self._links = LinkClient(high_water_mark=link.high_water_mark)
+        others = [handle for handle in (target, draft, constraint) if handle is not None]
         self._service = build_service(
             config,
             target=engine_pool(target, self._links),
             draft=None if draft is None else engine_pool(draft, self._links),
             constraint=constraint_pool(constraint, self._links),
             mirror=RayMirror(),
+            other_metrics=ReplicaPages(others).text,
         )
         self._announcing = asyncio.get_running_loop().create_task(self._announce())
 

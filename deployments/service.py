@@ -6,6 +6,7 @@ The only place where config keys meet the limits of the package `router`.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from deployments.admission import AdmittingGenerator
@@ -33,6 +34,7 @@ def build_service(
     draft: EnginePool | None,
     constraint: ConstraintPool | None,
     mirror: Mirror | None = None,
+    other_metrics: Callable[[], Awaitable[bytes]] | None = None,
 ) -> HttpService:
     """What the routes need, over given pools. Call it in the event loop that will serve.
 
@@ -42,6 +44,7 @@ def build_service(
         draft: the draft model; None: only prompt lookup drafts, where it is on.
         constraint: who guards grammars; None: requests with one are refused.
         mirror: where metrics are written beside GET /metrics.
+        other_metrics: of other processes, for the same page.
 
     Raises:
         ValueError: the tokenizer or the API keys cannot be loaded.
@@ -67,6 +70,7 @@ def build_service(
         model=_served_model(config, tokenizer),
         generator=MeteredGenerator(admitting, metrics),
         metrics=metrics.text,
+        other_metrics=other_metrics,
         # Past the admission: whether the target answers is not a question of how many wait.
         health=HealthProbe(
             generator,

@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,11 @@ class FaultLoad:
         self._error: BaseException | None = None
 
     @property
+    def num_streams(self) -> int:
+        """Streams that run at a time."""
+        return len(self._streams)
+
+    @property
     def num_answers(self) -> int:
         """Requests that came to an end, well or not."""
         return sum(stream.num_answers for stream in self._streams)
@@ -102,6 +107,12 @@ class FaultLoad:
                 raise RuntimeError(f"reference of {case.name}: {reason}")
             self._references[case.name] = answer
         return self._references
+
+    def expect(self, references: Mapping[str, Answer]) -> None:
+        """Compare with what another load with these cases has collected."""
+        self._references = {
+            stream.case.name: references[stream.case.name] for stream in self._streams
+        }
 
     def start(self) -> None:
         """Begin all streams."""

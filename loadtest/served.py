@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def served(
     *,
     change: Callable[[Config], None] | None = None,
     keeps_folder: Callable[[], bool] = lambda: False,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Served]:
     """Serve a config file until the block ends; ready when the block begins.
 
@@ -85,6 +86,7 @@ def served(
         config_path: a Serve config file.
         change: edits the parsed file in place before it is used.
         keeps_folder: asked at the end whether to leave the logs where they are.
+        environment: further variables of the service's processes.
 
     Raises:
         RuntimeError: it ended, or was not ready within READY_TIMEOUT_S; with the log's end.
@@ -97,7 +99,12 @@ def served(
         process = subprocess.Popen(
             [str(serve), "run", str(_write_config(config_path, folder, port, change))],
             cwd=ROOT,
-            env={**os.environ, **private_environment(folder), "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                **private_environment(folder),
+                "PYTHONUNBUFFERED": "1",
+                **(environment or {}),
+            },
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -23,7 +23,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from models.engine_stats import EngineStats, PassTotals, engine_stats
+from models.engine_load import EngineLoad, EngineStats
+from models.engine_stats import PassTotals, engine_load, engine_stats
 from models.job_draws import is_drawable, legal_prefix, num_drawable
 from models.kv_cache import BlockTable
 from models.logprobs import note_prompt_logits
@@ -144,15 +145,19 @@ class Engine(ABC):
         self._is_stalled = False
         self._close(session_id, None)
 
-    def stats(self) -> EngineStats:
-        """How full the engine is."""
-        return engine_stats(
+    def load(self) -> EngineLoad:
+        """How full and how busy the engine is; cheap enough to be asked while streams run."""
+        return engine_load(
             self._table,
             self._runner.pool,
             self._totals,
             self._planner.num_preemptions,
             self._prefix_cache,
         )
+
+    def stats(self) -> EngineStats:
+        """The same and the tokens in the cache, for tests and benchmarks."""
+        return engine_stats(self.load(), self._table, self._runner.pool.block_size)
 
     @property
     def num_used_blocks(self) -> int:

@@ -2,6 +2,7 @@ from collections import deque
 from collections.abc import Callable
 
 from deployments.engine_loop import EngineLoop
+from models.engine_load import EngineLoad
 from models.messages import (
     Close,
     EngineReply,
@@ -49,6 +50,9 @@ class CountingEngine:
     @property
     def num_used_blocks(self) -> int:
         return 7 * len(self._waiting)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(num_passes=len(self.batches))
 
     def wait_s(self, now: float) -> float:
         return self.forming_s if len(self._waiting) < 2 else 0.0
@@ -258,6 +262,23 @@ def test_message_the_engine_chokes_on_fails_alone() -> None:
         ("p", Failed(session_id="bad", seq=1, code="invalid", message="base_len out of range")),
         ("q", NeedOpen(session_id="good", seq=1)),
     ]
+
+
+def test_the_load_is_looked_at_every_half_second() -> None:
+    engine, port = CountingEngine(), ScriptedPort()
+    loop = make_loop(engine, port)
+    looks = []
+    for _ in range(12):
+        port.arrivals.append([("p", propose("a"))])
+        port.now_s += 0.25
+        loop.tick()
+        looks.append((loop.stats().looked_at_s, loop.stats().load.num_passes))
+    # A look comes before the turn's pass; between two looks the last one stands.
+    assert looks[:6] == [(0.0, 0), (0.5, 1), (0.5, 1), (1.0, 3), (1.0, 3), (1.5, 5)]
+    port.now_s += 5.0
+    loop.tick()
+    assert loop.stats().looked_at_s == port.now_s, "an idle loop looks as well"
+    assert loop.stats().load.num_passes == 12
 
 
 def test_stop_ends_the_loop() -> None:

@@ -6,6 +6,7 @@ import pytest
 from engine_fakes import EPOCH, make_runner
 
 from deployments.local_pool import LocalConstraintPool, LocalEnginePool
+from models.engine_load import EngineLoad
 from models.errors import LinkLost, Unavailable
 from models.masks import NoMaskSource
 from models.messages import (
@@ -117,6 +118,9 @@ class BrokenEngine:
 
     def idle_s(self) -> dict[str, float]:
         return {}
+
+    def load(self) -> EngineLoad:
+        return EngineLoad()
 
     def submit(self, message: EngineRequest, reply_to: object) -> None:
         pass

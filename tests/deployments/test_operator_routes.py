@@ -33,6 +33,16 @@ async def test_metrics_come_as_prometheus_text():
     assert response.text == "a 1\n"
 
 
+async def test_metrics_of_other_processes_come_below():
+    async def others() -> bytes:
+        return b"b 2\n"
+
+    async with client_of(
+        ScriptedGenerator(), metrics=lambda: b"a 1\n", other_metrics=others
+    ) as client:
+        assert (await client.get("/metrics")).text == "a 1\nb 2\n"
+
+
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
 async def test_operator_routes_are_read_only(path):
     async with client_of(ScriptedGenerator()) as client:

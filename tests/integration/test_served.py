@@ -15,6 +15,7 @@ import openai
 import pytest
 from constraint_cases import CONSTRAINTS, check_obeys
 from grammar_cases import TEN_SCHEMAS
+from prometheus_client.parser import text_string_to_metric_families
 from served_demo import ServedDemo, served_demo
 
 from models.messages import Grammar
@@ -121,6 +122,38 @@ def test_usage_and_speculation_are_reported(client: openai.OpenAI) -> None:
         stats["num_accepted_draft_tokens"] / stats["num_draft_tokens"], abs=1e-3
     )
     assert sum(stats["acceptance_histogram"]) == stats["num_spec_steps"]
+
+
+def test_metrics_show_routers_engines_and_constraint_service(
+    demo: ServedDemo, client: openai.OpenAI
+) -> None:
+    chat(client, temperature=0, max_tokens=40, k=3)
+    deadline = time.monotonic() + 30  # engines are looked at about once a second
+    while True:
+        text = httpx.get(f"{demo.base_url}/metrics", timeout=30).text
+        values = {
+            (sample.name, sample.labels.get("engine")): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        if values.get(("outrider:passes_total", "target"), 0) > 0:
+            break
+        assert time.monotonic() < deadline, text
+        time.sleep(0.5)
+    assert values["vllm:generation_tokens_total", None] >= 40
+    assert values["outrider:pass_seconds_total", "draft"] > 0
+    for engine in ("target", "draft"):
+        assert 0 <= values["vllm:kv_cache_usage_perc", engine] <= 1
+        assert values["vllm:prefix_cache_queries_total", engine] > 0
+        assert values["outrider:pass_rows_total", engine] > 0
+    assert values["outrider:constraint_queue_length", "constraint"] >= 0
+    labels = {
+        sample.labels["replica"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "outrider:leases"
+    }
+    assert len(labels) == 3, "one replica of each kind"
 
 
 def test_text_completion(client: openai.OpenAI) -> None:

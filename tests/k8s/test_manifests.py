@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import AppConfig
+from deployments.constraint_meters import ConstraintMeters
+from deployments.engine_meters import EngineMeters
+from deployments.meters import Meters
+from deployments.request_metrics import RequestMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -43,6 +50,9 @@ def cluster(service: Tree) -> Tree:
 def check_serve_config(text: str) -> AppConfig:
     schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
     [application] = schema.applications
+    for deployment in application.deployments:
+        if deployment.is_autoscaling_configured():
+            AutoscalingConfig.model_validate(deployment.autoscaling_config)
     return AppConfig.model_validate(application.args)
 
 
@@ -71,7 +81,7 @@ def test_one_gpu_runs_its_config_but_for_the_address() -> None:
         ("max_surge_percent: 100", "max_surge_percent: lots"),
         ("name: Router", "nam: Router"),
         ("tensor_parallel_size: 4", "tensor_paralel_size: 4"),
-        ("num_replicas: 2", "num_replicas: -2"),
+        ("max_replicas: 2", "max_replicas: 0"),
     ],
 )
 def test_a_corrupted_serve_config_is_refused(old: str, new: str) -> None:
@@ -116,6 +126,22 @@ def test_one_rank_has_one_bundle() -> None:
     assert len(bundles["Draft"]) == config.draft.tensor_parallel_size
 
 
+def test_replicas_at_their_most_find_machines() -> None:
+    service = ray_service()
+    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    most = {
+        deployment["name"]: deployment["autoscaling_config"]["max_replicas"]
+        for deployment in application["deployments"]
+    }
+    for kind in ("Target", "Draft"):  # one replica a machine
+        assert most[kind] == groups(service)[kind.lower()]["maxReplicas"]
+    cpus = {d["name"]: d["ray_actor_options"]["num_cpus"] for d in application["deployments"]}
+    router = groups(service)["router"]
+    limits = router["template"]["spec"]["containers"][0]["resources"]["limits"]
+    asked = sum(most[name] * cpus[name] for name in ("Router", "Constraint"))
+    assert asked <= router["maxReplicas"] * int(limits["cpu"])
+
+
 def test_pods_outlive_their_longest_stream() -> None:
     service = ray_service()
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
@@ -124,6 +150,47 @@ def test_pods_outlive_their_longest_stream() -> None:
         grace_s = groups(service)[name]["template"]["spec"]["terminationGracePeriodSeconds"]
         assert grace_s >= longest_s
     assert service["spec"]["rayClusterDeletionDelaySeconds"] >= longest_s
+
+
+# --- monitoring -------------------------------------------------------------------------------
+
+
+class Names:
+    """A mirror that notes what instruments are called once Ray exports them."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
+        return self._note(name, "_total")
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
+        return self._note(name, "")
+
+    def histogram(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: Sequence[float]
+    ) -> Any:
+        return self._note(name, "_bucket")
+
+    def _note(self, name: str, ending: str) -> Any:
+        self.names.add(f"ray_{name.replace(':', '_')}{ending}")
+        return MagicMock()
+
+
+def test_alerts_ask_for_what_is_measured() -> None:
+    mirror = Names()
+    for make in (RequestMetrics, EngineMeters, ConstraintMeters):
+        make(Meters({"model_name": "x"}, mirror))
+    _, rules = documents(K8S / "base" / "monitoring.yaml")
+    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    asked = {
+        alert["alert"]: set(re.findall(r"ray_(?:vllm|outrider)_\w+", alert["expr"]))
+        for alert in alerts
+    }
+    for alert, names in asked.items():
+        assert names <= mirror.names, alert
+    for measure in ("kv_cache_usage_perc", "waiting_tokens", "pass_seconds", "queue_length"):
+        assert any(measure in name for names in asked.values() for name in names), measure
 
 
 # --- security ---------------------------------------------------------------------------------

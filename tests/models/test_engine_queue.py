@@ -18,10 +18,13 @@ from engine_fakes import (
     random_prompt,
 )
 from engine_messages import opening, proposing, verifying
+from torch import Tensor
 
 from models.draft_engine import DraftEngine
+from models.engine_load import EngineLoad
 from models.masks import NoMaskSource
 from models.messages import EngineReply, Queued, Sampling, Verdict
+from models.runner import SequenceRows
 from models.target_engine import TargetEngine
 
 GREEDY = Sampling(temperature=0.0)
@@ -53,6 +56,30 @@ def test_who_waits_for_blocks_hears_so_until_there_are_some() -> None:
     assert [type(reply) for reply in drain(engine)] == [Verdict]
     clock.now += 100.0
     assert not engine.has_work  # nobody waits any more
+
+
+def test_the_time_in_passes_is_summed() -> None:
+    clock = FakeClock()
+    engine = TargetEngine(make_runner(kv_cache_tokens=96), NoMaskSource(), EPOCH, clock=clock)
+    assert engine.load() == EngineLoad(num_free_blocks=6, num_blocks=6)
+    forward = engine._runner.forward
+
+    def slow_forward(rows: list[SequenceRows]) -> Tensor:
+        clock.now += 0.25
+        return forward(rows)
+
+    engine._runner.forward = slow_forward  # type: ignore[method-assign]
+    try:
+        send(engine, "a", 1, random_prompt(1, 40), run_on=3)
+        clock.now += 7.0  # waiting is not busy
+        drain(engine)
+    finally:
+        engine._runner.forward = forward  # type: ignore[method-assign]
+    load = engine.load()
+    assert (load.num_passes, load.passes_s) == (4, 1.0)
+    assert (load.num_prefill_rows, load.num_decode_rows) == (39, 4)
+    assert load.kv_use == 3 / 6  # 40 + 3 tokens
+    assert engine.stats().num_kv_tokens == 43
 
 
 def test_a_repeated_message_gets_no_stored_notice() -> None:
