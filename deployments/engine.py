@@ -23,11 +23,13 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from ray.exceptions import RayError
+from ray.serve.schema import ReplicaRank
 
 from deployments.config import LinkConfig, ModelConfig
 from deployments.engine_loop import LoopStats
 from deployments.leader import EngineKind, LeaseKey, RankReport
 from deployments.rank_group import RankGroup
+from deployments.user_config import refuse_any, take_user_config
 from models.messages import LeaseGrant, LeaseRequest
 
 logger = logging.getLogger("ray.serve")
@@ -58,6 +60,7 @@ class EngineReplica:
         self._released: set[LeaseKey] = set()  # to be told to the leader
         self._has_released = asyncio.Event()
         self._is_stopping = False
+        self._is_serving = False
         self._ranks = RankGroup(kind, model, link)
         logger.info("%s: loading %s (%s, %s)", kind, model.model_path, model.dtype, model.device)
         try:
@@ -88,6 +91,17 @@ class EngineReplica:
         finally:
             # Also when the lease was cancelled before the leader had answered.
             admission.add_done_callback(self._release)
+
+    async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
+        """Called by Serve at the start and when a `user_config` comes up, which is refused here.
+
+        Raises:
+            ValueError: the application is just being deployed with one.
+        """
+        await take_user_config(
+            refuse_any, user_config, self._kind.capitalize(), is_serving=self._is_serving
+        )
+        self._is_serving = True
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica after three failures in a row.

@@ -14,19 +14,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from loadtest.served import ROOT, Config, free_port, private_environment
 
 ROLE = "outrider/role"
-APP = "outrider"
 DEPLOY_TIMEOUT_S = 60.0
+_HEALTH_TIMEOUT_S = 15.0
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
 _DEMO = ROOT / "models" / "demo"
 
@@ -109,6 +111,26 @@ class PrivateCluster:
         )
         if done.returncode != 0:
             raise RuntimeError(f"serve deploy: {done.stdout}{done.stderr}")
+
+    def wait_healthy(self, limit_s: float) -> None:
+        """Wait until what is deployed answers.
+
+        Raises:
+            TimeoutError: it does not after `limit_s`; with what it said last.
+        """
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                answer = httpx.get(f"{self.base_url}/health", timeout=_HEALTH_TIMEOUT_S)
+            except httpx.HTTPError as error:
+                said = repr(error)
+            else:
+                if answer.status_code == httpx.codes.OK:
+                    return
+                said = answer.text
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not healthy after {limit_s:g} s: {said}")
+            time.sleep(0.5)
 
     def close(self) -> None:
         """End every node."""

@@ -7,11 +7,13 @@ a cluster takes long to start.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from loadtest.cluster import (
     ROUTER,
     TARGET,
     PrivateCluster,
+    Role,
+    arguments,
     deployment,
     on_one_machine,
     private_cluster,
@@ -34,14 +38,22 @@ from loadtest.cluster import (
 from loadtest.fault_cases import constrained_cases, free_cases
 from loadtest.fault_load import FaultLoad
 from loadtest.fault_service import FaultService, actors
-from loadtest.served import ROOT
+from loadtest.rolling import (
+    Check,
+    Outcome,
+    Roller,
+    k_limit_is,
+    refusal_is_told,
+    set_ranks,
+)
+from loadtest.served import ROOT, Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEY = "a-key-for-tests"
 START_LIMIT_S = 150.0
 WHOLE_LIMIT_S = 90.0
-CASES = [*free_cases(2, num_tokens=120), *constrained_cases(2, num_orders=2)]
+CASES = [*free_cases(2, num_tokens=80), *constrained_cases(2, num_orders=1)]
 
 
 @dataclass
@@ -53,16 +65,28 @@ class Running:
     keys_file: Path
     nodes: dict[str, list[Any]] = field(default_factory=dict)
 
+    def config(self) -> Config:
+        """prod.yaml as it runs here."""
+        return on_one_machine(ROOT / "configs" / "prod.yaml", api_keys_file=self.keys_file)
+
     def deploy(self, **num_replicas: int) -> None:
         """prod.yaml with other numbers of replicas, in force."""
-        config = on_one_machine(ROOT / "configs" / "prod.yaml", api_keys_file=self.keys_file)
+        config = self.config()
         for name, number in num_replicas.items():
             deployment(config, name)["num_replicas"] = number
         self.cluster.deploy(config)
         self.service.wait_deployed(WHOLE_LIMIT_S)
 
+    def add(self, role: Role) -> None:
+        self.nodes[role.name].append(self.cluster.add(role))
+
+    def lose(self, role: Role) -> None:
+        """The oldest node of a role, with all that runs on it."""
+        self.cluster.remove(self.nodes[role.name].pop(0))
+
+    @cached_property
     def load(self) -> FaultLoad:
-        """Streams with their texts, not running yet."""
+        """Streams with their texts, not running."""
         load = FaultLoad(self.cluster.base_url, CASES, api_key=KEY)
         load.collect_references()
         return load
@@ -74,28 +98,13 @@ def write_keys(folder: Path) -> Path:
     return path
 
 
-def wait_healthy(base_url: str) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while True:
-        try:
-            answer = httpx.get(f"{base_url}/health", timeout=15)
-        except httpx.HTTPError as error:
-            said = repr(error)
-        else:
-            if answer.status_code == httpx.codes.OK:
-                return
-            said = answer.text
-        assert time.monotonic() < deadline, said
-        time.sleep(0.5)
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     keys_file = write_keys(tmp_path_factory.mktemp("secrets"))
     with private_cluster() as cluster:
         nodes = {role.name: [cluster.add(role)] for role in (ROUTER, DRAFT, TARGET)}
         cluster.deploy(on_one_machine(ROOT / "configs" / "prod.yaml", api_keys_file=keys_file))
-        wait_healthy(cluster.base_url)
+        cluster.wait_healthy(START_LIMIT_S)
         with FaultService(cluster) as service:
             yield Running(cluster, service, keys_file, nodes)
 
@@ -167,3 +176,113 @@ async def test_a_chat_has_the_text_of_one_process(running: Running) -> None:
     answer = response.json()
     assert answer["choices"][0]["message"]["content"] == await text_of_one_process(80)
     assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float = WHOLE_LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def wait_answers(load: FaultLoad, number: int) -> None:
+    """Wait until so many more requests have come to an end."""
+    wanted = load.num_answers + number
+    wait_for(lambda: load.num_answers >= wanted, f"{number} more answers")
+
+
+def num_steps(running: Running, name: str) -> list[float]:
+    return sorted(stats["num_steps"] for stats in running.service.stats()[name])
+
+
+def all_step(running: Running, name: str, number: int) -> bool:
+    """Whether so many replicas of a deployment all computed something in the next second."""
+    before = num_steps(running, name)
+    time.sleep(1.0)
+    after = num_steps(running, name)
+    print(name, before, after)
+    return len(after) == number and all(b > a for a, b in zip(before, after, strict=True))
+
+
+@contextlib.contextmanager
+def streams(running: Running) -> Iterator[FaultLoad]:
+    """Streams that run until the block ends; each must have kept its text then."""
+    load = running.load
+    load.start()
+    try:
+        assert load.wait_steady(WHOLE_LIMIT_S)
+        yield load
+    finally:
+        load.stop()
+    assert [str(failure) for failure in load.take_failures()] == []
+
+
+def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Running) -> None:
+    base_url = running.cluster.base_url
+    with streams(running) as load:
+        roller = Roller(running.cluster, running.service, load)
+
+        def roll(name: str, user_config: Any, check: Check) -> Outcome:
+            config = running.config()
+            deployment(config, "Router")["user_config"] = user_config
+            outcome = roller.roll(name, config, check)
+            print(outcome.line())
+            assert outcome.problems == []
+            assert outcome.replaced == {}, "limits change in place"
+            return outcome
+
+        lower = {"speculation": {"max_num_speculative_tokens": 4}}
+        roll("other", lower, lambda: k_limit_is(base_url, 4, KEY))
+        wrong = {"speculation": {"max_num_speculative_tokens": 5}, "max_sesions": 9}
+        roll("wrong", wrong, lambda: k_limit_is(base_url, 4, KEY) or refusal_is_told(base_url))
+        roll("none", None, lambda: k_limit_is(base_url, 8, KEY))
+
+
+def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
+    running: Running,
+) -> None:
+    with streams(running) as load:
+        running.lose(DRAFT)
+        wait_for(lambda: not running.service.parts()["draft-rank"], "the draft's process is gone")
+        wait_answers(load, len(CASES))
+        assert not running.service.parts()["draft-rank"], "somebody else took the draft in"
+        running.add(DRAFT)
+        running.add(DRAFT)
+        running.deploy(Draft=2)
+        assert places()["draft-rank"] == Counter(draft=2)
+        assert places()["target-rank"] == Counter(target=4)
+        wait_for(lambda: all_step(running, "Draft", 2), "both drafts are used")
+        assert all_step(running, "Target", 1)
+
+
+def test_two_targets_share_a_draft_and_one_may_be_lost(running: Running) -> None:
+    running.add(TARGET)
+    running.deploy(Target=2)
+    assert places()["target-rank"] == Counter(target=8)
+    assert places()["draft-rank"] == Counter(draft=1)
+    with streams(running) as load:
+        wait_for(lambda: all_step(running, "Target", 2), "both targets are used")
+        wait_for(lambda: all_step(running, "Draft", 1), "the draft is used")
+        running.lose(TARGET)
+        wait_for(lambda: len(running.service.parts()["target-rank"]) == 4, "four ranks are gone")
+        wait_answers(load, len(CASES))
+
+
+def test_changed_args_replace_all_under_streams_when_a_node_is_to_spare(running: Running) -> None:
+    """Four ranks become one, and a key of the router changes."""
+    running.add(TARGET)
+    config = running.config()
+    set_ranks(config, 1)
+    deployment(config, "Target")["max_surge_percent"] = 100
+    arguments(config)["router"]["default_max_tokens"] = 7
+    with streams(running) as load:
+        outcome = Roller(running.cluster, running.service, load).roll("args", config)
+        print(outcome.line())
+    assert outcome.problems == []
+    assert {"router", "target-rank", "draft-rank", "constraint-replica"} <= set(outcome.replaced)
+    assert places()["target-rank"] == Counter(target=1)
+    body = {"model": "outrider-demo", "messages": [QUESTION], "ignore_eos": True}
+    url = f"{running.cluster.base_url}/v1/chat/completions"
+    answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 7
+    assert running.service.wait_freed(WHOLE_LIMIT_S) == []
