@@ -201,7 +201,7 @@ def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
     for deployment in application["deployments"]:
         autoscaling = deployment.pop("autoscaling_config", None)
         if autoscaling is not None:
-            deployment["num_replicas"] = autoscaling["min_replicas"]
+            deployment["num_replicas"] = autoscaling.get("min_replicas", 1)
     return config
 
 

@@ -136,11 +136,6 @@ class FaultService:
         """Where it serves HTTP."""
         return self._served.base_url
 
-    @property
-    def folder(self) -> Path:
-        """Where it keeps its files."""
-        return self._served.folder
-
     def __enter__(self) -> FaultService:
         ray.init(
             address=self._served.gcs_address(),
