@@ -43,6 +43,7 @@ class AdmittingGenerator:
         self._max_queued = max_queued
         self._queue_wait_s = queue_wait_s
         self._on_load = on_load
+        self._num_excess = 0  # places that go when their sessions end
         self.num_queued = 0
         self.num_running = 0
         self.last_item_s = -math.inf  # time.monotonic when any session last got something
@@ -62,6 +63,25 @@ class AdmittingGenerator:
                     self.last_item_s = time.monotonic()
                     yield item
 
+    async def set_limits(self, *, max_sessions: int, max_queued: int, queue_wait_s: float) -> None:
+        """Other limits from now on. Whoever runs or waits goes on, also beyond them."""
+        for _ in range(self._max_sessions, max_sessions):
+            self._give_back()
+        self._num_excess += max(self._max_sessions - max_sessions, 0)
+        while self._num_excess and not self._slots.locked():
+            await self._slots.acquire()  # at once
+            self._num_excess -= 1
+        self._max_sessions = max_sessions
+        self._max_queued = max_queued
+        self._queue_wait_s = queue_wait_s
+
+    def _give_back(self) -> None:
+        """One place more, for whoever waits, unless there are too many."""
+        if self._num_excess:
+            self._num_excess -= 1
+        else:
+            self._slots.release()
+
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         await self._acquire()
@@ -70,7 +90,7 @@ class AdmittingGenerator:
             yield
         finally:
             self._count(running=-1)
-            self._slots.release()
+            self._give_back()
 
     def _count(self, *, running: int = 0, waiting: int = 0) -> None:
         self.num_running += running

@@ -23,6 +23,7 @@ from deployments.engine import EngineReplica
 from deployments.leader import EngineKind
 from deployments.model_files import check_models, with_shared_vocabulary
 from deployments.router import Router
+from deployments.user_config import ADMISSION_HEADROOM
 
 _COORDINATOR_CPUS = 0.1
 _SPARE_REQUESTS = 64
@@ -54,8 +55,9 @@ def build(args: AppConfig) -> Application:
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
-        # Room beyond what is admitted, so that the router itself can answer 429 and /health.
-        max_ongoing_requests=num_admitted + _SPARE_REQUESTS,
+        # Room beyond what is admitted, so that the router itself can answer 429 and /health, also
+        # when a user_config lets in more.
+        max_ongoing_requests=ADMISSION_HEADROOM * num_admitted + _SPARE_REQUESTS,
         max_queued_requests=num_admitted,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,

@@ -317,8 +317,7 @@ class AppConfig(Section):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            details = "; ".join(_describe(item) for item in error.errors())
-            raise ValueError(f"config: {details}") from None
+            raise ValueError(f"config: {describe(error)}") from None
 
     def resolved(self) -> AppConfig:
         """The same tree with absolute paths and the values that follow from the target filled in.
@@ -342,6 +341,11 @@ class AppConfig(Section):
             }
         )
         return self.model_copy(update={"target": target, "draft": draft, "router": router})
+
+
+def describe(error: ValidationError) -> str:
+    """Every key at fault, by its full path, in one line."""
+    return "; ".join(_describe(item) for item in error.errors())
 
 
 def _describe(item: ErrorDetails) -> str:

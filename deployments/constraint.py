@@ -19,6 +19,7 @@ from pathlib import Path
 
 import ray
 from ray import serve
+from ray.serve.schema import ReplicaRank
 
 from deployments.config import GrammarServiceConfig, LinkConfig
 from deployments.constraint_meters import ConstraintMeters
@@ -29,6 +30,7 @@ from deployments.meters import Meters
 from deployments.metrics_page import Page
 from deployments.model_files import read_vocab_size
 from deployments.ray_meters import RayMirror
+from deployments.user_config import refuse_any, take_user_config
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -66,6 +68,7 @@ class ConstraintReplica:
         self, service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str
     ) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self._is_serving = False
         self._idle_timeout_s = service.lease_idle_timeout_s
         self._leases: dict[str, _SessionLease] = {}
         self._meters = ConstraintMeters(
@@ -102,6 +105,15 @@ class ConstraintReplica:
             if self._leases.get(request.session_id) is lease:
                 del self._leases[request.session_id]
                 self._forget(request.session_id)
+
+    async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
+        """Called by Serve at the start and when a `user_config` comes up, which is refused here.
+
+        Raises:
+            ValueError: the application is just being deployed with one.
+        """
+        await take_user_config(refuse_any, user_config, "Constraint", is_serving=self._is_serving)
+        self._is_serving = True
 
     async def check_health(self) -> None:
         """Called by Serve. Dead children are replaced by the workers themselves.

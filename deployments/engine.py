@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.schema import ReplicaRank
 
 from deployments.config import LinkConfig, ModelConfig
 from deployments.engine_loop import LoopStats
@@ -33,6 +34,7 @@ from deployments.meters import Meters
 from deployments.metrics_page import Page
 from deployments.rank_group import RankGroup
 from deployments.ray_meters import RayMirror
+from deployments.user_config import refuse_any, take_user_config
 from models.messages import LeaseGrant, LeaseRequest
 
 logger = logging.getLogger("ray.serve")
@@ -67,6 +69,7 @@ class EngineReplica:
         self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, RayMirror()))
         self._report = EngineReport()
         self._ranks = RankGroup(kind, model, link, self._note_stats)
+        self._is_serving = False
         logger.info("%s: loading %s (%s, %s)", kind, model.model_path, model.dtype, model.device)
         try:
             reports = await self._ranks.start()
@@ -96,6 +99,17 @@ class EngineReplica:
         finally:
             # Also when the lease was cancelled before the leader had answered.
             admission.add_done_callback(self._release)
+
+    async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
+        """Called by Serve at the start and when a `user_config` comes up, which is refused here.
+
+        Raises:
+            ValueError: the application is just being deployed with one.
+        """
+        await take_user_config(
+            refuse_any, user_config, self._kind.capitalize(), is_serving=self._is_serving
+        )
+        self._is_serving = True
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica after three failures in a row.

@@ -57,12 +57,12 @@ _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _INLINE_BODY_BYTES = 16_384
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class HttpService:
-    """What the routes need.
+    """What the routes need. Model and limits may be replaced; requests from then on see them.
 
     Attributes:
-        model: what is served.
+        model: what is served, and what may be asked of it.
         generator: runs requests; admission included.
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.

@@ -46,6 +46,10 @@ class RequestMetrics:
         self._meters = meters
         self._running = meters.gauge("vllm:num_requests_running", "Requests being generated")
         self._waiting = meters.gauge("vllm:num_requests_waiting", "Requests waiting for a place")
+        self._refused = meters.gauge(
+            "outrider:user_config_refused",
+            "1: the newest user_config was refused and the limits before it are in force",
+        )
         self._prompt_tokens = meters.counter("vllm:prompt_tokens", "Prompt tokens taken in")
         self._tokens = meters.counter("vllm:generation_tokens", "Tokens generated")
         self._success = meters.counter(
@@ -103,6 +107,10 @@ class RequestMetrics:
         """How many requests run and wait now."""
         self._running.set(num_running)
         self._waiting.set(num_waiting)
+
+    def set_refused(self, is_refused: bool) -> None:
+        """Whether the newest `user_config` was refused."""
+        self._refused.set(float(is_refused))
 
     def add_first_tokens(self, after_s: float) -> None:
         """The first tokens of a request came `after_s` seconds after it."""

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ReplicaRank
 
 from deployments.config import LinkConfig, RouterConfig
 from deployments.http import create_app
@@ -23,7 +24,8 @@ from deployments.link_client import LinkClient
 from deployments.metrics_page import ReplicaPages
 from deployments.pools import constraint_pool, engine_pool
 from deployments.ray_meters import RayMirror
-from deployments.service import build_service
+from deployments.service import RouterService
+from deployments.user_config import changes_of, take_user_config, with_user_config
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
 
@@ -52,9 +54,11 @@ class Router:
         target: DeploymentHandle[Any],
         constraint: DeploymentHandle[Any],
     ) -> None:
+        self._config = self._config_in_force = config
+        self._is_serving = False
         self._links = LinkClient(high_water_mark=link.high_water_mark)
         others = [handle for handle in (target, draft, constraint) if handle is not None]
-        self._service = build_service(
+        self._service = RouterService(
             config,
             target=engine_pool(target, self._links),
             draft=None if draft is None else engine_pool(draft, self._links),
@@ -66,7 +70,29 @@ class Router:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """What Serve serves (late-bound ingress)."""
-        return create_app(self._service, sends_request_id=False)  # the proxy does
+        return create_app(self._service.http, sends_request_id=False)  # the proxy does
+
+    async def reconfigure(self, user_config: Any, rank: ReplicaRank) -> None:
+        """Called by Serve at the start and when `user_config` changes.
+
+        It asks for `rank` because Serve then calls it as well when `user_config` is taken away.
+
+        Raises:
+            ValueError: the application is just being deployed with a `user_config` that is refused.
+        """
+        is_taken = await take_user_config(
+            self._set_limits, user_config, "Router", is_serving=self._is_serving
+        )
+        self._is_serving = True
+        self._service.metrics.set_refused(not is_taken)
+
+    async def _set_limits(self, user_config: Any) -> None:
+        config = with_user_config(self._config, user_config)
+        changes = changes_of(self._config_in_force, config)
+        await self._service.set_limits(config)
+        self._config_in_force = config
+        if changes:
+            logger.info("limits changed: %s", ", ".join(changes))
 
     async def __del__(self) -> None:
         self._announcing.cancel()
@@ -75,12 +101,12 @@ class Router:
     async def _announce(self) -> None:
         """Say once how to reach the service, when it has answered for the first time."""
         end = time.monotonic() + _READY_LIMIT_S
-        while not (await self._service.health.check()).is_healthy:
+        while not (await self._service.http.health.check()).is_healthy:
             if time.monotonic() > end:
                 return
             await asyncio.sleep(_READY_PAUSE_S)
         url = await asyncio.to_thread(_root_url)
-        logger.info(ready_line(url, self._service.model.name))
+        logger.info(ready_line(url, self._service.http.model.name))
 
 
 def ready_line(url: str, model_name: str) -> str:

@@ -18,7 +18,6 @@ from deployments.meters import Meters, Mirror
 from deployments.request_metrics import MeteredGenerator, RequestMetrics
 from deployments.requests import ServedModel
 from models.tokenizer import Tokenizer
-from router.generation import Generator
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.ports import ConstraintPool, EnginePool
@@ -27,16 +26,8 @@ from router.session import Services
 _HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
 
 
-def build_service(
-    config: RouterConfig,
-    *,
-    target: EnginePool,
-    draft: EnginePool | None,
-    constraint: ConstraintPool | None,
-    mirror: Mirror | None = None,
-    other_metrics: Callable[[], Awaitable[bytes]] | None = None,
-) -> HttpService:
-    """What the routes need, over given pools. Call it in the event loop that will serve.
+class RouterService:
+    """What a router serves, over given pools. Make it in the event loop that will serve.
 
     Args:
         config: a resolved one: `tokenizer_path` and `max_model_len` are filled in.
@@ -49,47 +40,72 @@ def build_service(
     Raises:
         ValueError: the tokenizer or the API keys cannot be loaded.
     """
-    tokenizer = Tokenizer.load(config.tokenizer_path)
-    services = Services(
-        target_pool=target,
-        draft_pool=draft,
-        constraint_pool=constraint,
-        speculation=speculation_limits(config),
-        limits=session_limits(config),
-    )
-    generator: Generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
-    metrics = RequestMetrics(Meters({"model_name": config.model_name}, mirror))
-    admitting = AdmittingGenerator(
-        generator,
-        max_sessions=config.max_sessions,
-        max_queued=config.max_queued_sessions,
-        queue_wait_s=config.timeouts.queue_wait_s,
-        on_load=metrics.set_load,
-    )
-    return HttpService(
-        model=_served_model(config, tokenizer),
-        generator=MeteredGenerator(admitting, metrics),
-        metrics=metrics.text,
-        other_metrics=other_metrics,
-        # Past the admission: whether the target answers is not a question of how many wait.
-        health=HealthProbe(
-            generator,
-            tokenizer,
-            timeout_s=_HEALTH_TIMEOUT_S,
-            last_progress_s=lambda: admitting.last_item_s,
-        ),
-        api_keys=ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None,
-        body_limit_bytes=config.body_limit_bytes,
-        send_timeout_s=config.timeouts.token_gap_s,
-    )
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        target: EnginePool,
+        draft: EnginePool | None,
+        constraint: ConstraintPool | None,
+        mirror: Mirror | None = None,
+        other_metrics: Callable[[], Awaitable[bytes]] | None = None,
+    ) -> None:
+        tokenizer = Tokenizer.load(config.tokenizer_path)
+        services = Services(
+            target_pool=target,
+            draft_pool=draft,
+            constraint_pool=constraint,
+            speculation=speculation_limits(config),
+            limits=session_limits(config),
+        )
+        self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
+        self.metrics = RequestMetrics(Meters({"model_name": config.model_name}, mirror))
+        self._admitting = AdmittingGenerator(
+            self._generator,
+            max_sessions=config.max_sessions,
+            max_queued=config.max_queued_sessions,
+            queue_wait_s=config.timeouts.queue_wait_s,
+            on_load=self.metrics.set_load,
+        )
+        self.http = HttpService(
+            model=_served_model(config, tokenizer, created=int(time.time())),
+            generator=MeteredGenerator(self._admitting, self.metrics),
+            metrics=self.metrics.text,
+            other_metrics=other_metrics,
+            # Past the admission: whether the target answers is not a question of how many wait.
+            health=HealthProbe(
+                self._generator,
+                tokenizer,
+                timeout_s=_HEALTH_TIMEOUT_S,
+                last_progress_s=lambda: self._admitting.last_item_s,
+            ),
+            api_keys=ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None,
+            body_limit_bytes=config.body_limit_bytes,
+            send_timeout_s=config.timeouts.token_gap_s,
+        )
+
+    async def set_limits(self, config: RouterConfig) -> None:
+        """Apply the limits of `config`, which is the service's own but for its limits
+        (`user_config.LIVE_KEYS`). Requests that have begun keep those they began with."""
+        model = self.http.model
+        self.http.model = _served_model(config, model.tokenizer, created=model.created)
+        self.http.body_limit_bytes = config.body_limit_bytes
+        self.http.send_timeout_s = config.timeouts.token_gap_s
+        self._generator.set_limits(speculation_limits(config), session_limits(config))
+        await self._admitting.set_limits(
+            max_sessions=config.max_sessions,
+            max_queued=config.max_queued_sessions,
+            queue_wait_s=config.timeouts.queue_wait_s,
+        )
 
 
-def _served_model(config: RouterConfig, tokenizer: Tokenizer) -> ServedModel:
+def _served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -> ServedModel:
     return ServedModel(
         name=config.model_name,
         tokenizer=tokenizer,
         max_model_len=config.max_model_len,
-        created=int(time.time()),
+        created=created,
         default_max_tokens=config.default_max_tokens,
         max_tokens_limit=config.max_tokens_limit,
         max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,

@@ -45,24 +45,24 @@ class Case:
         return self.schema is not None
 
 
-def free_cases(num_cases: int) -> list[Case]:
-    """Stories of exactly 300 tokens, sampled."""
+def free_cases(num_cases: int, *, num_tokens: int = _FREE_TOKENS) -> list[Case]:
+    """Stories of exactly `num_tokens` tokens, sampled."""
     cases = []
     for index in range(num_cases):
         who, what = _STORIES[index % len(_STORIES)]
         body = _body(f"Write a short story about {who} and {what}.", index)
-        body |= {"max_tokens": _FREE_TOKENS, "ignore_eos": True, "seed": 100 + index}
+        body |= {"max_tokens": num_tokens, "ignore_eos": True, "seed": 100 + index}
         cases.append(Case(f"free-{index}", body))
     return cases
 
 
-def constrained_cases(num_cases: int) -> list[Case]:
-    """Lists of records under a schema, about as long as the stories."""
+def constrained_cases(num_cases: int, *, num_orders: int = 5) -> list[Case]:
+    """Lists of `num_orders` records under a schema; 5 are about as long as 300 tokens."""
     cases = []
     for index in range(num_cases):
         order = _ORDERS[index % len(_ORDERS)]
         body = _body(f"Turn this order into JSON.\n{order}", index)
-        schema = order_list_schema(f"orders-{index % 4}", num_orders=5)
+        schema = order_list_schema(f"orders-{index % 4}", num_orders=num_orders)
         body |= {
             "max_tokens": _SCHEMA_TOKENS,
             "seed": 200 + index,

@@ -67,10 +67,11 @@ class _Stream:
 
 
 class FaultLoad:
-    """Runs one stream per case between `start` and `stop`."""
+    """Runs one stream per case between `start` and `stop`; `api_key` is sent with each."""
 
-    def __init__(self, base_url: str, cases: Sequence[Case]) -> None:
+    def __init__(self, base_url: str, cases: Sequence[Case], *, api_key: str = "") -> None:
         self._url = f"{base_url}/v1/chat/completions"
+        self._api_key = api_key
         self._references: dict[str, Answer] = {}
         self._streams = [_Stream(case) for case in cases]
         self._failures: list[Failure] = []
@@ -100,7 +101,7 @@ class FaultLoad:
             RuntimeError: an answer is not one to compare with; the message says why.
         """
         cases = [stream.case for stream in self._streams]
-        answers = asyncio.run(_ask_all(self._url, cases))
+        answers = asyncio.run(self._ask_all(cases))
         for case, answer in zip(cases, answers, strict=True):
             reason = answer.error or invalid(case, answer)
             if reason:
@@ -163,8 +164,12 @@ class FaultLoad:
         except Exception as error:  # noqa: BLE001  # told by `stop`, in the thread that can
             self._error = error
 
+    async def _ask_all(self, cases: Sequence[Case]) -> list[Answer]:
+        async with _client(self._api_key) as client:
+            return list(await asyncio.gather(*(ask(client, self._url, case) for case in cases)))
+
     async def _run_streams(self) -> None:
-        async with _client() as client:
+        async with _client(self._api_key) as client:
             await asyncio.gather(*(self._repeat(client, stream) for stream in self._streams))
 
     async def _repeat(self, client: httpx.AsyncClient, stream: _Stream) -> None:
@@ -218,11 +223,11 @@ async def ask(
     return Answer(text, error=f"the stream was cut after {len(text)} characters")
 
 
-def ask_once(base_url: str, case: Case) -> Answer:
+def ask_once(base_url: str, case: Case, *, api_key: str = "") -> Answer:
     """`ask` from plain code, on a connection of its own."""
 
     async def once() -> Answer:
-        async with _client() as client:
+        async with _client(api_key) as client:
             return await ask(client, f"{base_url}/v1/chat/completions", case)
 
     return asyncio.run(once())
@@ -241,15 +246,12 @@ def invalid(case: Case, answer: Answer) -> str:
     return ""
 
 
-async def _ask_all(url: str, cases: Sequence[Case]) -> list[Answer]:
-    async with _client() as client:
-        return list(await asyncio.gather(*(ask(client, url, case) for case in cases)))
-
-
-def _client() -> httpx.AsyncClient:
+def _client(api_key: str = "") -> httpx.AsyncClient:
     timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
     # Every stream keeps a connection; a shared pool must not make them queue for one.
-    return httpx.AsyncClient(timeout=timeout, limits=httpx.Limits(max_connections=None))
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers)
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:

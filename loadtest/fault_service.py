@@ -10,8 +10,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import ray
@@ -20,7 +21,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from loadtest.served import Config, Served
+from loadtest.served import Config
 
 APP = "outrider"
 INGRESS = "Router"
@@ -70,6 +71,30 @@ def fault_config(num_replicas: int, patience_s: float) -> Callable[[Config], Non
     return change
 
 
+class Watched(Protocol):
+    """A service on this machine that can be looked into: `Served`, `PrivateCluster`."""
+
+    @property
+    def base_url(self) -> str:
+        """Where it serves HTTP."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it keeps its files; every process of it has this as its RAY_TMPDIR."""
+
+    def gcs_address(self) -> str:
+        """Where its Ray is reached."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A living actor that plays one of `KINDS`, and where."""
+
+    kind: str
+    pid: int
+    node_id: str
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Whether it runs or could be woken; a zombie has ended."""
     try:
@@ -99,9 +124,9 @@ def family(folder: Path) -> list[psutil.Process]:
 
 
 class FaultService:
-    """Parts, state and books of a running `Served`. Use as a context manager."""
+    """Parts, state and books of a running service. Use as a context manager."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Watched) -> None:
         self._served = served
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._expected: dict[str, int] = {}
@@ -112,9 +137,11 @@ class FaultService:
         return self._served.base_url
 
     def __enter__(self) -> FaultService:
-        address = _gcs_address(self._served)
         ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, namespace="faults"
+            address=self._served.gcs_address(),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="faults",
         )
         names = set(serve.status().applications[APP].deployments) - {INGRESS}
         self._handles = {name: serve.get_deployment_handle(name, APP) for name in names}
@@ -127,8 +154,8 @@ class FaultService:
     def parts(self) -> dict[str, list[psutil.Process]]:
         """Living processes by kind (`KINDS`)."""
         found: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
-        for kind, pid in _actors():
-            _append(found[kind], pid)
+        for part in actors():
+            _append(found[part.kind], part.pid)
         for replica in list(found["constraint-replica"]):
             with contextlib.suppress(psutil.Error):
                 for child in replica.children():
@@ -148,7 +175,24 @@ class FaultService:
             for process in parts[kind]:
                 if is_stopped(process):
                     return f"{kind} {process.pid} is stopped"
-        return self._unhealthy()
+        return unhealthy()
+
+    def wait_whole(self, limit_s: float) -> None:
+        """Wait until nothing is missing.
+
+        Raises:
+            TimeoutError: something still is after `limit_s`.
+        """
+        _wait(self.missing, limit_s)
+
+    def wait_deployed(self, limit_s: float) -> None:
+        """Wait until Serve has done what it was told last; that is whole from now on.
+
+        Raises:
+            TimeoutError: it has not after `limit_s`.
+        """
+        _wait(unhealthy, limit_s)
+        self._expected = {kind: len(found) for kind, found in self.parts().items()}
 
     def stats(self) -> dict[str, list[dict[str, float]]]:
         """Each replica's own counters, by deployment."""
@@ -199,20 +243,24 @@ class FaultService:
             if not parts[kind]:
                 raise ValueError(f"--kinds: this config has no {kind} process")
 
-    def _unhealthy(self) -> str:
-        try:
-            deployments = serve.status().applications[APP].deployments
-        except RayError as error:
-            return f"the controller does not answer: {error}"
-        for name, deployment in deployments.items():
-            states = {str(state): count for state, count in deployment.replica_states.items()}
-            if deployment.status != "HEALTHY" or set(states) != {"RUNNING"}:
-                return f"{name} is {deployment.status}: {states}"
-        return ""
+
+def unhealthy() -> str:
+    """What Serve has still to do or cannot do, for people; empty when all replicas run."""
+    try:
+        application = serve.status().applications[APP]
+    except RayError as error:
+        return f"the controller does not answer: {error}"
+    for name, deployment in application.deployments.items():
+        states = {str(state): count for state, count in deployment.replica_states.items()}
+        if deployment.status != "HEALTHY" or set(states) != {"RUNNING"}:
+            return f"{name} is {deployment.status}: {states} {deployment.message}"
+    if application.status != "RUNNING":
+        return f"the application is {application.status}: {application.message}"
+    return ""
 
 
-def _actors() -> list[tuple[str, int]]:
-    """(kind, pid) of the living actors that have a part."""
+def actors() -> list[Part]:
+    """The living actors that have a part. Needs `ray.init`."""
     import ray._private.state as state  # the public state API needs the dashboard
 
     table = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]
@@ -221,14 +269,14 @@ def _actors() -> list[tuple[str, int]]:
         kind = _ACTOR_KINDS.get(actor["ActorClassName"])
         if kind is not None:
             kinds[_address(actor["Address"])] = kind
-    found = [
-        (kinds[_address(a["Address"])], a["Pid"]) for a in table if _address(a["Address"]) in kinds
-    ]
+    found = []
     for actor in table:
-        owner = kinds.get(_address(actor["OwnerAddress"]), "")
-        engine, _, part = owner.partition("-")
-        if part == "coordinator":
-            found.append((f"{engine}-rank", actor["Pid"]))
+        kind = kinds.get(_address(actor["Address"]), "")
+        engine, _, part = kinds.get(_address(actor["OwnerAddress"]), "").partition("-")
+        if not kind and part == "coordinator":
+            kind = f"{engine}-rank"
+        if kind:
+            found.append(Part(kind, actor["Pid"], actor["Address"]["NodeID"]))
     return found
 
 
@@ -249,11 +297,9 @@ def _command(process: psutil.Process) -> list[str]:
     return []
 
 
-def _gcs_address(served: Served) -> str:
-    """Where this service's Ray is reached: its raylet was told on the command line."""
-    for process in served.processes():
-        for word in _command(process):
-            name, _, value = word.partition("=")
-            if name == "--gcs-address":
-                return value
-    raise RuntimeError(f"no raylet below process {served.process.pid}")
+def _wait(complaint: Callable[[], str], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while missing := complaint():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {limit_s:g} s: {missing}")
+        time.sleep(_POLL_S)

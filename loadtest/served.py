@@ -63,6 +63,20 @@ class Served:
                     found.append(process)
         return found
 
+    def gcs_address(self) -> str:
+        """Where this service's Ray is reached: its raylet was told on the command line.
+
+        Raises:
+            RuntimeError: there is no raylet.
+        """
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                for word in process.cmdline():
+                    name, _, value = word.partition("=")
+                    if name == "--gcs-address":
+                        return value
+        raise RuntimeError(f"no raylet below process {self.process.pid}")
+
     def memory_bytes(self) -> int:
         """Proportional set size of the whole tree."""
         total = 0

@@ -7,11 +7,13 @@ session on every path out: end, error, and a client that goes away.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from models.errors import ContextTooLong, InvalidRequest
 from router.generation import Delta, Detokenizer, Finished, GenerationRequest
+from router.limits import SessionLimits, SpeculationLimits
 from router.loop import run_session
 from router.session import Services, Session
 
@@ -25,6 +27,10 @@ class SpeculativeGenerator:
         self._services = services
         self._max_model_len = max_model_len
         self._closings: set[asyncio.Task[None]] = set()
+
+    def set_limits(self, speculation: SpeculationLimits, limits: SessionLimits) -> None:
+        """Other limits for sessions that begin from now on; what was learnt stays."""
+        self._services = dataclasses.replace(self._services, speculation=speculation, limits=limits)
 
     async def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer

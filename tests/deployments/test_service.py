@@ -16,7 +16,7 @@ from local_service import DEMO, VOCAB_SIZE, demo_tokenizer
 from deployments.config import RouterConfig, SpeculationConfig, TimeoutConfig
 from deployments.http import create_app
 from deployments.local_pool import LocalConstraintPool, LocalEnginePool
-from deployments.service import build_service, session_limits, speculation_limits
+from deployments.service import RouterService, session_limits, speculation_limits
 from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.grammar import GrammarCompiler, VocabularyInfo
@@ -67,7 +67,7 @@ def grammar_host() -> GrammarHost:
 @asynccontextmanager
 async def serving(
     router_config: RouterConfig,
-) -> AsyncIterator[tuple[httpx.AsyncClient, LocalEnginePool]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, LocalEnginePool, RouterService]]:
     constraint = LocalConstraintPool(grammar_host())
     masks = partial(LocalMaskSource, constraint.host)
     target = LocalEnginePool(
@@ -76,11 +76,11 @@ async def serving(
     draft = LocalEnginePool(
         DraftEngine(runner("draft"), masks(), epoch=1), epoch=1, max_model_len=MAX_MODEL_LEN
     )
-    service = build_service(router_config, target=target, draft=draft, constraint=constraint)
-    transport = httpx.ASGITransport(create_app(service))
+    service = RouterService(router_config, target=target, draft=draft, constraint=constraint)
+    transport = httpx.ASGITransport(create_app(service.http))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client, target
+            yield client, target, service
     finally:
         await target.close()
         await draft.close()
@@ -100,7 +100,7 @@ def text_of(stream: str) -> str:
 
 
 async def test_a_seed_gives_one_text_streamed_or_not_whatever_is_drafted():
-    async with serving(config()) as (client, _):
+    async with serving(config()) as (client, _, _):
         texts = set()
         for speculation in ({"enabled": False}, {"k": 0}, {"k": 3}, {}):
             body = chat(speculation=speculation)
@@ -118,7 +118,7 @@ async def test_a_seed_gives_one_text_streamed_or_not_whatever_is_drafted():
 
 
 async def test_a_schema_is_obeyed_and_a_bad_one_is_a_400():
-    async with serving(config()) as (client, _):
+    async with serving(config()) as (client, _, _):
         for k in (0, 4):
             body = chat(structured_outputs={"json": SCHEMA}, speculation={"k": k}, max_tokens=120)
             answer = (await client.post("/v1/chat/completions", json=body)).json()
@@ -133,7 +133,7 @@ async def test_a_schema_is_obeyed_and_a_bad_one_is_a_400():
 
 async def test_a_completion_continues_its_prompt():
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-    async with serving(config()) as (client, _):
+    async with serving(config()) as (client, _, _):
         answer = (await client.post("/v1/completions", json=body)).json()
     assert answer["choices"][0]["text"].startswith((",", " "))
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -141,7 +141,7 @@ async def test_a_completion_continues_its_prompt():
 
 
 async def test_health_follows_the_target():
-    async with serving(config(timeouts=TimeoutConfig(queue_wait_s=0.5))) as (client, target):
+    async with serving(config(timeouts=TimeoutConfig(queue_wait_s=0.5))) as (client, target, _):
         assert (await client.get("/health")).status_code == 200
         target.fail("target lost")
         await asyncio.sleep(1.05)  # a result is kept for a second
@@ -166,7 +166,7 @@ async def test_limits_come_from_the_config(asked, expected):
         max_tokens_limit=10,
     )
     unused: Any = None
-    service = build_service(router_config, target=unused, draft=None, constraint=None)
+    service = RouterService(router_config, target=unused, draft=None, constraint=None).http
     assert speculation_limits(router_config) == SpeculationLimits(
         num_speculative_tokens=expected,
         max_speculative_tokens=6,
@@ -181,3 +181,33 @@ async def test_limits_come_from_the_config(asked, expected):
     assert (service.model.default_max_tokens, service.model.max_tokens_limit) == (9, 10)
     assert service.model.max_num_speculative_tokens == 6
     assert service.model.name == "demo"
+
+
+async def test_limits_change_while_it_serves_and_streams_keep_theirs():
+    async with serving(config()) as (client, _, service):
+        body = chat(speculation={"k": 3}, max_tokens=60, ignore_eos=True)
+        whole = (await client.post("/v1/chat/completions", json=body)).json()
+        text = whole["choices"][0]["message"]["content"]
+        running = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(0.02)
+        assert not running.done()
+        await service.set_limits(
+            config(
+                default_max_tokens=3,
+                max_tokens_limit=10,
+                body_limit_bytes=2000,
+                speculation=SpeculationConfig(enabled=False, max_num_speculative_tokens=2),
+            )
+        )
+        assert (await running).json()["choices"][0]["message"]["content"] == text
+        assert (await running).json()["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+        refused = await client.post("/v1/chat/completions", json=body)
+        assert "max_tokens: at most 10" in refused.json()["error"]["message"]
+        refused = await client.post("/v1/chat/completions", json=body | {"max_tokens": 9})
+        assert "speculation.k: at most 2" in refused.json()["error"]["message"]
+        refused = await client.post("/v1/chat/completions", json=chat(user="x" * 2000))
+        assert refused.status_code == 413
+        short = (await client.post("/v1/chat/completions", json=chat(max_tokens=None))).json()
+        assert short["usage"]["completion_tokens"] == 3
+        assert short["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+        assert text.startswith(short["choices"][0]["message"]["content"])

@@ -1,0 +1,312 @@
+"""Changes a running service by `serve deploy`, under streams that must not notice.
+
+    python -m loadtest.rolling --streams 8 --output loadtest/results/rolling.json
+
+Starts a private cluster of nodes in name only (`loadtest.cluster`), with a draft node and a target
+node more than configs/prod.yaml asks for, deploys that config and takes down what 8 free and 8
+constrained streams answer undisturbed. Then, while the streams run on and on, it deploys: other
+limits, limits that are wrong, the first limits again, a second draft, a changed key of the router,
+and a changed key of the target (the last two replace every process, Serve's rule for `args`). Every
+request must complete with the same text and valid JSON, each change must have taken effect, and
+nothing may be held afterwards. Ends with status 1 when anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from loadtest.cluster import (
+    DRAFT,
+    ROUTER,
+    TARGET,
+    PrivateCluster,
+    arguments,
+    deployment,
+    on_one_machine,
+    private_cluster,
+)
+from loadtest.fault_cases import constrained_cases, free_cases
+from loadtest.fault_load import FaultLoad
+from loadtest.fault_service import FaultService
+from loadtest.machine import describe_machine
+from loadtest.served import ROOT, Config
+
+SETTLE_LIMIT_S = 400.0
+_STEADY_LIMIT_S = 120.0
+_FREED_LIMIT_S = 60.0
+_CALM_S = 5.0
+_ASKED = 8  # times, so that more than one router is asked
+
+Check = Callable[[], str]  # what is not as the change wants it, for people; empty when it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a change. Times in seconds since `serve deploy` began."""
+
+    change: str
+    settled_s: float  # until all replicas were as wanted and the old ones gone
+    pause_free_s: float  # longest wait for a chunk of any free stream
+    pause_constrained_s: float
+    replaced: dict[str, int]  # processes that are no more, by kind
+    num_answers: int
+    problems: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        """For people."""
+        gone = ", ".join(f"{number} {kind}" for kind, number in self.replaced.items()) or "nothing"
+        verdict = f"FAILED: {self.problems}" if self.problems else "ok"
+        return (
+            f"{self.change}: {self.settled_s:.1f} s, replaced {gone}; pause "
+            f"{self.pause_free_s:.1f} s free, {self.pause_constrained_s:.1f} s constrained; "
+            f"{self.num_answers} answers: {verdict}"
+        )
+
+
+class Roller:
+    """Deploys changes to a cluster whose streams run."""
+
+    def __init__(self, cluster: PrivateCluster, service: FaultService, load: FaultLoad) -> None:
+        self._cluster = cluster
+        self._service = service
+        self._load = load
+
+    def roll(self, change: str, config: Config, check: Check = str) -> Outcome:
+        """Deploy `config`, wait until that is done, and see what it did to the streams.
+
+        Raises:
+            RuntimeError: Serve refused the config, or streams stand still.
+            TimeoutError: it was not done after `SETTLE_LIMIT_S`.
+        """
+        if not self._load.wait_steady(_STEADY_LIMIT_S):
+            raise RuntimeError(f"before {change}: some stream got nothing")
+        problems = [f"before it: {failure}" for failure in self._load.take_failures()]
+        before, num_before = self._pids(), self._load.num_answers
+        began_s = time.monotonic()
+        self._cluster.deploy(config)
+        self._service.wait_deployed(SETTLE_LIMIT_S)
+        settled_s = time.monotonic() - began_s
+        after = self._pids()
+        if complaint := check():
+            problems.append(complaint)
+        if not self._load.wait_steady(_STEADY_LIMIT_S):
+            problems.append("afterwards some stream got nothing")
+        free_s, constrained_s = (
+            self._load.longest_wait(began_s, began_s + settled_s, is_constrained=constrained)
+            for constrained in (False, True)
+        )
+        problems += [str(failure) for failure in self._load.take_failures()]
+        return Outcome(
+            change=change,
+            settled_s=settled_s,
+            pause_free_s=free_s,
+            pause_constrained_s=constrained_s,
+            replaced={k: len(gone) for k, pids in before.items() if (gone := pids - after[k])},
+            num_answers=self._load.num_answers - num_before,
+            problems=problems,
+        )
+
+    def _pids(self) -> dict[str, set[int]]:
+        return {kind: {p.pid for p in found} for kind, found in self._service.parts().items()}
+
+
+def k_limit_is(base_url: str, limit: int, api_key: str = "") -> str:
+    """What shows that not every router allows k = `limit` and no more."""
+    for _ in range(_ASKED):
+        if (status := _ask(base_url, limit, api_key).status_code) != httpx.codes.OK:
+            return f"k = {limit} should be allowed, got HTTP {status}"
+        refused = _ask(base_url, limit + 1, api_key)
+        if f"at most {limit} " not in refused.text:
+            return f"k = {limit + 1} should be refused: {refused.text[:200]}"
+    return ""
+
+
+def refusal_is_told(base_url: str) -> str:
+    """What shows that no router's metrics tell of a refused user_config."""
+    for _ in range(_ASKED):
+        text = httpx.get(f"{base_url}/metrics", timeout=10).text
+        told = [line for line in text.splitlines() if line.startswith("outrider:user_config_ref")]
+        if told and told[0].endswith(" 1.0"):
+            return ""
+    return "no router's metrics tell of the refused user_config"
+
+
+def _ask(base_url: str, k: int, api_key: str) -> httpx.Response:
+    body = {
+        "model": "outrider-demo",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 1,
+        "speculation": {"k": k},
+    }
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    url = f"{base_url}/v1/chat/completions"
+    return httpx.post(url, json=body, headers=headers, timeout=60)
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What was found so far. Written whatever ends it."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    calm_s: dict[str, float] = field(default_factory=dict)  # longest waits before the first change
+    num_answers: int = 0
+    leftovers: list[str] = field(default_factory=list)
+    crash: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything held that had to."""
+        problems = [problem for outcome in self.outcomes for problem in outcome.problems]
+        return not (problems or self.leftovers or self.crash) and bool(self.outcomes)
+
+
+def first_config(path: Path, tensor_parallel_size: int) -> Config:
+    """The config to begin with; its target's replacement starts before the old one ends."""
+    config = on_one_machine(path)
+    set_ranks(config, tensor_parallel_size)
+    deployment(config, "Target")["max_surge_percent"] = 100
+    return config
+
+
+def set_ranks(config: Config, number: int) -> None:
+    """So many ranks for the target, and as many of its bundles."""
+    arguments(config)["target"]["tensor_parallel_size"] = number
+    target = deployment(config, "Target")
+    target["placement_group_bundles"] = target["placement_group_bundles"][:number]
+
+
+def changes(config: Config, base_url: str) -> list[tuple[str, Config, Check]]:
+    """What is deployed one after another: name, config, what must be true then."""
+    found: list[tuple[str, Config, Check]] = []
+
+    def then(name: str, edit: Callable[[Config], None], check: Check = str) -> None:
+        changed = copy.deepcopy(found[-1][1] if found else config)
+        edit(changed)
+        found.append((name, changed, check))
+
+    def limits(value: Any) -> Callable[[Config], None]:
+        return lambda changed: deployment(changed, "Router").update(user_config=value)
+
+    k_limit = arguments(config)["router"]["speculation"]["max_num_speculative_tokens"]
+    lower = {"speculation": {"max_num_speculative_tokens": 4}, "max_sessions": 80}
+    then("other limits", limits(lower), lambda: k_limit_is(base_url, 4))
+    then(
+        "wrong limits",
+        limits({"speculation": {"max_num_speculative_tokens": 5}, "max_sesions": 80}),
+        lambda: k_limit_is(base_url, 4) or refusal_is_told(base_url),
+    )
+    then("the first limits", limits({}), lambda: k_limit_is(base_url, k_limit))
+    then("a second draft", lambda changed: deployment(changed, "Draft").update(num_replicas=2))
+    then(
+        "a key of the router",
+        lambda changed: arguments(changed)["router"].update(default_max_tokens=77),
+    )
+    then(
+        "a key of the target",
+        lambda changed: arguments(changed)["target"].update(max_batch_rows=1024),
+    )
+    return found
+
+
+def run(settings: argparse.Namespace, report: Report) -> None:
+    """Serve, load, change, and look at what is left."""
+    with private_cluster() as cluster:
+        for role in (ROUTER, DRAFT, DRAFT, TARGET, TARGET):
+            cluster.add(role)
+        config = first_config(settings.config, settings.tensor_parallel_size)
+        cluster.deploy(config)
+        cluster.wait_healthy(SETTLE_LIMIT_S)
+        with FaultService(cluster) as service:
+            service.wait_deployed(SETTLE_LIMIT_S)
+            cases = [*free_cases(settings.streams), *constrained_cases(settings.streams)]
+            load = FaultLoad(cluster.base_url, cases)
+            load.collect_references()
+            load.start()
+            try:
+                _roll_all(Roller(cluster, service, load), load, config, cluster.base_url, report)
+            except (RuntimeError, TimeoutError) as error:
+                report.crash = str(error)
+            finally:
+                load.stop()
+                report.num_answers = load.num_answers
+                report.leftovers += [f"late: {failure}" for failure in load.take_failures()]
+            report.leftovers += service.wait_freed(_FREED_LIMIT_S)
+
+
+def _roll_all(
+    roller: Roller, load: FaultLoad, config: Config, base_url: str, report: Report
+) -> None:
+    load.wait_steady(_STEADY_LIMIT_S)
+    began_s = time.monotonic()
+    time.sleep(_CALM_S)
+    for name, constrained in (("free", False), ("constrained", True)):
+        wait_s = load.longest_wait(began_s, time.monotonic(), is_constrained=constrained)
+        report.calm_s[name] = wait_s
+    for name, changed, check in changes(config, base_url):
+        outcome = roller.roll(name, changed, check)
+        report.outcomes.append(outcome)
+        print(outcome.line(), flush=True)
+
+
+def _write(settings: argparse.Namespace, report: Report, command: str) -> None:
+    content = {
+        "command": command,
+        "machine": describe_machine(),
+        "is_clean": report.is_clean,
+        "num_answers": report.num_answers,
+        "longest_wait_without_changes_s": report.calm_s,
+        "crash": report.crash,
+        "leftovers": report.leftovers,
+        "changes": [asdict(outcome) for outcome in report.outcomes],
+    }
+    settings.output.parent.mkdir(parents=True, exist_ok=True)
+    settings.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "prod.yaml")
+    parser.add_argument("--streams", type=int, default=8, help="free ones, and as many constrained")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="ranks of the target, in place of the config's: here all share the same cores",
+    )
+    parser.add_argument("--output", type=Path, help="JSON file for the results")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it from the command line; the exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    settings = _parse(words)
+    report = Report()
+    try:
+        run(settings, report)
+    finally:
+        for leftover in [*report.leftovers, *filter(None, [report.crash])]:
+            print(f"FAILURE: {leftover}")
+        verdict = "every request completed with its text" if report.is_clean else "failed"
+        print(f"result: {report.num_answers} requests; {verdict}")
+        if settings.output is not None:
+            _write(settings, report, shlex.join(["python", "-m", "loadtest.rolling", *words]))
+    return 0 if report.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""configs/prod.yaml on nodes in name only: who runs where, lost nodes, and N drafts for M targets.
+
+The nodes are raylets on this machine with the production labels and GPUs that only Ray counts; the
+config is read from the file and fitted by `on_one_machine`. The tests build on each other, because
+a cluster takes long to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+from local_service import DEMO, demo_tokenizer, local_service, make_request
+from ray.util import placement_group_table
+
+from loadtest.cluster import (
+    DRAFT,
+    ROLE,
+    ROUTER,
+    TARGET,
+    PrivateCluster,
+    Role,
+    arguments,
+    deployment,
+    on_one_machine,
+    private_cluster,
+)
+from loadtest.fault_cases import constrained_cases, free_cases
+from loadtest.fault_load import FaultLoad
+from loadtest.fault_service import FaultService, actors
+from loadtest.rolling import (
+    Check,
+    Outcome,
+    Roller,
+    k_limit_is,
+    refusal_is_told,
+    set_ranks,
+)
+from loadtest.served import ROOT, Config
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+
+KEY = "a-key-for-tests"
+START_LIMIT_S = 150.0
+WHOLE_LIMIT_S = 90.0
+CASES = [*free_cases(2, num_tokens=80), *constrained_cases(2, num_orders=1)]
+
+
+@dataclass
+class Running:
+    """The cluster, what runs on it, and its nodes by role, oldest first."""
+
+    cluster: PrivateCluster
+    service: FaultService
+    keys_file: Path
+    nodes: dict[str, list[Any]] = field(default_factory=dict)
+
+    def config(self) -> Config:
+        """prod.yaml as it runs here."""
+        return on_one_machine(ROOT / "configs" / "prod.yaml", api_keys_file=self.keys_file)
+
+    def deploy(self, **num_replicas: int) -> None:
+        """prod.yaml with other numbers of replicas, in force."""
+        config = self.config()
+        for name, number in num_replicas.items():
+            deployment(config, name)["num_replicas"] = number
+        self.cluster.deploy(config)
+        self.service.wait_deployed(WHOLE_LIMIT_S)
+
+    def add(self, role: Role) -> None:
+        self.nodes[role.name].append(self.cluster.add(role))
+
+    def lose(self, role: Role) -> None:
+        """The oldest node of a role, with all that runs on it."""
+        self.cluster.remove(self.nodes[role.name].pop(0))
+
+    @cached_property
+    def load(self) -> FaultLoad:
+        """Streams with their texts, not running."""
+        load = FaultLoad(self.cluster.base_url, CASES, api_key=KEY)
+        load.collect_references()
+        return load
+
+
+def write_keys(folder: Path) -> Path:
+    path = folder / "keys"
+    path.write_text(f"tests {hashlib.sha256(KEY.encode()).hexdigest()}\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    keys_file = write_keys(tmp_path_factory.mktemp("secrets"))
+    with private_cluster() as cluster:
+        nodes = {role.name: [cluster.add(role)] for role in (ROUTER, DRAFT, TARGET)}
+        cluster.deploy(on_one_machine(ROOT / "configs" / "prod.yaml", api_keys_file=keys_file))
+        cluster.wait_healthy(START_LIMIT_S)
+        with FaultService(cluster) as service:
+            yield Running(cluster, service, keys_file, nodes)
+
+
+def places() -> dict[str, Counter[str]]:
+    """How many parts of each kind run on nodes of each role."""
+    roles = {node["NodeID"]: node["Labels"].get(ROLE, "head") for node in ray.nodes()}
+    found: dict[str, Counter[str]] = {}
+    for part in actors():
+        found.setdefault(part.kind, Counter())[roles[part.node_id]] += 1
+    return found
+
+
+def test_every_part_is_where_its_label_says(running: Running) -> None:
+    assert places() == {
+        "router": Counter(router=2),
+        "constraint-replica": Counter(router=2),
+        "target-coordinator": Counter(target=1),
+        "target-rank": Counter(target=4),
+        "draft-coordinator": Counter(draft=1),
+        "draft-rank": Counter(draft=1),
+        "controller": Counter(head=1),
+        "proxy": Counter(head=1),
+    }
+
+
+def test_each_rank_has_a_gpu_of_its_own(running: Running) -> None:
+    groups = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
+    gpus = sorted([bundle["GPU"] for bundle in g["bundles"].values()] for g in groups)
+    assert gpus == [[1.0], [1.0, 1.0, 1.0, 1.0]]
+    assert ray.cluster_resources()["GPU"] == 5
+    assert ray.available_resources().get("GPU", 0) == 0
+
+
+QUESTION = {"role": "user", "content": "Write a short story about a dog and a ball."}
+
+
+async def text_of_one_process(max_tokens: int) -> str:
+    """What one engine of one rank writes, without a draft, in this process."""
+    tokenizer = demo_tokenizer()
+    request = make_request(
+        "alone",
+        tokenizer.encode_chat([QUESTION]),
+        enabled=False,
+        max_tokens=max_tokens,
+        temperature=0.7,
+        seed=11,
+        eos_ids=tokenizer.eos_ids,
+    )
+    async with local_service(DEMO / "target", None, dtype="float32") as service:
+        _, _, text = await service.generate(request, tokenizer.detokenizer())
+    return text
+
+
+async def test_a_chat_has_the_text_of_one_process(running: Running) -> None:
+    body = {
+        "model": "outrider-demo",
+        "messages": [QUESTION],
+        "temperature": 0.7,
+        "seed": 11,
+        "max_tokens": 80,
+        "speculation": {"k": 3, "drafter": "draft_model"},
+    }
+    url = f"{running.cluster.base_url}/v1/chat/completions"
+    async with httpx.AsyncClient(timeout=60) as client:
+        refused = await client.post(url, json=body)
+        assert refused.status_code == httpx.codes.UNAUTHORIZED
+        response = await client.post(url, json=body, headers={"authorization": f"Bearer {KEY}"})
+    answer = response.json()
+    assert answer["choices"][0]["message"]["content"] == await text_of_one_process(80)
+    assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+
+
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float = WHOLE_LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def wait_answers(load: FaultLoad, number: int) -> None:
+    """Wait until so many more requests have come to an end."""
+    wanted = load.num_answers + number
+    wait_for(lambda: load.num_answers >= wanted, f"{number} more answers")
+
+
+def num_steps(running: Running, name: str) -> list[float]:
+    return sorted(stats["num_steps"] for stats in running.service.stats()[name])
+
+
+def all_step(running: Running, name: str, number: int) -> bool:
+    """Whether so many replicas of a deployment all computed something in the next second."""
+    before = num_steps(running, name)
+    time.sleep(1.0)
+    after = num_steps(running, name)
+    print(name, before, after)
+    return len(after) == number and all(b > a for a, b in zip(before, after, strict=True))
+
+
+@contextlib.contextmanager
+def streams(running: Running) -> Iterator[FaultLoad]:
+    """Streams that run until the block ends; each must have kept its text then."""
+    load = running.load
+    load.start()
+    try:
+        assert load.wait_steady(WHOLE_LIMIT_S)
+        yield load
+    finally:
+        load.stop()
+    assert [str(failure) for failure in load.take_failures()] == []
+
+
+def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Running) -> None:
+    base_url = running.cluster.base_url
+    with streams(running) as load:
+        roller = Roller(running.cluster, running.service, load)
+
+        def roll(name: str, user_config: Any, check: Check) -> Outcome:
+            config = running.config()
+            deployment(config, "Router")["user_config"] = user_config
+            outcome = roller.roll(name, config, check)
+            print(outcome.line())
+            assert outcome.problems == []
+            assert outcome.replaced == {}, "limits change in place"
+            return outcome
+
+        lower = {"speculation": {"max_num_speculative_tokens": 4}}
+        roll("other", lower, lambda: k_limit_is(base_url, 4, KEY))
+        wrong = {"speculation": {"max_num_speculative_tokens": 5}, "max_sesions": 9}
+        roll("wrong", wrong, lambda: k_limit_is(base_url, 4, KEY) or refusal_is_told(base_url))
+        roll("none", None, lambda: k_limit_is(base_url, 8, KEY))
+
+
+def test_a_lost_draft_is_not_missed_and_two_share_the_work_when_nodes_are_back(
+    running: Running,
+) -> None:
+    with streams(running) as load:
+        running.lose(DRAFT)
+        wait_for(lambda: not running.service.parts()["draft-rank"], "the draft's process is gone")
+        wait_answers(load, len(CASES))
+        assert not running.service.parts()["draft-rank"], "somebody else took the draft in"
+        running.add(DRAFT)
+        running.add(DRAFT)
+        running.deploy(Draft=2)
+        assert places()["draft-rank"] == Counter(draft=2)
+        assert places()["target-rank"] == Counter(target=4)
+        wait_for(lambda: all_step(running, "Draft", 2), "both drafts are used")
+        assert all_step(running, "Target", 1)
+
+
+def test_two_targets_share_a_draft_and_one_may_be_lost(running: Running) -> None:
+    running.add(TARGET)
+    running.deploy(Target=2)
+    assert places()["target-rank"] == Counter(target=8)
+    assert places()["draft-rank"] == Counter(draft=1)
+    with streams(running) as load:
+        wait_for(lambda: all_step(running, "Target", 2), "both targets are used")
+        wait_for(lambda: all_step(running, "Draft", 1), "the draft is used")
+        running.lose(TARGET)
+        wait_for(lambda: len(running.service.parts()["target-rank"]) == 4, "four ranks are gone")
+        wait_answers(load, len(CASES))
+
+
+def test_changed_args_replace_all_under_streams_when_a_node_is_to_spare(running: Running) -> None:
+    """Four ranks become one, and a key of the router changes."""
+    running.add(TARGET)
+    config = running.config()
+    set_ranks(config, 1)
+    deployment(config, "Target")["max_surge_percent"] = 100
+    arguments(config)["router"]["default_max_tokens"] = 7
+    with streams(running) as load:
+        outcome = Roller(running.cluster, running.service, load).roll("args", config)
+        print(outcome.line())
+    assert outcome.problems == []
+    assert {"router", "target-rank", "draft-rank", "constraint-replica"} <= set(outcome.replaced)
+    assert places()["target-rank"] == Counter(target=1)
+    body = {"model": "outrider-demo", "messages": [QUESTION], "ignore_eos": True}
+    url = f"{running.cluster.base_url}/v1/chat/completions"
+    answer = httpx.post(url, json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 7
+    assert running.service.wait_freed(WHOLE_LIMIT_S) == []

@@ -1,0 +1,115 @@
+"""What is deployed to a running service, and how its outcome is told; no cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config import AppConfig
+from deployments.model_files import check_models
+from deployments.user_config import with_user_config
+from loadtest.cluster import arguments, deployment, on_one_machine
+from loadtest.rolling import Outcome, Report, changes, first_config
+from loadtest.served import ROOT, Config
+
+PROD = ROOT / "configs" / "prod.yaml"
+PLACED = (
+    "ray_actor_options",
+    "placement_group_bundles",
+    "placement_group_bundle_label_selector",
+    "graceful_shutdown_timeout_s",
+)
+
+
+def checked(config: Config) -> AppConfig:
+    schema = ServeDeploySchema.model_validate(config)
+    resolved = AppConfig.model_validate(schema.applications[0].args).resolved()
+    check_models(resolved)
+    return resolved
+
+
+def test_a_config_for_real_nodes_keeps_its_placement_on_one_machine() -> None:
+    ours, theirs = on_one_machine(PROD), yaml.safe_load(PROD.read_text(encoding="utf-8"))
+    for name in ("Router", "Target", "Draft", "Constraint"):
+        for key in PLACED:
+            assert deployment(ours, name).get(key) == deployment(theirs, name).get(key)
+    assert checked(ours).target.tensor_parallel_size == 4
+    changed = {
+        (section, key)
+        for section, part in arguments(theirs).items()
+        for key, value in part.items()
+        if arguments(ours)[section][key] != value
+    }
+    model = {"model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"}
+    assert changed == {
+        *((section, key) for section in ("target", "draft") for key in model),
+        *(("router", key) for key in ("model_name", "tokenizer_path", "api_keys_file")),
+    }
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        parts = [leaves(value, f"{path}.{key}") for key, value in tree.items()]
+    elif isinstance(tree, list):
+        parts = [leaves(value, f"{path}.{i}") for i, value in enumerate(tree)]
+    else:
+        return {path: tree}
+    return {key: value for part in parts for key, value in part.items()} or {path: tree}
+
+
+def test_each_change_is_the_one_it_is_called() -> None:
+    before = first_config(PROD, 1)
+    checked(before)
+    found = {}
+    for name, config, _ in changes(before, "http://nowhere"):
+        checked(config)
+        old, new = leaves(before), leaves(config)
+        found[name] = {key.rsplit(".", 1)[1] for key in old | new if old.get(key) != new.get(key)}
+        before = config
+    k_limit = "max_num_speculative_tokens"
+    assert found["other limits"] >= {k_limit, "max_sessions"}
+    assert found["wrong limits"] == {k_limit, "max_sessions", "max_sesions"}
+    assert found["a second draft"] == {"num_replicas"}
+    assert found["a key of the router"] == {"default_max_tokens"}
+    assert found["a key of the target"] == {"max_batch_rows"}
+
+
+def test_only_the_wrong_limits_are_wrong() -> None:
+    config = first_config(PROD, 1)
+    base = checked(config).router
+    for name, changed, _ in changes(config, "http://nowhere"):
+        limits = deployment(changed, "Router")["user_config"]
+        if name == "wrong limits":
+            with pytest.raises(ValueError, match="unknown key 'max_sesions'"):
+                with_user_config(base, limits)
+        else:
+            with_user_config(base, limits)
+
+
+def outcome(problems: list[str]) -> Outcome:
+    return Outcome(
+        change="more",
+        settled_s=3.0,
+        pause_free_s=0.5,
+        pause_constrained_s=0.25,
+        replaced={"router": 2},
+        num_answers=4,
+        problems=problems,
+    )
+
+
+def test_a_report_is_clean_only_if_all_was_done_and_held() -> None:
+    assert not Report().is_clean
+    assert Report(outcomes=[outcome([])]).is_clean
+    assert not Report(outcomes=[outcome(["cut"])]).is_clean
+    assert not Report(outcomes=[outcome([])], leftovers=["Target 0: num_leases is 1"]).is_clean
+    assert not Report(outcomes=[outcome([])], crash="late").is_clean
+
+
+def test_an_outcome_is_one_line() -> None:
+    assert "replaced 2 router" in outcome([]).line()
+    assert outcome([]).line().endswith("ok")
+    assert "FAILED: ['cut']" in outcome(["cut"]).line()
