@@ -21,28 +21,27 @@ from deployments.config import (
 from deployments.constraint import ConstraintReplica
 from deployments.engine import EngineReplica
 from deployments.leader import EngineKind
-from deployments.model_files import check_models, with_shared_vocabulary
+from deployments.model_files import with_shared_vocabulary
+from deployments.placement import COORDINATOR_CPUS, engine_placement
+from deployments.preflight import refuse_unservable
 from deployments.router import Router
 
-_COORDINATOR_CPUS = 0.1
 _SPARE_REQUESTS = 64
 _HEALTH_PERIOD_S = 1.0
 _ROUTER_STALL_TIMEOUT_S = 10.0  # a router silent for longer is replaced
 _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a replica; fixed
 _LEASE_ROUTER = "deployments.lease_router:LeaseRouter"
-_QUIET = {"enable_access_log": False}  # a line and 0.3 ms per call otherwise
 
 
 def build(args: AppConfig) -> Application:
     """The whole service, ready for `serve run` or `serve deploy`.
 
     Raises:
-        ValueError: a model folder is missing or draft and target do not fit together; the
-            message names the config key.
+        CannotServe: GPUs, labels, model folders or memory are missing, or draft and target do not
+            fit together; one sentence names them all.
     """
-    config = args.resolved()
-    check_models(config)
-    config = with_shared_vocabulary(config)
+    refuse_unservable(args)
+    config = with_shared_vocabulary(args.resolved())
     target = bind_engine("Target", "target", config.target, config.link)
     draft = (
         None if config.draft is None else bind_engine("Draft", "draft", config.draft, config.link)
@@ -61,17 +60,14 @@ def build(args: AppConfig) -> Application:
 
 def bind_engine(name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig) -> Application:
     """One Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
-    bundle: dict[str, float] = {"CPU": 1}
-    if model.device.startswith("cuda"):
-        bundle["GPU"] = 1
+    placement = engine_placement(name, model)
     return serve.deployment(
         name=name,
         max_ongoing_requests=model.max_sessions,
-        ray_actor_options={"num_cpus": _COORDINATOR_CPUS},
-        placement_group_bundles=[dict(bundle) for _ in range(model.tensor_parallel_size)],
-        placement_group_strategy="STRICT_PACK",
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
+        placement_group_bundles=[dict(bundle) for bundle in placement.bundles],
+        placement_group_strategy=placement.strategy,
         **_supervision(model.stall_timeout_s),
-        logging_config=_QUIET,
     )(EngineReplica).bind(kind, model, link)
 
 
@@ -82,9 +78,8 @@ def bind_constraint(
     return serve.deployment(
         name="Constraint",
         max_ongoing_requests=service.max_sessions,
-        ray_actor_options={"num_cpus": _COORDINATOR_CPUS},
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         **_supervision(service.stall_timeout_s),
-        logging_config=_QUIET,
     )(ConstraintReplica).bind(service, link, model_path)
 
 
