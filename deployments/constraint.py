@@ -23,6 +23,7 @@ from deployments.config import GrammarServiceConfig, LinkConfig
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_workers import ConstraintWorkers
 from deployments.link_server import AsyncLinkServer, Peer
+from deployments.logs import join_serve
 from deployments.model_files import read_vocab_size
 from models.messages import (
     ConstraintReply,
@@ -59,6 +60,7 @@ class ConstraintReplica:
         self, service: GrammarServiceConfig, link: LinkConfig, model_path: str
     ) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        join_serve()
         self._idle_timeout_s = service.lease_idle_timeout_s
         self._leases: dict[str, _SessionLease] = {}
         self._workers = ConstraintWorkers(workers_config(service, model_path))

@@ -27,6 +27,7 @@ from ray.exceptions import RayError
 from deployments.config import LinkConfig, ModelConfig
 from deployments.engine_loop import LoopStats
 from deployments.leader import EngineKind, LeaseKey, RankReport
+from deployments.logs import is_json, join_serve
 from deployments.rank_group import RankGroup
 from models.messages import LeaseGrant, LeaseRequest
 
@@ -52,13 +53,14 @@ class EngineReplica:
     ) -> None:
         # An accident here must not take a GPU that is meant for a rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        join_serve()
         self._kind = kind
         self._own_context = contextvars.copy_context()
         self._leases: dict[LeaseKey, asyncio.Event] = {}
         self._released: set[LeaseKey] = set()  # to be told to the leader
         self._has_released = asyncio.Event()
         self._is_stopping = False
-        self._ranks = RankGroup(kind, model, link)
+        self._ranks = RankGroup(kind, model, link, logs_json=is_json())
         logger.info("%s: loading %s (%s, %s)", kind, model.model_path, model.dtype, model.device)
         try:
             reports = await self._ranks.start()

@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.config import LinkConfig, RouterConfig
 from deployments.http import create_app
 from deployments.link_client import LinkClient
+from deployments.logs import join_serve
 from deployments.pools import constraint_pool, engine_pool
 from deployments.ray_meters import RayMirror
 from deployments.service import build_service
@@ -30,7 +31,7 @@ _READY_PAUSE_S = 0.5
 _READY_LIMIT_S = 900.0  # engines may load for long; the line is not worth waiting for longer
 
 
-@serve.deployment(name="Router", logging_config={"enable_access_log": False})
+@serve.deployment(name="Router")
 @serve.ingress()
 class Router:
     """A replica of the HTTP side.
@@ -51,6 +52,7 @@ class Router:
         target: DeploymentHandle[Any],
         constraint: DeploymentHandle[Any],
     ) -> None:
+        join_serve()
         self._links = LinkClient(high_water_mark=link.high_water_mark)
         self._service = build_service(
             config,
