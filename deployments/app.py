@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from deployments.config import (
     AppConfig,
@@ -23,7 +23,7 @@ from deployments.engine import EngineReplica
 from deployments.leader import EngineKind
 from deployments.model_files import with_shared_vocabulary
 from deployments.placement import COORDINATOR_CPUS, engine_placement
-from deployments.preflight import refuse_unservable
+from deployments.preflight import CannotServe, refuse_unservable
 from deployments.router import Router
 
 _SPARE_REQUESTS = 64
@@ -33,7 +33,23 @@ _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a
 _LEASE_ROUTER = "deployments.lease_router:LeaseRouter"
 
 
-def build(args: AppConfig) -> Application:
+class DeployedConfig(AppConfig):
+    """The tree as Serve hands it to `build`."""
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> AppConfig:
+        """Validate a tree of plain values.
+
+        Raises:
+            CannotServe: names every key at fault.
+        """
+        try:
+            return super().model_validate(obj, **options)
+        except ValueError as error:
+            raise CannotServe(str(error)) from None
+
+
+def build(args: DeployedConfig) -> Application:
     """The whole service, ready for `serve run` or `serve deploy`.
 
     Raises:
@@ -53,6 +69,8 @@ def build(args: AppConfig) -> Application:
         # Room beyond what is admitted, so that the router itself can answer 429 and /health.
         max_ongoing_requests=num_admitted + _SPARE_REQUESTS,
         max_queued_requests=num_admitted,
+        # What not even that has room for is answered by the proxy, and in the router's way.
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
     ).bind(config.router, config.link, draft, target, constraint)

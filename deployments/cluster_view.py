@@ -62,9 +62,9 @@ def deployed_overrides(config: AppConfig) -> list[Mapping[str, Any]]:
     for app in apps.values():
         content = app.model_dump(exclude_unset=True)
         try:
-            is_ours = AppConfig.model_validate(content.get("args") or {}) == config
+            deployed = AppConfig.model_validate(content.get("args") or {})
         except ValueError:
             continue  # somebody else's application
-        if is_ours:
+        if deployed.model_dump() == config.model_dump():
             return list(content.get("deployments") or [])
     return []
