@@ -6,7 +6,7 @@ Constraint). Annotations in this module are real classes on purpose: Serve conve
 then, so `from __future__ import annotations` must not be added.
 """
 
-from typing import Any
+from typing import Any, Self
 
 from ray import serve
 from ray.serve import Application
@@ -37,7 +37,7 @@ class DeployedConfig(AppConfig):
     """The tree as Serve hands it to `build`."""
 
     @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> AppConfig:
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
         """Validate a tree of plain values.
 
         Raises:
@@ -66,6 +66,7 @@ def build(args: DeployedConfig) -> Application:
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         # Room beyond what is admitted, so that the router itself can answer 429 and /health.
         max_ongoing_requests=num_admitted + _SPARE_REQUESTS,
         max_queued_requests=num_admitted,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -314,7 +314,7 @@ class AppConfig(Section):
         return self
 
     @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> AppConfig:
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
         """Validate a tree of plain values.
 
         Raises:

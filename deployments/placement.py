@@ -12,7 +12,7 @@ from typing import Any
 
 from deployments.config import AppConfig, ModelConfig
 
-COORDINATOR_CPUS = 0.1
+COORDINATOR_CPUS = 0.1  # of a process that holds no model
 STRICT_PACK = "STRICT_PACK"
 _MAX_REPLICAS_OF_AUTO = 100  # Serve's, for `num_replicas: auto`
 
@@ -65,7 +65,7 @@ def engine_placement(name: str, model: ModelConfig) -> Placement:
 def default_placements(config: AppConfig) -> list[Placement]:
     """What `build` asks for when the file says nothing."""
     placements = [
-        Placement(name="Router", own={"CPU": 1}),
+        Placement(name="Router", own={"CPU": COORDINATOR_CPUS}),
         engine_placement("Target", config.target),
         Placement(name="Constraint", own={"CPU": COORDINATOR_CPUS}),
     ]

@@ -82,8 +82,8 @@ def test_the_fewest_replicas_count() -> None:
         "autoscaling_config": {"min_replicas": 2, "max_replicas": 50},
         "ray_actor_options": {"num_cpus": 2},
     }
-    cluster = Cluster(nodes=[node(CPU=6)])
+    cluster = Cluster(nodes=[node(CPU=6)])  # 4 for routers, 1 for the rank, 0.1 for grammars
     [router] = [one for one in small([scaled]) if one.name == "Router"]
     assert (router.min_replicas, router.max_replicas) == (2, 50)
     assert shortages(small([scaled]), cluster) == []
-    assert shortages(small([{"name": "Router", "num_replicas": 7}]), cluster)
+    assert shortages(small([{"name": "Target", "num_replicas": 7}]), cluster)

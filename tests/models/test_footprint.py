@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from architectures import CONFIGS, checkpoint
 from rank_processes import start_ranks
+from transformers import LlamaConfig
 
 from models.checkpoint import load_checkpoint
 from models.config import EngineConfig
@@ -57,6 +58,26 @@ def test_a_ranks_sizes_are_those_it_loads(name: str) -> None:
     with start_ranks(2, _report, config) as ranks:
         loaded = [rank.receive() for rank in ranks]
     assert loaded == [computed_sizes(config)] * 2
+
+
+def test_production_sizes_need_no_such_machine(tmp_path: Path) -> None:
+    """Llama 70B on four GPUs: what configs/prod.yaml says of it."""
+    LlamaConfig(
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        max_position_embeddings=131072,
+        tie_word_embeddings=False,
+    ).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    taken = footprint(EngineConfig(model_path=str(tmp_path), tensor_parallel_size=4))
+    assert taken.num_parameters == 70_553_706_496
+    assert taken.kv_bytes_per_token == 320 * 1024 // 4
+    norms = (2 * 80 + 1) * 8192 * 2
+    assert taken.weight_bytes == (2 * taken.num_parameters - norms) // 4 + norms
 
 
 def test_what_is_stored_is_counted_by_headers() -> None:
