@@ -69,7 +69,8 @@ def build(args: DeployedConfig) -> Application:
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         # Room beyond what is admitted, so that the router itself can answer 429 and /health.
         max_ongoing_requests=num_admitted + _SPARE_REQUESTS,
-        max_queued_requests=num_admitted,
+        # The proxy counts those that it is about to hand over as well: a burst must not end there.
+        max_queued_requests=num_admitted + _SPARE_REQUESTS,
         # What not even that has room for is answered by the proxy, and in the router's way.
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
