@@ -6,11 +6,11 @@ Constraint). Annotations in this module are real classes on purpose: Serve conve
 then, so `from __future__ import annotations` must not be added.
 """
 
-from typing import Any
+from typing import Any, Self
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from deployments.config import (
     AppConfig,
@@ -21,29 +21,44 @@ from deployments.config import (
 from deployments.constraint import ConstraintReplica
 from deployments.engine import EngineReplica
 from deployments.leader import EngineKind
-from deployments.model_files import check_models, with_shared_vocabulary
+from deployments.model_files import with_shared_vocabulary
+from deployments.placement import COORDINATOR_CPUS, engine_placement
+from deployments.preflight import CannotServe, refuse_unservable
 from deployments.router import Router
 from deployments.user_config import ADMISSION_HEADROOM
 
-_COORDINATOR_CPUS = 0.1
 _SPARE_REQUESTS = 64
 _HEALTH_PERIOD_S = 1.0
 _ROUTER_STALL_TIMEOUT_S = 10.0  # a router silent for longer is replaced
 _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a replica; fixed
 _LEASE_ROUTER = "deployments.lease_router:LeaseRouter"
-_QUIET = {"enable_access_log": False}  # a line and 0.3 ms per call otherwise
 
 
-def build(args: AppConfig) -> Application:
+class DeployedConfig(AppConfig):
+    """The tree as Serve hands it to `build`."""
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Validate a tree of plain values.
+
+        Raises:
+            CannotServe: names every key at fault.
+        """
+        try:
+            return super().model_validate(obj, **options)
+        except ValueError as error:
+            raise CannotServe(str(error)) from None
+
+
+def build(args: DeployedConfig) -> Application:
     """The whole service, ready for `serve run` or `serve deploy`.
 
     Raises:
-        ValueError: a model folder is missing or draft and target do not fit together; the
-            message names the config key.
+        CannotServe: GPUs, labels, model folders or memory are missing, or draft and target do not
+            fit together; one sentence names them all.
     """
-    config = args.resolved()
-    check_models(config)
-    config = with_shared_vocabulary(config)
+    refuse_unservable(args)
+    config = with_shared_vocabulary(args.resolved())
     name = config.router.model_name
     target = bind_engine("Target", "target", config.target, config.link, name)
     draft = (
@@ -55,10 +70,14 @@ def build(args: AppConfig) -> Application:
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         # Room beyond what is admitted, so that the router itself can answer 429 and /health, also
         # when a user_config lets in more.
         max_ongoing_requests=ADMISSION_HEADROOM * num_admitted + _SPARE_REQUESTS,
-        max_queued_requests=num_admitted,
+        # The proxy counts those that it is about to hand over as well: a burst must not end there.
+        max_queued_requests=num_admitted + _SPARE_REQUESTS,
+        # What not even that has room for is answered by the proxy, and in the router's way.
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
     ).bind(config.router, config.link, draft, target, constraint)
@@ -68,17 +87,14 @@ def bind_engine(
     name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str = "outrider"
 ) -> Application:
     """One Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
-    bundle: dict[str, float] = {"CPU": 1}
-    if model.device.startswith("cuda"):
-        bundle["GPU"] = 1
+    placement = engine_placement(name, model)
     return serve.deployment(
         name=name,
         max_ongoing_requests=model.max_sessions,
-        ray_actor_options={"num_cpus": _COORDINATOR_CPUS},
-        placement_group_bundles=[dict(bundle) for _ in range(model.tensor_parallel_size)],
-        placement_group_strategy="STRICT_PACK",
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
+        placement_group_bundles=[dict(bundle) for bundle in placement.bundles],
+        placement_group_strategy=placement.strategy,
         **_supervision(model.stall_timeout_s),
-        logging_config=_QUIET,
     )(EngineReplica).bind(kind, model, link, model_name)
 
 
@@ -89,9 +105,8 @@ def bind_constraint(
     return serve.deployment(
         name="Constraint",
         max_ongoing_requests=service.max_sessions,
-        ray_actor_options={"num_cpus": _COORDINATOR_CPUS},
+        ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         **_supervision(service.stall_timeout_s),
-        logging_config=_QUIET,
     )(ConstraintReplica).bind(service, link, model_path, model_name)
 
 

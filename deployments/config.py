@@ -3,18 +3,21 @@
 Unknown keys are errors that name the key's full path. Units are in the names. Placement (replica
 counts, GPUs, labels) is not here: that is Serve's own `deployments:` section of the same file.
 Whether the checkpoints it names fit it is the business of `deployments/model_files.py`. Knows
-neither Ray nor torch.
+neither Ray nor torch; as a command (`python -m deployments.config --check FILE`) it hands over to
+`deployments/config_check.py`.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from deployments.byte_size import byte_size
+from deployments.dotted_keys import nested
 from models.config import check_quantization
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
@@ -301,6 +304,12 @@ class AppConfig(Section):
     router: RouterConfig = Field(default_factory=RouterConfig)
     link: LinkConfig = Field(default_factory=LinkConfig)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nest(cls, values: Any) -> Any:
+        """`serve run deployments.app:build target.model_path=...` gives dotted keys."""
+        return nested(values) if isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _check_method(self) -> AppConfig:
         if self.router.speculation.method == "draft_model" and self.draft is None:
@@ -308,7 +317,7 @@ class AppConfig(Section):
         return self
 
     @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> AppConfig:
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
         """Validate a tree of plain values.
 
         Raises:
@@ -374,5 +383,12 @@ def resolve_folder(path: str, key: str) -> Path:
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    places = " and ".join(str(candidate) for candidate in dict.fromkeys(candidates))
-    raise ValueError(f"{key}: no such folder: {path!r} (looked at {places})")
+    places = " and ".join(str(candidate) for candidate in candidates if str(candidate) != path)
+    looked = f" (looked at {places})" if places else ""
+    raise ValueError(f"{key}: no such folder: {path!r}{looked}")
+
+
+if __name__ == "__main__":
+    from deployments.config_check import main
+
+    sys.exit(main())

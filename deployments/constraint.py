@@ -26,6 +26,7 @@ from deployments.constraint_meters import ConstraintMeters
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_workers import ConstraintWorkers
 from deployments.link_server import AsyncLinkServer, Peer
+from deployments.logs import join_serve
 from deployments.meters import Meters
 from deployments.metrics_page import Page
 from deployments.model_files import read_vocab_size
@@ -69,6 +70,7 @@ class ConstraintReplica:
     ) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._is_serving = False
+        join_serve()
         self._idle_timeout_s = service.lease_idle_timeout_s
         self._leases: dict[str, _SessionLease] = {}
         self._meters = ConstraintMeters(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Coroutine
@@ -41,6 +42,8 @@ from models.messages import (
     MaskMiss,
     MaskRequest,
 )
+
+logger = logging.getLogger(__name__)
 
 _TASTE = "taste"  # session id of every trial
 _MAX_REFUSED = 1024  # grammars remembered as harmful; as many again as harmless
@@ -244,6 +247,7 @@ class ConstraintWorkers:
                 pending.reply(answer)
         if not self._stopping.is_set():
             self._stats.restarts += 1
+            _log_death(index, death)
             if death.was_ready:
                 self._backoff_s[index] = _FIRST_BACKOFF_S
             self._spawn_task(self._replace(index, wait=not death.was_ready))
@@ -313,6 +317,13 @@ class ConstraintWorkers:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _log_death(index: int, death: Death) -> None:
+    """Whose message it was in, and not what grammar that is."""
+    culprit = None if death.culprit is None else death.culprit.session_id
+    fields = {"child": index, "session_id": culprit, "num_unanswered": len(death.unanswered)}
+    logger.warning("constraint child %d ended: %s", index, death.reason, extra=fields)
 
 
 def _full(num_waiting: int) -> str:

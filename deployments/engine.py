@@ -30,6 +30,7 @@ from deployments.config import LinkConfig, ModelConfig
 from deployments.engine_loop import LoopStats
 from deployments.engine_meters import EngineMeters, EngineReport
 from deployments.leader import EngineKind, LeaseKey, RankReport
+from deployments.logs import is_json, join_serve
 from deployments.meters import Meters
 from deployments.metrics_page import Page
 from deployments.rank_group import RankGroup
@@ -60,6 +61,7 @@ class EngineReplica:
     ) -> None:
         # An accident here must not take a GPU that is meant for a rank.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        join_serve()
         self._kind = kind
         self._own_context = contextvars.copy_context()
         self._leases: dict[LeaseKey, asyncio.Event] = {}
@@ -68,7 +70,7 @@ class EngineReplica:
         self._is_stopping = False
         self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, RayMirror()))
         self._report = EngineReport()
-        self._ranks = RankGroup(kind, model, link, self._note_stats)
+        self._ranks = RankGroup(kind, model, link, self._note_stats, logs_json=is_json())
         self._is_serving = False
         logger.info("%s: loading %s (%s, %s)", kind, model.model_path, model.dtype, model.device)
         try:

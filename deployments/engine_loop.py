@@ -245,7 +245,11 @@ class EngineLoop:
                 self._engine.submit(message, sender)
             except (ValueError, IndexError, KeyError, TypeError) as error:
                 # A peer's message must not end the process that holds everybody's cache.
-                logger.exception("session %s: message refused", message.session_id)
+                logger.exception(
+                    "session %s: message refused",
+                    message.session_id,
+                    extra={"session_id": message.session_id},
+                )
                 if isinstance(message, Propose | Verify):
                     self._port.send([(sender, _invalid(message, error))])
             self._touch((message.session_id,))
@@ -285,7 +289,11 @@ class EngineLoop:
                     del self._leases[session_id]
                     self._to_close.append(session_id)
                     self._ended[session_id, lease.lease_id] = None
-                    logger.info("session %s: idle, lease ended", session_id)
+                    logger.info(
+                        "session %s: idle, lease ended",
+                        session_id,
+                        extra={"session_id": session_id},
+                    )
 
 
 def _invalid(message: Propose | Verify, error: Exception) -> Failed:

@@ -4,13 +4,13 @@ A request is read within the body limit, parsed (`bodies.py`), tokenised (`reque
 `Generator`, and written (`answers.py`, `sse.py`). The first item of the generator is awaited
 before anything is sent, so whatever fails up to then has its proper status; later errors end the
 stream with an error event. A client that goes away ends the generation wherever it stands.
+Every request leaves one line in the log (`request_log.py`).
 Every answer has the header `x-request-id`, the client's own one where it sent a sane one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 import uuid
@@ -37,18 +37,18 @@ from deployments.openai import (
     BodyTooLarge,
     ChatCompletionRequest,
     CompletionRequest,
+    ErrorAnswer,
     GenerationFields,
     RouteError,
     answer_error,
 )
+from deployments.request_log import RequestRecord
 from deployments.requests import ServedModel, prepare_chat, prepare_completion
 from deployments.running import event_stream, first_item, whole_body
 from deployments.sse import EventStream, disconnected
 from deployments.writers import AnswerHead, ChatWriter, Echo, TextWriter, Writer
 from models.errors import DeadlineExceeded, InternalError, ServingError
 from router.generation import GenerationRequest, Generator
-
-logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -188,13 +188,15 @@ class _Routes:
             job = make_job(body, self._service.model)
         else:
             job = await asyncio.to_thread(make_job, body, self._service.model)
-        items = merged([self._choice(job, wanted) for wanted in job.requests])
+        record: RequestRecord = request.state.record
+        record.start(self._service.model.name, job.requests, is_stream=job.is_stream)
+        items = record.watched(merged([self._choice(job, wanted) for wanted in job.requests]))
         num_choices = len(job.requests)
         if not job.is_stream:
             whole = whole_body(items, num_choices, job.writer)
             return _json(await _until_disconnect(request, whole))
         first = await _until_disconnect(request, first_item(items))
-        error_body = partial(_error_body, request.state.request_id)
+        error_body = partial(_error_body, record)
         return EventStream(
             event_stream(items, first, num_choices, job.writer, error_body),
             send_timeout_s=self._service.send_timeout_s,
@@ -286,8 +288,8 @@ class _Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        record = RequestRecord(_request_id(scope), scope)
+        scope.setdefault("state", {})["record"] = record
         has_started = False
 
         async def send_with_id(message: Message) -> None:
@@ -295,18 +297,21 @@ class _Edge:
             if message["type"] == "http.response.start":
                 has_started = True
                 if self._sends_request_id:
-                    MutableHeaders(scope=message)["x-request-id"] = request_id
+                    MutableHeaders(scope=message)["x-request-id"] = record.request_id
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except ClientGone:
-            logger.info("request %s: client went away", request_id)
+            record.leave()
         except Exception as error:
             if has_started:
+                record.fail(error, 500)
                 raise
-            response = _error_response(_told(error, request_id), request_id)
+            response = _error_response(error, record)
             await response(scope, receive, send_with_id)
+        finally:
+            record.write()
 
 
 def _request_id(scope: Scope) -> str:
@@ -318,23 +323,21 @@ def _request_id(scope: Scope) -> str:
     return f"req-{uuid.uuid4().hex}"
 
 
-def _told(error: Exception, request_id: str) -> ServingError:
-    """The error as the client is told; what is our own fault is logged with its cause."""
-    if not isinstance(error, ServingError):
-        logger.error("request %s failed", request_id, exc_info=error)
-        return InternalError("unexpected error")
-    if answer_error(error, request_id).status >= 500:
-        logger.error("request %s: %s: %s", request_id, type(error).__name__, error.message)
-    return error
+def _answer(error: Exception, record: RequestRecord) -> ErrorAnswer:
+    """The error as the client is told; the log has its cause."""
+    known = error if isinstance(error, ServingError) else InternalError("unexpected error")
+    answer = answer_error(known, record.request_id)
+    record.fail(error, answer.status)
+    return answer
 
 
-def _error_body(request_id: str, error: Exception) -> bytes:
+def _error_body(record: RequestRecord, error: Exception) -> bytes:
     """The event that ends a broken stream."""
-    return answer_error(_told(error, request_id), request_id).body.to_json()
+    return _answer(error, record).body.to_json()
 
 
-def _error_response(error: ServingError, request_id: str) -> Response:
-    answer = answer_error(error, request_id)
+def _error_response(error: Exception, record: RequestRecord) -> Response:
+    answer = _answer(error, record)
     response = _json(answer.body.to_json(), answer.status)
     response.headers.update(answer.headers)
     return response
@@ -345,7 +348,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = f"{request.method} {request.url.path}"
     message = f"{what}: method not allowed" if status == 405 else f"{what}: no such route"
-    response = _error_response(RouteError(message, status=status), request.state.request_id)
+    response = _error_response(RouteError(message, status=status), request.state.record)
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response

@@ -25,6 +25,7 @@ from deployments.engine_loop import Engine, EngineLoop, LoopStats
 from deployments.link import wait_readable
 from deployments.link_masks import LinkMaskSource
 from deployments.link_server import LinkServer, Peer
+from deployments.logs import configure_rank
 from models.config import EngineConfig
 from models.messages import EngineReply, EngineRequest, LeaseGrant
 
@@ -93,12 +94,19 @@ class Rank:
         link: where and how the leader listens.
         rank: of this process among `world_size`; 0 leads.
         world_size: processes that share the model.
+        logs_json: whether log lines are JSON.
     """
 
     def __init__(
-        self, kind: EngineKind, model: ModelConfig, link: LinkConfig, rank: int, world_size: int
+        self,
+        kind: EngineKind,
+        model: ModelConfig,
+        link: LinkConfig,
+        rank: int,
+        world_size: int,
+        logs_json: bool = False,
     ) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        configure_rank(as_json=logs_json, component="rank", model_kind=kind, rank=rank)
         self._kind = kind
         self._model = model
         self._link = link
@@ -130,6 +138,7 @@ class Rank:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
         runner = self._runner = ModelRunner(engine_config(self._model), ranks)
         grant = self._listen(runner) if self._rank == 0 else None
+        logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
         return RankReport(
             grant=grant,
             load_s=time.monotonic() - started_s,

@@ -7,10 +7,12 @@ with the config key that named it. Knows neither Ray nor torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.config import AppConfig, ModelConfig
+from deployments.config import AppConfig, ModelConfig, resolve_folder
+from models.stored_weights import missing_shards
 from models.vocabulary import num_shared_ids, read_vocabulary
 
 
@@ -28,6 +30,18 @@ def check_models(config: AppConfig) -> None:
     _check_pair(Path(config.target.model_path), Path(config.draft.model_path))
 
 
+def file_faults(config: AppConfig) -> list[str]:
+    """All that is wrong with the model folders that an unresolved config names; empty: nothing."""
+    faults = []
+    for section, model in (("target", config.target), ("draft", config.draft)):
+        if model is not None:
+            faults += _complaints(_check_folder, model, section)
+    tokenizer = config.router.tokenizer_path
+    if tokenizer not in ("", config.target.model_path):
+        faults += _complaints(_check_tokenizer, tokenizer)
+    return faults or _complaints(check_models, config.resolved())
+
+
 def with_shared_vocabulary(config: AppConfig) -> AppConfig:
     """The same tree; the draft draws no token id that the target does not have.
 
@@ -42,6 +56,25 @@ def with_shared_vocabulary(config: AppConfig) -> AppConfig:
     return config.model_copy(update={"draft": draft})
 
 
+def _complaints(check: Callable[..., None], *arguments: Any) -> list[str]:
+    try:
+        check(*arguments)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _check_folder(model: ModelConfig, section: str) -> None:
+    folder = resolve_folder(model.model_path, f"{section}.model_path")
+    _check_model(model.model_copy(update={"model_path": str(folder)}), section)
+
+
+def _check_tokenizer(path: str) -> None:
+    folder = resolve_folder(path, "router.tokenizer_path")
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"router.tokenizer_path: {folder} has no tokenizer.json")
+
+
 def _check_model(model: ModelConfig, section: str) -> None:
     folder = Path(model.model_path)
     for name in ("config.json", "tokenizer.json"):
@@ -49,6 +82,11 @@ def _check_model(model: ModelConfig, section: str) -> None:
             raise ValueError(f"{section}.model_path: {folder} has no {name}")
     if not any(folder.glob("*.safetensors")):
         raise ValueError(f"{section}.model_path: {folder} has no *.safetensors weights")
+    if absent := missing_shards(folder):
+        raise ValueError(
+            f"{section}.model_path: {folder} lacks {len(absent)} of the files that its index "
+            f"names, first {absent[0]}"
+        )
     longest = _text_config(folder).get("max_position_embeddings")
     if isinstance(longest, int) and model.max_model_len > longest:
         raise ValueError(

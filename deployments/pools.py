@@ -39,7 +39,9 @@ class ServeLease(Generic[Request, Reply]):
         grant: LeaseGrant,
         channel: LinkChannel[Request, Reply],
         stream: DeploymentResponseGenerator[Any],
+        session_id: str,
     ) -> None:
+        self._session_id = session_id
         self.grant = grant
         self.channel = channel
         self._stream = stream
@@ -66,7 +68,7 @@ class ServeLease(Generic[Request, Reply]):
             reason = f"the replica is gone: {_first_line(error)}"
         finally:  # whatever ended the stream: nobody may go on waiting for this channel
             if not self._is_released:
-                logger.info("lease lost: %s", reason)
+                logger.warning("lease lost: %s", reason, extra={"session_id": self._session_id})
             self.channel.mark_lost(reason)
 
 
@@ -114,7 +116,7 @@ class ServePool(Generic[Request, Reply]):
             stream.cancel()
             raise
         channel = self._links.channel(grant.endpoint, session_id, self._reply_type)
-        return ServeLease(grant, channel, stream)
+        return ServeLease(grant, channel, stream, session_id)
 
 
 def engine_pool(handle: DeploymentHandle[Any], links: LinkClient) -> EnginePool:

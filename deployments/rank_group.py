@@ -42,6 +42,7 @@ class RankGroup:
         model: what they load; `tensor_parallel_size` is their number.
         link: how the leader listens.
         on_stats: told the leader's counters, about once a second while it is watched.
+        logs_json: whether ranks write their log lines as JSON.
 
     Raises:
         ValueError: the replica's placement group has not one bundle per rank.
@@ -53,11 +54,14 @@ class RankGroup:
         model: ModelConfig,
         link: LinkConfig,
         on_stats: Callable[[LoopStats], None],
+        *,
+        logs_json: bool = False,
     ) -> None:
         self._model = model
         self._on_stats = on_stats
         self._ranks = [
-            _start_rank(kind, model, link, rank) for rank in range(model.tensor_parallel_size)
+            _start_rank(kind, model, link, rank, logs_json)
+            for rank in range(model.tensor_parallel_size)
         ]
         self._places: list[RankPlace] = []
         self._loop_refs: list[Any] = []
@@ -192,7 +196,9 @@ def _first_line(error: RayError) -> str:
     return f"{type(known).__name__}: {lines[0]}"
 
 
-def _start_rank(kind: EngineKind, model: ModelConfig, link: LinkConfig, rank: int) -> Any:
+def _start_rank(
+    kind: EngineKind, model: ModelConfig, link: LinkConfig, rank: int, logs_json: bool
+) -> Any:
     """Rank `rank` in that bundle of the replica's placement group, with that bundle's GPUs."""
     group = get_current_placement_group()
     num_gpus = 0.0
@@ -223,5 +229,5 @@ def _start_rank(kind: EngineKind, model: ModelConfig, link: LinkConfig, rank: in
             scheduling_strategy=strategy,
             runtime_env={"env_vars": environment},
         )
-        .remote(kind, model, link, rank, model.tensor_parallel_size)
+        .remote(kind, model, link, rank, model.tensor_parallel_size, logs_json)
     )

@@ -21,6 +21,7 @@ from ray.serve.schema import ReplicaRank
 from deployments.config import LinkConfig, RouterConfig
 from deployments.http import create_app
 from deployments.link_client import LinkClient
+from deployments.logs import join_serve
 from deployments.metrics_page import ReplicaPages
 from deployments.pools import constraint_pool, engine_pool
 from deployments.ray_meters import RayMirror
@@ -33,7 +34,7 @@ _READY_PAUSE_S = 0.5
 _READY_LIMIT_S = 900.0  # engines may load for long; the line is not worth waiting for longer
 
 
-@serve.deployment(name="Router", logging_config={"enable_access_log": False})
+@serve.deployment(name="Router")
 @serve.ingress()
 class Router:
     """A replica of the HTTP side.
@@ -56,6 +57,7 @@ class Router:
     ) -> None:
         self._config = self._config_in_force = config
         self._is_serving = False
+        join_serve()
         self._links = LinkClient(high_water_mark=link.high_water_mark)
         others = [handle for handle in (target, draft, constraint) if handle is not None]
         self._service = RouterService(

@@ -105,6 +105,22 @@ def served(
     Raises:
         RuntimeError: it ended, or was not ready within READY_TIMEOUT_S; with the log's end.
     """
+    with started(
+        config_path, change=change, keeps_folder=keeps_folder, environment=environment
+    ) as service:
+        _wait_ready(service)
+        yield service
+
+
+@contextlib.contextmanager
+def started(
+    config_path: Path,
+    *,
+    change: Callable[[Config], None] | None = None,
+    keeps_folder: Callable[[], bool] = lambda: False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
+    """As `served`, but does not wait: it may never be ready."""
     folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
     port = free_port()
     log_path = folder / "serve.log"
@@ -124,10 +140,8 @@ def served(
             start_new_session=True,
             preexec_fn=_take_interrupts,
         )
-    service = Served(f"http://127.0.0.1:{port}", process, log_path, folder)
     try:
-        _wait_ready(service)
-        yield service
+        yield Served(f"http://127.0.0.1:{port}", process, log_path, folder)
     finally:
         _end(process)
         if not keeps_folder():

@@ -51,6 +51,29 @@ class Checkpoint:
     fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
 
+@dataclass(frozen=True, slots=True)
+class KeySizes:
+    """Attention layers and heads that a rank has."""
+
+    num_layers: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+
+
+def key_sizes(hf_config: PreTrainedConfig, world_size: int) -> KeySizes:
+    """What each of `world_size` ranks keeps of the heads, by the config alone."""
+    text = hf_config.get_text_config()
+    num_heads = text.num_attention_heads
+    num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
+    return KeySizes(
+        num_layers=text.num_hidden_layers,
+        num_heads=num_heads // num_shares,
+        num_key_heads=(getattr(text, "num_key_value_heads", None) or num_heads) // num_shares,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+    )
+
+
 def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -> Checkpoint:
     """Read, check, place and pack the model that `config` names, or this rank's part of it.
 
@@ -76,8 +99,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
     text = hf_config.get_text_config()
-    num_heads = text.num_attention_heads
-    num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
+    sizes = key_sizes(hf_config, world_size)
     fix_rotary_tables(model, config.max_model_len)
     eos_ids = _eos_ids(model)
     fused = None
@@ -97,10 +119,10 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         drawable=drawable_ids(
             _find_vocabulary(config.model_path), text.vocab_size, eos_ids, config.vocab_size
         ),
-        num_layers=text.num_hidden_layers,
-        num_heads=num_heads // num_shares,
-        num_key_heads=(getattr(text, "num_key_value_heads", None) or num_heads) // num_shares,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        num_key_heads=sizes.num_key_heads,
+        head_dim=sizes.head_dim,
         windows=layer_windows(text),
         weight_bytes=weight_bytes,
         eos_ids=eos_ids,

@@ -82,6 +82,12 @@ def _product(rows: Tensor, integers: Tensor, scales: Tensor) -> Tensor:
     return torch.ops.aten._weight_int8pack_mm(rows, integers, scales)
 
 
+def int8_bytes(num_outputs: int, num_inputs: int, itemsize: int, *, has_bias: bool) -> int:
+    """Memory of an `Int8Linear` whose scales and bias take `itemsize` bytes each."""
+    num_padded = num_inputs + -num_inputs % _INPUTS_MULTIPLE
+    return num_outputs * (num_padded + itemsize * (2 if has_bias else 1))
+
+
 class Int8Linear(nn.Module):
     """`nn.Linear` for inference on a CPU; keeps its weight in 8 bits only.
 

@@ -6,8 +6,9 @@ import pytest
 from local_service import DEMO
 from ray.serve._private.build_app import build_app
 from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
+from ray.serve.exceptions import RayServeException
 
-from deployments.app import build
+from deployments.app import DeployedConfig, build
 from deployments.config import AppConfig, LinkConfig
 from deployments.lease_router import LeaseRouter
 
@@ -30,7 +31,40 @@ def deployments(app: Any) -> dict[str, Any]:
 
 def test_serve_will_convert_the_arguments() -> None:
     [parameter] = inspect.signature(build).parameters.values()
-    assert parameter.annotation is AppConfig, "a string annotation would give build a plain dict"
+    assert issubclass(parameter.annotation, AppConfig), "a string would give build a plain dict"
+
+
+def test_a_wrong_key_is_told_as_serve_tells_its_own_errors() -> None:
+    """All others are tried four times and told as a traceback."""
+    with pytest.raises(RayServeException, match=r"unknown key 'target\.gpus'"):
+        DeployedConfig.model_validate({"target": {"model_path": "x", "gpus": 1}})
+
+
+def test_keys_of_a_command_line_are_dotted() -> None:
+    """`serve run deployments.app:build target.model_path=x target.max_sessions=8 ...`."""
+    read = DeployedConfig.model_validate(
+        {
+            "target.model_path": "x",
+            "target.max_sessions": "8",
+            "target.enable_prefix_caching": "false",
+            "router.speculation.num_speculative_tokens": "adaptive",
+            "draft": {"model_path": "y", "max_sessions": 1},
+            "draft.max_sessions": "9",
+        }
+    )
+    assert (read.target.max_sessions, read.target.enable_prefix_caching) == (8, False)
+    assert read.draft is not None
+    assert (read.draft.model_path, read.draft.max_sessions) == ("y", 9)
+    with pytest.raises(ValueError, match=r"target\.model_path\.x: target\.model_path has no keys"):
+        DeployedConfig.model_validate({"target": {"model_path": "x"}, "target.model_path.x": "1"})
+
+
+def test_what_the_router_has_no_room_for_is_told_to_come_again() -> None:
+    router = deployments(build(config(router={"max_sessions": 3, "max_queued_sessions": 4})))
+    options = router["Router"]._deployment_config
+    assert options.max_queued_requests == 7 + 64, "a burst reaches the router, which says why"
+    assert options.backpressure_config.status_code == 429
+    assert options.backpressure_config.retry_after_s == 1
 
 
 def test_four_deployments_are_bound() -> None:

@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray._raylet import node_labels_match_selector
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
@@ -96,13 +97,16 @@ def test_every_place_a_deployment_asks_for_exists() -> None:
     service = ray_service()
     text = service["spec"]["serveConfigV2"]
     [application] = yaml.safe_load(text)["applications"]
-    labels = {group["labels"]["outrider/role"]: group for group in groups(service).values()}
     for deployment in application["deployments"]:
         selectors = deployment.get("placement_group_bundle_label_selector") or [
             deployment["ray_actor_options"]["label_selector"]
         ]
         for selector in selectors:
-            group = labels[selector["outrider/role"]]
+            [group] = [
+                group
+                for group in groups(service).values()
+                if node_labels_match_selector(group["labels"], selector)
+            ]
             bundles = deployment.get("placement_group_bundles") or [
                 {"CPU": deployment["ray_actor_options"]["num_cpus"]}
             ]

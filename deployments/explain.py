@@ -1,0 +1,151 @@
+"""A config in words: what goes where, what it takes, how far it drafts, whom it admits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deployments.config import AppConfig, ModelConfig
+from deployments.memory import gigabytes
+from deployments.placement import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What is known of one model; bytes are those of each rank."""
+
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_tokens: int | None  # None: only the loaded model will tell
+
+
+def explanation(
+    config: AppConfig,
+    placements: list[Placement],
+    sizes: Mapping[str, ModelSizes],
+    unknown: Mapping[str, str],
+) -> list[str]:
+    """Lines for people.
+
+    Args:
+        config: what is explained.
+        placements: of its deployments.
+        sizes: by section, of the models whose files are here.
+        unknown: by section, why nothing is known of the others.
+    """
+    lines = []
+    for placement in placements:
+        section = placement.name.lower()
+        lines.append(f"{placement.name:<11}{_replicas(placement)}")
+        details = []
+        if section in ("target", "draft"):
+            details = model_lines(
+                getattr(config, section), sizes.get(section), unknown.get(section)
+            )
+        elif section == "router":
+            details = _router_lines(config)
+        elif section == "constraint":
+            details = [
+                f"child processes: {config.constraint.num_children}, of at most "
+                f"{config.constraint.memory_limit_mb} MB each; "
+                f"{config.constraint.max_sessions} sessions"
+            ]
+        lines += [f"{'':<11}{detail}" for detail in details]
+    lines.append(f"{'k':<11}{_k_range(config)}")
+    lines.append(f"{'in all':<11}{_in_all(placements)}")
+    return lines
+
+
+def _replicas(placement: Placement) -> str:
+    fewest, most = placement.min_replicas, placement.max_replicas
+    count = f"{fewest} to {most} replicas" if most != fewest else f"{fewest} replica"
+    count += "s" if most == fewest != 1 else ""
+    pieces = Counter(f"{_resources(unit)}{_where(labels)}" for unit, labels in placement.units)
+    held = " + ".join(f"{n} x {piece}" if n > 1 else piece for piece, n in pieces.items())
+    packed = f", {placement.strategy}" if len(placement.bundles) > 1 else ""
+    return f"{count} of {held}{packed}"
+
+
+def _resources(unit: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{kind}: {amount:g}" for kind, amount in unit.items()) + "}"
+
+
+def _where(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return " on nodes with " + ", ".join(f"{key}={value}" for key, value in labels.items())
+
+
+def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | None) -> list[str]:
+    """What one model takes."""
+    rounded = f", {model.quantization}" if model.quantization else ""
+    ranks = f"{model.tensor_parallel_size} rank"
+    ranks += "s" if model.tensor_parallel_size > 1 else ""
+    head = f"{model.model_path}: {ranks} on {model.device}, {model.dtype}{rounded}"
+    if sizes is None:
+        return [head, f"sizes unknown: {unknown}", _kv_asked(model)]
+    lines = [
+        f"{head}; {sizes.num_parameters / 1e6:,.1f} M parameters, "
+        f"{gigabytes(sizes.weight_bytes)} of weights per rank",
+    ]
+    per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
+    if sizes.kv_tokens is None:
+        return [*lines, f"{per_token}; {_kv_asked(model)}"]
+    num_longest = sizes.kv_tokens // model.max_model_len
+    lines.append(
+        f"{per_token}; {sizes.kv_tokens} tokens are "
+        f"{gigabytes(sizes.kv_tokens * sizes.kv_bytes_per_token)} per rank and hold {num_longest} "
+        f"sessions of max_model_len {model.max_model_len}; {model.max_sessions} sessions at once"
+    )
+    return lines
+
+
+def _kv_asked(model: ModelConfig) -> str:
+    if model.gpu_memory_utilization is not None:
+        return (
+            f"KV tokens: what {model.gpu_memory_utilization:g} of the GPU's memory leaves beside "
+            "the weights"
+        )
+    if model.kv_cache_memory is not None:
+        return f"KV tokens: what fits in {gigabytes(model.kv_cache_memory)} per rank"
+    return f"KV tokens: {model.kv_cache_tokens}"
+
+
+def _router_lines(config: AppConfig) -> list[str]:
+    router = config.router
+    window = router.max_model_len or config.target.max_model_len
+    return [
+        f"serves {router.model_name!r}; {router.max_sessions} sessions per replica, "
+        f"{router.max_queued_sessions} more wait up to {router.timeouts.queue_wait_s:g} s, "
+        "then 429",
+        f"bodies up to {router.body_limit_bytes} bytes, {window} tokens of prompt and completion, "
+        f"max_tokens up to {router.max_tokens_limit}; "
+        + ("API keys are asked for" if router.api_keys_file else "no API keys are asked for"),
+    ]
+
+
+def _k_range(config: AppConfig) -> str:
+    speculation = config.router.speculation
+    if not speculation.enabled:
+        return "0: nothing is drafted"
+    who = speculation.method or ("draft_model" if config.draft is not None else "ngram")
+    limit, asked = speculation.max_num_speculative_tokens, speculation.num_speculative_tokens
+    extent = f"adaptive, 0 to {limit}" if asked == "adaptive" else f"{asked}"
+    text = f"{extent}, drafted by {who}"
+    if who == "draft_model" and speculation.prompt_lookup_max > 0:
+        text += " (prompt lookup while it is away)"
+    return f"{text}; a request may ask for 0 to {limit}; {speculation.verification}"
+
+
+def _in_all(placements: list[Placement]) -> str:
+    parts = []
+    for kind in ("CPU", "GPU"):
+        amounts = [
+            sum(unit.get(kind, 0.0) for unit, _ in placement.units) for placement in placements
+        ]
+        fewest = sum(n * one.min_replicas for n, one in zip(amounts, placements, strict=True))
+        most = sum(n * one.max_replicas for n, one in zip(amounts, placements, strict=True))
+        parts.append(f"{fewest:g} {kind}" if fewest == most else f"{fewest:g} to {most:g} {kind}")
+    return ", ".join(parts)

@@ -1,0 +1,75 @@
+"""Where our log lines go, and in which form: that of Serve, in every process of ours.
+
+A replica's lines join those of Serve itself (`logging_config` of the config file: JSON or text,
+level), with the request's id where there is one. Ranks are plain actors, so they write to their own
+stderr, which Ray keeps in a file per process, in the same form. What a line is about stands in
+`extra`: ids, counts, reasons of our own. Never a key, a prompt or a completion.
+"""
+
+from __future__ import annotations
+
+import logging
+from logging.handlers import MemoryHandler
+
+from ray._common.formatters import JSONFormatter
+
+PACKAGES = ("deployments", "router", "models")
+SERVE_LOGGER = "ray.serve"
+_TEXT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class _ToServe(logging.Handler):
+    """Hands records to whatever handlers Serve has, also when it is given others later."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass the record on, if Serve's level lets it through."""
+        serve = logging.getLogger(SERVE_LOGGER)
+        if serve.isEnabledFor(record.levelno):
+            serve.handle(record)
+
+
+class _Fields(logging.Filter):
+    """Adds what is the same for every line of a process."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        record.__dict__.update(self._fields)
+        return True
+
+
+def join_serve() -> None:
+    """In a Serve replica: let our packages' lines be lines of Serve. Idempotent."""
+    for name in PACKAGES:
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, _ToServe) for handler in logger.handlers):
+            logger.addHandler(_ToServe())
+        logger.setLevel(logging.DEBUG)  # the handler decides
+        logger.propagate = False
+
+
+def is_json() -> bool:
+    """Whether this Serve replica writes its log file as JSON."""
+    targets = [
+        handler.target if isinstance(handler, MemoryHandler) else handler
+        for handler in logging.getLogger(SERVE_LOGGER).handlers
+    ]
+    return any(isinstance(getattr(one, "formatter", None), JSONFormatter) for one in targets)
+
+
+def configure_rank(*, as_json: bool, **fields: object) -> None:
+    """In a process that is no replica: write to stderr. Call once.
+
+    Args:
+        as_json: a JSON object per line; else text.
+        fields: part of every line, where it is JSON.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSONFormatter() if as_json else logging.Formatter(_TEXT_FORMAT))
+    handler.addFilter(_Fields(fields))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.INFO)

@@ -1,0 +1,151 @@
+"""One log line per request: how it ended and what it took, whatever became of it.
+
+A line has the request's id (`x-request-id`, given or made), the ids of its sessions, under which
+the engines know it, and the name of the client's API key. It has no text of the client: of an error
+that is the client's it says code, field and status, not the message, which may quote the request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import Scope
+
+from deployments.choices import ChoiceItems, finished_together
+from models.errors import ConstraintViolation, ServingError
+from router.generation import Finished, GenerationRequest
+
+logger = logging.getLogger(__name__)
+
+# A field's path as we name fields; a name made up by the client may be anything.
+_SAFE_PARAM = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
+
+
+class RequestRecord:
+    """What becomes of one HTTP request.
+
+    Args:
+        request_id: its `x-request-id`.
+        scope: ASGI's; has the path, and later the client's name.
+    """
+
+    def __init__(self, request_id: str, scope: Scope) -> None:
+        self.request_id = request_id
+        self._scope = scope
+        self._began_s = time.perf_counter()
+        self._first_token_s: float | None = None
+        self._asked: dict[str, Any] = {}
+        self._num_choices = 0
+        self._ends: list[Finished] = []
+        self._error: tuple[Exception, int] | None = None
+        self._is_client_gone = False
+
+    def start(self, model: str, requests: Sequence[GenerationRequest], *, is_stream: bool) -> None:
+        """The request is understood; its choices are about to run."""
+        self._num_choices = len(requests)
+        self._asked = {
+            "model": model,
+            "session_ids": [request.request_id for request in requests],
+            "prompt_tokens": len(requests[0].prompt_ids),
+            "stream": is_stream,
+        }
+
+    async def watched(self, items: ChoiceItems) -> ChoiceItems:
+        """The items of all choices, as they are."""
+        async with aclosing(items):
+            async for index, item in items:
+                if isinstance(item, Finished):
+                    self._ends.append(item)
+                elif self._first_token_s is None and item.token_ids:
+                    self._first_token_s = time.perf_counter()
+                yield index, item
+
+    def fail(self, error: Exception, status: int) -> None:
+        """The client is told of an error with this status."""
+        self._error = (error, status)
+
+    def leave(self) -> None:
+        """The client went away before there was an answer."""
+        self._is_client_gone = True
+
+    def write(self) -> None:
+        """Write the line, if there is something to say. Call once, when all is over."""
+        if self._error is not None:
+            self._write_error(*self._error)
+        elif self._num_choices and len(self._ends) == self._num_choices:
+            self._write_finished(finished_together(self._ends))
+        elif self._num_choices or self._is_client_gone:
+            fields = {"finish_reason": "client_gone"}
+            logger.info(
+                "request %s: client went away after %.2f s",
+                self.request_id,
+                self._age_s,
+                extra=self._fields(fields),
+            )
+
+    @property
+    def _age_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    def _fields(self, more: dict[str, Any]) -> dict[str, Any]:
+        first_s = self._first_token_s
+        return {
+            "request_id": self.request_id,
+            "path": self._scope["path"],
+            "client": self._scope.get("state", {}).get("client"),
+            **self._asked,
+            "ttft_s": None if first_s is None else round(first_s - self._began_s, 4),
+            "duration_s": round(self._age_s, 4),
+            **more,
+        }
+
+    def _write_finished(self, end: Finished) -> None:
+        stats = end.speculation
+        mean_k = stats.num_draft_tokens / stats.num_rounds if stats.num_rounds else 0.0
+        fields = {
+            "finish_reason": end.finish_reason,
+            "completion_tokens": end.num_completion_tokens,
+            "cached_tokens": end.num_cached_tokens,
+            "num_rounds": stats.num_rounds,
+            "mean_k": round(mean_k, 3),  # tokens drafted per round, plain ones included
+            "acceptance_rate": round(stats.draft_acceptance_rate, 3),
+            "status": 200,
+        }
+        logger.info(
+            "request %s finished (%s): %d + %d tokens in %.2f s, k %.2f, accepted %.2f",
+            self.request_id,
+            end.finish_reason,
+            end.num_prompt_tokens,
+            end.num_completion_tokens,
+            self._age_s,
+            mean_k,
+            stats.draft_acceptance_rate,
+            extra=self._fields(fields),
+        )
+
+    def _write_error(self, error: Exception, status: int) -> None:
+        code = error.code if isinstance(error, ServingError) else "internal_error"
+        param = error.param if isinstance(error, ServingError) else None
+        if param is not None and _SAFE_PARAM.fullmatch(param) is None:
+            param = None
+        fields: dict[str, Any] = {"status": status, "code": code, "param": param}
+        if status >= 500:  # a fault of ours, told in our own words
+            # What broke a grammar is the completion's own text.
+            told = "" if isinstance(error, ConstraintViolation) else f": {error}"
+            fields["reason"] = f"{type(error).__name__}{told}"
+            cause = None if isinstance(error, ServingError) else error
+            logger.error(
+                "request %s failed (%d %s): %s",
+                *(self.request_id, status, code, fields["reason"]),
+                exc_info=cause,
+                extra=self._fields(fields),
+            )
+            return
+        level = logging.WARNING if status == 429 else logging.INFO
+        told = "request %s refused (%d %s)"
+        logger.log(level, told, self.request_id, status, code, extra=self._fields(fields))

@@ -1,0 +1,215 @@
+"""`python -m deployments.config`: what it says of configs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from local_service import DEMO
+
+from deployments.config_check import main
+from loadtest.served import ROOT, free_port
+
+CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture(autouse=True)
+def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, what was said, and the one line of refusal."""
+    status = main(["--check", *arguments])
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == (1 if status else 0)
+    return status, captured.out, captured.err
+
+
+def on_free_port() -> str:
+    return f"http_options.port={free_port()}"
+
+
+@pytest.mark.parametrize("name", ["demo.yaml", "cpu.yaml", "no-draft.yaml"])
+def test_a_config_for_this_machine_is_explained(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    status, said, refusal = check(capsys, str(CONFIGS / name), on_free_port())
+    assert (status, refusal) == (0, "")
+    args = yaml.safe_load((CONFIGS / name).read_text())["applications"][0]["args"]
+    kv_tokens = args["target"]["kv_cache_tokens"]
+    assert "7.5 M parameters, 15 MB of weights per rank" in said
+    assert f"KV 8.19 KB per token and rank; {kv_tokens} tokens" in said
+    assert ("drafted by ngram" if "draft" not in args else "drafted by draft_model") in said
+    assert f"{args['router']['max_sessions']} sessions per replica" in said
+    assert "adaptive, 0 to 8" in said
+
+
+def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said, _ = check(
+        capsys,
+        *(str(CONFIGS / "demo.yaml"), on_free_port()),
+        *("target.quantization=int8", "target.kv_cache_memory=64MiB", "Draft.num_replicas=2"),
+        "router.speculation.num_speculative_tokens=3",
+        "target.kv_cache_tokens=null",
+    )
+    assert status == 1, "null is no number of tokens"
+    status, said, _ = check(
+        capsys,
+        *(str(CONFIGS / "demo.yaml"), on_free_port()),
+        *("target.quantization=int8", "draft.kv_cache_memory=null", "Draft.num_replicas=2"),
+        "router.speculation.num_speculative_tokens=3",
+    )
+    assert status == 0
+    assert "bfloat16, int8; 7.5 M parameters, 9.63 MB of weights" in said
+    assert "2 replicas of {CPU: 0.1}" in said
+    assert "k          3, drafted by draft_model" in said
+
+
+def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
+    """In a process of its own, which must not load torch for it."""
+    code = (
+        "import sys; from deployments.config_check import main; "
+        "status = main(['--check', 'configs/prod.yaml']); "
+        "print('torch' in sys.modules, 'transformers' in sys.modules); sys.exit(status)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-1] == "False False"
+    assert "sizes unknown: target.model_path: no such folder: '/models/target'" in ended.stdout
+    [refusal] = ended.stderr.splitlines()
+    assert "it needs 5 GPUs (Target 4, Draft 1), there are 0" in refusal
+    for label in ("router", "target", "draft"):
+        assert f"outrider/role={label}" in refusal
+    assert "draft.model_path: no such folder: '/models/draft'" in refusal
+    assert "router.api_keys_file: /secrets/api-keys/keys cannot be read" in refusal
+    assert "use configs/demo.yaml (the shipped pair) or configs/cpu.yaml" in refusal
+
+
+def test_the_module_of_the_config_is_the_command() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "deployments.config", "--check", "nothing.yaml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 1
+    [refusal] = ended.stderr.splitlines()
+    assert refusal.startswith("error: nothing.yaml: cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("target.modle_path=x", "unknown key 'target.modle_path'"),
+        ("Target.num_replica=2", "unknown key 'deployments.Target.num_replica'"),
+        ("Draft.ray_actor_options.num_cpu=2", "'deployments.Draft.ray_actor_options.num_cpu'"),
+        ("logging_config.encodng=JSON", "unknown key 'logging_config.encodng'"),
+        ("Draught.num_replicas=2", "there is no 'Draught', only Router, Target, Draft"),
+        ("http_options.prt=1", "unknown key 'http_options.prt'"),
+        ("http_options.port=x", "http_options.port"),
+        ("target.tensor_parallel_size=2", "placement_group_bundles has 1 bundles"),
+        ("target.max_model_len", "is not KEY=VALUE"),
+        ("router.model_name.x=1", "router.model_name has no keys of its own"),
+        ("target.max_model_len=4096", "4096 is more than the checkpoint's max_position"),
+        ("target.kv_cache_tokens=100", "target.kv_cache_tokens: 100"),
+        ('Target.placement_group_bundles=[{"GPU": 1}]', "it needs 1 GPU (Target 1), there are 0"),
+        ("router.api_keys_file=/no/keys", "router.api_keys_file: /no/keys cannot be read"),
+        ("target.kv_cache_tokens=100000000000", "target: .* of weights and KV do not fit"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], change: str, complaint: str
+) -> None:
+    status, _, refusal = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), change)
+    assert status == 1
+    assert re.search(complaint if ".*" in complaint else re.escape(complaint), refusal)
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        status, _, refusal = check(capsys, str(CONFIGS / "demo.yaml"), f"http_options.port={port}")
+    assert status == 1
+    assert f"http_options.port: {port} is in use on 127.0.0.1" in refusal
+
+
+def copy_of(source: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
+def test_a_draft_of_other_words_is_refused_with_a_way_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = copy_of(DEMO / "draft", tmp_path / "draft")
+    content: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    words = list(vocabulary)[300:302]
+    vocabulary[words[0]], vocabulary[words[1]] = vocabulary[words[1]], vocabulary[words[0]]
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    status, _, refusal = check(
+        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), f"draft.model_path={folder}"
+    )
+    assert status == 1
+    assert "draft.model_path: token id 300" in refusal
+    assert "use configs/no-draft.yaml" in refusal
+
+
+def test_an_architecture_that_is_not_served_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = copy_of(DEMO / "target", tmp_path / "target")
+    content = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(content))
+    status, said, refusal = check(
+        capsys, str(CONFIGS / "no-draft.yaml"), on_free_port(), f"target.model_path={folder}"
+    )
+    assert status == 1
+    assert "target: model type 'mamba' cannot be served" in refusal
+    assert "sizes unknown: the model cannot be served" in said
+
+
+def test_a_changed_file_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    changes = ["http_options.port=8123", "target.max_sessions=7", "Draft.num_replicas=2"]
+    assert main([str(CONFIGS / "demo.yaml"), *changes, "--output", str(path)]) == 0
+    written = yaml.safe_load(path.read_text())
+    [application] = written["applications"]
+    assert written["http_options"]["port"] == 8123
+    assert application["args"]["target"]["max_sessions"] == 7
+    assert {one["name"]: one["num_replicas"] for one in application["deployments"]}["Draft"] == 2
+    original = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    assert application["args"]["router"] == original["applications"][0]["args"]["router"]
+
+
+def test_a_file_of_another_application_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("applications: [{name: a, import_path: other:app}]\n")
+    _, _, refusal = check(capsys, str(path))
+    assert "0 of its applications have import_path deployments.app:build" in refusal
+    path.write_text("- 1\n")
+    _, _, refusal = check(capsys, str(path))
+    assert "no Serve config file" in refusal
