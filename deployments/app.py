@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from deployments.config import (
     AppConfig,
@@ -54,6 +54,8 @@ def build(args: AppConfig) -> Application:
         # Room beyond what is admitted, so that the router itself can answer 429 and /health.
         max_ongoing_requests=num_admitted + _SPARE_REQUESTS,
         max_queued_requests=num_admitted,
+        # Beyond even that Serve itself refuses, with the words of the router.
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
     ).bind(config.router, config.link, draft, target, constraint)
