@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import ray
@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from loadtest.served import Config, Served
+from loadtest.served import Config
 
 APP = "outrider"
 INGRESS = "Router"
@@ -98,10 +98,36 @@ def family(folder: Path) -> list[psutil.Process]:
     return found
 
 
-class FaultService:
-    """Parts, state and books of a running `Served`. Use as a context manager."""
+def wait_gone(folder: Path, limit_s: float) -> list[psutil.Process]:
+    """Wait until nothing of `family` lives any more; what still does after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while (left := family(folder)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return left
 
-    def __init__(self, served: Served) -> None:
+
+class Watchable(Protocol):
+    """A running service as `served.Served` and `attached.Attached` show it."""
+
+    @property
+    def base_url(self) -> str:
+        """Where it serves HTTP."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The folder Ray works below."""
+        ...
+
+    def processes(self) -> list[psutil.Process]:
+        """All its living processes, the root first."""
+        ...
+
+
+class FaultService:
+    """Parts, state and books of a running service. Use as a context manager."""
+
+    def __init__(self, served: Watchable) -> None:
         self._served = served
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._expected: dict[str, int] = {}
@@ -249,11 +275,11 @@ def _command(process: psutil.Process) -> list[str]:
     return []
 
 
-def _gcs_address(served: Served) -> str:
+def _gcs_address(served: Watchable) -> str:
     """Where this service's Ray is reached: its raylet was told on the command line."""
     for process in served.processes():
         for word in _command(process):
             name, _, value = word.partition("=")
             if name == "--gcs-address":
                 return value
-    raise RuntimeError(f"no raylet below process {served.process.pid}")
+    raise RuntimeError(f"no raylet among the processes of {served.base_url}")

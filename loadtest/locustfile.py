@@ -35,7 +35,7 @@ from locust.exception import StopUser
 
 from loadtest.load_answers import Judge, StreamedAnswer
 from loadtest.load_shapes import Ramp, Spike, read_trace
-from loadtest.load_workload import NUM_DISTINCT, Request, Workload
+from loadtest.load_workload import MIX, NUM_DISTINCT, Request, Workload
 from loadtest.machine import describe_machine
 
 logger = logging.getLogger(__name__)
@@ -175,28 +175,28 @@ class ModelUser(HttpUser):
     def _number(self) -> int:
         return self._rng.randrange(NUM_DISTINCT)
 
-    @task(8)
+    @task(MIX["chat"])
     def chat(self) -> None:
         """A story."""
         self._asker.ask(self._asker.workload.chat(self._number()))
 
-    @task(5)
+    @task(MIX["record"])
     def record(self) -> None:
         """An order as JSON."""
         self._asker.ask(self._asker.workload.record(self._number()))
 
-    @task(3)
+    @task(MIX["shared"])
     def shared(self) -> None:
         """A question behind the shared prompt."""
         self._asker.ask(self._asker.workload.shared(self._number()))
 
-    @task(1)
+    @task(MIX["leave"])
     def leave(self) -> None:
         """A story whose reader goes away."""
         request = self._asker.workload.chat(self._number())
         self._asker.ask(request, leave_after=self._rng.randint(1, 12))
 
-    @task(1)
+    @task(MIX["bad"])
     def bad(self) -> None:
         """A mistake."""
         self._asker.ask(self._asker.workload.bad(self._number()))
