@@ -50,7 +50,6 @@ class AdmittingGenerator:
         self._max_sessions = max_sessions
         self._max_queued = max_queued
         self._queue_wait_s = queue_wait_s
-        self._longest_promise_s = queue_wait_s / 2
         self._on_load = on_load
         self._clock = clock
         self._session_s: float | None = None  # moving mean of how long sessions run
@@ -112,10 +111,11 @@ class AdmittingGenerator:
                 f"the limit is {self._max_queued}",
                 retry_after_s=wait_s,
             )
-        if self.num_queued > 0 and wait_s > self._longest_promise_s:
+        promised_s = self._queue_wait_s / 2
+        if self.num_queued > 0 and wait_s > promised_s:
             raise Overloaded(
                 f"{self._max_sessions} sessions are running and {self.num_queued} are waiting; a "
-                f"place is expected in {wait_s:.1f} s, the limit is {self._longest_promise_s:g} s",
+                f"place is expected in {wait_s:.1f} s, the limit is {promised_s:g} s",
                 retry_after_s=wait_s,
             )
         self._count(waiting=1)

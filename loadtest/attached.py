@@ -21,6 +21,18 @@ class Attached:
     folder: Path
     roots: tuple[psutil.Process, ...]
 
+    def gcs_address(self) -> str:
+        """Where its Ray is reached.
+
+        Raises:
+            RuntimeError: its raylet is gone.
+        """
+        for process in self.processes():
+            address = _option(process, "--gcs-address")
+            if address:
+                return address
+        raise RuntimeError(f"no raylet among the processes of {self.base_url}")
+
     def processes(self) -> list[psutil.Process]:
         """All its living processes, the root first."""
         found: dict[psutil.Process, None] = {}
@@ -40,10 +52,7 @@ def attach(url: str) -> Attached:
     raylet = next((p for p in listener.parents() if _RAYLET in _command(p)), None)
     if raylet is None:
         raise ValueError(f"{url}: process {listener.pid} listens there, which no raylet started")
-    folder = next(
-        (word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--session_dir=")),
-        "",
-    )
+    folder = _option(raylet, "--session_dir")
     if not folder:
         raise ValueError(f"{url}: raylet {raylet.pid} does not name its session folder")
     # `serve run` is Ray's own root; after `ray start` every daemon stands alone.
@@ -68,6 +77,15 @@ def _listener(url: str) -> psutil.Process:
 def _daemons(folder: str, raylet: psutil.Process) -> list[psutil.Process]:
     known = {raylet, *raylet.children(recursive=True)}
     return [p for p in psutil.process_iter() if folder in _command(p) and p not in known]
+
+
+def _option(process: psutil.Process, name: str) -> str:
+    """The value after `name=` on the command line, or ""."""
+    with contextlib.suppress(psutil.Error):
+        for word in process.cmdline():
+            if word.startswith(f"{name}="):
+                return word.partition("=")[2]
+    return ""
 
 
 def _command(process: psutil.Process) -> str:

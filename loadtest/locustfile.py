@@ -136,15 +136,9 @@ class Asker:
                 response.failure(complaint)
                 return
             response.success()
+        # Not by an event: locust's total, its requests per second and its charts are of requests.
         for figure, value in answer.figures().items():
-            self._environment.events.request.fire(
-                request_type="figure",
-                name=f"{name}: {figure}",
-                response_time=value,
-                response_length=0,
-                exception=None,
-                context={},
-            )
+            self._environment.stats.get(f"{name}: {figure}", "figure").log(value, 0)
 
     @staticmethod
     def _read(response: Any, answer: StreamedAnswer, leave_after: int | None) -> None:
@@ -272,6 +266,7 @@ def _summarise(environment: Environment, **_: Any) -> None:
             for key in ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
         },
         "peak_users": environment.outrider_peak_users,  # type: ignore[attr-defined]
+        "num_requests": stats.total.num_requests,
         "requests": [
             {
                 "name": entry.name,
