@@ -35,19 +35,25 @@ class GaugeWatch:
         self.values: dict[str, list[float]] = {}
         self.complaints: list[str] = []
 
-    def sample(self, at_s: float) -> dict[str, float]:
-        """Read all of them once; what could not be read is a complaint."""
+    def sample(self, at_s: float, *, asks_replicas: bool = True) -> dict[str, float]:
+        """Read all of them once; what could not be read is a complaint.
+
+        Asking replicas goes through Ray and takes a second or two of a busy service; without it
+        their counters stay as they were.
+        """
+        sources = [("GET /metrics", self._scrape)]
+        if asks_replicas:
+            sources.append(("counters", self._counters))
         read: dict[str, float] = {}
-        for what, source in (("GET /metrics", self._scrape), ("counters", self._counters)):
+        for what, source in sources:
             try:
                 read |= source()
             except Exception as error:  # noqa: BLE001  # a service that cannot be watched has failed
                 self.complaints.append(f"{what} at {at_s:.0f} s: {type(error).__name__}: {error}")
         self.at_s.append(at_s)
         for name in self.values.keys() | read.keys():
-            known = self.values.setdefault(name, [])
-            known += [0.0] * (len(self.at_s) - 1 - len(known))
-            known.append(read.get(name, 0.0))
+            known = self.values.setdefault(name, [0.0] * (len(self.at_s) - 1))
+            known.append(read.get(name, known[-1] if known else 0.0))
         return read
 
     def _scrape(self) -> dict[str, float]:

@@ -39,6 +39,7 @@ from loadtest.soak_record import Report, table
 
 _NUM_SAMPLES = 300
 _LEAST_PERIOD_S = 1.0
+_REPLICAS_EVERY = 4  # samples; between two of them replicas are not asked
 _LEAST_SATURATION = 0.9  # of all samples after the warm-up
 _FREED_LIMIT_S = 30.0
 _GONE_LIMIT_S = 20.0
@@ -65,7 +66,9 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         report.violations += watched.wait_freed(_FREED_LIMIT_S)
         idle = gauges.sample(report.length_s)
         report.violations += [
-            f"{name} is {idle[name]:g} after the end" for name in (RUNNING, WAITING) if idle[name]
+            f"{name} is {idle[name]:g} after the end"
+            for name in (RUNNING, WAITING)
+            if idle.get(name)
         ]
         report.violations += gauges.complaints
     if folder is not None:
@@ -110,7 +113,7 @@ def capacity(config: dict[str, Any]) -> int:
 
 def _num_users(arguments: argparse.Namespace, config: dict[str, Any]) -> int:
     places = capacity(config)
-    return int(arguments.users or places + max(2, places // 4))
+    return int(arguments.users or places + max(2, places // 2))
 
 
 def _watch(
@@ -123,7 +126,7 @@ def _watch(
     with tqdm(total=round(length_s), desc="soak", unit="s") as bar:
         while (at_s := time.monotonic() - began_s) < length_s:
             num_bytes = memory.sample(at_s)
-            full = gauges.sample(at_s)
+            full = gauges.sample(at_s, asks_replicas=len(gauges.at_s) % _REPLICAS_EVERY == 0)
             bar.set_postfix_str(
                 f"{num_bytes / (1 << 20):.0f} MiB, {full.get(RUNNING, 0):.0f} running, "
                 f"{full.get(WAITING, 0):.0f} waiting, {tally.ended.total()} ended, "
@@ -153,7 +156,8 @@ def _judge(
     report.gauge_at_s, report.gauges = gauges.at_s, gauges.values
     running = report.gauges.get(RUNNING, [])
     warm = [v for t, v in zip(report.gauge_at_s, running, strict=False) if t >= from_s]
-    report.saturation = saturation(warm, min(capacity(config), _num_users(arguments, config)))
+    places = limits(config)[RUNNING]  # of the router that /metrics happened to be of
+    report.saturation = saturation(warm, min(places, _num_users(arguments, config)))
     for judged in report.judged:
         if judged.complaint and judged.series.is_ours:
             report.violations.append(
@@ -187,7 +191,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20.0, help="length of the load")
     parser.add_argument("--warm-up", type=float, help="minutes not judged; default: a quarter")
     parser.add_argument("--limit", type=float, default=0.03, help="growth allowed, as a share")
-    parser.add_argument("--users", type=int, default=0, help="default: 1.25 per place")
+    parser.add_argument("--users", type=int, default=0, help="default: 1.5 per place")
     parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
     parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
     parser.add_argument("--any-text", action="store_true", help="do not expect one text per seed")

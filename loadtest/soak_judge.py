@@ -156,7 +156,7 @@ def judge_bounds(gauges: Mapping[str, Sequence[float]], limits: Mapping[str, flo
     return complaints
 
 
-def saturation(running: Sequence[float], capacity: int) -> float:
+def saturation(running: Sequence[float], capacity: float) -> float:
     """Share of samples in which at least nine tenths of all places were taken."""
     if not running:
         return 0.0

@@ -158,6 +158,9 @@ def test_what_cannot_be_watched_is_a_complaint() -> None:
     assert watch.sample(1.0) == {"Target.num_sessions": 5.0}
     assert len(watch.complaints) == 1
     assert watch.complaints[0].startswith("GET /metrics at 1 s: ConnectError")
+    watch.sample(2.0, asks_replicas=False)
+    assert watch.values["Target.num_sessions"] == [5.0, 5.0]
+    assert len(watch.complaints) == 2
 
 
 def test_memory_of_real_processes_is_read() -> None:
