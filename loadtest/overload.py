@@ -38,7 +38,6 @@ from loadtest.served import ROOT, served
 _ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # what can become good
 _MOST_STEPS = 20
 _LOAD_LATE_LIMIT_S = 0.25
-_SHARED_WORDS = 150
 
 
 @dataclass
@@ -74,7 +73,7 @@ async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> N
         arguments.seed,
         max_tokens=arguments.max_tokens,
         record_max_tokens=arguments.record_max_tokens,
-        shared_words=_SHARED_WORDS,
+        shared_words=arguments.shared_words,
     )
     askings = workload.mixed(random.Random(f"{arguments.seed}-overload"), _ASKED)
     timing = Timing(
@@ -183,6 +182,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--goodput-loss", type=float, default=0.1, help="share of the peak")
     parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
     parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
+    parser.add_argument("--shared-words", type=int, default=150, help="of the shared prompt")
     parser.add_argument("--any-text", action="store_true", help="do not expect one text per seed")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and all that is asked")
     parser.add_argument("--output", type=Path, help="JSON file; the figure is written beside it")

@@ -43,7 +43,6 @@ _REPLICAS_EVERY = 4  # samples; between two of them replicas are not asked
 _LEAST_SATURATION = 0.9  # of all samples after the warm-up
 _FREED_LIMIT_S = 30.0
 _GONE_LIMIT_S = 20.0
-_SHARED_WORDS = 150
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
@@ -96,7 +95,7 @@ def _load(arguments: argparse.Namespace, base_url: str, config: dict[str, Any]) 
         arguments.seed,
         max_tokens=arguments.max_tokens,
         record_max_tokens=arguments.record_max_tokens,
-        shared_words=_SHARED_WORDS,
+        shared_words=arguments.shared_words,
     )
     judge = Judge(expects_same_text=not arguments.any_text)
     return SoakLoad(
@@ -194,6 +193,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=0, help="default: 1.5 per place")
     parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
     parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
+    parser.add_argument("--shared-words", type=int, default=150, help="of the shared prompt")
     parser.add_argument("--any-text", action="store_true", help="do not expect one text per seed")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is asked")
     parser.add_argument("--output", type=Path, help="JSON file; the figure is written beside it")

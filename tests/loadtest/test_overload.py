@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shlex
 import statistics
 import threading
 import time
@@ -18,10 +19,13 @@ import pytest
 from http_clients import served
 from http_fakes import ScriptedGenerator
 
+from deployments.admission import AdmittingGenerator
+from deployments.meters import Meters
+from deployments.request_metrics import RequestMetrics
 from loadtest.goodput import Sent, Stretch, is_good, measure, violations
 from loadtest.load_answers import Judge
 from loadtest.load_client import LoadClient, Reply
-from loadtest.load_workload import MIX, Asking, Workload
+from loadtest.load_workload import MIX, NUM_DISTINCT, Asking, Workload
 from loadtest.open_loop import Queues, Timing, arrivals, run_stretch
 from loadtest.overload import Report, main
 from loadtest.overload_plot import draw
@@ -276,6 +280,53 @@ async def test_a_slow_service_does_not_slow_the_arrivals() -> None:
     assert len(generator.requests) == len(due)  # one after the other would take 60 s
     assert found.arrived_per_s == pytest.approx(sum(at_s >= 0.5 for at_s in due) / 1.5)
     assert found.good_share == 1.0
+
+
+def records() -> dict[int, list[str]]:
+    """A right answer for the seed of every record, in three blocks."""
+    order = {"customer": "Tom", "item": "lamp", "quantity": 2, "price": 3, "city": "Oslo"}
+    answers = {}
+    for number in range(NUM_DISTINCT):
+        request = WORKLOAD.record(number)
+        assert request.schema is not None
+        num_orders = request.schema["properties"]["orders"]["minItems"]
+        text = json.dumps({"orders": [order] * num_orders})
+        answers[request.body["seed"]] = [text[:9], text[9:20], text[20:]]
+    return answers
+
+
+def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path) -> None:
+    """Routes and admission are the real ones; the engines are a script of 0.3 s an answer."""
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}))
+    door = AdmittingGenerator(
+        ScriptedGenerator(delay_s=0.1, texts_of=records()),
+        max_sessions=2,
+        max_queued=4,
+        queue_wait_s=2.0,
+        on_load=metrics.set_load,
+    )
+    config = tmp_path / "config.yaml"
+    config.write_text("applications: [{args: {router: {model_name: tiny}}}]")
+    output = tmp_path / "overload.json"
+    options = (
+        "--first-rate 2 --step 10 --factors 10 --settle-s 0.5 --measured-s 2 --max-tokens 20 "
+        "--record-max-tokens 90 --shared-words 10 --goodput-loss 0.9 --refusal-limit 60"
+    )
+    with served(door, metrics=metrics.text) as url:
+        words = ["--url", url, "--config", str(config), "--output", str(output)]
+        main([*words, *shlex.split(options)])
+    found = json.loads(output.read_text())
+    assert found["violations"] == []
+    assert found["all_held"]
+    assert found["sustained_per_s"] == 2
+    assert [stretch["rate_per_s"] for stretch in found["search"]] == [2, 20]
+    last = found["overload"][-1]  # 20 arrivals/s; two places serve less than 7
+    assert last["turned_away"] > 10
+    assert last["retry_after_s"][0] >= 1
+    assert 0 < last["goodput_per_s"] < 8
+    assert last["peak_running"] == 2
+    assert last["peak_waiting"] <= 4
+    assert output.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_a_figure_is_drawn_and_settings_are_checked(
