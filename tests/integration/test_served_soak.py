@@ -63,12 +63,12 @@ def test_overload_is_measured_and_answered_with_429(demo: ServedDemo, tmp_path: 
     output = tmp_path / "overload.json"
     # Seconds are too short to hold the service to its goodput; nothing else may go wrong.
     options = shlex.split(
-        "--first-rate 1 --step 50 --factors 50 --settle-s 2 --measured-s 2 --max-tokens 20 "
+        "--first-rate 2 --step 25 --factors 25 --settle-s 1 --measured-s 2 --max-tokens 20 "
         "--goodput-loss 1 --refusal-limit 60 --first-text-limit 60"
     )
     overload.main(["--url", demo.base_url, *options, "--output", str(output)])
     found = read(output)
-    assert found["sustained_per_s"] == 1
+    assert found["sustained_per_s"] == 2
     assert [v for v in found["violations"] if "the load sent" not in v] == []
     [last] = found["overload"]
     assert last["rate_per_s"] == 50
@@ -87,7 +87,7 @@ def test_a_burst_beyond_every_queue_is_answered_whole_or_turned_away(demo: Serve
             return await asyncio.gather(*asked)
 
     # 32 run, 64 wait, 64 more may be refused by the router, 96 wait for it: the rest is Serve's.
-    replies = asyncio.run(burst(400))
+    replies = asyncio.run(burst(300))
     assert [reply.complaint for reply in replies if reply.complaint] == []
     assert sum(reply.is_whole for reply in replies) >= 32
-    assert sum(reply.is_turned_away for reply in replies) >= 50
+    assert sum(reply.is_turned_away for reply in replies) >= 20
