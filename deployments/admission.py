@@ -2,6 +2,12 @@
 
 Wraps a `Generator` and is one. First come, first served; full is answered at once with
 `Overloaded`, so that a client or a balancer can try elsewhere.
+
+Full is also a queue that is too slow: whoever would most likely wait in vain is better told at once
+than after the wait. By Little's law a place becomes free every (mean length of a session) /
+`max_sessions`, so the wait of a newcomer is known well enough: it is turned away when that is more
+than half the longest wait. Half, because lengths vary, and who is let in should rarely be turned
+away after all. Until a session has ended nothing is known, and only the queue's length counts.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ class AdmittingGenerator:
         max_sessions: sessions that run at once.
         max_queued: sessions that may wait.
         queue_wait_s: seconds one may wait.
+        clock: seconds, monotonic.
         on_load: told how many run and wait, whenever that changes.
     """
 
@@ -36,6 +43,7 @@ class AdmittingGenerator:
         max_queued: int,
         queue_wait_s: float,
         on_load: Callable[[int, int], None] = lambda num_running, num_waiting: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._generator = generator
         self._slots = asyncio.Semaphore(max_sessions)
@@ -44,6 +52,8 @@ class AdmittingGenerator:
         self._queue_wait_s = queue_wait_s
         self._on_load = on_load
         self._num_excess = 0  # places that go when their sessions end
+        self._clock = clock
+        self._session_s: float | None = None  # moving mean of how long sessions run
         self.num_queued = 0
         self.num_running = 0
         self.last_item_s = -math.inf  # time.monotonic when any session last got something
@@ -86,11 +96,24 @@ class AdmittingGenerator:
     async def _slot(self) -> AsyncIterator[None]:
         await self._acquire()
         self._count(running=1)
+        began_s = self._clock()
         try:
             yield
         finally:
+            self._note_end(self._clock() - began_s)
             self._count(running=-1)
             self._give_back()
+
+    def _note_end(self, session_s: float) -> None:
+        """The mean forgets within about as many sessions as run at once."""
+        if self._session_s is None:
+            self._session_s = session_s
+        else:
+            self._session_s += (session_s - self._session_s) / (1 + self._max_sessions)
+
+    def _expected_wait_s(self) -> float:
+        """Of a newcomer behind those who wait; 0 while nothing is known."""
+        return (self.num_queued + 1) * (self._session_s or 0.0) / self._max_sessions
 
     def _count(self, *, running: int = 0, waiting: int = 0) -> None:
         self.num_running += running
@@ -101,10 +124,19 @@ class AdmittingGenerator:
         if not self._slots.locked():
             await self._slots.acquire()  # at once
             return
+        wait_s = self._expected_wait_s()
         if self.num_queued >= self._max_queued:
             raise Overloaded(
                 f"{self._max_sessions} sessions are running and {self.num_queued} are waiting, "
-                f"the limit is {self._max_queued}"
+                f"the limit is {self._max_queued}",
+                retry_after_s=wait_s,
+            )
+        promised_s = self._queue_wait_s / 2
+        if self.num_queued > 0 and wait_s > promised_s:
+            raise Overloaded(
+                f"{self._max_sessions} sessions are running and {self.num_queued} are waiting; a "
+                f"place is expected in {wait_s:.1f} s, the limit is {promised_s:g} s",
+                retry_after_s=wait_s,
             )
         self._count(waiting=1)
         try:
@@ -112,7 +144,8 @@ class AdmittingGenerator:
                 await self._slots.acquire()
         except TimeoutError:
             raise Overloaded(
-                f"no session ended within {self._queue_wait_s} s; {self._max_sessions} are running"
+                f"no place within {self._queue_wait_s} s; {self._max_sessions} are running",
+                retry_after_s=self._expected_wait_s(),
             ) from None
         finally:
             self._count(waiting=-1)

@@ -227,7 +227,9 @@ class TimeoutConfig(Section):
     """Every wait of a session. Seconds, but for the draft, which only ever costs a round."""
 
     queue_wait_s: PositiveFloat = Field(
-        default=10.0, description="For a lease on a target; then 503 with Retry-After."
+        default=10.0,
+        description="For a place in the router, then for a lease on a target; 429 and 503 with "
+        "Retry-After. Whoever would most likely wait more than half of it gets 429 at once.",
     )
     first_token_s: PositiveFloat = Field(
         default=60.0, description="From the lease to the first token."

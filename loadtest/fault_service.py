@@ -123,6 +123,21 @@ def family(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def wait_gone(folder: Path, limit_s: float) -> list[psutil.Process]:
+    """Wait until nothing of `family` lives any more; what still does after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while (left := family(folder)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return left
+
+
+class Watchable(Watched, Protocol):
+    """A service whose processes are looked at: `Served`, `Attached`."""
+
+    def processes(self) -> list[psutil.Process]:
+        """All its living processes, the root first."""
+
+
 class FaultService:
     """Parts, state and books of a running service. Use as a context manager."""
 

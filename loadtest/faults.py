@@ -14,17 +14,13 @@ until the service was whole. Details of failures go to the log beside `--output`
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import random
-import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import psutil
 
 from loadtest.fault_campaign import (
     SIGNALS,
@@ -42,10 +38,10 @@ from loadtest.fault_service import (
     HIDDEN_KINDS,
     KINDS,
     FaultService,
-    family,
     fault_config,
+    wait_gone,
 )
-from loadtest.machine import describe_machine
+from loadtest.run_record import head, write_json
 from loadtest.served import ROOT, served
 
 logger = logging.getLogger("faults")
@@ -95,7 +91,7 @@ def run_campaign(arguments: argparse.Namespace, report: Report) -> None:
                 has_lost_routers = not set(EDGE_KINDS).isdisjoint(arguments.kinds)
                 limit_s = _IDLE_LIMIT_S if has_lost_routers else _FREED_LIMIT_S
                 report.leftovers += watched.wait_freed(limit_s)
-    report.leftovers += [f"left over: {process}" for process in _wait_gone(folder)]
+    report.leftovers += [f"left over: {process}" for process in wait_gone(folder, _GONE_LIMIT_S)]
     if not report.is_clean:
         logger.error("something failed; if it was the service, its logs are kept in %s", folder)
 
@@ -129,22 +125,8 @@ def _measure_calm(load: FaultLoad) -> dict[str, float]:
     }
 
 
-def _wait_gone(folder: Path) -> list[psutil.Process]:
-    deadline = time.monotonic() + _GONE_LIMIT_S
-    while (left := family(folder)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left
-
-
-def _write(arguments: argparse.Namespace, report: Report, command: str) -> None:
-    settings = {
-        key: _named(value) if isinstance(value, Path) else value
-        for key, value in vars(arguments).items()
-    }
-    content = {
-        "command": command,
-        "machine": describe_machine(),
-        "settings": settings,
+def _write(arguments: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
+    content = head("loadtest.faults", words, arguments) | {
         "is_clean": report.is_clean,
         "num_answers": report.num_answers,
         "longest_wait_without_faults_s": report.calm_s,
@@ -153,8 +135,7 @@ def _write(arguments: argparse.Namespace, report: Report, command: str) -> None:
         "summary": [asdict(line) for line in summarise(report.outcomes)],
         "faults": [as_json(outcome) for outcome in report.outcomes],
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(arguments.output, content)
 
 
 def _print(report: Report) -> None:
@@ -212,12 +193,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _named(path: Path) -> str:
-    """A path as results may show it: from the repository's root where it is in there."""
-    full = path.absolute()
-    return str(full.relative_to(ROOT) if full.is_relative_to(ROOT) else path)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a campaign from the command line; the exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
@@ -229,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         _print(report)
         if arguments.output is not None:
-            _write(arguments, report, shlex.join(["python", "-m", "loadtest.faults", *words]))
+            _write(arguments, report, words)
     return 0 if report.is_clean else 1
 
 

@@ -7,7 +7,7 @@ request has a seed of its own and comes again now and then: its text must then b
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,10 @@ _RULES = (
 )
 NUM_DISTINCT = 64  # requests of each kind; a run of any length repeats them
 
+# How often each thing is done; "leave" is a chat whose reader goes away.
+MIX: Mapping[str, int] = {"chat": 8, "record": 5, "shared": 3, "leave": 1, "bad": 1}
+_LONGEST_READ = 12  # lines after which a reader who leaves has left
+
 
 @dataclass(frozen=True)
 class Request:
@@ -47,6 +51,19 @@ class Request:
     body: Body
     schema: dict[str, Any] | None = None
     bad_field: str | None = None
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A request and what its asker does: read all of it, or leave after some lines."""
+
+    request: Request
+    leave_after: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Under which it is counted."""
+        return self.request.kind if self.leave_after is None else "cancelled chat"
 
 
 class Workload:
@@ -135,6 +152,21 @@ class Workload:
         if kind not in makers:
             raise ValueError(f"kind must be one of {', '.join(makers)}, got {kind!r}")
         return makers[kind](number)
+
+    def mixed(self, rng: random.Random, mix: Mapping[str, int] = MIX) -> Iterator[Asking]:
+        """Requests without end; every run of sum(mix.values()) of them holds the whole mix once.
+
+        So a stretch of any length has nearly the same work in it, whichever `rng` it is.
+        """
+        while True:
+            kinds = [kind for kind, times in mix.items() for _ in range(times)]
+            rng.shuffle(kinds)
+            for kind in kinds:
+                number = rng.randrange(NUM_DISTINCT)
+                if kind == "leave":
+                    yield Asking(self.chat(number), rng.randint(1, _LONGEST_READ))
+                else:
+                    yield Asking(self.of_kind(kind, number))
 
     def _draw(self, kind: str, number: int) -> tuple[random.Random, str]:
         key = f"{self._seed}-{kind}-{number % NUM_DISTINCT}"

@@ -15,6 +15,7 @@ import uvicorn
 from http_fakes import ScriptedGenerator, http_service
 
 from deployments.http import create_app
+from router.generation import Generator
 
 
 @asynccontextmanager
@@ -33,11 +34,11 @@ def events_of(text: str) -> list[Any]:
 
 
 @contextmanager
-def served(generator: ScriptedGenerator) -> Iterator[str]:
+def served(generator: Generator, **options: Any) -> Iterator[str]:
     """A real server in a thread, on a free loopback port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        create_app(http_service(generator)),
+        create_app(http_service(generator, **options)),
         log_config=None,
         lifespan="off",
         ws="none",

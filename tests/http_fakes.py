@@ -21,6 +21,7 @@ from router.generation import (
     Finished,
     FinishReason,
     GenerationRequest,
+    Generator,
     SpeculationStats,
     TimeSplit,
 )
@@ -108,7 +109,7 @@ def served_model(**limits: Any) -> ServedModel:
     return ServedModel(name="tiny", tokenizer=tiny_tokenizer(), created=1_700_000_000, **settings)
 
 
-def http_service(generator: ScriptedGenerator, **options: Any) -> HttpService:
+def http_service(generator: Generator, **options: Any) -> HttpService:
     model = served_model()
     options.setdefault("metrics", lambda: b"")
     return HttpService(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from http_fakes import ScriptedGenerator, tiny_tokenizer
@@ -25,11 +26,35 @@ async def run(admitting: AdmittingGenerator) -> int:
 
 
 def admitting(
-    generator: ScriptedGenerator, *, max_queued: int = 1, queue_wait_s: float = 5.0
+    generator: ScriptedGenerator, *, max_queued: int = 1, queue_wait_s: float = 5.0, **options: Any
 ) -> AdmittingGenerator:
     return AdmittingGenerator(
-        generator, max_sessions=2, max_queued=max_queued, queue_wait_s=queue_wait_s
+        generator, max_sessions=2, max_queued=max_queued, queue_wait_s=queue_wait_s, **options
     )
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def settle() -> None:
+    """Let every task come to its next wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def run_for(door: AdmittingGenerator, clock: Clock, seconds: float) -> None:
+    """One session that takes as long as that."""
+    async with aclosing(door.generate(REQUEST, DETOKENIZER)) as items:
+        async for _ in items:
+            clock.now_s += seconds
+            seconds = 0.0
 
 
 async def test_all_finish_while_the_queue_is_long_enough():
@@ -123,3 +148,60 @@ async def test_free_places_go_at_once_and_come_back():
         with pytest.raises(Overloaded, match=f"{number} sessions are running"):
             await run(door)
         await ended(tasks)
+
+
+async def test_who_would_wait_in_vain_is_told_at_once_and_when_to_come_back():
+    clock = Clock()
+    generator = ScriptedGenerator()
+    door = admitting(generator, max_queued=10, queue_wait_s=30.0, clock=clock)
+    await run_for(door, clock, 10.0)  # two places: one is free every 5 s
+    generator.hang_at = 0
+    running = [asyncio.create_task(run(door)) for _ in range(5)]
+    await settle()
+    # The third that waits expects 15 s, half the longest wait; a fourth would expect 20 s.
+    assert (door.num_running, door.num_queued) == (2, 3)
+    with pytest.raises(Overloaded, match=r"expected in 20\.0 s, the limit is 15 s") as refusal:
+        await run(door)
+    assert refusal.value.retry_after_s == 20.0
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert (door.num_running, door.num_queued) == (0, 0)
+
+
+async def test_one_may_always_wait_and_the_estimate_follows_the_sessions():
+    clock = Clock()
+    generator = ScriptedGenerator()
+    door = admitting(generator, max_queued=10, queue_wait_s=30.0, clock=clock)
+    await run_for(door, clock, 1000.0)
+    generator.hang_at = 0
+    running = [asyncio.create_task(run(door)) for _ in range(3)]
+    await settle()
+    assert (door.num_running, door.num_queued) == (2, 1)  # however slow the last session was
+    with pytest.raises(Overloaded, match="expected in"):
+        await run(door)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    generator.hang_at = None
+    for _ in range(30):
+        await run_for(door, clock, 1.0)
+    generator.hang_at = 0
+    running = [asyncio.create_task(run(door)) for _ in range(12)]
+    await settle()
+    assert (door.num_running, door.num_queued) == (2, 10)
+    with pytest.raises(Overloaded, match="10 are waiting, the limit is 10"):
+        await run(door)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_before_any_session_has_ended_only_the_length_of_the_queue_counts():
+    door = admitting(ScriptedGenerator(hang_at=0), max_queued=3, queue_wait_s=0.5)
+    running = [asyncio.create_task(run(door)) for _ in range(5)]
+    await settle()
+    assert (door.num_running, door.num_queued) == (2, 3)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

@@ -74,6 +74,14 @@ def test_four_deployments_are_bound() -> None:
     assert found["Draft"].max_ongoing_requests == 64
 
 
+def test_serve_turns_clients_away_as_the_router_does() -> None:
+    options = deployments(build(config()))["Router"]._deployment_config
+    assert options.max_ongoing_requests > 64 + 128, "the router must be able to refuse by itself"
+    assert options.max_queued_requests > 0
+    assert options.backpressure_config.status_code == 429
+    assert options.backpressure_config.retry_after_s >= 1
+
+
 def test_silence_counts_as_death_after_the_stated_time() -> None:
     target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "stall_timeout_s": 6}
     constraint = {"stall_timeout_s": 12}

@@ -50,6 +50,9 @@ def test_users_are_counted_by_kind_and_wrong_answers_fail(tmp_path: Path) -> Non
     assert requests["chat: k, hundredths"]["mean"] == pytest.approx(250)
     assert requests["chat: TTFT, ms"]["count"] == requests["chat"]["count"]
     assert any("not JSON" in failure["error"] for failure in summary["failures"])
+    # Figures are no requests: the report's total counts what was asked and nothing else.
+    asked = sum(entry["count"] for name, entry in requests.items() if ": " not in name)
+    assert summary["num_requests"] == asked
     assert summary["settings"]["seed"] == 1
     assert summary["machine"]["cores"]
     assert "<html" in report

@@ -1,0 +1,100 @@
+"""Reads how full a service is, again and again: GET /metrics, and each replica's own counters.
+
+Names are those of /metrics (`vllm:num_requests_waiting`), and for counters of replicas
+`Target.num_sessions`, of which the fullest replica's is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+_TIMEOUT_S = 20.0
+_KEPT = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
+
+Stats = Mapping[str, Sequence[Mapping[str, float]]]
+
+
+class GaugeWatch:
+    """Samples since the start.
+
+    Args:
+        base_url: of the service.
+        stats: counters of all replicas, by deployment; raises what it likes when there are none.
+    """
+
+    def __init__(self, base_url: str, stats: Callable[[], Stats]) -> None:
+        self._url = f"{base_url}/metrics"
+        self._stats = stats
+        self.at_s: list[float] = []
+        self.values: dict[str, list[float]] = {}
+        self.complaints: list[str] = []
+
+    def sample(self, at_s: float, *, asks_replicas: bool = True) -> dict[str, float]:
+        """Read all of them once; what could not be read is a complaint.
+
+        Asking replicas goes through Ray and takes a second or two of a busy service; without it
+        their counters stay as they were.
+        """
+        sources = [("GET /metrics", self._scrape)]
+        if asks_replicas:
+            sources.append(("counters", self._counters))
+        read: dict[str, float] = {}
+        for what, source in sources:
+            try:
+                read |= source()
+            except Exception as error:  # noqa: BLE001  # a service that cannot be watched has failed
+                self.complaints.append(f"{what} at {at_s:.0f} s: {type(error).__name__}: {error}")
+        self.at_s.append(at_s)
+        for name in self.values.keys() | read.keys():
+            known = self.values.setdefault(name, [0.0] * (len(self.at_s) - 1))
+            known.append(read.get(name, known[-1] if known else 0.0))
+        return read
+
+    def _scrape(self) -> dict[str, float]:
+        response = httpx.get(self._url, timeout=_TIMEOUT_S)
+        response.raise_for_status()
+        return gauges(response.text)
+
+    def _counters(self) -> dict[str, float]:
+        return {
+            f"{name}.{key}": max(float(replica[key]) for replica in replicas)
+            for name, replicas in self._stats().items()
+            for key in _KEPT
+            if replicas and key in replicas[0]
+        }
+
+
+def gauges(text: str) -> dict[str, float]:
+    """The gauges of an exposition; one with labels of several values counts with their sum."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        if family.type != "gauge" or family.name.endswith("_created"):
+            continue
+        for sample in family.samples:
+            found[family.name] = found.get(family.name, 0.0) + sample.value
+    return found
+
+
+def limits(config: Mapping[str, Any]) -> dict[str, float]:
+    """What none of the gauges may exceed, by a Serve config file with all keys spelt out."""
+    args = config["applications"][0]["args"]
+    router, target = args["router"], args["target"]
+    found: dict[str, float] = {
+        RUNNING: router["max_sessions"],
+        WAITING: router["max_queued_sessions"],
+        "Target.num_sessions": target["max_sessions"],
+        "Target.num_leases": target["max_sessions"],
+        "Constraint.num_leases": args["constraint"]["max_sessions"],
+    }
+    if "draft" in args:
+        found |= {
+            "Draft.num_sessions": args["draft"]["max_sessions"],
+            "Draft.num_leases": args["draft"]["max_sessions"],
+        }
+    return found

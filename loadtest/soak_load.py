@@ -1,0 +1,112 @@
+"""Users without think time who keep every place of a service taken.
+
+They run in an event loop in a thread of their own, each repeating: ask, read, ask again. A user who
+is turned away comes back after the time it was told. Whatever else goes wrong is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from loadtest.load_answers import Judge
+from loadtest.load_client import LoadClient, Reply
+from loadtest.load_workload import Workload
+
+_KEPT_COMPLAINTS = 50
+_START_SPREAD_S = 0.05  # between two users' first requests, so that they do not move in step
+
+
+@dataclass
+class Tally:
+    """What has come of all requests so far."""
+
+    ended: Counter[str] = field(default_factory=Counter)  # by name
+    turned_away: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    complaints: list[str] = field(default_factory=list)  # the first ones
+    num_tokens: int = 0
+    first_text_s: list[float] = field(default_factory=list)
+
+    def add(self, reply: Reply) -> None:
+        """Count one request."""
+        self.ended[reply.name] += 1
+        self.num_tokens += reply.num_tokens
+        if reply.is_turned_away:
+            self.turned_away[reply.name] += 1
+        if reply.complaint:
+            self.failed[reply.name] += 1
+            if len(self.complaints) < _KEPT_COMPLAINTS:
+                self.complaints.append(f"{reply.name}: {reply.complaint}")
+        if reply.first_text_s is not None:
+            self.first_text_s.append(reply.first_text_s - reply.began_s)
+
+
+class SoakLoad:
+    """Runs `num_users` users between `start` and `stop`.
+
+    Args:
+        base_url: of the service.
+        workload: what they ask.
+        judge: tells wrong answers from right ones.
+        num_users: how many there are.
+        seed: of what each asks when.
+    """
+
+    def __init__(
+        self, base_url: str, workload: Workload, judge: Judge, *, num_users: int, seed: int
+    ) -> None:
+        self._base_url = base_url
+        self._workload = workload
+        self._judge = judge
+        self._num_users = num_users
+        self._seed = seed
+        self._is_stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.tally = Tally()
+        self.cpu_s = 0.0  # of the load's own thread
+
+    def start(self) -> None:
+        """Begin all users."""
+        self._thread = threading.Thread(target=self._run, name="soak-load")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let every user finish what it has asked, and wait for that.
+
+        Raises:
+            RuntimeError: the load itself failed.
+        """
+        self._is_stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise RuntimeError("the load itself failed") from self._error
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._run_users())
+        except Exception as error:  # noqa: BLE001  # told by `stop`, in the thread that can
+            self._error = error
+        self.cpu_s = time.thread_time()
+
+    async def _run_users(self) -> None:
+        async with LoadClient(self._base_url, self._judge) as client, asyncio.TaskGroup() as users:
+            for number in range(self._num_users):
+                users.create_task(self._run_user(client, number))
+
+    async def _run_user(self, client: LoadClient, number: int) -> None:
+        await asyncio.sleep(_START_SPREAD_S * number)
+        for asking in self._workload.mixed(random.Random(f"{self._seed}-user-{number}")):
+            if self._is_stopping.is_set():
+                return
+            reply = await client.ask(asking)
+            self.tally.add(reply)
+            if reply.retry_after_s is not None:
+                await asyncio.sleep(reply.retry_after_s)

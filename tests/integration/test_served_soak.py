@@ -1,0 +1,94 @@
+"""The soak and overload commands against the served demo, for seconds in place of minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_demo import ServedDemo, served_demo
+
+from loadtest import overload, soak
+from loadtest.gauge_watch import RUNNING, WAITING
+from loadtest.load_answers import Judge
+from loadtest.load_client import LoadClient, Reply
+from loadtest.load_workload import Asking, Workload
+from loadtest.memory_watch import OURS
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[ServedDemo]:
+    with served_demo() as service:
+        yield service
+
+
+def read(path: Path) -> dict[str, Any]:
+    assert path.with_suffix(".png").stat().st_size > 10_000
+    return json.loads(path.read_text())
+
+
+def test_a_soak_watches_every_process_and_finds_nothing_held(
+    demo: ServedDemo, tmp_path: Path
+) -> None:
+    output = tmp_path / "soak.json"
+    # Seconds are all warm-up, so growth of any size is allowed; the rest must hold.
+    options = shlex.split("--minutes 0.5 --warm-up 0 --limit 100 --max-tokens 40")
+    soak.main(["--url", demo.base_url, *options, "--output", str(output)])
+    found = read(output)
+    # How full a busy machine keeps the service within seconds is not the point here.
+    assert [v for v in found["violations"] if not v.startswith("the load filled")] == []
+    judged = {process["kind"] for process in found["processes"] if process["is_judged"]}
+    assert judged == {*OURS, "ours together"}
+    told = {process["kind"] for process in found["processes"] if not process["is_judged"]}
+    assert {"proxy", "controller", "raylet", "gcs"} <= told
+    requests = found["requests"]["by_kind"]
+    assert set(requests) >= {"chat", "record", "shared prompt", "bad request"}
+    assert requests["chat"]["ended"] > 10
+    assert found["requests"]["tokens_per_s"] > 0
+    gauges = found["gauges"]
+    assert max(gauges[RUNNING]) > 16
+    assert gauges[RUNNING][-1] == gauges[WAITING][-1] == gauges["Target.num_leases"][-1] == 0
+    assert max(gauges["Target.num_used_blocks"]) > 0
+    assert found["machine"]["cores"]
+    assert found["settings"]["seed"] == 1
+
+
+def test_overload_is_measured_and_nothing_fails(demo: ServedDemo, tmp_path: Path) -> None:
+    output = tmp_path / "overload.json"
+    # Seconds are too short to hold the service to its goodput; nothing else may go wrong.
+    options = shlex.split(
+        "--first-rate 2 --step 25 --factors 25 --settle-s 1 --measured-s 4 --max-tokens 20 "
+        "--goodput-loss 1 --refusal-limit 60 --first-text-limit 3"
+    )
+    overload.main(["--url", demo.base_url, *options, "--output", str(output)])
+    found = read(output)
+    assert found["sustained_per_s"] == 2
+    excused = ("the load sent", "no overload")  # of a busy machine, and of a fast one
+    assert [v for v in found["violations"] if not any(words in v for words in excused)] == []
+    [last] = found["overload"]
+    assert last["rate_per_s"] == 50
+    assert last["good_share"] < 1
+    assert not last["turned_away"] or last["retry_after_s"][0] >= 1
+    assert last["peak_waiting"] <= 64
+    assert last["failed"] == 0
+
+
+def test_a_burst_beyond_every_queue_is_answered_whole_or_turned_away(demo: ServedDemo) -> None:
+    workload = Workload("outrider-demo", 1, max_tokens=8, record_max_tokens=90, shared_words=20)
+
+    async def burst(num_requests: int) -> list[Reply]:
+        async with LoadClient(demo.base_url, Judge(expects_same_text=True)) as client:
+            asked = (client.ask(Asking(workload.chat(number))) for number in range(num_requests))
+            return await asyncio.gather(*asked)
+
+    # 32 run, 64 wait, 64 more may be refused by the router, 96 wait for it: the rest is Serve's.
+    replies = asyncio.run(burst(300))
+    assert [reply.complaint for reply in replies if reply.complaint] == []
+    assert sum(reply.is_whole for reply in replies) >= 32
+    assert sum(reply.is_turned_away for reply in replies) >= 20
