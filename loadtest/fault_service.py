@@ -158,9 +158,13 @@ class FaultService:
             logging_level=logging.ERROR,
             namespace="faults",
         )
-        names = set(serve.status().applications[APP].deployments) - {INGRESS}
-        self._handles = {name: serve.get_deployment_handle(name, APP) for name in names}
-        self._expected = {kind: len(found) for kind, found in self.parts().items()}
+        try:
+            names = set(serve.status().applications[APP].deployments) - {INGRESS}
+            self._handles = {name: serve.get_deployment_handle(name, APP) for name in names}
+            self._expected = {kind: len(found) for kind, found in self.parts().items()}
+        except BaseException:
+            ray.shutdown()  # or this process ends with that Ray
+            raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:

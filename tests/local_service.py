@@ -129,6 +129,7 @@ async def local_service(
     limits: SessionLimits | None = None,
     speculation: SpeculationLimits | None = None,
     kv_cache_tokens: int = 8192,
+    block_size: int = 64,
     max_model_len: int = 1024,
     queued_interval_s: float = 1.0,
     draft_quantization: str | None = None,
@@ -140,6 +141,7 @@ async def local_service(
                 dtype=dtype,
                 max_model_len=max_model_len,
                 kv_cache_tokens=kv_cache_tokens,
+                block_size=block_size,
                 quantization=quantization,
             )
         )

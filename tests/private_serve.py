@@ -34,10 +34,12 @@ def private_serve(num_cpus: int, *also_importable: Path) -> Iterator[None]:
             log_to_driver=False,
             object_store_memory=100 * 1024 * 1024,
         )
-        serve.start(proxy_location="Disabled")
-        yield
-        serve.shutdown()
-        ray.shutdown()
+        try:
+            serve.start(proxy_location="Disabled")
+            yield
+        finally:
+            serve.shutdown()
+            ray.shutdown()
         with warnings.catch_warnings():  # Ray leaves its daemons' Popen objects to the collector
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

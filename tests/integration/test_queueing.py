@@ -37,6 +37,7 @@ async def small_service(**limits: float) -> AsyncIterator[LocalService]:
         dtype="float32",
         limits=changed,
         kv_cache_tokens=KV_TOKENS,
+        block_size=16,
         max_model_len=256,
         queued_interval_s=0.1,
     ) as service:
