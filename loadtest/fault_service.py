@@ -18,6 +18,7 @@ import psutil
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.context import _set_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -131,6 +132,16 @@ def wait_gone(folder: Path, limit_s: float) -> list[psutil.Process]:
     return left
 
 
+def leave_ray() -> None:
+    """Disconnect from Ray, and have Serve forget the controller it knew there.
+
+    Serve tells controllers apart by the number of this process's connection, which another cluster
+    may give again: it would then speak to a controller that is gone.
+    """
+    ray.shutdown()
+    _set_global_client(None)
+
+
 class Watchable(Watched, Protocol):
     """A service whose processes are looked at: `Served`, `Attached`."""
 
@@ -163,12 +174,12 @@ class FaultService:
             self._handles = {name: serve.get_deployment_handle(name, APP) for name in names}
             self._expected = {kind: len(found) for kind, found in self.parts().items()}
         except BaseException:
-            ray.shutdown()  # or this process ends with that Ray
+            leave_ray()  # or this process ends with that Ray
             raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        ray.shutdown()
+        leave_ray()
 
     def parts(self) -> dict[str, list[psutil.Process]]:
         """Living processes by kind (`KINDS`)."""

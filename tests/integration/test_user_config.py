@@ -14,7 +14,7 @@ import ray
 from ray import serve
 
 from loadtest.cluster import ROUTER, PrivateCluster, private_cluster
-from loadtest.fault_service import APP, actors
+from loadtest.fault_service import APP, actors, leave_ray
 from loadtest.served import Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -32,7 +32,7 @@ def cluster() -> Iterator[PrivateCluster]:
             cluster.add(ROUTER)
             ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="faults")
             yield cluster
-            ray.shutdown()
+            leave_ray()
 
 
 def config(user_config: Any) -> Config:
