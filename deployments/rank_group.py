@@ -53,7 +53,7 @@ class RankGroup:
         kind: EngineKind,
         model: ModelConfig,
         link: LinkConfig,
-        on_stats: Callable[[LoopStats], None],
+        on_stats: Callable[[LoopStats], None] = lambda stats: None,
         *,
         logs_json: bool = False,
     ) -> None:

@@ -64,7 +64,8 @@ def _draw_whole(panel: Any, report: Report) -> None:
     panel.set_ylim(bottom=0)
     panel.set_ylabel("MiB")
     panel.set_title("private memory of our processes", fontsize="medium")
-    panel.legend(fontsize="xx-small", loc="center right")
+    if ours:
+        panel.legend(fontsize="xx-small", loc="center right")
 
 
 def _draw_queues(panel: Any, report: Report) -> None:
