@@ -28,7 +28,8 @@ FIXED_TILES = (TILE_ROWS,)  # all have so many
 # A chunk of keys is a block of a multiple of so many tokens; smaller blocks are joined. So a
 # softmax never ends within a vector of the CPU, and bfloat16 sums are not rounded too often.
 KEY_CHUNK = 64
-_MIN_PRODUCT_ROWS = {torch.float32: 4}  # products of fewer rows sum in another order
+_MIN_FLOAT32_ROWS = 4  # products of fewer rows sum in another order
+_SMALL_PRODUCT = 16**3  # multiplications; up to so many torch leaves to another bfloat16 kernel
 # Sessions share one gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
 
@@ -181,7 +182,7 @@ def plan_pass(
     num_places = 0
     gathers: list[KeyGather] = []
     mask_plan = _MaskPlan(list(dict.fromkeys(windows)), num_groups, storage.device)
-    min_rows = -(-_MIN_PRODUCT_ROWS.get(storage.dtype, 1) // num_groups)
+    min_rows = -(-_min_product_rows(storage) // num_groups)
     for tile_rows, members in _gather_groups(sequences, min_rows, tile_sizes):
         tiles = _Tiles(tile_rows)
         for i in members:
@@ -242,6 +243,18 @@ def _tile_rows(
     return min(limit, max(min_rows, *(len(sequences[i].token_ids) for i in members)))
 
 
+def _min_product_rows(storage: KVStorage) -> int:
+    """M from which on a row of a product is the same bits whatever M is."""
+    if storage.dtype == torch.float32:
+        return _MIN_FLOAT32_ROWS
+    one_row = storage.num_heads * storage.head_dim * _chunk_tokens(storage)
+    return min(_SMALL_PRODUCT // one_row + 1, TILE_ROWS)
+
+
+def _chunk_tokens(storage: KVStorage) -> int:
+    return math.lcm(KEY_CHUNK, storage.block_size)
+
+
 def _num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
     """Blocks to the session's last row; those behind are reserved and may hold anything."""
     return -(-(sequence.start + len(sequence.token_ids)) // block_size)
@@ -255,8 +268,8 @@ def _plan_gather(
     tables: list[list[int]], tiles: _Tiles, storage: KVStorage, masks: _MaskPlan, num_rows: int
 ) -> KeyGather:
     device = storage.device
-    blocks_per_chunk = KEY_CHUNK // math.gcd(KEY_CHUNK, storage.block_size)
-    chunk = blocks_per_chunk * storage.block_size
+    chunk = _chunk_tokens(storage)
+    blocks_per_chunk = chunk // storage.block_size
     num_chunks = max(last // chunk + 1 for _, last in tiles.ends)
     tiles_together = len(tables) if len(tables) > 1 else 1
     batches = []

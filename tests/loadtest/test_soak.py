@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import random
 import time
@@ -169,7 +170,9 @@ def test_memory_of_real_processes_is_read() -> None:
     hoard = []
     for number in range(12):
         watch.sample(float(number))
-        hoard.append(bytearray(os.urandom(4 * MIB)))
+        pages = mmap.mmap(-1, 4 * MIB)  # new ones, whatever this process has freed before
+        pages.write(os.urandom(4 * MIB))
+        hoard.append(pages)
     [router, ours, rays] = judge_memory(watch.series, from_s=0.0, limit=LIMIT)
     assert router.series.pid == me.pid
     assert router.growth is not None
