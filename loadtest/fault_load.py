@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import httpx
 import jsonschema
 
 from loadtest.fault_cases import Case
+from loadtest.load_thread import LoadThread
 
 _READ_TIMEOUT_S = 240.0  # longer than any recovery may take: a pause is measured, not cut
 _KEPT_WAIT_S = 0.05  # shorter waits between chunks are not worth remembering
@@ -75,9 +75,7 @@ class FaultLoad:
         self._references: dict[str, Answer] = {}
         self._streams = [_Stream(case) for case in cases]
         self._failures: list[Failure] = []
-        self._is_stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = LoadThread("fault-load", self._run_streams)
 
     @property
     def num_streams(self) -> int:
@@ -117,18 +115,11 @@ class FaultLoad:
 
     def start(self) -> None:
         """Begin all streams."""
-        self._is_stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="fault-load")
         self._thread.start()
 
     def stop(self) -> None:
-        """Let every stream come to its end, and wait for it."""
-        self._is_stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            raise RuntimeError("the load itself failed") from self._error
+        """Let every stream come to its end; see `LoadThread.stop`."""
+        self._thread.stop()
 
     def wait_steady(self, limit_s: float) -> bool:
         """Wait until every stream has received something; False when that takes too long."""
@@ -158,12 +149,6 @@ class FaultLoad:
         ]
         return max(lengths, default=0.0)
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._run_streams())
-        except Exception as error:  # noqa: BLE001  # told by `stop`, in the thread that can
-            self._error = error
-
     async def _ask_all(self, cases: Sequence[Case]) -> list[Answer]:
         async with _client(self._api_key) as client:
             return list(await asyncio.gather(*(ask(client, self._url, case) for case in cases)))
@@ -173,7 +158,7 @@ class FaultLoad:
             await asyncio.gather(*(self._repeat(client, stream) for stream in self._streams))
 
     async def _repeat(self, client: httpx.AsyncClient, stream: _Stream) -> None:
-        while not self._is_stopping.is_set():
+        while not self._thread.is_stopping:
             began_s = stream.waiting_since_s = time.monotonic()
             answer = await ask(client, self._url, stream.case, stream)
             reason = self._judge(stream.case, answer)

@@ -6,18 +6,11 @@ from collections.abc import Callable, Iterable
 
 import psutil
 
+from loadtest.fault_service import KINDS
 from loadtest.soak_judge import Memory, Series
 
 # What the service consists of; Serve's proxy and controller and Ray's daemons are Ray's own.
-OURS = (
-    "router",
-    "target-coordinator",
-    "target-rank",
-    "draft-coordinator",
-    "draft-rank",
-    "constraint-replica",
-    "constraint-child",
-)
+OURS = tuple(kind for kind in KINDS if kind not in ("controller", "proxy"))
 TOGETHER = "ours together"
 RAY_TOGETHER = "Ray's together"
 # By a word of the command line, first match wins; Ray sets the titles of its workers.

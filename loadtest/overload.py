@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,15 +29,17 @@ from tqdm import tqdm
 from loadtest.goodput import Stretch, violations
 from loadtest.load_answers import Judge
 from loadtest.load_client import LoadClient
-from loadtest.load_workload import MIX, Workload
+from loadtest.load_options import add_load_options, workload_of
+from loadtest.load_workload import MIX
 from loadtest.open_loop import Queues, Timing, run_stretch
 from loadtest.overload_plot import draw
-from loadtest.run_record import head, write_json
+from loadtest.run_record import head, told, write_json
 from loadtest.served import ROOT, served
 
 _ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # what can become good
 _MOST_STEPS = 20
-_LOAD_LATE_LIMIT_S = 0.25
+
+Measure = Callable[[float, str], Awaitable[Stretch]]  # of a rate and what it is for
 
 
 @dataclass
@@ -68,14 +70,9 @@ class Report:
 async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
     """Search, overload, judge."""
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    workload = Workload(
-        config["applications"][0]["args"]["router"]["model_name"],
-        arguments.seed,
-        max_tokens=arguments.max_tokens,
-        record_max_tokens=arguments.record_max_tokens,
-        shared_words=arguments.shared_words,
+    askings = workload_of(arguments, config).mixed(
+        random.Random(f"{arguments.seed}-overload"), _ASKED
     )
-    askings = workload.mixed(random.Random(f"{arguments.seed}-overload"), _ASKED)
     timing = Timing(
         settle_s=arguments.settle_s,
         measured_s=arguments.measured_s,
@@ -103,19 +100,8 @@ async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> N
 
             with tqdm(desc="overload", unit=" stretch") as bar:
                 bar.write(HEAD)
-                for number in range(_MOST_STEPS):
-                    rate_per_s = arguments.first_rate * arguments.step**number
-                    report.search.append(await stretch(rate_per_s, "search"))
-                    if not report.search[-1].is_sustained:
-                        break
-                sustained = report.sustained_per_s
-                if sustained is None:
-                    raise RuntimeError(
-                        f"not even {arguments.first_rate:g} arrivals/s are sustained: "
-                        "lower --first-rate"
-                    )
-                for factor in sorted(arguments.factors):
-                    report.overload.append(await stretch(factor * sustained, f"{factor:g}x"))
+                await _search(arguments, report, stretch)
+                await _overload(arguments, report, stretch)
         finally:
             following.cancel()
             report.violations += queues.complaints
@@ -124,8 +110,28 @@ async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> N
         report.overload,
         goodput_loss=arguments.goodput_loss,
         refusal_limit_s=arguments.refusal_limit,
-        late_limit_s=_LOAD_LATE_LIMIT_S,
+        late_limit_s=arguments.late_limit,
     )
+
+
+async def _search(arguments: argparse.Namespace, report: Report, stretch: Measure) -> None:
+    """Rising rates, until one is not sustained."""
+    for number in range(_MOST_STEPS):
+        rate_per_s = arguments.first_rate * arguments.step**number
+        report.search.append(await stretch(rate_per_s, "search"))
+        if not report.search[-1].is_sustained:
+            return
+
+
+async def _overload(arguments: argparse.Namespace, report: Report, stretch: Measure) -> None:
+    """Multiples of what is sustained."""
+    sustained = report.sustained_per_s
+    if sustained is None:
+        raise RuntimeError(
+            f"not even {arguments.first_rate:g} arrivals/s are sustained: lower --first-rate"
+        )
+    for factor in sorted(arguments.factors):
+        report.overload.append(await stretch(factor * sustained, f"{factor:g}x"))
 
 
 HEAD = (
@@ -180,12 +186,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--refusal-limit", type=float, default=1.0, help="seconds, p99 of the time to a 429"
     )
     parser.add_argument("--goodput-loss", type=float, default=0.1, help="share of the peak")
-    parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
-    parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
-    parser.add_argument("--shared-words", type=int, default=150, help="of the shared prompt")
-    parser.add_argument("--any-text", action="store_true", help="do not expect one text per seed")
-    parser.add_argument("--seed", type=int, default=1, help="of arrivals and all that is asked")
-    parser.add_argument("--output", type=Path, help="JSON file; the figure is written beside it")
+    parser.add_argument(
+        "--late-limit", type=float, default=0.25, help="seconds, p99 of how late the load is sent"
+    )
+    add_load_options(parser)
     arguments = parser.parse_args(argv)
     if arguments.step <= 1:
         parser.error(f"--step must be more than 1, got {arguments.step:g}")
@@ -200,15 +204,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(words)
     report = Report()
     try:
-        with _service(arguments, report) as base_url:
+        with told(report.violations), _service(arguments, report) as base_url:
             asyncio.run(run(arguments, base_url, report))
-    except BaseException as error:
-        report.violations.append(f"ended early: {type(error).__name__}: {error}")
-        raise
     finally:
-        for violation in report.violations:
-            print(f"VIOLATED: {violation}")
-        print(f"result: {'violated, see above' if report.violations else 'all held'}")
         if arguments.output is not None:
             content = head("loadtest.overload", words, arguments) | report.content()
             write_json(arguments.output, content)

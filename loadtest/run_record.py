@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from loadtest.machine import describe_machine
@@ -22,6 +23,20 @@ def head(module: str, words: Sequence[str], arguments: argparse.Namespace) -> di
             for key, value in vars(arguments).items()
         },
     }
+
+
+@contextlib.contextmanager
+def told(violations: list[str]) -> Iterator[None]:
+    """Around a run: prints at its end what was violated; an end by an exception is too."""
+    try:
+        yield
+    except BaseException as error:
+        violations.append(f"ended early: {type(error).__name__}: {error}")
+        raise
+    finally:
+        for violation in violations:
+            print(f"VIOLATED: {violation}")
+        print(f"result: {'violated, see above' if violations else 'all held'}")
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:

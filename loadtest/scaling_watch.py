@@ -27,6 +27,7 @@ _MEASURES = {
     "ray_outrider_leases": "leases",
 }
 _HTTP_TIMEOUT_S = 5.0
+_END_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ class Watch:
         self._began_s = time.monotonic()
         self._port = metrics_port()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch")
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(_END_LIMIT_S)  # of one look; the thread is a daemon
 
     def wait(self, is_reached: Callable[[Sample], bool], limit_s: float) -> bool:
         """Wait for a sample of which that is true; False when none comes within `limit_s`."""

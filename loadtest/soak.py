@@ -28,9 +28,9 @@ from loadtest.attached import attach
 from loadtest.fault_service import FaultService, Watchable, wait_gone
 from loadtest.gauge_watch import RUNNING, WAITING, GaugeWatch, limits
 from loadtest.load_answers import Judge
-from loadtest.load_workload import Workload
+from loadtest.load_options import add_load_options, workload_of
 from loadtest.memory_watch import MemoryWatch
-from loadtest.run_record import head, write_json
+from loadtest.run_record import head, told, write_json
 from loadtest.served import ROOT, served
 from loadtest.soak_judge import judge_bounds, judge_memory, saturation
 from loadtest.soak_load import SoakLoad, Tally
@@ -89,14 +89,7 @@ def _service(arguments: argparse.Namespace, report: Report) -> Iterator[tuple[Wa
 
 
 def _load(arguments: argparse.Namespace, base_url: str, config: dict[str, Any]) -> SoakLoad:
-    router = config["applications"][0]["args"]["router"]
-    workload = Workload(
-        router["model_name"],
-        arguments.seed,
-        max_tokens=arguments.max_tokens,
-        record_max_tokens=arguments.record_max_tokens,
-        shared_words=arguments.shared_words,
-    )
+    workload = workload_of(arguments, config)
     judge = Judge(expects_same_text=not arguments.any_text)
     return SoakLoad(
         base_url, workload, judge, num_users=_num_users(arguments, config), seed=arguments.seed
@@ -191,12 +184,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, help="minutes not judged; default: a quarter")
     parser.add_argument("--limit", type=float, default=0.03, help="growth allowed, as a share")
     parser.add_argument("--users", type=int, default=0, help="default: 1.5 per place")
-    parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
-    parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
-    parser.add_argument("--shared-words", type=int, default=150, help="of the shared prompt")
-    parser.add_argument("--any-text", action="store_true", help="do not expect one text per seed")
-    parser.add_argument("--seed", type=int, default=1, help="of everything that is asked")
-    parser.add_argument("--output", type=Path, help="JSON file; the figure is written beside it")
+    add_load_options(parser)
     arguments = parser.parse_args(argv)
     if not 0 <= _warm_up(arguments) < arguments.minutes:
         parser.error(f"--warm-up must be less than --minutes, {arguments.minutes:g}")
@@ -209,15 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(words)
     report = Report()
     try:
-        run(arguments, report)
-    except BaseException as error:
-        report.violations.append(f"ended early: {type(error).__name__}: {error}")
-        raise
+        with told(report.violations):
+            run(arguments, report)
     finally:
         print(table(report.judged))
-        for violation in report.violations:
-            print(f"VIOLATED: {violation}")
-        print(f"result: {'violated, see above' if report.violations else 'all held'}")
         if arguments.output is not None:
             content = head("loadtest.soak", words, arguments) | report.content()
             write_json(arguments.output, content)

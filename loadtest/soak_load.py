@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from loadtest.load_answers import Judge
 from loadtest.load_client import LoadClient, Reply
+from loadtest.load_thread import LoadThread
 from loadtest.load_workload import Workload
 
 _KEPT_COMPLAINTS = 50
@@ -65,36 +64,21 @@ class SoakLoad:
         self._judge = judge
         self._num_users = num_users
         self._seed = seed
-        self._is_stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = LoadThread("soak-load", self._run_users)
         self.tally = Tally()
-        self.cpu_s = 0.0  # of the load's own thread
+
+    @property
+    def cpu_s(self) -> float:
+        """Of the load's own thread, once it has ended."""
+        return self._thread.cpu_s
 
     def start(self) -> None:
         """Begin all users."""
-        self._thread = threading.Thread(target=self._run, name="soak-load")
         self._thread.start()
 
     def stop(self) -> None:
-        """Let every user finish what it has asked, and wait for that.
-
-        Raises:
-            RuntimeError: the load itself failed.
-        """
-        self._is_stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            raise RuntimeError("the load itself failed") from self._error
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._run_users())
-        except Exception as error:  # noqa: BLE001  # told by `stop`, in the thread that can
-            self._error = error
-        self.cpu_s = time.thread_time()
+        """Let every user finish what it has asked; see `LoadThread.stop`."""
+        self._thread.stop()
 
     async def _run_users(self) -> None:
         async with LoadClient(self._base_url, self._judge) as client, asyncio.TaskGroup() as users:
@@ -104,7 +88,7 @@ class SoakLoad:
     async def _run_user(self, client: LoadClient, number: int) -> None:
         await asyncio.sleep(_START_SPREAD_S * number)
         for asking in self._workload.mixed(random.Random(f"{self._seed}-user-{number}")):
-            if self._is_stopping.is_set():
+            if self._thread.is_stopping:
                 return
             reply = await client.ask(asking)
             self.tally.add(reply)
