@@ -70,4 +70,7 @@ async def _ask(handle: DeploymentHandle[Any]) -> list[Page]:
     except (RayError, RayServeException, TimeoutError) as error:
         logger.info("no metrics of %s: %s", handle.deployment_name, type(error).__name__)
         return []
+    failed = {type(answer).__name__ for answer in answers if isinstance(answer, BaseException)}
+    if failed:
+        logger.info("no metrics of a %s: %s", handle.deployment_name, ", ".join(sorted(failed)))
     return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -1,8 +1,8 @@
 """Paged attention over a ragged batch, as an attention function of transformers.
 
 `models/attention_plan.py` made the index tensors and masks of the pass. `paged_attention` uses
-them in every layer: it writes the rows' keys and values to their slots, gathers each session's
-keys, and attends in tiles of query rows. Windows, soft-capped scores, sinks and scales are the
+them in every layer: it writes the rows' keys and values to their slots and attends in tiles of
+query rows. Windows, soft-capped scores, sinks and scales are the
 layer's `AttentionFeatures`.
 
 A chunk of keys is one operand of a product, for all its tokens and one head; chunks are read where
@@ -11,11 +11,10 @@ then sorted by session for the softmax, and its weights back for the product wit
 
 On a CPU a row's result is the same bits whatever else is in the pass. The weighted sum of values
 is taken chunk by chunk: with one product over all keys the library would split the sum by their
-number, which others determine. How many rows a tile has does not matter where products of
-that many rows and more keep the order of their sums, which was so on every CPU tried; where the
-start-up test finds otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`), the last one
-repeated. A sink takes a chunk of its own in front of the keys, so that they stay where the softmax
-has them.
+number, which others determine. How many rows a tile has does not matter from a few rows on
+(`attention_plan` says from how many), which was so on every CPU tried; where the start-up test
+finds otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`), the last one repeated. A sink
+takes a chunk of its own in front of the keys, so that they stay where the softmax has them.
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, D head size, S sessions
 of one gather, t rows of a tile, M = G * t, J chunks of a session (padded), C tokens of a chunk,
@@ -102,19 +101,17 @@ def _attend_gather(
 ) -> Tensor:  # [tiles * t, H, D]
     num_heads, num_key_heads = query.shape[1], keys.shape[1]
     num_groups, tile_rows = num_heads // num_key_heads, gather.tile_rows
-    key_parts, value_parts = gather.reads.parts(keys), gather.reads.parts(values)
+    parts = [gather.reads.parts(keys), gather.reads.parts(values)]
     rows = query if gather.row_index is None else query.index_select(0, gather.row_index)
     tiles = rows.unflatten(0, (-1, tile_rows)).unflatten(2, (num_key_heads, num_groups))
     tiles = tiles.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [tiles, K, M, D]
     outs = []
     for batch in gather.batches:
-        part = tiles[batch.first_tile : batch.first_tile + batch.num_tiles]
-        if len(gather.batches) > 1:
-            seen = [parts[0][: batch.num_chunks] for parts in (key_parts, value_parts)]
-            out = _attend_tiles(part, gather, batch, seen[:1], seen[1:], features)
-        else:
-            out = _attend_tiles(part, gather, batch, key_parts, value_parts, features)
-        outs.append(out)
+        some = tiles[batch.first_tile : batch.first_tile + batch.num_tiles]
+        seen = parts
+        if len(gather.batches) > 1:  # then the chunks are one piece, in order
+            seen = [[pieces[0][: batch.num_chunks]] for pieces in parts]
+        outs.append(_attend_tiles(some, gather, batch, seen[0], seen[1], features))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     # [tiles, K, M, D] -> [tiles, t, K, G, D]
     out = out.unflatten(2, (num_groups, tile_rows)).permute(0, 3, 1, 2, 4)
