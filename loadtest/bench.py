@@ -29,6 +29,7 @@ from loadtest.bench_references import BareEngine
 from loadtest.bench_table import print_pair
 from loadtest.engine_bench import EngineSettings, add_settings, load_pair, measure_engines
 from loadtest.engine_lines import PairBench
+from loadtest.gap_bench import measure_gaps
 from loadtest.http_bench import http_served
 from loadtest.interleaved import interleave
 from loadtest.link_bench import linked
@@ -41,7 +42,9 @@ _CACHE = Path.home() / ".cache" / "outrider" / "pairs"
 _GROWN = {"349m-18m": ("--preset", "349m-18m", "--acceptance", "0.8")}
 _GROW_TIMEOUT_S = 1800
 _WARM_UP_TOKENS = 8
-_PARTS = ("engine", "link", "http")
+_PARTS = ("engine", "link", "gap", "http")
+_LONG_PROMPT_TOKENS = 2000
+_LONG_MODEL_LEN = 2048
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -105,6 +108,8 @@ def _measure(
     few = prompts[: settings.prompts]
     if "link" in parts:
         _measure_link(record, pair, bench, settings, threads, few)
+    if "gap" in parts:
+        _measure_gaps(record, pair, settings, threads, prompts)
     if "http" in parts:
         _measure_http(record, pair, bench, settings, threads, few)
     print_pair(pair.label, record.pair(pair.label))
@@ -137,6 +142,30 @@ def _measure_link(
             }
 
         _measure_lines(record, pair.label, "link", lines, settings)
+
+
+def _measure_gaps(
+    record: Record,
+    pair: PairPath,
+    settings: EngineSettings,
+    threads: tuple[int, int],
+    prompts: Prompts,
+) -> None:
+    """A stream beside a long prompt, without drafts and with adaptive k."""
+    long_prompt = [token for prompt in prompts for token in prompt]
+    long_prompt = long_prompt * (1 + _LONG_PROMPT_TOKENS // len(long_prompt))
+    runs: list[dict[str, object]] = []
+    with linked(
+        pair.path,
+        dtype=settings.dtype,
+        target_threads=threads[0],
+        draft_threads=threads[1],
+        max_model_len=_LONG_MODEL_LEN,
+    ) as link:
+        for k in tqdm((0, None), desc=f"{pair.label}: gap", unit="run"):
+            run = measure_gaps(link, prompts[0], long_prompt[:_LONG_PROMPT_TOKENS], k=k)
+            runs.append(asdict(run))
+            record.put(pair.label, "gaps", runs)
 
 
 def _measure_http(

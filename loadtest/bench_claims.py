@@ -61,7 +61,7 @@ def claims_of(content: Mapping[str, Any]) -> list[Claim]:
     if bare is not None and link is not None:
         text = "batch 1, k=0: time through the link / of the bare engine"
         claims.append(Claim(text, _ratio(bare, link), "at most", 1.03))
-    return claims + _pass_claims(content)
+    return claims + _gap_claims(content) + _pass_claims(content)
 
 
 def best(lines: Lines, where: str, way: str, batch: int = 1) -> Mapping[str, Any] | None:
@@ -87,6 +87,19 @@ def best_assisted_k(lines: Lines) -> int | None:
     assert line is not None, "the engine lines come first"
     name = str(line["way"]).removeprefix("assisted ")
     return None if name == "heuristic" else int(name.removeprefix("k="))
+
+
+def _gap_claims(content: Mapping[str, Any]) -> list[Claim]:
+    return [
+        Claim(
+            f"{run['way']}: a stream's gap beside a prompt of {run['num_prompt_tokens']} tokens / "
+            "before it",
+            run["slowdown"],
+            "at most",
+            2.0,
+        )
+        for run in content.get("gaps", [])
+    ]
 
 
 def _pass_claims(content: Mapping[str, Any]) -> list[Claim]:

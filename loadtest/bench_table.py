@@ -15,6 +15,8 @@ def print_pair(label: str, content: dict[str, Any]) -> None:
             _print_passes(part, content[part])
     if content["lines"]:
         _print_lines(content["lines"])
+    if "gaps" in content:
+        _print_gaps(content["gaps"])
 
 
 def _print_passes(part: str, values: dict[str, Any]) -> None:
@@ -42,3 +44,17 @@ def _print_lines(lines: list[dict[str, Any]]) -> None:
             )
             text += "".join(f"{line['round_ms'][part]:>9.3f}" for part in SPLIT)
         print(text)
+
+
+def _print_gaps(runs: list[dict[str, Any]]) -> None:
+    print(
+        f"\n{'a stream beside a long prompt':30}{'gap before':>11}{'worst':>8}{'beside':>8}"
+        f"{'worst':>8}{'ratio':>7}   {'first token of the prompt'}"
+    )
+    for run in runs:
+        name = f"{run['way']}, {run['num_prompt_tokens']} tokens"
+        print(
+            f"{name:30}{run['quiet_ms']:>8.1f} ms{run['quiet_worst_ms']:>8.1f}"
+            f"{run['beside_ms']:>8.1f}{run['beside_worst_ms']:>8.1f}{run['slowdown']:>7.2f}"
+            f"   {run['first_token_s']:.2f} s, alone {run['alone_first_token_s']:.2f} s"
+        )

@@ -6,15 +6,18 @@ What serving costs over the engines: leases, frames and the waking of other proc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from deployments.config import ModelConfig
 from deployments.leader import EngineKind
 from loadtest.loop_bench import LoopRun, Prompts, make_services, serve_all
 from loadtest.rank_process import ProcessPool
 from router.generator import SpeculativeGenerator
+
+Result = TypeVar("Result")
 
 _CACHED_SESSIONS = 16
 
@@ -34,10 +37,17 @@ class LinkBench:
     def run(self, prompts: Prompts, *, batch: int, k: int | None, num_tokens: int) -> LoopRun:
         """See `EngineLoopBench.run`."""
         self._num_runs += 1
-        services = make_services(self._target, None if k == 0 else self._draft, k)
-        generator = SpeculativeGenerator(services, max_model_len=self._max_model_len)
         name = f"link-{self._num_runs}"
-        return self._runner.run(serve_all(generator, prompts, batch, num_tokens, name))
+        return self.use(k, lambda generator: serve_all(generator, prompts, batch, num_tokens, name))
+
+    def use(
+        self, k: int | None, work: Callable[[SpeculativeGenerator], Coroutine[Any, Any, Result]]
+    ) -> Result:
+        """The result of `work` with a generator of its own; k None is adaptive."""
+        services = make_services(self._target, None if k == 0 else self._draft, k)
+        return self._runner.run(
+            work(SpeculativeGenerator(services, max_model_len=self._max_model_len))
+        )
 
 
 @contextmanager

@@ -137,10 +137,9 @@ def _pool(
     return device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
 
 
-async def _serve(
-    generator: SpeculativeGenerator, name: str, prompt: Sequence[int], num_tokens: int
-) -> Finished:
-    request = GenerationRequest(
+def make_request(name: str, prompt: Sequence[int], num_tokens: int) -> GenerationRequest:
+    """Exactly `num_tokens` greedy tokens; `name` is unique among the requests of a generator."""
+    return GenerationRequest(
         request_id=name,
         prompt_ids=tuple(prompt),
         sampling=Sampling(temperature=0.0),
@@ -149,6 +148,12 @@ async def _serve(
         ignore_eos=True,
         speculation=SpeculationSettings(),
     )
+
+
+async def _serve(
+    generator: SpeculativeGenerator, name: str, prompt: Sequence[int], num_tokens: int
+) -> Finished:
+    request = make_request(name, prompt, num_tokens)
     finished: Finished | None = None
     async for event in generator.generate(request, NoText()):  # to its end: it frees the session
         if isinstance(event, Finished):

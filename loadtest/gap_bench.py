@@ -1,0 +1,137 @@
+"""What a long prompt does to a stream that runs: the time between its tokens, before and beside it.
+
+Over the same processes and links as `loadtest.link_bench`, without HTTP. A stream runs; when it has
+shown its pace, a second session comes with a long prompt. What counts are the stream's gaps from
+then until the long prompt's first token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from loadtest.link_bench import LinkBench
+from loadtest.loop_bench import NoText, make_request, name_of
+from router.generation import Delta, Finished, GenerationRequest, Generator
+
+_WARM_UP_GAPS = 4  # the stream's own prompt, and the pass after it
+_QUIET_GAPS = 24
+_LEAST_GAPS = 3  # fewer have no median worth the name
+_MOST_TOKENS = 800  # of the stream; by then the long prompt has its first token or never will
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapRun:
+    """Gaps between the pieces of a running stream; one piece is what one round committed."""
+
+    way: str  # "k=0", "adaptive"
+    num_prompt_tokens: int  # of the long prompt
+    num_gaps: int  # beside it
+    quiet_ms: float  # median before the long prompt came
+    quiet_worst_ms: float
+    beside_ms: float  # median beside it
+    beside_worst_ms: float
+    slowdown: float  # median / median
+    first_token_s: float  # of the long prompt
+    alone_first_token_s: float  # of the same prompt when nobody else is there
+
+
+def measure_gaps(
+    link: LinkBench, prompt: Sequence[int], long_prompt: Sequence[int], *, k: int | None
+) -> GapRun:
+    """Run the stream of `prompt` and prefill `long_prompt` beside it; k None is adaptive.
+
+    Raises:
+        ValueError: the stream had too few gaps beside the long prompt to say anything.
+    """
+    return link.use(k, partial(_measure, prompt=prompt, long_prompt=long_prompt, k=k))
+
+
+async def _measure(
+    generator: Generator, prompt: Sequence[int], long_prompt: Sequence[int], k: int | None
+) -> GapRun:
+    alone_s = await _first_token_s(generator, long_prompt, "gap-alone")
+    arrivals: list[float] = []
+    has_pace = asyncio.Event()
+    stream = asyncio.create_task(_stream(generator, prompt, arrivals, has_pace))
+    pace = asyncio.create_task(has_pace.wait())
+    try:
+        await asyncio.wait({stream, pace}, return_when=asyncio.FIRST_COMPLETED)
+        came_s = time.perf_counter()
+        beside_s = await _first_token_s(generator, long_prompt, "gap-beside")
+    finally:
+        for task in (stream, pace):
+            task.cancel()
+        results = await asyncio.gather(stream, pace, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    quiet, beside = gaps_around(arrivals, came_s, came_s + beside_s)
+    quiet_ms, beside_ms = (1000 * statistics.median(gaps) for gaps in (quiet, beside))
+    return GapRun(
+        way=name_of(k),
+        num_prompt_tokens=len(long_prompt),
+        num_gaps=len(beside),
+        quiet_ms=quiet_ms,
+        quiet_worst_ms=1000 * max(quiet),
+        beside_ms=beside_ms,
+        beside_worst_ms=1000 * max(beside),
+        slowdown=beside_ms / quiet_ms,
+        first_token_s=beside_s,
+        alone_first_token_s=alone_s,
+    )
+
+
+def gaps_around(
+    arrivals: Sequence[float], from_s: float, to_s: float
+) -> tuple[list[float], list[float]]:
+    """Seconds between arrivals that ended before `from_s`, and between `from_s` and `to_s`.
+
+    Raises:
+        ValueError: there are too few of either.
+    """
+    gaps = list(itertools.pairwise(arrivals))[_WARM_UP_GAPS:]
+    quiet = [to - since for since, to in gaps if to <= from_s]
+    beside = [to - since for since, to in gaps if from_s < to <= to_s]
+    least = min(len(quiet), len(beside))
+    if least < _LEAST_GAPS:
+        raise ValueError(
+            f"the stream had {least} gaps, at least {_LEAST_GAPS} are needed: the long prompt is "
+            "too short to show anything"
+        )
+    return quiet, beside
+
+
+async def _stream(
+    generator: Generator, prompt: Sequence[int], arrivals: list[float], has_pace: asyncio.Event
+) -> None:
+    """Note when pieces come, until cancelled."""
+    async with aclosing(
+        _items(generator, make_request("gap-stream", prompt, _MOST_TOKENS))
+    ) as items:
+        async for item in items:
+            if isinstance(item, Delta):
+                arrivals.append(time.perf_counter())
+            if len(arrivals) > _WARM_UP_GAPS + _QUIET_GAPS:
+                has_pace.set()
+
+
+async def _first_token_s(generator: Generator, prompt: Sequence[int], name: str) -> float:
+    """Seconds until the first token of `prompt`; the session ends with it."""
+    began_s = time.perf_counter()
+    async with aclosing(_items(generator, make_request(name, prompt, 1))) as items:
+        await anext(items)
+        return time.perf_counter() - began_s
+
+
+def _items(
+    generator: Generator, request: GenerationRequest
+) -> AsyncGenerator[Delta | Finished, None]:
+    return cast("AsyncGenerator[Delta | Finished, None]", generator.generate(request, NoText()))
