@@ -7,7 +7,11 @@ Full is also a queue that is too slow: whoever would most likely wait in vain is
 than after the wait. By Little's law a place becomes free every (mean length of a session) /
 `max_sessions`, so the wait of a newcomer is known well enough: it is turned away when that is more
 than half the longest wait. Half, because lengths vary, and who is let in should rarely be turned
-away after all. Until a session has ended nothing is known, and only the queue's length counts.
+away after all. Until a session has ended nothing is known, and only the queue's length counts. The
+first in the queue is always let in, or an unlucky mean would keep a free place empty.
+
+When most are turned away, that must cost little: `refuse_when_full` is asked before anything is
+done for a request.
 """
 
 from __future__ import annotations
@@ -73,6 +77,29 @@ class AdmittingGenerator:
                     self.last_item_s = time.monotonic()
                     yield item
 
+    def refuse_when_full(self) -> None:
+        """Say now what `generate` would say of a request that came now.
+
+        Raises:
+            Overloaded: it would be turned away at once.
+        """
+        if not self._slots.locked():
+            return
+        wait_s = self._expected_wait_s()
+        if self.num_queued >= self._max_queued:
+            raise Overloaded(
+                f"{self._max_sessions} sessions are running and {self.num_queued} are waiting, "
+                f"the limit is {self._max_queued}",
+                retry_after_s=wait_s,
+            )
+        promised_s = self._queue_wait_s / 2
+        if self.num_queued > 0 and wait_s > promised_s:
+            raise Overloaded(
+                f"{self._max_sessions} sessions are running and {self.num_queued} are waiting; a "
+                f"place is expected in {wait_s:.1f} s, the limit is {promised_s:g} s",
+                retry_after_s=wait_s,
+            )
+
     async def set_limits(self, *, max_sessions: int, max_queued: int, queue_wait_s: float) -> None:
         """Other limits from now on. Whoever runs or waits goes on, also beyond them."""
         for _ in range(self._max_sessions, max_sessions):
@@ -124,20 +151,7 @@ class AdmittingGenerator:
         if not self._slots.locked():
             await self._slots.acquire()  # at once
             return
-        wait_s = self._expected_wait_s()
-        if self.num_queued >= self._max_queued:
-            raise Overloaded(
-                f"{self._max_sessions} sessions are running and {self.num_queued} are waiting, "
-                f"the limit is {self._max_queued}",
-                retry_after_s=wait_s,
-            )
-        promised_s = self._queue_wait_s / 2
-        if self.num_queued > 0 and wait_s > promised_s:
-            raise Overloaded(
-                f"{self._max_sessions} sessions are running and {self.num_queued} are waiting; a "
-                f"place is expected in {wait_s:.1f} s, the limit is {promised_s:g} s",
-                retry_after_s=wait_s,
-            )
+        self.refuse_when_full()
         self._count(waiting=1)
         try:
             async with asyncio.timeout(self._queue_wait_s):

@@ -99,6 +99,9 @@ class ConstraintReplica:
         """Admit one session: yields where to send messages, then stays open with the lease."""
         self._server.allow(request.public_key)
         lease = _SessionLease(asyncio.Event(), time.monotonic())
+        old = self._leases.get(request.session_id)
+        if old is not None:
+            old.ended.set()  # nobody else would ever end it
         self._leases[request.session_id] = lease
         try:
             yield self._grant

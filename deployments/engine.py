@@ -194,7 +194,7 @@ class EngineReplica:
             os._exit(1)
 
     async def _settle_leases(self) -> None:
-        """Tell the leader which leases ended here; end those that it ended for being idle."""
+        """Tell the leader which leases ended here; end those that it ended itself."""
         acknowledged: list[LeaseKey] = []
         while True:
             await self._wait_for_releases()

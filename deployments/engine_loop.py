@@ -152,8 +152,14 @@ class EngineLoop:
     # --- from any thread
 
     def admit(self, session_id: str) -> int:
-        """Lease a place to a session; returns the lease's id, which `release` takes."""
+        """Lease a place to a session; returns the lease's id, which `release` takes.
+
+        A lease that the session had ends: nobody else would ever end it.
+        """
         with self._lock:
+            old = self._leases.get(session_id)
+            if old is not None:
+                self._ended[session_id, old.lease_id] = None
             self._num_leases += 1
             self._leases[session_id] = _SessionLease(self._num_leases, self._clock())
             return self._num_leases
@@ -169,7 +175,8 @@ class EngineLoop:
         self._port.wake()
 
     def ended(self) -> list[tuple[str, int]]:
-        """(session id, lease id) of leases that ended by idling and were not acknowledged yet."""
+        """(session id, lease id) of leases that ended by idling or by a newer one of the session,
+        and were not acknowledged yet."""
         with self._lock:
             return list(self._ended)
 

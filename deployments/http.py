@@ -1,9 +1,10 @@
 """The HTTP routes: OpenAI's chat and text completions, models, health. No Ray inside.
 
-A request is read within the body limit, parsed (`bodies.py`), tokenised (`requests.py`), run by the
-`Generator`, and written (`answers.py`, `sse.py`). The first item of the generator is awaited
-before anything is sent, so whatever fails up to then has its proper status; later errors end the
-stream with an error event. A client that goes away ends the generation wherever it stands.
+A request for which there is no room is refused unread. Others are read within the body limit,
+parsed (`bodies.py`), tokenised (`requests.py`), run by the `Generator`, and written (`answers.py`,
+`sse.py`). The first item of the generator is awaited before anything is sent, so whatever fails up
+to then has its proper status; later errors end the stream with an error event. A client that goes
+away ends the generation wherever it stands.
 Every request leaves one line in the log (`request_log.py`).
 Every answer has the header `x-request-id`, the client's own one where it sent a sane one.
 """
@@ -64,6 +65,8 @@ class HttpService:
     Attributes:
         model: what is served, and what may be asked of it.
         generator: runs requests; admission included.
+        refuse_when_full: raises what a request that comes now would be refused with for want of
+            room, before anything is done for it.
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
@@ -76,6 +79,7 @@ class HttpService:
     model: ServedModel
     generator: Generator
     health: HealthProbe
+    refuse_when_full: Callable[[], None] = lambda: None
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
@@ -183,6 +187,7 @@ class _Routes:
     async def _complete(
         self, request: Request, make_job: Callable[[bytes, ServedModel], _Job]
     ) -> Response:
+        self._service.refuse_when_full()
         body = await self._body(request)
         if len(body) <= _INLINE_BODY_BYTES:
             job = make_job(body, self._service.model)

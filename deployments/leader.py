@@ -221,7 +221,7 @@ class Rank:
 
     @ray.method(concurrency_group="control")
     def settle(self, released: list[LeaseKey], acknowledged: list[LeaseKey]) -> list[LeaseKey]:
-        """End `released` leases; returns those that ended by idling and are not `acknowledged`.
+        """End `released` leases; returns those that ended otherwise and are not `acknowledged`.
 
         Idempotent, so that a call whose answer was lost is simply made again.
         """

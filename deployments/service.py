@@ -17,6 +17,7 @@ from deployments.http import HttpService
 from deployments.meters import Meters, Mirror
 from deployments.request_metrics import MeteredGenerator, RequestMetrics
 from deployments.requests import ServedModel
+from models.errors import Overloaded
 from models.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
@@ -71,6 +72,7 @@ class RouterService:
         self.http = HttpService(
             model=_served_model(config, tokenizer, created=int(time.time())),
             generator=MeteredGenerator(self._admitting, self.metrics),
+            refuse_when_full=self._refuse_when_full,
             metrics=self.metrics.text,
             other_metrics=other_metrics,
             # Past the admission: whether the target answers is not a question of how many wait.
@@ -84,6 +86,13 @@ class RouterService:
             body_limit_bytes=config.body_limit_bytes,
             send_timeout_s=config.timeouts.token_gap_s,
         )
+
+    def _refuse_when_full(self) -> None:
+        try:
+            self._admitting.refuse_when_full()
+        except Overloaded as error:
+            self.metrics.add_failure(error.code)  # it does not come as far as the metered generator
+            raise
 
     async def set_limits(self, config: RouterConfig) -> None:
         """Apply the limits of `config`, which is the service's own but for its limits

@@ -1,7 +1,8 @@
 """The `Drafter` over the protocol: a draft model on a leased replica, lost and rejoined quietly.
 
 Connecting and prefilling run in the background; until the draft model has caught up `is_ready`
-is False and the loop goes on without it. A proposal that fails or comes too late does the same.
+is False and the loop goes on without it. A proposal that fails or comes too late does the same;
+after one that is too late the lease is kept if the replica answers soon.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class DraftSession:
                 deadline_s = _DEADLINE_SHARE * self._limits.propose_timeout_s
                 return await self._propose(committed, num_draft_tokens, deadline_s)
         except TimeoutError:
-            self._rejoin()
+            self._rejoin(keeps_lease=True)
             limit_s = self._limits.propose_timeout_s
             raise Unavailable(f"no draft within {limit_s:g} s") from None
         except ServingError as error:
@@ -73,30 +74,47 @@ class DraftSession:
             await asyncio.gather(self._joining, return_exceptions=True)
         await self._session.disconnect()
 
-    def _rejoin(self) -> None:
+    def _rejoin(self, *, keeps_lease: bool = False) -> None:
         self._is_caught_up = False
         if not self._is_closed and (self._joining is None or self._joining.done()):
-            self._joining = asyncio.create_task(self._join(), name="draft-rejoin")
+            self._joining = asyncio.create_task(self._join(keeps_lease), name="draft-rejoin")
 
-    async def _join(self) -> None:
-        """Connect and prefill until it works or the session is closed; the pause doubles."""
+    async def _join(self, keeps_lease: bool = False) -> None:
+        """Connect and prefill until it works or the session is closed; the pause doubles.
+
+        `keeps_lease`: first see whether the replica was only late. It is, where everybody is, and
+        everybody's prefill anew would make it later still.
+        """
+        if keeps_lease and await self._has_come_back():
+            self._is_caught_up = True
+            return
         num_failures = 0
         while not self._is_closed:
             try:
                 await self._session.disconnect()
                 self._proposed = []
                 self._proposed_at = 0
-                # One drafted token, not used: the answer says that the prefix is in the cache.
-                limit_s = self._limits.first_answer_timeout_s
-                proposal = await self._propose(self._committed, 1, limit_s)
-                if proposal.cut in _UNFINISHED:
-                    raise Unavailable(f"the draft model did not catch up: {proposal.cut}")
+                await self._catch_up()
             except ServingError:
                 await asyncio.sleep(self._limits.pause_s(num_failures))
                 num_failures += 1
                 continue
             self._is_caught_up = True
             return
+
+    async def _has_come_back(self) -> bool:
+        try:
+            async with asyncio.timeout(self._limits.propose_timeout_s):
+                await self._catch_up()
+        except (TimeoutError, ServingError):
+            return False
+        return True
+
+    async def _catch_up(self) -> None:
+        """Have one token drafted, and not used: the answer says that the prefix is in the cache."""
+        proposal = await self._propose(self._committed, 1, self._limits.first_answer_timeout_s)
+        if proposal.cut in _UNFINISHED:
+            raise Unavailable(f"the draft model did not catch up: {proposal.cut}")
 
     async def _propose(
         self, committed: TokenLog, num_draft_tokens: int, deadline_s: float

@@ -76,6 +76,19 @@ async def test_a_full_queue_is_told_at_once():
     assert (door.num_running, door.num_queued) == (0, 0)
 
 
+async def test_what_a_newcomer_would_be_told_is_known_beforehand():
+    door = admitting(ScriptedGenerator(hang_at=0))
+    running = []
+    for _ in range(3):
+        door.refuse_when_full()
+        running += await started(door, 1)
+    with pytest.raises(Overloaded, match="2 sessions are running and 1 are waiting"):
+        door.refuse_when_full()
+    assert (door.num_running, door.num_queued) == (2, 1)
+    await ended(running)
+    door.refuse_when_full()
+
+
 async def test_waiting_has_a_limit():
     generator = ScriptedGenerator(hang_at=0)
     door = admitting(generator, queue_wait_s=0.02)

@@ -173,6 +173,15 @@ def test_release_of_an_old_lease_leaves_the_new_one() -> None:
     assert engine.submitted == [opening("a")]
 
 
+def test_a_newer_lease_ends_the_one_before() -> None:
+    """A grant whose cancellation was lost: whoever waits for its end must not wait for ever."""
+    loop = make_loop(CountingEngine(), ScriptedPort())
+    lost = loop.admit("a")
+    loop.admit("a")
+    assert loop.ended() == [("a", lost)]
+    assert loop.stats().num_sessions == 1
+
+
 def test_idle_session_is_closed_and_reported_until_acknowledged() -> None:
     engine, port = CountingEngine(), ScriptedPort()
     loop = make_loop(engine, port, idle_timeout_s=10.0)

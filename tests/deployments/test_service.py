@@ -211,3 +211,22 @@ async def test_limits_change_while_it_serves_and_streams_keep_theirs():
         assert short["usage"]["completion_tokens"] == 3
         assert short["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
         assert text.startswith(short["choices"][0]["message"]["content"])
+
+
+async def test_who_finds_all_places_taken_is_refused_unread_and_counted() -> None:
+    body = {"model": "demo", "prompt": "A story", "max_tokens": 200, "ignore_eos": True}
+    async with serving(config(max_sessions=1, max_queued_sessions=1)) as (client, _, service):
+        asked = [client.post("/v1/completions", json=body, timeout=60) for _ in range(2)]
+        running = [asyncio.create_task(one) for one in asked]
+        for _ in range(1000):
+            if b'num_requests_waiting{model_name="demo"} 1.0' in service.metrics.text():
+                break
+            await asyncio.sleep(0.01)
+        refused = await client.post("/v1/completions", content=b"no JSON")
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert refused.headers["retry-after"].isdecimal()
+        assert b'code="overloaded",model_name="demo"} 1.0' in service.metrics.text()
+        assert [response.status_code for response in await asyncio.gather(*running)] == [200, 200]
+        unread = await client.post("/v1/completions", content=b"no JSON")
+        assert unread.status_code == 400

@@ -10,6 +10,7 @@ from router_fakes import TIMING, LetterDetokenizer, ScriptedEngine, ScriptedPool
 
 from models.errors import ContextTooLong, InvalidRequest, MaskUnavailable, Unavailable
 from models.messages import (
+    Close,
     EngineReply,
     EngineRequest,
     Failed,
@@ -300,4 +301,33 @@ async def test_a_long_draft_prefill_is_not_cut_short_and_counts_only_when_done()
     assert joins[0].deadline_ms == LIMITS.first_answer_timeout_s * 1e3
     await session.propose(committed, 2)
     assert joins[-1].deadline_ms < LIMITS.propose_timeout_s * 1e3
+    await session.close()
+
+
+async def test_a_draft_that_was_only_late_keeps_its_lease_and_cache() -> None:
+    kept: list[Propose] = []
+    is_late = False
+
+    def keep_back(message: EngineRequest) -> list[EngineReply] | None:
+        if is_late and isinstance(message, Propose):
+            kept.append(message)
+            return []
+        return None
+
+    draft = ScriptedPool()
+    draft.engine = engine = AnsweringEngine(keep_back)
+    committed = TokenLog(PROMPT)
+    session = DraftSession(EngineSession(draft, opening(), LIMITS), LIMITS, committed)
+    session.start()
+    assert session._joining is not None
+    await asyncio.wait_for(session._joining, 1.0)
+    is_late = True
+    with pytest.raises(Unavailable, match="no draft within"):
+        await session.propose(committed, 2)
+    assert not session.is_ready
+    is_late = False
+    await asyncio.wait_for(session._joining, 1.0)
+    assert session.is_ready
+    assert [type(message) for message in engine.received].count(Open) == 1
+    assert not any(isinstance(message, Close) for message in engine.received)
     await session.close()
