@@ -39,6 +39,7 @@ EngineKind = Literal["draft", "target"]
 LeaseKey = tuple[str, int]  # session id, lease id
 
 LOOPBACK = "127.0.0.1"
+_NICENESS = 4  # above that of Ray's other processes, 15; 19 is the limit
 LOAD_TIMEOUT_S = 1800.0  # a large checkpoint from a slow disk; a dead rank is noticed at once
 
 
@@ -107,6 +108,9 @@ class Rank:
         logs_json: bool = False,
     ) -> None:
         configure_rank(as_json=logs_json, component="rank", model_kind=kind, rank=rank)
+        if model.device == "cpu":
+            # Where passes and HTTP share cores, a short answer must not wait behind a long pass.
+            os.nice(_NICENESS)
         self._kind = kind
         self._model = model
         self._link = link

@@ -237,6 +237,8 @@ def _start_rank(
             max_task_retries=0,
             # A call that is cancelled before it was sent must not hold up those behind it.
             allow_out_of_order_execution=True,
+            # Several calls for every lease, of which Ray's control store would remember 100,000.
+            enable_task_events=False,
             scheduling_strategy=strategy,
             runtime_env={"env_vars": rank_environment(model)},
         )
