@@ -136,6 +136,8 @@ class DraftEngine(Engine):
                 if session.job is not job:
                     break
                 computed_len += 1
+        # Looking at the KV waits for the device, which has been waited for just now.
+        self._prefix_cache.publish([planned.session for planned in rows])
         self._desk.flush()
 
     def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:

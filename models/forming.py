@@ -134,17 +134,19 @@ class FormingWindow:
             if now >= latest_s:
                 visitor.is_awaited = False
             elif back_s <= end_s:
-                expected.append((back_s, min(latest_s, end_s), visitor.num_rows))
+                expected.append((back_s, min(latest_s, end_s), visitor.num_rows, away_s))
         expected.sort()
         until_s, out_rows = now, 0
         ready_rows = sum(visitor.num_rows for visitor in ready)
-        away_s = max((visitor.away_s or 0.0 for visitor in self._visitors.values()), default=0.0)
-        for number, (back_s, latest_s, num_rows) in enumerate(expected, start=1):
+        # Of those it is about: one who stays away for long says nothing of a round of the others.
+        longest_away_s = max(visitor.away_s or 0.0 for visitor in ready)
+        for number, (back_s, latest_s, num_rows, away_s) in enumerate(expected, start=1):
             out_rows += num_rows
+            longest_away_s = max(longest_away_s, away_s)
             held_s = back_s - now
             share = min(1.0, _COMPANY * number / (number + len(ready)))
             if held_s <= share * longest_s and self._is_better_together(
-                ready_rows, out_rows, away_s
+                ready_rows, out_rows, longest_away_s
             ):
                 until_s = max(until_s, latest_s)
         return until_s

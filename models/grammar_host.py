@@ -96,9 +96,7 @@ class GrammarHost:
             case GrammarOpen():
                 return self._open(request)
             case GrammarClose():
-                session = self._sessions.get(request.session_id)
-                if session is not None and session.epoch == request.epoch:
-                    del self._sessions[request.session_id]
+                self._close(request)
                 return None
 
     # --- open ---------------------------------------------------------------------------------
@@ -150,6 +148,13 @@ class GrammarHost:
             return False
         del self._sessions[session_id]  # its router has gone without a word, or will open again
         return True
+
+    def _close(self, request: GrammarClose) -> None:
+        """End an open session; one whose matcher broke just now is not, and may be opened again."""
+        session = self._sessions.get(request.session_id)
+        if session is not None and session.epoch == request.epoch:
+            del self._sessions[request.session_id]
+            self._broken.pop(request.session_id, None)
 
     # --- commit -------------------------------------------------------------------------------
 
@@ -214,6 +219,7 @@ class GrammarHost:
         self._drop_broken(request.session_id, session, request.base_len, request.tokens)
         if is_first:
             return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
+        del self._broken[request.session_id]
         return GrammarRefused(
             session_id=request.session_id, message=_too_complex(broken), is_client_error=True
         )

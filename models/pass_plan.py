@@ -85,13 +85,13 @@ class PassPlanner:
         everyone = list(sessions)
         short: list[PlannedRows] = []
         long: list[PlannedRows] = []
+        max_short = min(_SHORT_ROWS, self.max_logits)
         for session in waiting:
-            self._prefix_cache.adopt(session)
-            need = _whole_need(session, min(_SHORT_ROWS, self.max_logits))
+            need = _whole_need(session, self._prefix_cache.reach(session), max_short)
             (long if need.is_prompt else short).append(need)
         short.sort(key=_ready_s)
         long.sort(key=_ready_s)
-        filling = _Filling(self._pool, self._prefix_cache, everyone)
+        filling = _Filling(self._pool, self._prefix_cache, everyone, max_short)
         filling.add(short, self._max_rows - self._reserve_rows * bool(long))
         if long:
             filling.add(long, self._max_rows_with_prompts(filling, everyone, now))
@@ -119,14 +119,26 @@ class PassPlanner:
 
 
 class _Filling:
-    """A pass while it is being filled."""
+    """A pass while it is being filled.
 
-    def __init__(self, pool: BlockPool, prefix_cache: PrefixCache, everyone: list[Session]) -> None:
+    A session takes what the prefix cache has for it together with the other blocks it needs, or
+    not at all: one that waits holds none, so that others can have them.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        prefix_cache: PrefixCache,
+        everyone: list[Session],
+        max_short: int,
+    ) -> None:
         self._pool = pool
         self._prefix_cache = prefix_cache
         self._claims = BlockClaims(pool, everyone)
+        self._max_short = max_short
         self._starved: list[Session] = []
         self._oversized: list[Session] = []
+        self._losers: set[Session] = set()
         self.planned: dict[Session, PlannedRows] = {}
         self.num_rows = 0
         self.num_preemptions = 0
@@ -135,19 +147,47 @@ class _Filling:
         """Add needs, whole or as chunks, while the pass stays within `max_rows` rows."""
         for need in needs:
             rows = _cut(need, max_rows - self.num_rows)
-            if rows is None or need.session.num_computed < need.start:  # lost its blocks just now
+            if rows is None or need.session in self._losers:
                 continue
             if self._prefix_cache.awaits(need, self.planned.values()):
                 continue
-            victims = self._claims.claim(need.session, need.start)
-            if victims is not None:
-                self._drop(victims)
-                self.planned[need.session] = rows
-                self.num_rows += rows.num_rows
-            elif self._pool.blocks_for(len(need.session.log)) > self._pool.num_blocks:
-                self._oversized.append(need.session)
-            else:
-                self._starved.append(need.session)
+            if self._is_hopeless(need.session) or not self._claim(rows):
+                self._leave_out(need.session)
+
+    def _claim(self, rows: PlannedRows) -> bool:
+        """Add these rows if there are blocks for the session's whole log."""
+        session = rows.session
+        was_waiting = not session.table.block_ids
+        if was_waiting or session.num_computed < rows.start:
+            self._prefix_cache.adopt(session)
+        if session.num_computed < rows.start:  # blocks it would have found have gone to others
+            need = _whole_need(session, session.num_computed, self._max_short)
+            cut = _cut(need, rows.num_rows)
+            assert cut is not None, f"{rows.num_rows} of {need.num_rows} rows are none"
+            rows = cut
+        victims = self._claims.claim(session, rows.start)
+        if victims is None:
+            if was_waiting:
+                self._prefix_cache.unask(session)
+                self._claims.withdraw(session)
+            return False
+        self._drop(victims)
+        self.planned[session] = rows
+        self.num_rows += rows.num_rows
+        return True
+
+    def _is_hopeless(self, session: Session) -> bool:
+        """Whether a claim must fail as an older one has: then no cached blocks are taken for it."""
+        if session.table.block_ids:
+            return False
+        most = self._pool.blocks_for(len(session.log))
+        if not self._claims.has_refused(session, most):
+            return False
+        return self._claims.has_refused(session, self._prefix_cache.num_lacking(session))
+
+    def _leave_out(self, session: Session) -> None:
+        is_oversized = self._pool.blocks_for(len(session.log)) > self._pool.num_blocks
+        (self._oversized if is_oversized else self._starved).append(session)
 
     def plan(self) -> PassPlan:
         """What has come of it."""
@@ -156,14 +196,15 @@ class _Filling:
     def _drop(self, victims: list[Session]) -> None:
         """Take sessions that lost their blocks out of the pass again."""
         self.num_preemptions += len(victims)
+        self._losers.update(victims)
         for victim in victims:
             rows = self.planned.pop(victim, None)
             if rows is not None:
                 self.num_rows -= rows.num_rows
 
 
-def _whole_need(session: Session, max_short: int) -> PlannedRows:
-    """All rows from the first one missing, or the first that must give logits, to the last.
+def _whole_need(session: Session, num_computed: int, max_short: int) -> PlannedRows:
+    """All rows behind the `num_computed` first, or the first that must give logits, to the last.
 
     They begin earlier, at the block's start, where the first of them is in a shared block. More
     than `max_short` rows, and more than give logits, are a prompt to its end.
@@ -171,7 +212,7 @@ def _whole_need(session: Session, max_short: int) -> PlannedRows:
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
     length, num_logits = len(session.log), job.num_logits
-    first = min(session.num_computed, length - num_logits)
+    first = min(num_computed, length - num_logits)
     if session.needs_prompt_logits:
         first = min(first, len(session.prompt_logprobs))
     start = session.table.first_row(first)

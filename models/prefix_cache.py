@@ -22,6 +22,7 @@ published block is never written.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -107,29 +108,57 @@ class PrefixCache:
         """Published blocks."""
         return len(self._by_block)
 
+    def reach(self, session: Session) -> int:
+        """How many rows of a session with a job would be computed after `adopt`.
+
+        By hashes alone and in a few look-ups, as no block is here without its predecessor.
+        """
+        wanted = self._wanted(session)
+        if not wanted:  # as with every plain step: one row more
+            return session.num_computed
+        num_found = bisect_left(
+            wanted, True, key=lambda index: self._key(session, index) not in self._by_key
+        )
+        if num_found == 0:
+            return session.num_computed
+        return (wanted.start + num_found) * self._pool.block_size
+
+    def num_lacking(self, session: Session) -> int:
+        """Blocks that a session without any needs beside those that others hold; as `reach`."""
+
+        def is_unheld(index: int) -> bool:
+            block = self._by_key.get(self._key(session, index))
+            return block is None or self._pool.num_refs(block.block_id) == 0
+
+        num_held = bisect_left(self._wanted(session), True, key=is_unheld)
+        return self._pool.blocks_for(len(session.log)) - num_held
+
     def adopt(self, session: Session) -> None:
         """Give a session with a job the blocks that others have computed for it by now.
 
         Rows whose logits its job needs are left to compute.
         """
-        job = session.job
-        if not self._is_enabled or job is None or not session.may_use_cached_prefix:
+        if not self._is_enabled or session.job is None or not session.may_use_cached_prefix:
             return
         if session.asked_len == 0:
             session.asked_len = len(session.log)
             self.num_queries += session.asked_len
-        size = self._pool.block_size
-        first = session.num_computed // size
-        last = (len(session.log) - job.num_logits) // size
-        found = self._find(session, first, last) if first < last else []
+        wanted = self._wanted(session)
+        found = self._find(session, wanted)
         if not found:
             return
+        size = self._pool.block_size
         num_asked = session.asked_len - session.num_computed
         num_gained = len(found) * size - session.num_computed % size
-        session.adopt_blocks(first, found)
+        session.adopt_blocks(wanted.start, found)
         num_hits = max(0, min(num_asked, num_gained))
         self.num_hits += num_hits
         session.num_cached_tokens += num_hits
+
+    def unask(self, session: Session) -> None:
+        """Count nothing of what `adopt` did for a session that had no blocks: it gives all back."""
+        self.num_queries -= session.asked_len
+        self.num_hits -= session.num_cached_tokens
 
     def awaits(self, need: Rows, planned: Iterable[Rows]) -> bool:
         """Whether one of the `planned` computes, in the coming pass, the first rows of `need`.
@@ -189,15 +218,27 @@ class PrefixCache:
                 if after is not None and after.parent is not before:
                     raise AssertionError(f"table {table.block_ids} holds half a chain")
 
-    def _find(self, session: Session, first: int, last: int) -> list[int]:
-        """Published blocks for the session's blocks [first, last), as far as there are any."""
+    def _wanted(self, session: Session) -> range:
+        """The session's blocks that may be looked for, behind those it has computed.
+
+        Its job needs the logits of no row in them.
+        """
+        job = session.job
+        if not self._is_enabled or job is None or not session.may_use_cached_prefix:
+            return range(0)
+        size = self._pool.block_size
+        first, last = session.num_computed // size, (len(session.log) - job.num_logits) // size
+        if 0 < first < last and session.table.block_ids[first - 1] not in self._by_block:
+            return range(0)  # the one before is computed, but not committed yet
+        return range(first, last)
+
+    def _find(self, session: Session, wanted: range) -> list[int]:
+        """Published blocks in place of those `wanted`, as far as there are any."""
         parent = None
-        if first > 0:
-            parent = self._by_block.get(session.table.block_ids[first - 1])
-            if parent is None:  # computed, but not committed yet
-                return []
+        if wanted and wanted.start > 0:
+            parent = self._by_block[session.table.block_ids[wanted.start - 1]]
         found: list[int] = []
-        for index in range(first, last):
+        for index in wanted:
             block = self._by_key.get(self._key(session, index))
             if block is None or not self._is_block(block, parent, session.log, index):
                 break

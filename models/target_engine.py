@@ -192,7 +192,8 @@ class TargetEngine(Engine):
 
     def _close(self, session_id: str, epoch: int | None) -> None:
         super()._close(session_id, epoch)
-        self._forming.forget(session_id)
+        if self._table.get(session_id) is None:  # a message for another life closes nothing
+            self._forming.forget(session_id)
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
         super()._note_pass(rows, duration_s)

@@ -8,6 +8,7 @@ are estimated for each of them apart.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from models.errors import InvalidRequest, Unavailable
 from models.messages import DraftSource, Proposal
@@ -61,31 +62,50 @@ def _check(
 
 
 class FillInDrafter:
-    """Implements `ports.Drafter`: `main` while it is ready, else, and when it fails, `fill_in`."""
+    """Implements `ports.Drafter`: `main` while it is ready, else, and when it fails, a fill-in.
 
-    def __init__(self, main: Drafter, fill_in: Drafter) -> None:
+    A fill-in reads the whole text before its first draft and keeps what it found in it, which is
+    seldom used once the main drafter is there: it goes then, and where it is missed a new one is
+    made by `new_fill_in`.
+    """
+
+    def __init__(self, main: Drafter, new_fill_in: Callable[[], Drafter]) -> None:
         self._main = main
-        self._fill_in = fill_in
+        self._new_fill_in = new_fill_in
+        self._fill_in: Drafter | None = None
 
     @property
     def is_ready(self) -> bool:
         """See `ports.Drafter.is_ready`."""
-        return self._main.is_ready or self._fill_in.is_ready
+        return self._main.is_ready or self._filling_in().is_ready
 
     @property
     def source(self) -> DraftSource:
         """See `ports.Drafter.source`."""
-        return (self._main if self._main.is_ready else self._fill_in).source
+        return (self._main if self._main.is_ready else self._filling_in()).source
 
     async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`."""
         if self._main.is_ready:
             try:
-                return await self._main.propose(committed, num_draft_tokens)
+                proposal = await self._main.propose(committed, num_draft_tokens)
             except Unavailable:
                 pass  # lost just now: it rejoins by itself
-        return await self._fill_in.propose(committed, num_draft_tokens)
+            else:
+                await self._end_filling_in()
+                return proposal
+        return await self._filling_in().propose(committed, num_draft_tokens)
 
     async def close(self) -> None:
         """See `ports.Drafter.close`."""
-        await asyncio.gather(self._main.close(), self._fill_in.close())
+        await asyncio.gather(self._main.close(), self._end_filling_in())
+
+    def _filling_in(self) -> Drafter:
+        if self._fill_in is None:
+            self._fill_in = self._new_fill_in()
+        return self._fill_in
+
+    async def _end_filling_in(self) -> None:
+        fill_in, self._fill_in = self._fill_in, None
+        if fill_in is not None:
+            await fill_in.close()

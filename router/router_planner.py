@@ -33,6 +33,7 @@ _TRIALS = (32, 512)  # plans between two trials of the other mode: first, at mos
 _STRETCH_EVERY = 16  # plans; then one token more than is best, or later positions stay unknown
 _PATIENCE = 16  # plans that a session may miss before it counts as away
 _SMOOTHING = 0.05
+_MAX_EMPTY_GROUPS = 16  # replicas come and go under new names: the last ones are remembered
 
 
 @dataclass(slots=True)
@@ -65,11 +66,17 @@ class RouterPlanner:
             self._groups[replica] = _Group(self.costs, self.stats)
         return self._groups[replica]
 
-    def drop(self, replica: str) -> None:
-        """Forget a group without members. Idempotent."""
-        group = self._groups.get(replica)
-        if group is not None and not group.seats:
-            del self._groups[replica]
+    def leave(self, seat: Seat, replica: str) -> None:
+        """A member goes. A group without any keeps its mode for the next one to come, for a while.
+
+        Else requests that come one by one would each find out anew whether drafting pays.
+        """
+        group = self._groups.pop(replica)
+        group.leave(seat)
+        self._groups[replica] = group  # the last to go, if it is empty
+        empty = [name for name, other in self._groups.items() if not other.seats]
+        for name in empty[:-_MAX_EMPTY_GROUPS]:
+            del self._groups[name]
 
 
 class Seat:
@@ -139,8 +146,7 @@ class Seat:
     def leave(self) -> None:
         """The session is over. Idempotent."""
         if self._replica is not None:
-            self._planner.group(self._replica).leave(self)
-            self._planner.drop(self._replica)
+            self._planner.leave(self, self._replica)
             self._replica = None
 
     def _join(self) -> _Group:

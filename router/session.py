@@ -150,7 +150,7 @@ class Session:
         self._draft = DraftSession(session, services.limits, self._committed)
         if services.speculation.prompt_lookup_max == 0:
             return self._draft
-        return FillInDrafter(self._draft, self._ngram_drafter())
+        return FillInDrafter(self._draft, self._ngram_drafter)
 
     def _ngram_drafter(self) -> NgramDrafter:
         allowed = self._services.speculation

@@ -122,6 +122,31 @@ def test_the_next_round_goes_on_from_a_chain():
     assert third.tokens == reference_greedy(rejected, 3)
 
 
+def test_what_chains_compute_is_found_by_others():
+    drafter = engine(chains=True)
+    prompt = random_prompt(1, 12)
+    text = reference_greedy(prompt, 9)
+    for seq, length in enumerate((12, 17, 21), start=1):
+        drafter.submit(opening("s", GREEDY, 12), "r")
+        drafter.submit(proposing("s", seq, [*prompt, *text][:length], 3), "r")
+        drain(drafter)
+        # What a draft guessed is not among it: of the second round's block, its last four rows.
+        assert drafter.stats().num_cached_blocks == length // 16
+    proposals(drafter, [("other", GREEDY, [*prompt, *text], 3)])
+    assert drafter.stats().prefix_hits == 16
+
+
+def test_who_awaits_a_prompt_that_a_chain_computes_finds_it(monkeypatch: pytest.MonkeyPatch):
+    drafter = engine(chains=True, max_batch_rows=256)
+    counts = count_passes(drafter._runner, monkeypatch)
+    prompt = random_prompt(1, 150)
+    asked = [("first", GREEDY, prompt, 3), ("same", GREEDY, prompt, 3)]
+    drafted = proposals(drafter, asked)
+    assert drafted["first"].tokens == drafted["same"].tokens
+    assert counts == [1] * 6
+    assert drafter.stats().prefix_hits == 144
+
+
 def test_an_eos_ends_a_draft_within_the_chain():
     prompt = random_prompt(1, 12)
     text = reference_greedy(prompt, 8)

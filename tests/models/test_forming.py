@@ -1,5 +1,7 @@
 """The forming window as a function of given times."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from models.forming import FormingWindow
@@ -18,7 +20,7 @@ def window(away: dict[str, float], *, pass_s: float = PASS_S, row_s: float = 0.0
     return made
 
 
-def answer_all(made: FormingWindow, sessions: str, now: float) -> None:
+def answer_all(made: FormingWindow, sessions: Iterable[str], now: float) -> None:
     for session_id in sessions:
         made.note_answer(session_id, now)
 
@@ -129,3 +131,18 @@ def test_no_wait_is_longer_than_its_share_of_a_pass(away_s: float) -> None:
     answer_all(made, "ab", 1.0)
     made.note_message("a", 1.0, 1)
     assert made.wait_s(1.0) <= 0.75 * PASS_S
+
+
+def test_a_visitor_who_stays_away_for_long_keeps_nobody_from_waiting_for_others() -> None:
+    made = window(dict.fromkeys("abcd", 0.0003) | {"slow": 1.0})
+    now = 1.0
+    answer_all(made, [*"abcd", "slow"], now)
+    for _ in range(3):  # the slow one is away meanwhile
+        for session_id in "abc":
+            made.note_message(session_id, now + 0.0002, 1)
+        assert 0.0 < made.wait_s(now + 0.0002) < 0.001
+        made.note_message("d", now + 0.0003, 1)
+        assert made.wait_s(now + 0.0003) == 0.0
+        now += PASS_S
+        made.note_pass(PASS_S, 4)
+        answer_all(made, "abcd", now)

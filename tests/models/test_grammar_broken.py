@@ -9,6 +9,7 @@ import pytest
 from models.grammar import ParserLimits
 from models.messages import (
     Grammar,
+    GrammarClose,
     GrammarCommitted,
     GrammarRefused,
     GrammarStale,
@@ -18,6 +19,7 @@ from models.messages import (
 from models.token_log import TokenLog
 from tests.grammar_cases import Vocabulary, json_schema
 from tests.grammar_host_cases import (
+    EPOCH,
     CountingCompiler,
     commit,
     make_host,
@@ -85,6 +87,26 @@ def test_a_commit_that_breaks_a_matcher_twice_refuses_its_grammar(vocabulary: Vo
     assert isinstance(refused, GrammarRefused)
     assert refused.is_client_error
     assert "limit 400" in refused.message
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["opened again", "ended"])
+def test_what_broke_a_session_is_kept_until_it_ends(vocabulary: Vocabulary, is_ended: bool) -> None:
+    host = make_host(
+        CountingCompiler(vocabulary.compiler(parser_limits=ParserLimits(step_max_items=400)))
+    )
+    tokens = vocabulary.encode('[{"k')
+    close = GrammarClose(session_id="s", epoch=EPOCH)
+    open_session(host, "s", MANY_KEYS)
+    assert isinstance(commit(host, tokens), GrammarStale)
+    host.answer(close)  # as a router does before it opens a session again
+    open_session(host, "s", MANY_KEYS)
+    if is_ended:
+        host.answer(close)
+        open_session(host, "s", MANY_KEYS)
+        assert isinstance(commit(host, tokens), GrammarStale)
+        open_session(host, "s", MANY_KEYS)
+    assert isinstance(commit(host, tokens), GrammarRefused)
+    assert not host._broken, "a refusal is the end"
 
 
 def test_a_lexer_that_others_have_filled_is_no_fault_of_the_session(vocabulary: Vocabulary) -> None:

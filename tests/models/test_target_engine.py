@@ -468,6 +468,11 @@ def test_the_leader_waits_for_who_is_expected_back() -> None:
         assert engine.wait_s(clock.now) == 0.0
         engine.step()
     assert engine.wait_s(clock.now) == 0.0  # nothing to compute: nothing to hold back
+    submit_verify(engine, 4, PROMPT, [], session_id="a")
+    engine.submit(Close(session_id="b", epoch=EPOCH + 1), "r")  # closes nothing
+    assert engine.wait_s(clock.now) > 0.0
+    engine.submit(Close(session_id="b", epoch=EPOCH), "r")
+    assert engine.wait_s(clock.now) == 0.0
     close_all(engine)
 
 

@@ -11,6 +11,7 @@ from models.token_log import TokenLog
 from router.drafter_choice import FillInDrafter, choose_source, fixed_length
 from router.generation import SpeculationSettings
 from router.limits import SpeculationLimits
+from router.ngram_drafter import NgramDrafter
 
 
 @pytest.mark.parametrize("lookup_max", [0, 4])
@@ -87,7 +88,7 @@ def test_a_fixed_length_keeps_within_the_limit(
 def pair(*, fails_at: tuple[int, ...] = ()) -> tuple[FillInDrafter, ScriptedDrafter]:
     model, lookup = ScriptedDrafter([None], fails_at=fails_at), ScriptedDrafter([0])
     lookup.source = "ngram"
-    return FillInDrafter(model, lookup), model
+    return FillInDrafter(model, lambda: lookup), model
 
 
 async def test_lookup_fills_in_while_the_model_is_not_ready() -> None:
@@ -114,6 +115,34 @@ async def test_lookup_fills_in_at_once_for_a_draft_that_is_lost() -> None:
 
 async def test_closing_frees_both() -> None:
     model, lookup = ScriptedDrafter([None]), ScriptedDrafter([None])
-    await FillInDrafter(model, lookup).close()
+    model.is_ready = False
+    drafter = FillInDrafter(model, lambda: lookup)
+    assert drafter.is_ready
+    await drafter.close()
     assert model.is_closed
     assert lookup.is_closed
+
+
+async def test_lookup_forgets_the_text_once_the_model_drafts_and_reads_it_again_when_missed() -> (
+    None
+):
+    model = ScriptedDrafter([None], fails_at=(1, 3))
+    made: list[NgramDrafter] = []
+
+    def new_lookup() -> NgramDrafter:
+        made.append(NgramDrafter("s", min_len=1, max_len=2))
+        return made[-1]
+
+    drafter = FillInDrafter(model, new_lookup)
+    committed = TokenLog([5, 9, 2, 5, 9])
+    model.is_ready = False
+    assert (await drafter.propose(committed, 3)).tokens == [2, 5, 9]
+    assert made[0]._ends
+    model.is_ready = True
+    for is_lookup in (False, True, False, True):
+        assert ((await drafter.propose(committed, 3)).source == "ngram") == is_lookup
+        committed.extend([2, 5, 9])
+        assert not made[0]._ends
+    assert len(made) == 3
+    await drafter.close()
+    assert not made[-1]._ends

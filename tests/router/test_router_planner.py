@@ -112,6 +112,43 @@ def test_while_it_does_not_pay_the_target_goes_on_alone_and_trials_are_rare() ->
     assert all(plan.run_on >= 8 for plan in plans[40:] if not plan.num_draft_tokens)
 
 
+def run_alone(sessions: Sessions, replica: str = "target", num_rounds: int = 3) -> list[RoundPlan]:
+    """The rounds of a session that comes when all others have gone."""
+    session = sessions.add(lambda: replica)
+    plans = [sessions.plan(session) for _ in range(num_rounds)]
+    session[0].leave()
+    return plans
+
+
+def test_requests_that_come_one_by_one_go_on_in_the_mode_that_was_found() -> None:
+    sessions = Sessions(dear())
+    for _ in range(10):
+        run_alone(sessions)
+    plans = [plan for _ in range(100) for plan in run_alone(sessions)]
+    assert sum(1 for plan in plans if plan.num_draft_tokens) <= 5  # trials
+    sessions = Sessions(cheap())
+    for _ in range(10):
+        run_alone(sessions)
+    plans = [plan for _ in range(100) for plan in run_alone(sessions)]
+    assert sum(1 for plan in plans if not plan.num_draft_tokens) <= 5
+
+
+def test_the_modes_of_replicas_left_long_ago_are_forgotten() -> None:
+    sessions = Sessions(dear())
+    run_alone(sessions, "a", num_rounds=8)
+    staying = sessions.add(lambda: "b")
+    while sessions.plan(staying).num_draft_tokens:
+        pass
+    for index in range(15):
+        run_alone(sessions, f"other{index}")
+    assert not sessions.planner.group("a").is_drafting
+    for index in range(15, 100):
+        run_alone(sessions, f"other{index}")
+    assert len(sessions.planner._groups) <= 17
+    assert list(sessions.planner.group("b").seats) == [staying[0]]
+    assert sessions.planner.group("a").is_drafting, "it begins anew"
+
+
 def test_shadow_drafts_are_one_at_a_time() -> None:
     sessions = Sessions(dear())
     two = [sessions.add() for _ in range(2)]
