@@ -77,6 +77,14 @@ def test_one_gpu_runs_its_config_but_for_the_address() -> None:
     check_serve_config(patch["spec"]["serveConfigV2"])
 
 
+def test_one_gpu_has_the_environment_that_was_tried() -> None:
+    """`tests/integration/test_served_throughput.py` takes that of the base."""
+    [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
+    [ours] = [group["template"]["spec"] for group in groups(patch).values()]
+    theirs = cluster(ray_service())["headGroupSpec"]["template"]["spec"]
+    assert ours["containers"][0]["env"] == theirs["containers"][0]["env"]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
