@@ -13,12 +13,13 @@ from typing import Any
 import ray
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.exceptions import GetTimeoutError
 from ray.serve.context import _get_global_client
 
 from deployments.config import AppConfig
 from deployments.shortages import Cluster, Node
 
-_CONTROLLER_TIMEOUT_S = 5.0
+_CONTROLLER_TIMEOUT_S = 15.0
 # Set by KubeRay in every container, and by Ray where nodes come from a provider of node groups.
 _KUBERAY = "RAY_USAGE_STATS_KUBERAY_IN_USE"
 _NODE_GROUP = "ray.io/node-group"
@@ -54,11 +55,20 @@ def deployed_overrides(config: AppConfig) -> list[Mapping[str, Any]]:
     """The `deployments:` section of the deployed file whose `args` are `config`; may be empty.
 
     `build` is given `args` alone; Serve's controller has the rest.
+
+    Raises:
+        TimeoutError: the controller has not said so in time; the message says how long that was.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return []
-    apps = ray.get(client._controller.get_app_configs.remote(), timeout=_CONTROLLER_TIMEOUT_S)
+    try:
+        apps = ray.get(client._controller.get_app_configs.remote(), timeout=_CONTROLLER_TIMEOUT_S)
+    except GetTimeoutError:
+        raise TimeoutError(
+            "Serve's controller has not said within "
+            f"{_CONTROLLER_TIMEOUT_S:g} s what is to be deployed; deploy it again"
+        ) from None
     for app in apps.values():
         content = app.model_dump(exclude_unset=True)
         try:

@@ -74,8 +74,8 @@ class ModelConfig(Section):
     )
     attention: Literal["auto", "varlen", "reference"] = Field(
         default="auto",
-        description="auto: a paged kernel on a GPU that has a right one, else keys are gathered; "
-        "varlen insists on the kernel, reference always gathers.",
+        description="auto: a paged kernel on a GPU that has a right one, else keys are read in "
+        "place or copied together; varlen insists on the kernel, reference takes none.",
     )
     graphs: Literal["auto", "off"] = Field(
         default="auto",
@@ -234,7 +234,11 @@ class TimeoutConfig(Section):
     first_token_s: PositiveFloat = Field(
         default=60.0, description="From the lease to the first token."
     )
-    token_gap_s: PositiveFloat = Field(default=30.0, description="Between two tokens of a stream.")
+    token_gap_s: PositiveFloat = Field(
+        default=30.0,
+        description="Between two tokens of a stream. A client that takes nothing for so long is "
+        "gone; not so behind Serve's proxy, which takes all and keeps it.",
+    )
     failover_s: PositiveFloat = Field(
         default=60.0,
         description="For a running stream to get a new target or constraint replica when its own "

@@ -7,6 +7,7 @@ Only of models whose files are here are sizes computed. Exit status 0: it could 
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import socket
@@ -14,38 +15,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from deployments.config import AppConfig, ModelConfig, resolve_folder
-from deployments.dotted_keys import assignments, put
-from deployments.explain import ModelSizes, explanation
+from deployments.dotted_keys import assignments
+from deployments.explain import ModelSizes, admission_notes, explanation
 from deployments.memory import RankBytes, memory_faults
 from deployments.model_files import file_faults
-from deployments.placement import Placement, placements_of
 from deployments.preflight import key_file_faults, sentence
+from deployments.serve_file import ServeFile, one_line, read_serve_file
 from deployments.shortages import Cluster, shortages
-
-IMPORT_PATH = "deployments.app:build"
-_SECTIONS = tuple(AppConfig.model_fields)
-Tree = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeFile:
-    """A Serve config file of ours, validated."""
-
-    tree: Tree
-    config: AppConfig
-    placements: list[Placement]
-
-    @property
-    def http(self) -> tuple[str, int]:
-        """Address and port it would listen at."""
-        options = self.tree.get("http_options") or {}
-        return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
 
 
 @dataclass(kw_only=True)
@@ -58,92 +38,6 @@ class Findings:
     unknown: dict[str, str] = field(default_factory=dict)
 
 
-def read_serve_file(path: Path, changes: dict[str, Any] | None = None) -> ServeFile:
-    """Parse, change and validate a file.
-
-    Raises:
-        ValueError: one message: it is no Serve config, not ours, or a key is wrong.
-    """
-    from ray.serve.schema import ServeDeploySchema
-
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot be read: {_one_line(error)}") from None
-    if not isinstance(tree, dict) or not isinstance(tree.get("applications"), list):
-        raise ValueError("this is no Serve config file: it has no list of applications")
-    application = _our_application(tree)
-    for key, value in (changes or {}).items():
-        _change(tree, application, key.split("."), value)
-    if unknown := unknown_keys(tree):
-        raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
-    try:
-        ServeDeploySchema.model_validate(tree)
-    except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-        )
-        raise ValueError(faults) from None
-    config = AppConfig.model_validate(application.get("args") or {})
-    placements = placements_of(config, application.get("deployments") or [])
-    return ServeFile(tree=tree, config=config, placements=placements)
-
-
-def unknown_keys(tree: Tree) -> list[str]:
-    """Keys outside `args` that Serve would leave out without a word, by their path."""
-    from ray.serve import schema
-    from ray.serve.config import AutoscalingConfig
-
-    sections: list[tuple[str, Any, Any]] = [
-        ("", tree, schema.ServeDeploySchema),
-        ("http_options.", tree.get("http_options"), schema.HTTPOptionsSchema),
-        ("logging_config.", tree.get("logging_config"), schema.LoggingConfig),
-    ]
-    for application in tree["applications"]:
-        sections.append(("applications.", application, schema.ServeApplicationSchema))
-        for options in application.get("deployments") or []:
-            name = f"deployments.{options.get('name')}."
-            actor, scaling = options.get("ray_actor_options"), options.get("autoscaling_config")
-            sections.append((name, options, schema.DeploymentSchema))
-            sections.append((f"{name}ray_actor_options.", actor, schema.RayActorOptionsSchema))
-            sections.append((f"{name}autoscaling_config.", scaling, AutoscalingConfig))
-    return [
-        f"{path}{key}"
-        for path, values, model in sections
-        if isinstance(values, dict)
-        for key in values
-        if key not in model.model_fields
-    ]
-
-
-def _our_application(tree: Tree) -> Tree:
-    ours = [
-        one
-        for one in tree["applications"]
-        if isinstance(one, dict) and one.get("import_path") == IMPORT_PATH
-    ]
-    if len(ours) != 1:
-        raise ValueError(
-            f"{len(ours)} of its applications have import_path {IMPORT_PATH}, must be 1"
-        )
-    return ours[0]
-
-
-def _change(tree: Tree, application: Tree, path: list[str], value: Any) -> None:
-    """Put a value where its key belongs: a deployment's option, `args`, or the file's top."""
-    if path[0] in _SECTIONS:
-        put(application, ["args", *path], value)
-    elif path[0][:1].isupper():
-        deployments = application.setdefault("deployments", [])
-        options = next((one for one in deployments if one.get("name") == path[0]), None)
-        if options is None:
-            options = {"name": path[0]}
-            deployments.append(options)
-        put(options, path[1:] or ["name"], value)
-    else:
-        put(tree, path, value)
-
-
 def check(served: ServeFile, cluster: Cluster, *, is_local: bool) -> Findings:
     """Everything that can be known without loading weights; the slow part only if all else is well.
 
@@ -152,7 +46,7 @@ def check(served: ServeFile, cluster: Cluster, *, is_local: bool) -> Findings:
         cluster: this machine, or the cluster that is connected.
         is_local: the service would run on this machine alone, so files and port must be here.
     """
-    findings = Findings()
+    findings = Findings(notes=admission_notes(served.config, served.placements, served.router))
     missing = shortages(served.placements, cluster)
     if cluster.may_grow:
         findings.notes += [f"not there yet, but the cluster may grow: {one}" for one in missing]
@@ -184,20 +78,26 @@ def check(served: ServeFile, cluster: Cluster, *, is_local: bool) -> Findings:
 
 def _local_faults(served: ServeFile) -> list[str]:
     faults = key_file_faults(served.config)
-    host, port = served.http
-    if not _is_free(host, port):
-        faults.append(f"http_options.port: {port} is in use on {host}; stop what listens there")
-    return faults
+    return faults + _listening_faults(*served.http)
 
 
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+def _listening_faults(host: str, port: int) -> list[str]:
+    """What keeps a server from listening there."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        return [f"http_options.host: {host!r} is no address ({error.strerror})"]
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return [f"http_options.port: {port} is in use on {host}; stop what listens there"]
+        return [f"http_options: cannot listen on {host}, port {port} ({error.strerror})"]
+    return []
 
 
 def _note_unknown(config: AppConfig, findings: Findings) -> None:
@@ -285,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cluster, leave = look_at(options.address)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        return _refuse(f"--address {options.address}: no Ray cluster: {_one_line(error)}")
+        return _refuse(f"--address {options.address}: no Ray cluster: {one_line(error)}")
     try:
         findings = check(served, cluster, is_local=options.address == "local")
     finally:
@@ -331,7 +231,3 @@ def _say(lines: Sequence[str]) -> None:
 def _refuse(message: str) -> int:
     sys.stderr.write(f"error: {message}\n")
     return 1
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import zlib
 from collections import OrderedDict
@@ -78,8 +79,9 @@ class ConstraintWorkers:
         self._children: list[ChildProcess | None] = [None] * (config.num_children + 1)
         self._backoff_s = [_FIRST_BACKOFF_S] * (config.num_children + 1)
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()  # by session, newest last
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()  # and why
-        self._tasted: OrderedDict[Grammar, None] = OrderedDict()  # compiled in the taster
+        # By digest: a grammar may have `max_schema_bytes`.
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # and why
+        self._tasted: OrderedDict[bytes, None] = OrderedDict()  # compiled in the taster
         self._held: dict[str, list[tuple[ConstraintRequest, Reply]]] = {}  # while that goes on
         self._stats = ConstraintStats()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,8 +149,8 @@ class ConstraintWorkers:
         refusal = self._refuse(message)
         if refusal is not None:
             self._answer_soon(reply, refusal)
-        elif message.grammar in self._tasted:
-            self._tasted.move_to_end(message.grammar)
+        elif (digest := _digest(message.grammar)) in self._tasted:
+            self._tasted.move_to_end(digest)
             self._forward(message, reply)
         else:
             self._held[message.session_id] = []
@@ -177,7 +179,7 @@ class ConstraintWorkers:
     def _judge(self, message: GrammarOpen, reply: Reply, verdict: ConstraintReply) -> None:
         """The taster has answered: open the session, or refuse; then what has waited for it."""
         if isinstance(verdict, GrammarReady):
-            self._tasted[message.grammar] = None
+            self._tasted[_digest(message.grammar)] = None
             if len(self._tasted) > _MAX_REFUSED:
                 self._tasted.popitem(last=False)
             self._forward(message, reply)
@@ -188,7 +190,7 @@ class ConstraintWorkers:
             self.submit(*held)
 
     def _refuse(self, message: GrammarOpen) -> GrammarRefused | None:
-        reason = self._refused.get(message.grammar)
+        reason = self._refused.get(_digest(message.grammar))
         if reason is None:
             try:
                 check_size(message.grammar, self._schema_limits)
@@ -259,7 +261,7 @@ class ConstraintWorkers:
             is_open = isinstance(request, GrammarOpen) and request.grammar == harmful
             is_commit = isinstance(request, GrammarCommit) and request is death.culprit
             if is_open or is_commit:
-                return _refusal(request.session_id, self._refused[harmful])
+                return _refusal(request.session_id, self._refused[_digest(harmful)])
         return _failed(request, f"the constraint child ended: {death.reason}")
 
     def _blame(self, death: Death) -> Grammar | None:
@@ -274,7 +276,7 @@ class ConstraintWorkers:
         )
         if grammar is None:
             return None
-        self._refused[grammar] = (
+        self._refused[_digest(grammar)] = (
             f"the {NOUNS[grammar.kind]} is too complex, it ended the process that served it: "
             f"{death.reason}; its memory limit is {self._config.memory_limit_mb} MB"
         )
@@ -317,6 +319,10 @@ class ConstraintWorkers:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _digest(grammar: Grammar) -> bytes:
+    return hashlib.sha256(f"{grammar.kind}:{grammar.text}".encode()).digest()
 
 
 def _log_death(index: int, death: Death) -> None:

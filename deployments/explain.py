@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deployments.config import AppConfig, ModelConfig
+from deployments.config import AppConfig, ModelConfig, RouterConfig
 from deployments.memory import gigabytes
 from deployments.placement import Placement
 
@@ -56,6 +56,32 @@ def explanation(
     lines.append(f"{'k':<11}{_k_range(config)}")
     lines.append(f"{'in all':<11}{_in_all(placements)}")
     return lines
+
+
+def admission_notes(
+    config: AppConfig, placements: list[Placement], router: RouterConfig
+) -> list[str]:
+    """Whether routers let in more sessions than targets hold, at the fewest or the most replicas.
+
+    Whoever is let in and finds no place on a target waits `queue_wait_s` and gets 503, where the
+    routers' own queue would have said 429 at once.
+    """
+    by_name = {placement.name: placement for placement in placements}
+    routers, targets = by_name["Router"], by_name["Target"]
+    held_each, let_in_each = config.target.max_sessions, router.max_sessions
+    for num_routers, num_targets in (
+        (routers.max_replicas, targets.max_replicas),
+        (routers.min_replicas, targets.min_replicas),
+    ):
+        let_in, held = num_routers * let_in_each, num_targets * held_each
+        if let_in > held:
+            return [
+                f"routers let in {num_routers} x {let_in_each} = {let_in} sessions "
+                f"(router.max_sessions), targets hold {num_targets} x {held_each} = {held} "
+                "(target.max_sessions): the rest wait router.timeouts.queue_wait_s, "
+                f"{router.timeouts.queue_wait_s:g} s, and get 503, not 429"
+            ]
+    return []
 
 
 def _replicas(placement: Placement) -> str:

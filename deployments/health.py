@@ -70,7 +70,8 @@ class HealthProbe:
         self._last: tuple[float, Health] | None = None
 
     async def check(self) -> Health:
-        """The health now, at most `keep_s` old. Takes at most `timeout_s`; never raises."""
+        """The health now, at most `keep_s` old. Takes at most `timeout_s`, and the seconds that a
+        session may take to close beyond that; never raises."""
         async with self._lock:
             if self._last is not None and time.monotonic() - self._last[0] < self._keep_s:
                 return self._last[1]

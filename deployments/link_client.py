@@ -200,12 +200,9 @@ class LinkClient:
             self._connections[endpoint] = connection
         return connection.open(session_id)
 
-    def mark_lost(self, endpoint: Endpoint, reason: str = "the process is gone") -> None:
-        """Every session's `receive` raises `LinkLost` at once; the connection is closed."""
-        self.drop(endpoint, reason)
-
     def drop(self, endpoint: Endpoint, reason: str) -> None:
-        """Close the connection to an endpoint, if there is one. Idempotent."""
+        """Close the connection to an endpoint, if there is one: the `receive` of its sessions
+        raises `LinkLost` at once. Idempotent."""
         connection = self._connections.pop(endpoint, None)
         if connection is not None:
             connection.close(reason)

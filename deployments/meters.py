@@ -8,14 +8,16 @@ each node by its agent, so that every replica is scraped and not only the one a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import prometheus_client
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics import MetricWrapperBase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 Labels = Mapping[str, str]
+Here = TypeVar("Here", bound=MetricWrapperBase)  # one of Prometheus' own instruments
 
 LEASES = ("outrider:leases", "Sessions that hold a place on the replica")  # of any kind
 
@@ -62,34 +64,52 @@ class MirroredHistogram(Protocol):
         ...
 
 
+class _Series(Generic[Here]):
+    """The series of one instrument, looked up once for each set of labels: a look-up costs more
+    than the record that it is for, and there is one for every token."""
+
+    def __init__(self, here: Here, fixed: Labels) -> None:
+        self._here, self._fixed = here, fixed
+        self._known: dict[tuple[tuple[str, str], ...], tuple[Here, dict[str, str]]] = {}
+
+    def __call__(self, labels: Labels) -> tuple[Here, dict[str, str]]:
+        """What to record in here, and all labels as a mirror takes them."""
+        key = tuple(labels.items())
+        if (known := self._known.get(key)) is None:
+            tags = {**self._fixed, **labels}
+            known = self._known[key] = (self._here.labels(**tags), tags)
+        return known
+
+
 class Counter:
     """Only ever rises."""
 
     def __init__(
         self, here: prometheus_client.Counter, mirrored: MirroredCounter | None, fixed: Labels
     ) -> None:
-        self._here, self._mirrored, self._fixed = here, mirrored, dict(fixed)
+        self._series, self._mirrored = _Series(here, fixed), mirrored
 
     def add(self, value: float = 1.0, **labels: str) -> None:
         """Add `value`, 0 or more."""
-        tags = self._fixed | labels
-        self._here.labels(**tags).inc(value)
+        here, tags = self._series(labels)
+        here.inc(value)
         if self._mirrored is not None and value > 0:
             self._mirrored.inc(value, tags)
 
 
 class Gauge:
-    """Has a value now."""
+    """Has a value now. Set it again every second or so, also where it stays: Ray's agent forgets
+    one that was not set within two of its reports."""
 
     def __init__(
         self, here: prometheus_client.Gauge, mirrored: MirroredGauge | None, fixed: Labels
     ) -> None:
-        self._here, self._mirrored, self._fixed = here, mirrored, dict(fixed)
+        self._series, self._mirrored = _Series(here, fixed), mirrored
 
     def set(self, value: float, **labels: str) -> None:
         """Replace the value."""
-        tags = self._fixed | labels
-        self._here.labels(**tags).set(value)
+        here, tags = self._series(labels)
+        here.set(value)
         if self._mirrored is not None:
             self._mirrored.set(value, tags)
 
@@ -100,14 +120,13 @@ class Histogram:
     def __init__(
         self, here: prometheus_client.Histogram, mirrored: MirroredHistogram | None, fixed: Labels
     ) -> None:
-        self._here, self._mirrored, self._fixed = here, mirrored, dict(fixed)
+        self._series, self._mirrored = _Series(here, fixed), mirrored
 
     def observe(self, value: float, times: int = 1, **labels: str) -> None:
         """Take in `value`, `times` times over."""
-        tags = self._fixed | labels
-        child = self._here.labels(**tags)
+        here, tags = self._series(labels)
         for _ in range(times):
-            child.observe(value)
+            here.observe(value)
             if self._mirrored is not None:
                 self._mirrored.observe(value, tags)
 
@@ -173,7 +192,7 @@ class Meters:
         """All instruments in Prometheus' text format."""
         return prometheus_client.generate_latest(self._registry)
 
-    def _start(self, instrument: prometheus_client.metrics.MetricWrapperBase, labels: int) -> None:
+    def _start(self, instrument: MetricWrapperBase, labels: int) -> None:
         """Print an instrument without labels of its own from the start, at 0."""
         if labels == 0:
             instrument.labels(**self._fixed)

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+
+from deployments.ray_errors import CALL_ERRORS
 
 logger = logging.getLogger("ray.serve")
 
@@ -63,14 +63,26 @@ class _Families(Collector):
 
 
 async def _ask(handle: DeploymentHandle[Any]) -> list[Page]:
-    """The pages of the replicas that answer."""
+    """The pages of the replicas that answer in time."""
+    deadline_s = asyncio.get_running_loop().time() + _TIMEOUT_S
+    asked = handle.broadcast("metrics_page")
     try:
-        asked = handle.broadcast("metrics_page")
-        answers = await asked.results_async(timeout_s=_TIMEOUT_S, return_exceptions=True)
-    except (RayError, RayServeException, TimeoutError) as error:
+        async with asyncio.timeout_at(deadline_s):
+            # Serve's public `results_async` has nobody's answer when one replica is silent.
+            results = await asked._fetch_replica_results_async()
+    except (*CALL_ERRORS, TimeoutError) as error:
         logger.info("no metrics of %s: %s", handle.deployment_name, type(error).__name__)
         return []
+    answers = await asyncio.gather(
+        *(_in_time(result, deadline_s) for result in results), return_exceptions=True
+    )
     failed = {type(answer).__name__ for answer in answers if isinstance(answer, BaseException)}
     if failed:
         logger.info("no metrics of a %s: %s", handle.deployment_name, ", ".join(sorted(failed)))
     return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def _in_time(result: Any, deadline_s: float) -> Page:
+    async with asyncio.timeout_at(deadline_s):
+        page: Page = await result.get_async()
+        return page

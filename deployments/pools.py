@@ -12,11 +12,10 @@ import asyncio
 import logging
 from typing import Any, Generic, TypeVar, cast
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.link_client import LinkChannel, LinkClient
+from deployments.ray_errors import CALL_ERRORS, first_line
 from models.errors import Unavailable
 from models.messages import ConstraintReply, EngineReply, LeaseGrant, LeaseRequest
 from router.ports import ConstraintPool, EnginePool
@@ -64,8 +63,8 @@ class ServeLease(Generic[Request, Reply]):
             await anext(self._stream)
         except StopAsyncIteration:
             pass
-        except (RayError, RayServeException) as error:
-            reason = f"the replica is gone: {_first_line(error)}"
+        except CALL_ERRORS as error:
+            reason = f"the replica is gone: {first_line(error)}"
         finally:  # whatever ended the stream: nobody may go on waiting for this channel
             if not self._is_released:
                 logger.warning("lease lost: %s", reason, extra={"session_id": self._session_id})
@@ -97,8 +96,8 @@ class ServePool(Generic[Request, Reply]):
                 while True:
                     try:
                         return await self._lease_once(session_id)
-                    except (RayError, RayServeException, StopAsyncIteration) as error:
-                        refusal = _first_line(error)
+                    except (*CALL_ERRORS, StopAsyncIteration) as error:
+                        refusal = first_line(error)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except TimeoutError:
@@ -112,10 +111,10 @@ class ServePool(Generic[Request, Reply]):
         stream = cast("DeploymentResponseGenerator[Any]", self._lease_handle.remote(request))
         try:
             grant: LeaseGrant = await anext(stream)
+            channel = self._links.channel(grant.endpoint, session_id, self._reply_type)
         except BaseException:
             stream.cancel()
             raise
-        channel = self._links.channel(grant.endpoint, session_id, self._reply_type)
         return ServeLease(grant, channel, stream, session_id)
 
 
@@ -127,11 +126,3 @@ def engine_pool(handle: DeploymentHandle[Any], links: LinkClient) -> EnginePool:
 def constraint_pool(handle: DeploymentHandle[Any], links: LinkClient) -> ConstraintPool:
     """Leases on the replicas of a Constraint deployment."""
     return ServePool(handle, links, ConstraintReply)
-
-
-def _first_line(error: BaseException) -> str:
-    """The cause in one line; Ray's texts carry whole remote tracebacks."""
-    inner = getattr(error, "cause", None)
-    cause = inner if isinstance(inner, Exception) else error
-    lines = str(cause).strip().splitlines() or [""]
-    return f"{type(cause).__name__}: {lines[0]}"

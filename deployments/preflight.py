@@ -37,7 +37,8 @@ def refuse_unservable(config: AppConfig) -> None:
     """Check `build`'s config against the cluster it is being built in, where there is one.
 
     Raises:
-        CannotServe: names all that is missing, and what to use instead.
+        CannotServe: names all that is missing, and what to use instead; or that Serve's controller
+            is too busy to say what is deployed.
     """
     files = file_faults(config)
     if not ray.is_initialized():  # `serve run deployments.app:build` asks before Ray is started
@@ -47,7 +48,7 @@ def refuse_unservable(config: AppConfig) -> None:
     cluster = connected_cluster()
     try:
         placements = placements_of(config, deployed_overrides(config))
-    except ValueError as error:
+    except (ValueError, TimeoutError) as error:
         raise CannotServe(str(error)) from None
     missing = shortages(placements, cluster)
     if missing and cluster.may_grow:

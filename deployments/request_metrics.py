@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import fields
@@ -35,6 +36,10 @@ _TOKEN_GAP_S = (
 _REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 600)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _DRAFT_LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
+
+CLIENT_GONE = "client_gone"  # the code of a request whose client left
+
+_TELL_PERIOD_S = 1.0
 
 _PARTS = tuple(field.name.removesuffix("_ms") for field in fields(TimeSplit))
 
@@ -97,7 +102,9 @@ class RequestMetrics:
         self._part_s = meters.counter(
             "outrider:round_seconds", "Where rounds spent their time", ["part"]
         )
-        self.set_load(0, 0)
+        self._load = (0, 0)
+        self._is_refused = False
+        self.tell()
 
     def text(self) -> bytes:
         """All instruments in Prometheus' text format."""
@@ -105,12 +112,26 @@ class RequestMetrics:
 
     def set_load(self, num_running: int, num_waiting: int) -> None:
         """How many requests run and wait now."""
-        self._running.set(num_running)
-        self._waiting.set(num_waiting)
+        self._load = (num_running, num_waiting)
+        self.tell()
 
     def set_refused(self, is_refused: bool) -> None:
         """Whether the newest `user_config` was refused."""
-        self._refused.set(float(is_refused))
+        self._is_refused = is_refused
+        self.tell()
+
+    def tell(self) -> None:
+        """Set all gauges to what they are."""
+        num_running, num_waiting = self._load
+        self._running.set(num_running)
+        self._waiting.set(num_waiting)
+        self._refused.set(float(self._is_refused))
+
+    async def keep_telling(self, period_s: float = _TELL_PERIOD_S) -> None:
+        """Tell every `period_s` seconds, so that nobody forgets what does not change. Endless."""
+        while True:
+            await asyncio.sleep(period_s)
+            self.tell()
 
     def add_first_tokens(self, after_s: float) -> None:
         """The first tokens of a request came `after_s` seconds after it."""
@@ -144,8 +165,8 @@ class RequestMetrics:
             self._accepted_at.add(stood, position=str(position))
         for source, num_drafted in stats.num_drafted_by.items():
             self._drafted_by.add(num_drafted, source=source)
-        for num_drafted in stats.per_step_drafted:
-            self._k.observe(num_drafted)
+        for num_drafted, times in Counter(stats.per_step_drafted).items():
+            self._k.observe(num_drafted, times=times)
         self._rounds.add(stats.num_rounds)
         for part in _PARTS:
             self._part_s.add(getattr(stats.time, f"{part}_ms") / 1e3, part=part)
@@ -186,7 +207,7 @@ class MeteredGenerator:
             raise
         except (GeneratorExit, asyncio.CancelledError):
             if not is_finished:
-                metrics.add_failure("client_gone")
+                metrics.add_failure(CLIENT_GONE)
             raise
         except Exception:
             metrics.add_failure("internal_error")

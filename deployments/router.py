@@ -68,7 +68,11 @@ class Router:
             mirror=RayMirror(),
             other_metrics=ReplicaPages(others).text,
         )
-        self._announcing = asyncio.get_running_loop().create_task(self._announce())
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._announce()),
+            loop.create_task(self._service.metrics.keep_telling()),
+        ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """What Serve serves (late-bound ingress)."""
@@ -97,7 +101,8 @@ class Router:
             logger.info("limits changed: %s", ", ".join(changes))
 
     async def __del__(self) -> None:
-        self._announcing.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._links.close()
 
     async def _announce(self) -> None:

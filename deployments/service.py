@@ -38,6 +38,9 @@ class RouterService:
         mirror: where metrics are written beside GET /metrics.
         other_metrics: of other processes, for the same page.
 
+    A client that takes nothing for `token_gap_s` counts as gone, where the server's writes wait for
+    the client. Behind Serve's proxy they never do.
+
     Raises:
         ValueError: the tokenizer or the API keys cannot be loaded.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,11 +28,7 @@ class Attached:
         Raises:
             RuntimeError: its raylet is gone.
         """
-        for process in self.processes():
-            address = _option(process, "--gcs-address")
-            if address:
-                return address
-        raise RuntimeError(f"no raylet among the processes of {self.base_url}")
+        return gcs_address(self.processes())
 
     def processes(self) -> list[psutil.Process]:
         """All its living processes, the root first."""
@@ -40,6 +37,19 @@ class Attached:
             with contextlib.suppress(psutil.Error):
                 found |= dict.fromkeys([root, *root.children(recursive=True)])
         return list(found)
+
+
+def gcs_address(processes: Iterable[psutil.Process]) -> str:
+    """Where the Ray of a service with these processes is reached: its raylet was told so on the
+    command line.
+
+    Raises:
+        RuntimeError: there is no raylet among them.
+    """
+    for process in processes:
+        if address := _option(process, "--gcs-address"):
+            return address
+    raise RuntimeError("there is no raylet among the service's processes")
 
 
 def attach(url: str) -> Attached:

@@ -130,6 +130,18 @@ class FaultLoad:
             time.sleep(0.02)
         return False
 
+    def measure_calm(self, for_s: float, steady_limit_s: float) -> dict[str, float]:
+        """Longest wait of free and of constrained streams, seconds, over `for_s` seconds from the
+        moment when all streams run (waited for at most `steady_limit_s`)."""
+        self.wait_steady(steady_limit_s)
+        began_s = time.monotonic()
+        time.sleep(for_s)
+        now_s = time.monotonic()
+        return {
+            "free": self.longest_wait(began_s, now_s, is_constrained=False),
+            "constrained": self.longest_wait(began_s, now_s, is_constrained=True),
+        }
+
     def waits(self, from_s: float, to_s: float) -> list[tuple[Case, float, float]]:
         """(case, from, to) of each wait that touched this stretch of time, open ones included."""
         found = []

@@ -207,14 +207,6 @@ class FaultService:
                     return f"{kind} {process.pid} is stopped"
         return unhealthy()
 
-    def wait_whole(self, limit_s: float) -> None:
-        """Wait until nothing is missing.
-
-        Raises:
-            TimeoutError: something still is after `limit_s`.
-        """
-        _wait(self.missing, limit_s)
-
     def wait_deployed(self, limit_s: float) -> None:
         """Wait until Serve has done what it was told last; that is whole from now on.
 

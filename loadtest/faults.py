@@ -17,7 +17,6 @@ import argparse
 import logging
 import random
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,7 +40,7 @@ from loadtest.fault_service import (
     fault_config,
     wait_gone,
 )
-from loadtest.run_record import head, write_json
+from loadtest.run_record import crash_noted, head, write_json
 from loadtest.served import ROOT, served
 
 logger = logging.getLogger("faults")
@@ -77,7 +76,10 @@ def run_campaign(arguments: argparse.Namespace, report: Report) -> None:
         return arguments.keep_logs or not report.is_clean
 
     change = fault_config(arguments.replicas, arguments.patience)
-    with served(arguments.config, change=change, keeps_folder=keeps_folder) as service:
+    with (
+        served(arguments.config, change=change, keeps_folder=keeps_folder) as service,
+        crash_noted(report),  # before the folder is kept or not
+    ):
         logger.info("the service and its logs are in %s", service.folder)
         folder = service.folder
         with FaultService(service) as watched:
@@ -103,7 +105,7 @@ def _strike(arguments: argparse.Namespace, watched: FaultService, report: Report
     load.collect_references()
     load.start()
     try:
-        report.calm_s = _measure_calm(load)
+        report.calm_s = load.measure_calm(_CALM_S, _STEADY_LIMIT_S)
         faults = plan(arguments.rounds, arguments.kinds, arguments.signals, rng)
         for outcome in Campaign(watched, load, rng).run(faults):
             report.outcomes.append(outcome)
@@ -112,17 +114,6 @@ def _strike(arguments: argparse.Namespace, watched: FaultService, report: Report
         load.stop()
         report.num_answers = load.num_answers
         report.leftovers += [f"after the last fault: {late}" for late in load.take_failures()]
-
-
-def _measure_calm(load: FaultLoad) -> dict[str, float]:
-    load.wait_steady(_STEADY_LIMIT_S)
-    began_s = time.monotonic()
-    time.sleep(_CALM_S)
-    now_s = time.monotonic()
-    return {
-        "free": load.longest_wait(began_s, now_s, is_constrained=False),
-        "constrained": load.longest_wait(began_s, now_s, is_constrained=True),
-    }
 
 
 def _write(arguments: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
@@ -200,7 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _log_to(arguments.output.with_suffix(".log") if arguments.output else None)
     report = Report()
     try:
-        run_campaign(arguments, report)
+        with crash_noted(report):
+            run_campaign(arguments, report)
     finally:
         _print(report)
         if arguments.output is not None:

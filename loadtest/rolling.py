@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +37,7 @@ from loadtest.cluster import (
 from loadtest.fault_cases import constrained_cases, free_cases
 from loadtest.fault_load import FaultLoad
 from loadtest.fault_service import FaultService
-from loadtest.machine import describe_machine
+from loadtest.run_record import crash_noted, head, write_json
 from loadtest.served import ROOT, Config
 
 SETTLE_LIMIT_S = 400.0
@@ -250,22 +248,15 @@ def run(settings: argparse.Namespace, report: Report) -> None:
 def _roll_all(
     roller: Roller, load: FaultLoad, config: Config, base_url: str, report: Report
 ) -> None:
-    load.wait_steady(_STEADY_LIMIT_S)
-    began_s = time.monotonic()
-    time.sleep(_CALM_S)
-    for name, constrained in (("free", False), ("constrained", True)):
-        wait_s = load.longest_wait(began_s, time.monotonic(), is_constrained=constrained)
-        report.calm_s[name] = wait_s
+    report.calm_s = load.measure_calm(_CALM_S, _STEADY_LIMIT_S)
     for name, changed, check in changes(config, base_url):
         outcome = roller.roll(name, changed, check)
         report.outcomes.append(outcome)
         print(outcome.line(), flush=True)
 
 
-def _write(settings: argparse.Namespace, report: Report, command: str) -> None:
-    content = {
-        "command": command,
-        "machine": describe_machine(),
+def _write(settings: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
+    content = head("loadtest.rolling", words, settings) | {
         "is_clean": report.is_clean,
         "num_answers": report.num_answers,
         "longest_wait_without_changes_s": report.calm_s,
@@ -273,8 +264,7 @@ def _write(settings: argparse.Namespace, report: Report, command: str) -> None:
         "leftovers": report.leftovers,
         "changes": [asdict(outcome) for outcome in report.outcomes],
     }
-    settings.output.parent.mkdir(parents=True, exist_ok=True)
-    settings.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(settings.output, content)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -297,14 +287,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _parse(words)
     report = Report()
     try:
-        run(settings, report)
+        with crash_noted(report):
+            run(settings, report)
     finally:
         for leftover in [*report.leftovers, *filter(None, [report.crash])]:
             print(f"FAILURE: {leftover}")
         verdict = "every request completed with its text" if report.is_clean else "failed"
         print(f"result: {report.num_answers} requests; {verdict}")
         if settings.output is not None:
-            _write(settings, report, shlex.join(["python", "-m", "loadtest.rolling", *words]))
+            _write(settings, report, words)
     return 0 if report.is_clean else 1
 
 

@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from loadtest.machine import describe_machine
 from loadtest.served import ROOT
@@ -25,13 +26,35 @@ def head(module: str, words: Sequence[str], arguments: argparse.Namespace) -> di
     }
 
 
+class Crashing(Protocol):
+    """A report of a run; `crash`: why it ended early, empty when it did not."""
+
+    crash: str
+
+
+@contextlib.contextmanager
+def crash_noted(report: Crashing) -> Iterator[None]:
+    """Around a run: an end by an exception, Ctrl-C included, is noted and goes on. A report of a
+    run that was cut off would say that all was well so far."""
+    try:
+        yield
+    except BaseException as error:
+        report.crash = report.crash or ended_early(error)
+        raise
+
+
+def ended_early(error: BaseException) -> str:
+    """What a report says of the exception that ended its run."""
+    return f"ended early: {type(error).__name__}: {error}"
+
+
 @contextlib.contextmanager
 def told(violations: list[str]) -> Iterator[None]:
     """Around a run: prints at its end what was violated; an end by an exception is too."""
     try:
         yield
     except BaseException as error:
-        violations.append(f"ended early: {type(error).__name__}: {error}")
+        violations.append(ended_early(error))
         raise
     finally:
         for violation in violations:
@@ -39,10 +62,16 @@ def told(violations: list[str]) -> Iterator[None]:
         print(f"result: {'violated, see above' if violations else 'all held'}")
 
 
-def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write a result, one item per line, folders made as needed."""
+def write_json(
+    path: Path, content: Mapping[str, object], *, samples: Sequence[Mapping[str, object]] = ()
+) -> None:
+    """Write a result, one item per line, and each of many `samples` in a line; folders are made."""
+    text = json.dumps(content, indent=1)
+    if samples:
+        lines = ",\n  ".join(json.dumps(sample) for sample in samples)
+        text = f'{text.removesuffix("}").rstrip()},\n "samples": [\n  {lines}\n ]\n}}'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _named(path: Path) -> str:

@@ -15,8 +15,6 @@ Ray's metrics. Ends with status 1 when a request failed or a deployment did not 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ from typing import Any
 from loadtest.fault_cases import Case, constrained_cases, free_cases
 from loadtest.fault_load import Answer, FaultLoad
 from loadtest.fault_service import FaultService
-from loadtest.machine import describe_machine
+from loadtest.run_record import crash_noted, head, write_json
 from loadtest.scaling_watch import Sample, Watch, changes, drained_sessions
 from loadtest.served import ROOT, Config, served
 
@@ -88,6 +86,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
     num_answers: int = 0
     is_back: bool = False
+    crash: str = ""
 
     @property
     def deployments(self) -> list[str]:
@@ -97,7 +96,7 @@ class Report:
     @property
     def is_clean(self) -> bool:
         """Whether no request failed and every deployment went up and came back."""
-        return not self.failures and self.is_back and not self.stayed
+        return not (self.failures or self.crash or self.stayed) and self.is_back
 
     @property
     def stayed(self) -> list[str]:
@@ -199,25 +198,19 @@ def _say(watch: Watch, what: str) -> None:
         print(f"{last.at_s:6.1f} s: {what} ({last.num_streams} streams; {numbers})", flush=True)
 
 
-def _write(path: Path, report: Report, command: str) -> None:
-    content = {
-        "command": command,
-        "machine": describe_machine(),
-        "settings": {
-            "limits": _LIMITS,
-            "kv_cache_tokens": _KV_CACHE_TOKENS,
-            "environment": FAST_METRICS,
-        },
+def _write(arguments: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
+    content = head("loadtest.scaling", words, arguments) | {
+        "limits": _LIMITS,
+        "kv_cache_tokens": _KV_CACHE_TOKENS,
+        "environment": FAST_METRICS,
         "is_clean": report.is_clean,
         "num_answers": report.num_answers,
+        "crash": report.crash,
         "failures": report.failures,
         "replicas": report.changes(),
         "sessions_served_while_stopping": report.drained(),
     }
-    text = json.dumps(content, indent=1)[:-2]
-    lines = ",\n  ".join(json.dumps(asdict(sample)) for sample in report.samples)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{text},\n "samples": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    write_json(arguments.output, content, samples=[asdict(sample) for sample in report.samples])
 
 
 def _print(report: Report) -> None:
@@ -225,7 +218,7 @@ def _print(report: Report) -> None:
         print(f"{name}: " + ", ".join(f"{number} at {at_s:g} s" for at_s, number in steps))
     drained = ", ".join(f"{name} {number}" for name, number in report.drained().items())
     print(f"sessions served by replicas that were stopping, at least: {drained}")
-    for failure in report.failures:
+    for failure in [*report.failures, *filter(None, [report.crash])]:
         print(f"FAILURE: {failure}")
     for name in report.stayed:
         print(f"FAILURE: {name} never had a second replica")
@@ -246,12 +239,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     report = Report()
     try:
-        run(arguments.config, arguments.groups, arguments.stage, report)
+        with crash_noted(report):
+            run(arguments.config, arguments.groups, arguments.stage, report)
     finally:
         _print(report)
         if arguments.output is not None:
-            command = shlex.join(["python", "-m", "loadtest.scaling", *words])
-            _write(arguments.output, report, command)
+            _write(arguments, report, words)
     return 0 if report.is_clean else 1
 
 

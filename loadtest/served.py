@@ -24,6 +24,8 @@ import httpx
 import psutil
 import yaml
 
+from loadtest.attached import gcs_address
+
 ROOT = Path(__file__).parent.parent
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
@@ -64,18 +66,12 @@ class Served:
         return found
 
     def gcs_address(self) -> str:
-        """Where this service's Ray is reached: its raylet was told on the command line.
+        """Where this service's Ray is reached.
 
         Raises:
-            RuntimeError: there is no raylet.
+            RuntimeError: its raylet is gone.
         """
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                for word in process.cmdline():
-                    name, _, value = word.partition("=")
-                    if name == "--gcs-address":
-                        return value
-        raise RuntimeError(f"no raylet below process {self.process.pid}")
+        return gcs_address(self.processes())
 
     def memory_bytes(self) -> int:
         """Proportional set size of the whole tree."""

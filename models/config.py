@@ -37,9 +37,9 @@ class EngineConfig:
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
         enable_prefix_caching: keep the KV of committed tokens for sessions that begin alike.
-        attention: "auto" takes a paged kernel on a GPU that has one, and gathers keys elsewhere;
-            "reference" always gathers; "varlen" insists on the kernel, and on a CPU takes a slow
-            stand-in for it.
+        attention: "auto" takes a paged kernel on a GPU that has one; elsewhere keys are read in
+            place or copied together, as always with "reference"; "varlen" insists on the kernel,
+            and on a CPU takes a slow stand-in for it.
         graphs: "auto" replays small passes from CUDA graphs where the kernel is used; "off" does
             not; "eager" pads and buffers as graphs do but records nothing, to look for errors.
         graph_memory_mib: device memory that captured graphs may take.

@@ -28,24 +28,24 @@ class RoundStats:
         self._link_ms = self._grammar_ms = self._emit_ms = 0.0
         self._waited_ms = 0.0
 
-    def add_draft(self, since: float, timing: Timing | None) -> float:
-        """A wait for a proposal, begun at `since`, is over; returns its link time, ms.
+    def add_draft(self, since: float, timing: Timing | None) -> None:
+        """A wait for a proposal, begun at `since`, is over.
 
         `timing` is None when it failed or nobody else took part: the wait counts as drafting.
         """
         elapsed_ms = self._wait_over(since)
         if timing is None:
             self._draft_ms += elapsed_ms
-            return 0.0
+            return
         self._draft_ms += timing.pass_ms
-        return self._split(elapsed_ms, timing)
+        self._split(elapsed_ms, timing)
 
-    def add_verdict(self, since: float, timing: Timing) -> float:
-        """A wait for a verdict, begun at `since`, is over; returns its link time, ms."""
+    def add_verdict(self, since: float, timing: Timing) -> None:
+        """A wait for a verdict, begun at `since`, is over."""
         elapsed_ms = self._wait_over(since)
         self._num_rounds += 1
         self._verify_ms += timing.pass_ms
-        return self._split(elapsed_ms, timing)
+        self._split(elapsed_ms, timing)
 
     def add_acceptance(
         self, source: DraftSource, num_asked: int, num_drafted: int, num_accepted: int
@@ -97,9 +97,8 @@ class RoundStats:
         self._waited_ms += elapsed_ms
         return elapsed_ms
 
-    def _split(self, elapsed_ms: float, timing: Timing) -> float:
+    def _split(self, elapsed_ms: float, timing: Timing) -> None:
         self._mask_ms += timing.mask_ms
         self._queue_ms += timing.queue_ms
-        link_ms = max(0.0, elapsed_ms - timing.pass_ms - timing.mask_ms - timing.queue_ms)
-        self._link_ms += link_ms
-        return link_ms
+        known_ms = timing.pass_ms + timing.mask_ms + timing.queue_ms
+        self._link_ms += max(0.0, elapsed_ms - known_ms)

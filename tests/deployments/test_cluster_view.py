@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import ray
 import yaml
+from ray.exceptions import GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
+from deployments import cluster_view, preflight
 from deployments.cluster_view import connected_cluster, deployed_overrides, this_machine
 from deployments.config import AppConfig
 from deployments.preflight import CannotServe, refuse_unservable
@@ -110,6 +113,20 @@ def test_the_command_looks_at_a_cluster(address: str) -> None:
     assert "role=target" not in refusal
     assert "no such folder" not in refusal, "the nodes may have what this machine has not"
     assert "note: on this machine target.model_path: no such folder" in ended.stdout
+
+
+def test_a_busy_controller_is_told_with_the_wait(
+    prod: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(reference: object, *, timeout: float) -> None:
+        raise GetTimeoutError("Get timed out: some object(s) not ready.")
+
+    monkeypatch.setattr(cluster_view, "_get_global_client", lambda **options: MagicMock())
+    monkeypatch.setattr(ray, "get", never)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(preflight, "connected_cluster", this_machine)
+    with pytest.raises(CannotServe, match="controller has not said within 15 s"):
+        refuse_unservable(prod)
 
 
 def test_serve_tells_our_refusals_as_they_are() -> None:

@@ -15,6 +15,8 @@ import yaml
 from local_service import DEMO
 
 from deployments.config_check import main
+from deployments.explain import admission_notes
+from deployments.serve_file import read_serve_file
 from loadtest.served import ROOT, free_port
 
 CONFIGS = ROOT / "configs"
@@ -124,6 +126,16 @@ def test_the_module_of_the_config_is_the_command() -> None:
         ("Draught.num_replicas=2", "there is no 'Draught', only Router, Target, Draft"),
         ("http_options.prt=1", "unknown key 'http_options.prt'"),
         ("http_options.port=x", "http_options.port"),
+        ("http_options.port=99999", "http_options.port: must be from 0 to 65535, got 99999"),
+        ("http_options.host=no such host", "http_options.host: 'no such host' is no address"),
+        (
+            "http_options.host=192.0.2.77",
+            "http_options: cannot listen on 192.0.2.77, port .*assign",
+        ),
+        ("Draft=2", "Draft: name an option of this deployment, like Draft.num_replicas=2"),
+        ("applications=3", "it has no list of applications"),
+        ("applications=[x]", "applications.0: must be a mapping, got 'x'"),
+        ("Router.user_config={max_sesions: 1}", "user_config: unknown key 'max_sesions'"),
         ("target.tensor_parallel_size=2", "placement_group_bundles has 1 bundles"),
         ("target.max_model_len", "is not KEY=VALUE"),
         ("router.model_name.x=1", "router.model_name has no keys of its own"),
@@ -140,6 +152,58 @@ def test_what_cannot_be_is_refused_in_one_line(
     status, _, refusal = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), change)
     assert status == 1
     assert re.search(complaint if ".*" in complaint else re.escape(complaint), refusal)
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "complaint"),
+    [
+        ("deployments", None, "applications.0.deployments: must be a list of mappings, got None"),
+        ("deployments", ["x"], "applications.0.deployments.0: must be a mapping, got 'x'"),
+    ],
+)
+@pytest.mark.parametrize("changes", [[], ["Draft.num_replicas=2"]])
+def test_a_section_of_another_type_is_named(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    section: str,
+    value: object,
+    complaint: str,
+    changes: list[str],
+) -> None:
+    content = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    content["applications"][0][section] = value
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    status, _, refusal = check(capsys, str(path), *changes)
+    assert status == 1
+    assert complaint in refusal
+
+
+def test_an_address_of_another_family_is_not_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, refusal = check(
+        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), "http_options.host=::1"
+    )
+    assert status == 0 or "cannot listen on ::1" in refusal
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_routers_of_shipped_configs_let_in_no_more_than_targets_hold(path: Path) -> None:
+    served = read_serve_file(path)
+    assert admission_notes(served.config, served.placements, served.router) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["Router.num_replicas=2", "router.max_sessions=64", "Router.user_config.max_sessions=64"],
+)
+def test_routers_that_let_in_more_than_targets_hold_are_noted(
+    capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    plain = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port())
+    assert "routers let in" not in plain[1]
+    status, said, _ = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), change)
+    assert status == 0
+    assert re.search(r"note: routers let in \d x \d\d = 64 sessions .* hold 1 x 36 = 36 ", said)
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:

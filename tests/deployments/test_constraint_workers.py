@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tracemalloc
 
 import pytest
 
@@ -219,6 +220,21 @@ async def test_a_grammar_over_the_memory_limit_is_refused_by_name(tokenizer_path
             assert reply.is_client_error
             assert "64 MB" in reply.message
         assert workers.stats.restarts == 1
+
+
+async def test_grammars_are_remembered_and_not_kept(tokenizer_path: str) -> None:
+    num_grammars, size = 40, 60_000
+    async with serving(tokenizer_path) as workers:
+        tracemalloc.start()
+        try:
+            for i in range(num_grammars):
+                schema = {"type": "boolean", "description": f"{i} " + size * "x"}
+                assert isinstance(await ask(workers, opening("s", schema)), GrammarReady)
+                workers.submit(GrammarClose(session_id="s", epoch=1), lambda reply: None)
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept_bytes < num_grammars * size / 4
 
 
 async def test_a_full_queue_is_answered_at_once(tokenizer_path: str) -> None:

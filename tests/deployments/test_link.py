@@ -142,14 +142,14 @@ async def test_key_that_is_not_allowed_gets_nothing(client: LinkClient, echo: Ec
     assert await receive(channel) == NeedOpen(session_id="a", seq=1)
 
 
-async def test_mark_lost_wakes_all_sessions_of_the_endpoint(
+async def test_a_dropped_connection_wakes_all_sessions_of_the_endpoint(
     client: LinkClient, echo: EchoThread
 ) -> None:
     echo.server.allow(client.public_key)
     channels = [channel_to(client, echo, name) for name in ("a", "b")]
     waiting = [asyncio.create_task(receive(channel)) for channel in channels]
     await asyncio.sleep(0)
-    client.mark_lost(echo.server.endpoint)
+    client.drop(echo.server.endpoint, "the process is gone")
     for task in waiting:
         with pytest.raises(LinkLost):
             await task

@@ -1,8 +1,11 @@
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
+import zmq
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError
 
@@ -20,6 +23,9 @@ from models.messages import (
 )
 
 WAIT_S = 5.0
+GRPC_ERROR = grpc.aio.AioRpcError(
+    grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "stream reset"
+)
 
 
 class Stream:
@@ -62,6 +68,13 @@ class Handle:
         self.requests.append(request)
         self.streams.append(Stream(self._script[min(len(self.streams), len(self._script) - 1)]))
         return self.streams[-1]
+
+
+class NoSockets:
+    """A ZMQ context in a process that has no file descriptors left."""
+
+    def socket(self, kind: int) -> Any:
+        raise zmq.ZMQError(errno.EMFILE)
 
 
 @pytest.fixture
@@ -107,18 +120,33 @@ async def test_refusals_are_asked_again_until_granted(
     links: LinkClient, server: LinkServer[EngineRequest]
 ) -> None:
     grant = LeaseGrant(endpoint=server.endpoint)
-    engines, handle = pool(links, [RayError("dying"), BackPressureError(1, 1), grant])
+    engines, handle = pool(links, [RayError("dying"), BackPressureError(1, 1), GRPC_ERROR, grant])
     lease = await engines.lease("a", timeout_s=WAIT_S)
-    assert len(handle.streams) == 3
-    assert [stream.is_cancelled for stream in handle.streams] == [True, True, False]
+    assert len(handle.streams) == 4
+    assert [stream.is_cancelled for stream in handle.streams] == [True, True, True, False]
     await lease.release()
-    assert handle.streams[2].is_cancelled
+    assert handle.streams[3].is_cancelled
+
+
+async def test_a_granted_lease_without_a_link_is_given_back(
+    links: LinkClient, server: LinkServer[EngineRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when this process has no file descriptors left."""
+    monkeypatch.setattr(links, "context", NoSockets())
+    engines, handle = pool(links, [LeaseGrant(endpoint=server.endpoint)])
+    with pytest.raises(zmq.ZMQError):
+        await engines.lease("a", timeout_s=WAIT_S)
+    assert [stream.is_cancelled for stream in handle.streams] == [True]
 
 
 @pytest.mark.parametrize(
     ("first", "reason"),
-    [(None, "busy or starting"), (RayError("no GPU"), "no GPU")],
-    ids=["silence", "refusals"],
+    [
+        (None, "busy or starting"),
+        (RayError("no GPU"), "no GPU"),
+        (GRPC_ERROR, "INTERNAL: stream reset"),
+    ],
+    ids=["silence", "refusals", "grpc"],
 )
 async def test_no_lease_within_the_limit(
     links: LinkClient, first: Exception | None, reason: str

@@ -186,6 +186,39 @@ async def test_a_mirror_is_told_the_same():
     assert told["set", "vllm:num_requests_running"] == (0, {"model_name": "tiny"})
 
 
+async def test_gauges_are_told_again_while_nothing_changes():
+    mirror = Recorder()
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}, mirror))
+    metrics.set_load(3, 2)
+    metrics.set_refused(True)
+    mirror.told.clear()
+    telling = asyncio.create_task(metrics.keep_telling(period_s=0.01))
+    for _ in range(500):
+        if len(mirror.told) < 6:
+            await asyncio.sleep(0.01)
+    telling.cancel()
+    told = [(name, value) for _, name, value, _ in mirror.told]
+    assert (
+        told[:3]
+        == told[3:6]
+        == [
+            ("vllm:num_requests_running", 3),
+            ("vllm:num_requests_waiting", 2),
+            ("outrider:user_config_refused", 1),
+        ]
+    )
+
+
+def test_labels_name_a_series_in_whatever_order_they_come():
+    meters = Meters({"model_name": "tiny"})
+    counter = meters.counter("c", "Counts", ["a", "b"])
+    counter.add(1, a="x", b="y")
+    counter.add(2, b="y", a="x")
+    counter.add(4, b="x", a="y")
+    value = Samples(meters.text())
+    assert (value("c_total", a="x", b="y"), value("c_total", a="y", b="x")) == (3, 4)
+
+
 def test_rays_metrics_take_all_our_instruments(recwarn):
     RequestMetrics(Meters({"model_name": "tiny"}, RayMirror()))
     assert [str(warning.message) for warning in recwarn] == []

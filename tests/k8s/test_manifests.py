@@ -24,7 +24,8 @@ from deployments.config import AppConfig
 from deployments.constraint_meters import ConstraintMeters
 from deployments.engine_meters import EngineMeters
 from deployments.meters import Meters
-from deployments.request_metrics import RequestMetrics
+from deployments.request_metrics import CLIENT_GONE, RequestMetrics
+from models import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -74,6 +75,14 @@ def test_one_gpu_runs_its_config_but_for_the_address() -> None:
     assert config["http_options"].pop("host") == "127.0.0.1"
     assert ours == config
     check_serve_config(patch["spec"]["serveConfigV2"])
+
+
+def test_one_gpu_has_the_environment_that_was_tried() -> None:
+    """`tests/integration/test_served_throughput.py` takes that of the base."""
+    [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
+    [ours] = [group["template"]["spec"] for group in groups(patch).values()]
+    theirs = cluster(ray_service())["headGroupSpec"]["template"]["spec"]
+    assert ours["containers"][0]["env"] == theirs["containers"][0]["env"]
 
 
 @pytest.mark.parametrize(
@@ -181,15 +190,59 @@ class Names:
         return MagicMock()
 
 
+def alert_expressions() -> dict[str, str]:
+    """PromQL by the alert's name, each in one line."""
+    _, rules = documents(K8S / "base" / "monitoring.yaml")
+    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    return {alert["alert"]: " ".join(alert["expr"].split()) for alert in alerts}
+
+
+def sums_without_fallback(expression: str) -> list[str]:
+    """Sums of counters that are nothing, in place of 0, while there is no series yet."""
+    found = []
+    for match in re.finditer(r"\bsum ?\(", expression):
+        depth, end = 1, match.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(expression[end], 0)
+            end += 1
+        taken = expression[match.start() : end]
+        is_guarded = expression[: match.start()].endswith("(") and expression[end:].startswith(
+            " or vector(0))"
+        )
+        if "_total" in taken and not is_guarded:
+            found.append(taken)
+    return found
+
+
+def test_a_sum_of_a_counter_is_0_before_the_counter_has_a_series() -> None:
+    bare = "sum(rate(a_total[5m])) / (sum(rate(b_total[5m])) or vector(0))"
+    assert sums_without_fallback(bare) == ["sum(rate(a_total[5m]))"]
+    for alert, expression in alert_expressions().items():
+        assert sums_without_fallback(expression) == [], alert
+
+
+def test_errors_of_clients_and_full_queues_are_no_errors_of_ours() -> None:
+    codes, kinds = set(), [errors.InvalidRequest]
+    while kinds:
+        kind = kinds.pop()
+        if kind.__module__ == errors.__name__:  # those of the HTTP side end before they are counted
+            codes.add(kind.code)
+        kinds += kind.__subclasses__()
+    expression = alert_expressions()["OutriderRequestsFail"]
+    [counted] = re.findall(r"request_failure_total\{(.+?)\}", expression)
+    excluded = {
+        code for listed in re.findall(r'code!~"(.+?)"', counted) for code in listed.split("|")
+    }
+    assert excluded == codes | {errors.Overloaded.code, CLIENT_GONE}
+
+
 def test_alerts_ask_for_what_is_measured() -> None:
     mirror = Names()
     for make in (RequestMetrics, EngineMeters, ConstraintMeters):
         make(Meters({"model_name": "x"}, mirror))
-    _, rules = documents(K8S / "base" / "monitoring.yaml")
-    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
     asked = {
-        alert["alert"]: set(re.findall(r"ray_(?:vllm|outrider)_\w+", alert["expr"]))
-        for alert in alerts
+        alert: set(re.findall(r"ray_(?:vllm|outrider)_\w+", expression))
+        for alert, expression in alert_expressions().items()
     }
     for alert, names in asked.items():
         assert names <= mirror.names, alert

@@ -167,6 +167,19 @@ def test_waits_are_found_by_when_they_were_and_whose(server: ScriptedServer) -> 
         load.stop()
 
 
+def test_calm_is_measured_for_each_kind_of_stream(server: ScriptedServer) -> None:
+    load = FaultLoad(server.url, [FREE, CONSTRAINED])
+    load.collect_references()
+    server.script = late(good(), 0.3)
+    load.start()
+    try:
+        calm_s = load.measure_calm(0.5, WAIT_S)
+    finally:
+        load.stop()
+    assert set(calm_s) == {"free", "constrained"}
+    assert all(wait_s > 0.2 for wait_s in calm_s.values())
+
+
 def test_cases_differ_and_bound_their_answers() -> None:
     cases = [*free_cases(8), *constrained_cases(8)]
     assert len({case.name for case in cases}) == 16
