@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from models.engine_load import EngineLoad, EngineStats
-from models.forming import running_mean
 from models.kv_cache import BlockPool
 from models.pass_plan import PlannedRows
 from models.prefix_cache import PrefixCache
+from models.running_mean import running_mean
 from models.session_table import Session
 
 
