@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from models.block_reads import BlockReads, plan_reads
 from models.kv_storage import KVStorage
+from models.sequence_rows import SequenceRows
 
 TILE_ROWS = 16  # rows of the largest tile
 # Sessions with up to so many rows share tiles of as many rows as the longest of them has.
@@ -32,37 +32,6 @@ _MIN_FLOAT32_ROWS = 4  # products of fewer rows sum in another order
 _SMALL_PRODUCT = 16**3  # multiplications; up to so many torch leaves to another bfloat16 kernel
 # Sessions share one gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
-
-
-class Blocks(Protocol):
-    """What a pass needs of a `BlockTable`."""
-
-    @property
-    def block_ids(self) -> list[int]:
-        """The session's blocks in order."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions there is room for."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
-    """One session's rows in a ragged pass.
-
-    Attributes:
-        table: the session's blocks, already resized to at least `start + len(token_ids)`.
-        start: position of the first row, which is the number of tokens whose KV is there.
-        token_ids: the ids of the rows, never empty.
-        num_logits: logits wanted, for the last `num_logits` rows; 0 while a prompt is chunked.
-    """
-
-    table: Blocks
-    start: int
-    token_ids: list[int]
-    num_logits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +158,7 @@ def plan_pass(
             tiles.add(first_rows[i], sequences[i], places, num_places)
         num_places += len(tiles.rows)
         tables = [
-            sequences[i].table.block_ids[: _num_blocks_read(sequences[i], size)] for i in members
+            sequences[i].table.block_ids[: sequences[i].num_blocks_read(size)] for i in members
         ]
         gathers.append(_plan_gather(tables, tiles, storage, mask_plan, len(row_slots)))
     is_in_order = places == list(range(num_places))
@@ -253,11 +222,6 @@ def _min_product_rows(storage: KVStorage) -> int:
 
 def _chunk_tokens(storage: KVStorage) -> int:
     return math.lcm(KEY_CHUNK, storage.block_size)
-
-
-def _num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
-    """Blocks to the session's last row; those behind are reserved and may hold anything."""
-    return -(-(sequence.start + len(sequence.token_ids)) // block_size)
 
 
 def _padded_keys(num_keys: int) -> int:

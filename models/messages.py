@@ -134,7 +134,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """Start (or start again) a session with an empty cache. Idempotent. No answer."""
+    """Start a session, or renew its terms: it keeps its tokens and their KV. Idempotent. No answer.
+
+    Of a session with another `cache_salt` only the tokens stay.
+    """
 
     session_id: str
     epoch: int

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from models.attention_plan import SequenceRows
+from models.sequence_rows import SequenceRows
 
 FRAME_INTS = 1024  # 4 KiB: a pass of about 150 decode rows with contexts of 100 blocks in all
 _PASS, _IDLE, _STOP = 1, 2, 3
@@ -59,7 +59,7 @@ def encode(message: PassMessage, block_size: int) -> list[int]:
     ints = [_PASS, len(message.sequences)]
     for sequence in message.sequences:
         num_tokens = len(sequence.token_ids)
-        num_blocks = -(-(sequence.start + num_tokens) // block_size)
+        num_blocks = sequence.num_blocks_read(block_size)
         ints += (sequence.start, sequence.num_logits, num_tokens, num_blocks)
         ints += sequence.token_ids
         ints += sequence.table.block_ids[:num_blocks]

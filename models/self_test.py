@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool, BlockTable
+from models.sequence_rows import SequenceRows
 
 _NUM_TOKENS = 150  # three key chunks, ten query tiles
 _STRANGER_TOKENS = (7, 301)

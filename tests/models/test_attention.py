@@ -7,9 +7,10 @@ import torch
 
 from models.attention import paged_attention
 from models.attention_features import AttentionFeatures
-from models.attention_plan import KEY_CHUNK, TILE_ROWS, SequenceRows, plan_pass
+from models.attention_plan import KEY_CHUNK, TILE_ROWS, plan_pass
 from models.kv_cache import BlockPool
 from models.kv_storage import KVSizes, KVStorage
+from models.sequence_rows import SequenceRows
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 16
 DTYPES = [torch.float32, torch.bfloat16]

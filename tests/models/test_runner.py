@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from kv_memory import kv_bytes
 from shared_tables import fork
 from transformers import AutoModelForCausalLM
 
@@ -215,4 +216,4 @@ def test_limits_of_the_runner_are_those_of_config_and_checkpoint(float_runner):
     assert float_runner.eos_ids == (1,)
     assert float_runner.max_model_len == 512
     assert float_runner.pool.num_blocks == 256
-    assert float_runner.kv_bytes == 2 * 2 * 2 * 257 * 16 * 16 * 4
+    assert kv_bytes(float_runner) == 2 * 2 * 2 * 257 * 16 * 16 * 4
