@@ -49,7 +49,6 @@ def engine_load(
     num_running = sum(bool(session.table.block_ids) for session, _ in busy)
     return EngineLoad(
         num_sessions=len(everyone),
-        num_jobs=len(busy),
         num_running=num_running,
         num_waiting=len(busy) - num_running,
         num_waiting_tokens=num_waiting_tokens,

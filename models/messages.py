@@ -115,7 +115,6 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     asker_key: str = ""
     max_model_len: int = 0  # tokens; 0 for a constraint replica
-    vocab_size: int = 0
     batch_invariant: bool = False
     kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: not said
 
