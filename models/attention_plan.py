@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from models.block_reads import BlockReads, plan_reads
+from models.device_copy import to_device
 from models.kv_storage import KVStorage
 from models.sequence_rows import SequenceRows
 
@@ -102,7 +103,7 @@ class _MaskPlan:
         self, tile_ends: list[tuple[int, int]], tile_rows: int, num_keys: int
     ) -> dict[int | None, Tensor]:
         """For each window [tiles, M, L]: 0 where a row sees a key, else -inf."""
-        firsts, lasts = torch.tensor(tile_ends, device=self.device).T
+        firsts, lasts = to_device(tile_ends, self.device).T
         positions = firsts[:, None] + torch.arange(tile_rows, device=self.device)
         positions = torch.minimum(positions, lasts[:, None])[:, :, None]  # [tiles, t, 1]
         keys = torch.arange(num_keys, device=self.device)
@@ -165,7 +166,7 @@ def plan_pass(
     return PagedPass(
         storage=storage,
         row_slots=storage.row_index(row_slots),
-        row_places=None if is_in_order else torch.tensor(places, device=storage.device),
+        row_places=None if is_in_order else to_device(places, storage.device),
         gathers=gathers,
         windows=tuple(windows),
     )
@@ -249,6 +250,6 @@ def _plan_gather(
         ),
         num_sequences=len(tables),
         tile_rows=tiles.size,
-        row_index=None if is_all else torch.tensor(tiles.rows, device=device),
+        row_index=None if is_all else to_device(tiles.rows, device),
         batches=batches,
     )

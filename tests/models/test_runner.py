@@ -12,6 +12,7 @@ from models.config import EngineConfig
 from models.kv_cache import OutOfBlocks
 from models.linear import can_pack
 from models.runner import ModelRunner, SequenceRows
+from tests.sync_watch import SyncWatch
 
 VOCAB_SIZE = 512
 
@@ -176,6 +177,21 @@ def test_nothing_that_former_owners_left_is_read(tiny_target):
             assert torch.isfinite(own).all()
             torch.testing.assert_close(own, wholes[i][rows.start : starts[i]])
     assert starts == [9, 60, 150]
+
+
+@pytest.mark.parametrize("block_size", [16, 64], ids=["copied blocks", "blocks in place"])
+def test_the_host_does_not_wait_within_a_pass(tiny_target, block_size):
+    """A prompt of several tiles, and rounds of sessions of several lengths with mixed blocks."""
+    runner = _runner(tiny_target, block_size=block_size, enable_prefix_caching=False)
+    tables = [runner.pool.new_table() for _ in range(3)]
+    for length in range(64, 400, 64):
+        for table, share in zip(tables, (1.0, 0.7), strict=False):
+            table.resize(int(share * length))
+    rows = [(0, 319, 1), (1, 220, 3), (2, 0, 90)]
+    batch = [_rows(runner, tables[i], start, _text(count, i)) for i, start, count in rows]
+    with SyncWatch() as watch:
+        runner.forward(batch)
+    assert watch.waits == []
 
 
 def test_a_shared_block_is_not_written(tiny_target):
