@@ -42,7 +42,7 @@ class TileBatch:
     first_tile: int  # within the gather
     num_tiles: int
     num_chunks: int  # J, at most that of the gather
-    masks: dict[int | None, Tensor]  # by window: [tiles, M, L] float32, 0 or -inf
+    masks: dict[int | None, Tensor]  # by window: [tiles, t, L] float32, 0 or -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,12 @@ class _MaskPlan:
     """Makes the masks of a pass."""
 
     windows: list[int | None]  # distinct
-    num_groups: int  # G
     device: torch.device
 
     def make(
         self, tile_ends: list[tuple[int, int]], tile_rows: int, num_keys: int
     ) -> dict[int | None, Tensor]:
-        """For each window [tiles, M, L]: 0 where a row sees a key, else -inf."""
+        """For each window [tiles, t, L]: 0 where a row sees a key, else -inf."""
         firsts, lasts = to_device(tile_ends, self.device).T
         positions = firsts[:, None] + torch.arange(tile_rows, device=self.device)
         positions = torch.minimum(positions, lasts[:, None])[:, :, None]  # [tiles, t, 1]
@@ -121,7 +120,7 @@ class _MaskPlan:
 
     def _mask(self, is_hidden: Tensor) -> Tensor:
         mask = torch.zeros(is_hidden.shape, device=self.device)
-        return mask.masked_fill_(is_hidden, float("-inf")).repeat(1, self.num_groups, 1)
+        return mask.masked_fill_(is_hidden, float("-inf"))
 
 
 def plan_pass(
@@ -151,7 +150,7 @@ def plan_pass(
     places = [0] * len(row_slots)
     num_places = 0
     gathers: list[KeyGather] = []
-    mask_plan = _MaskPlan(list(dict.fromkeys(windows)), num_groups, storage.device)
+    mask_plan = _MaskPlan(list(dict.fromkeys(windows)), storage.device)
     min_rows = -(-_min_product_rows(storage) // num_groups)
     for tile_rows, members in _gather_groups(sequences, min_rows, tile_sizes):
         tiles = _Tiles(tile_rows)
