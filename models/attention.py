@@ -87,9 +87,10 @@ def attend(
     if isinstance(paged, VarlenPass):
         return paged.attend(layer, query, features)
     keys, values = paged.storage.blocks[layer]
-    outs = [_attend_gather(query, gather, keys, values, features) for gather in paged.gathers]
+    reads = paged.reads[features.window]
+    outs = [_attend_gather(query, gather, keys, values, features) for gather in reads.gathers]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out if paged.row_places is None else out.index_select(0, paged.row_places)
+    return out if reads.row_places is None else out.index_select(0, reads.row_places)
 
 
 def _attend_gather(

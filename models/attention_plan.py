@@ -2,7 +2,8 @@
 
 All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a pass into tensors once;
 `models/attention.py` uses them in every layer. Each distinct window of the model's layers has its
-own masks, made here; a window that hides nothing from a tile shares the causal mask.
+own masks, made here; a window that hides nothing from a tile shares the causal mask. Where windows
+hide whole stretches of the keys from a session's rows, layers with that window do not read them.
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, S sessions in one gather,
 t rows of a tile, M = G * t, J chunks of keys (padded), C tokens of a chunk, L = J * C keys.
@@ -30,6 +31,7 @@ FIXED_TILES = (TILE_ROWS,)  # all have so many
 # softmax never ends within a vector of the CPU, and bfloat16 sums are not rounded too often.
 KEY_CHUNK = 64
 _MIN_FLOAT32_ROWS = 4  # products of fewer rows sum in another order
+_SUM_GROUP = 16  # chunks, of which a row's weighted values are added
 _SMALL_PRODUCT = 16**3  # multiplications; up to so many torch leaves to another bfloat16 kernel
 # Sessions share one gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
@@ -60,13 +62,20 @@ class KeyGather:
 
 
 @dataclass(frozen=True, slots=True)
+class RowReads:
+    """What layers read for the rows of a pass."""
+
+    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
+    gathers: list[KeyGather]
+
+
+@dataclass(frozen=True, slots=True)
 class PagedPass:
     """Everything the attention layers need to know about one pass."""
 
     storage: KVStorage
     row_slots: Tensor  # [K * R] where the storage puts each row's key and value
-    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
-    gathers: list[KeyGather]
+    reads: dict[int | None, RowReads]  # by window
     windows: tuple[int | None, ...]  # of each layer
 
 
@@ -147,28 +156,80 @@ def plan_pass(
         blocks = sequence.table.block_ids
         stop = sequence.start + len(sequence.token_ids)
         row_slots.extend(blocks[p // size] * size + p % size for p in range(sequence.start, stop))
-    places = [0] * len(row_slots)
+    min_rows = -(-_min_product_rows(storage) // num_groups)
+    reads: dict[int | None, RowReads] = {}
+    for some, seen in _by_what_is_seen(sequences, windows, storage):
+        masks = _MaskPlan(some, storage.device)
+        groups = _gather_groups(seen, min_rows, tile_sizes)
+        reads.update(dict.fromkeys(some, _plan_reads(seen, first_rows, groups, storage, masks)))
+    return PagedPass(
+        storage=storage,
+        row_slots=storage.row_index(row_slots),
+        reads=reads,
+        windows=tuple(windows),
+    )
+
+
+def _by_what_is_seen(
+    sequences: Sequence[SequenceRows], windows: Sequence[int | None], storage: KVStorage
+) -> list[tuple[list[int | None], Sequence[SequenceRows]]]:
+    """Distinct windows, those together that skip the same; the rows without what is skipped."""
+    together: dict[tuple[int, ...], list[int | None]] = {}
+    for window in dict.fromkeys(windows):
+        skipped = tuple(_num_skipped(sequence, window, storage) for sequence in sequences)
+        together.setdefault(skipped, []).append(window)
+    return [
+        (
+            some,
+            [
+                sequence.without_first(count, storage.block_size) if count else sequence
+                for sequence, count in zip(sequences, skipped, strict=True)
+            ],
+        )
+        for skipped, some in together.items()
+    ]
+
+
+def _num_skipped(sequence: SequenceRows, window: int | None, storage: KVStorage) -> int:
+    """First tokens that no row sees, whole groups of chunks of them.
+
+    A row's sum over chunks has the same bits without them: torch's sum over rows on a CPU adds
+    groups of `_SUM_GROUP`, then groups of groups where there are so many.
+    """
+    if window is None or window > sequence.start:
+        return 0
+    chunk = _chunk_tokens(storage)
+    last = (sequence.start + len(sequence.token_ids) - 1) // chunk
+    step = _SUM_GROUP
+    while last >= _SUM_GROUP * step:
+        step *= _SUM_GROUP
+    return (sequence.start - window + 1) // (step * chunk) * (step * chunk)
+
+
+def _plan_reads(
+    sequences: Sequence[SequenceRows],
+    first_rows: list[int],
+    groups: list[tuple[int, list[int]]],
+    storage: KVStorage,
+    masks: _MaskPlan,
+) -> RowReads:
+    """Gathers of the `groups`, each a tile size and members; `first_rows` of the sequences."""
+    num_rows = first_rows[-1] + len(sequences[-1].token_ids)
+    places = [0] * num_rows
     num_places = 0
     gathers: list[KeyGather] = []
-    mask_plan = _MaskPlan(list(dict.fromkeys(windows)), storage.device)
-    min_rows = -(-_min_product_rows(storage) // num_groups)
-    for tile_rows, members in _gather_groups(sequences, min_rows, tile_sizes):
+    for tile_rows, members in groups:
         tiles = _Tiles(tile_rows)
         for i in members:
             tiles.add(first_rows[i], sequences[i], places, num_places)
         num_places += len(tiles.rows)
         tables = [
-            sequences[i].table.block_ids[: sequences[i].num_blocks_read(size)] for i in members
+            sequences[i].table.block_ids[: sequences[i].num_blocks_read(storage.block_size)]
+            for i in members
         ]
-        gathers.append(_plan_gather(tables, tiles, storage, mask_plan, len(row_slots)))
+        gathers.append(_plan_gather(tables, tiles, storage, masks, num_rows))
     is_in_order = places == list(range(num_places))
-    return PagedPass(
-        storage=storage,
-        row_slots=storage.row_index(row_slots),
-        row_places=None if is_in_order else to_device(places, storage.device),
-        gathers=gathers,
-        windows=tuple(windows),
-    )
+    return RowReads(None if is_in_order else to_device(places, storage.device), gathers)
 
 
 def _gather_groups(

@@ -21,6 +21,14 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockList:
+    """Blocks as they are at one time; a session's own table is a `BlockTable`."""
+
+    block_ids: list[int]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceRows:
     """One session's rows in a ragged pass.
 
@@ -35,6 +43,12 @@ class SequenceRows:
     start: int
     token_ids: list[int]
     num_logits: int
+
+    def without_first(self, num_tokens: int, block_size: int) -> SequenceRows:
+        """The same rows over a table that lacks these first tokens, which are whole blocks."""
+        blocks = self.table.block_ids[num_tokens // block_size :]
+        table = BlockList(blocks, self.table.num_tokens - num_tokens)
+        return SequenceRows(table, self.start - num_tokens, self.token_ids, self.num_logits)
 
     def num_blocks_read(self, block_size: int) -> int:
         """Blocks to the last row; those behind are reserved and may hold anything."""

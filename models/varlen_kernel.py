@@ -24,7 +24,7 @@ from torch import Tensor
 from models.kv_pages import PageStorage
 from models.kv_storage import KVSizes
 from models.pass_indices import PassTensors, exact_shape, index_pass
-from models.sequence_rows import SequenceRows
+from models.sequence_rows import BlockList, SequenceRows
 from models.varlen_attention import VarlenFunction, VarlenKernel
 from models.varlen_reference import reference_kernel
 
@@ -168,12 +168,6 @@ def probe(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -> 
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _ProbeTable:
-    block_ids: list[int]
-    num_tokens: int
-
-
 def _probe_pass(
     sizes: AttentionSizes, device: torch.device
 ) -> tuple[PageStorage, PassTensors, Tensor]:
@@ -197,7 +191,7 @@ def _probe_pass(
         part.copy_(torch.randn(part.shape, generator=generator))
     free = torch.randperm(num_blocks, generator=generator).tolist()
     tables = [
-        _ProbeTable([free.pop() for _ in range(need)], end)
+        BlockList([free.pop() for _ in range(need)], end)
         for end, need in zip(ends, needs, strict=True)
     ]
     sequences = [
