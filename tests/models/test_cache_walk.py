@@ -162,7 +162,7 @@ def _evict_the_start_of_a_chain_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _evict_without_a_word(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixCache, "_forget", lambda cache, block_id: None)
+    patch.setattr(PrefixCache, "forget", lambda cache, block_id: None)
 
 
 def _write_into_kept_blocks(patch: pytest.MonkeyPatch) -> None:
