@@ -183,7 +183,6 @@ class Rank:
             endpoint=server.endpoint,
             asker_key=masks.public_key,
             max_model_len=runner.max_model_len,
-            vocab_size=runner.vocab_size,
             batch_invariant=runner.batch_invariant,
             kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
         )

@@ -35,11 +35,6 @@ class LinkMaskSource:
         """The CURVE key that constraint services must allow."""
         return self._keys.public_key
 
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        """The open sockets, so that a loop can wait on them beside its own."""
-        return list(self._sockets.values())
-
     def open(self, session_id: str, endpoint: Endpoint) -> None:
         """Ask this endpoint for the session's masks from now on. Idempotent.
 

@@ -113,7 +113,7 @@ class LocalEnginePool:
     Args:
         engine: a draft or target engine; the pool's thread owns it from `start` on.
         epoch: the epoch the engine was made with.
-        max_model_len, vocab_size, batch_invariant, kv_cache_tokens: told to lessees in the grant.
+        max_model_len, batch_invariant, kv_cache_tokens: told to lessees in the grant.
         asker_key: the name by which the engine is introduced to constraint services.
         max_sessions: leases at a time; a further one waits for its turn.
         idle_timeout_s: leases of sessions silent for longer end.
@@ -125,7 +125,6 @@ class LocalEnginePool:
         *,
         epoch: int,
         max_model_len: int,
-        vocab_size: int = 0,
         batch_invariant: bool = False,
         kv_cache_tokens: int = 0,
         asker_key: str = "local",
@@ -136,7 +135,6 @@ class LocalEnginePool:
             endpoint=Endpoint(address="local", public_key="", epoch=epoch),
             asker_key=asker_key,
             max_model_len=max_model_len,
-            vocab_size=vocab_size,
             batch_invariant=batch_invariant,
             kv_cache_tokens=kv_cache_tokens,
         )

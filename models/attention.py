@@ -87,9 +87,10 @@ def attend(
     if isinstance(paged, VarlenPass):
         return paged.attend(layer, query, features)
     keys, values = paged.storage.blocks[layer]
-    outs = [_attend_gather(query, gather, keys, values, features) for gather in paged.gathers]
+    reads = paged.reads[features.window]
+    outs = [_attend_gather(query, gather, keys, values, features) for gather in reads.gathers]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out if paged.row_places is None else out.index_select(0, paged.row_places)
+    return out if reads.row_places is None else out.index_select(0, reads.row_places)
 
 
 def _attend_gather(
@@ -137,9 +138,9 @@ def _attend_tiles(
     if reads.sorting is not None:
         scores = scores.index_select(0, reads.sorting.owned)
     shape = (tiles.shape[0], batch.num_chunks)
-    mask = batch.masks[features.window]
-    weights = _weights(scores.unflatten(0, shape), mask, features)  # [S, J, K, M, C]
-    weights = weights.to(tiles.dtype, memory_format=torch.contiguous_format).flatten(0, 1)
+    by_group = scores.view(*shape, scores.shape[1], -1, gather.tile_rows, scores.shape[3])
+    weights = _weights(by_group, batch.masks[features.window], features)  # [S, J, K, G, t, C]
+    weights = weights.to(tiles.dtype, memory_format=torch.contiguous_format).reshape(scores.shape)
     if reads.sorting is not None:
         weights = weights.index_select(0, reads.sorting.sources)
     return _sums(_multiply(weights, values), shape, reads.sorting)
@@ -170,31 +171,29 @@ def _sums(products: Tensor, shape: tuple[int, int], sorting: Sorting | None) -> 
 
 
 def _weights(
-    scores: Tensor,  # [S, J, K, M, C], of the model's dtype
-    mask: Tensor,  # [S, M, L] float32
+    scores: Tensor,  # [S, J, K, G, t, C], of the model's dtype
+    mask: Tensor,  # [S, t, L] float32
     features: AttentionFeatures,
-) -> Tensor:  # [S, J, K, M, C] float32, not contiguous
+) -> Tensor:  # [S, J, K, G, t, C] float32, not contiguous
     """What each key counts, from unscaled scores."""
-    num_sequences, num_chunks, num_key_heads, num_rows, size = scores.shape
-    by_row = scores.permute(0, 2, 3, 1, 4)  # [S, K, M, J, C]
-    mask = mask.view(num_sequences, 1, num_rows, num_chunks, size)
+    num_sequences, num_chunks, num_key_heads, _, tile_rows, size = scores.shape
+    by_row = scores.permute(0, 2, 3, 4, 1, 5)  # [S, K, G, t, J, C]
+    mask = mask.view(num_sequences, 1, 1, tile_rows, num_chunks, size)
     masked = mask.new_empty(by_row.shape)
     if features.softcap is None:
         torch.add(mask, by_row, alpha=features.scale, out=masked)
     else:
         capped = by_row.float().mul_(features.scale / features.softcap).tanh_()
         torch.add(mask, capped, alpha=features.softcap, out=masked)
-    masked = masked.flatten(3)  # [S, K, M, L]
+    masked = masked.flatten(4)  # [S, K, G, t, L]
     if features.sinks is None:
         weights = torch.softmax(masked, dim=-1)
     else:
-        sinks = features.sinks.float().view(num_key_heads, -1, 1)  # [K, G, 1]
-        sinks = sinks.expand(-1, -1, num_rows // sinks.shape[1]).reshape(num_key_heads, -1)
-        with_sink = masked.new_full((*masked.shape[:3], KEY_CHUNK + masked.shape[3]), -torch.inf)
+        with_sink = masked.new_full((*masked.shape[:4], KEY_CHUNK + masked.shape[4]), -torch.inf)
         with_sink[..., KEY_CHUNK:] = masked
-        with_sink[..., 0] = sinks
+        with_sink[..., 0] = features.sinks.float().view(num_key_heads, -1, 1)  # [K, G, 1]
         weights = torch.softmax(with_sink, dim=-1)[..., KEY_CHUNK:]
-    return weights.unflatten(3, (num_chunks, size)).permute(0, 3, 1, 2, 4)
+    return weights.unflatten(4, (num_chunks, size)).permute(0, 4, 1, 2, 3, 5)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -2,7 +2,8 @@
 
 All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a pass into tensors once;
 `models/attention.py` uses them in every layer. Each distinct window of the model's layers has its
-own masks, made here; a window that hides nothing from a tile shares the causal mask.
+own masks, made here; a window that hides nothing from a tile shares the causal mask. Where windows
+hide whole stretches of the keys from a session's rows, layers with that window do not read them.
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, S sessions in one gather,
 t rows of a tile, M = G * t, J chunks of keys (padded), C tokens of a chunk, L = J * C keys.
@@ -13,13 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from models.block_reads import BlockReads, plan_reads
+from models.device_copy import to_device
 from models.kv_storage import KVStorage
+from models.sequence_rows import SequenceRows
 
 TILE_ROWS = 16  # rows of the largest tile
 # Sessions with up to so many rows share tiles of as many rows as the longest of them has.
@@ -29,40 +31,10 @@ FIXED_TILES = (TILE_ROWS,)  # all have so many
 # softmax never ends within a vector of the CPU, and bfloat16 sums are not rounded too often.
 KEY_CHUNK = 64
 _MIN_FLOAT32_ROWS = 4  # products of fewer rows sum in another order
+_SUM_GROUP = 16  # chunks, of which a row's weighted values are added
 _SMALL_PRODUCT = 16**3  # multiplications; up to so many torch leaves to another bfloat16 kernel
 # Sessions share one gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
-
-
-class Blocks(Protocol):
-    """What a pass needs of a `BlockTable`."""
-
-    @property
-    def block_ids(self) -> list[int]:
-        """The session's blocks in order."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions there is room for."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
-    """One session's rows in a ragged pass.
-
-    Attributes:
-        table: the session's blocks, already resized to at least `start + len(token_ids)`.
-        start: position of the first row, which is the number of tokens whose KV is there.
-        token_ids: the ids of the rows, never empty.
-        num_logits: logits wanted, for the last `num_logits` rows; 0 while a prompt is chunked.
-    """
-
-    table: Blocks
-    start: int
-    token_ids: list[int]
-    num_logits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +44,7 @@ class TileBatch:
     first_tile: int  # within the gather
     num_tiles: int
     num_chunks: int  # J, at most that of the gather
-    masks: dict[int | None, Tensor]  # by window: [tiles, M, L] float32, 0 or -inf
+    masks: dict[int | None, Tensor]  # by window: [tiles, t, L] float32, 0 or -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +62,20 @@ class KeyGather:
 
 
 @dataclass(frozen=True, slots=True)
+class RowReads:
+    """What layers read for the rows of a pass."""
+
+    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
+    gathers: list[KeyGather]
+
+
+@dataclass(frozen=True, slots=True)
 class PagedPass:
     """Everything the attention layers need to know about one pass."""
 
     storage: KVStorage
     row_slots: Tensor  # [K * R] where the storage puts each row's key and value
-    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
-    gathers: list[KeyGather]
+    reads: dict[int | None, RowReads]  # by window
     windows: tuple[int | None, ...]  # of each layer
 
 
@@ -126,14 +105,13 @@ class _MaskPlan:
     """Makes the masks of a pass."""
 
     windows: list[int | None]  # distinct
-    num_groups: int  # G
     device: torch.device
 
     def make(
         self, tile_ends: list[tuple[int, int]], tile_rows: int, num_keys: int
     ) -> dict[int | None, Tensor]:
-        """For each window [tiles, M, L]: 0 where a row sees a key, else -inf."""
-        firsts, lasts = torch.tensor(tile_ends, device=self.device).T
+        """For each window [tiles, t, L]: 0 where a row sees a key, else -inf."""
+        firsts, lasts = to_device(tile_ends, self.device).T
         positions = firsts[:, None] + torch.arange(tile_rows, device=self.device)
         positions = torch.minimum(positions, lasts[:, None])[:, :, None]  # [tiles, t, 1]
         keys = torch.arange(num_keys, device=self.device)
@@ -151,7 +129,7 @@ class _MaskPlan:
 
     def _mask(self, is_hidden: Tensor) -> Tensor:
         mask = torch.zeros(is_hidden.shape, device=self.device)
-        return mask.masked_fill_(is_hidden, float("-inf")).repeat(1, self.num_groups, 1)
+        return mask.masked_fill_(is_hidden, float("-inf"))
 
 
 def plan_pass(
@@ -178,28 +156,80 @@ def plan_pass(
         blocks = sequence.table.block_ids
         stop = sequence.start + len(sequence.token_ids)
         row_slots.extend(blocks[p // size] * size + p % size for p in range(sequence.start, stop))
-    places = [0] * len(row_slots)
+    min_rows = -(-_min_product_rows(storage) // num_groups)
+    reads: dict[int | None, RowReads] = {}
+    for some, seen in _by_what_is_seen(sequences, windows, storage):
+        masks = _MaskPlan(some, storage.device)
+        groups = _gather_groups(seen, min_rows, tile_sizes)
+        reads.update(dict.fromkeys(some, _plan_reads(seen, first_rows, groups, storage, masks)))
+    return PagedPass(
+        storage=storage,
+        row_slots=storage.row_index(row_slots),
+        reads=reads,
+        windows=tuple(windows),
+    )
+
+
+def _by_what_is_seen(
+    sequences: Sequence[SequenceRows], windows: Sequence[int | None], storage: KVStorage
+) -> list[tuple[list[int | None], Sequence[SequenceRows]]]:
+    """Distinct windows, those together that skip the same; the rows without what is skipped."""
+    together: dict[tuple[int, ...], list[int | None]] = {}
+    for window in dict.fromkeys(windows):
+        skipped = tuple(_num_skipped(sequence, window, storage) for sequence in sequences)
+        together.setdefault(skipped, []).append(window)
+    return [
+        (
+            some,
+            [
+                sequence.without_first(count, storage.block_size) if count else sequence
+                for sequence, count in zip(sequences, skipped, strict=True)
+            ],
+        )
+        for skipped, some in together.items()
+    ]
+
+
+def _num_skipped(sequence: SequenceRows, window: int | None, storage: KVStorage) -> int:
+    """First tokens that no row sees, whole groups of chunks of them.
+
+    A row's sum over chunks has the same bits without them: torch's sum over rows on a CPU adds
+    groups of `_SUM_GROUP`, then groups of groups where there are so many.
+    """
+    if window is None or window > sequence.start:
+        return 0
+    chunk = _chunk_tokens(storage)
+    last = (sequence.start + len(sequence.token_ids) - 1) // chunk
+    step = _SUM_GROUP
+    while last >= _SUM_GROUP * step:
+        step *= _SUM_GROUP
+    return (sequence.start - window + 1) // (step * chunk) * (step * chunk)
+
+
+def _plan_reads(
+    sequences: Sequence[SequenceRows],
+    first_rows: list[int],
+    groups: list[tuple[int, list[int]]],
+    storage: KVStorage,
+    masks: _MaskPlan,
+) -> RowReads:
+    """Gathers of the `groups`, each a tile size and members; `first_rows` of the sequences."""
+    num_rows = first_rows[-1] + len(sequences[-1].token_ids)
+    places = [0] * num_rows
     num_places = 0
     gathers: list[KeyGather] = []
-    mask_plan = _MaskPlan(list(dict.fromkeys(windows)), num_groups, storage.device)
-    min_rows = -(-_min_product_rows(storage) // num_groups)
-    for tile_rows, members in _gather_groups(sequences, min_rows, tile_sizes):
+    for tile_rows, members in groups:
         tiles = _Tiles(tile_rows)
         for i in members:
             tiles.add(first_rows[i], sequences[i], places, num_places)
         num_places += len(tiles.rows)
         tables = [
-            sequences[i].table.block_ids[: _num_blocks_read(sequences[i], size)] for i in members
+            sequences[i].table.block_ids[: sequences[i].num_blocks_read(storage.block_size)]
+            for i in members
         ]
-        gathers.append(_plan_gather(tables, tiles, storage, mask_plan, len(row_slots)))
+        gathers.append(_plan_gather(tables, tiles, storage, masks, num_rows))
     is_in_order = places == list(range(num_places))
-    return PagedPass(
-        storage=storage,
-        row_slots=storage.row_index(row_slots),
-        row_places=None if is_in_order else torch.tensor(places, device=storage.device),
-        gathers=gathers,
-        windows=tuple(windows),
-    )
+    return RowReads(None if is_in_order else to_device(places, storage.device), gathers)
 
 
 def _gather_groups(
@@ -255,11 +285,6 @@ def _chunk_tokens(storage: KVStorage) -> int:
     return math.lcm(KEY_CHUNK, storage.block_size)
 
 
-def _num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
-    """Blocks to the session's last row; those behind are reserved and may hold anything."""
-    return -(-(sequence.start + len(sequence.token_ids)) // block_size)
-
-
 def _padded_keys(num_keys: int) -> int:
     return -(-num_keys // KEY_CHUNK) * KEY_CHUNK
 
@@ -285,6 +310,6 @@ def _plan_gather(
         ),
         num_sequences=len(tables),
         tile_rows=tiles.size,
-        row_index=None if is_all else torch.tensor(tiles.rows, device=device),
+        row_index=None if is_all else to_device(tiles.rows, device),
         batches=batches,
     )

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.device_copy import to_device
+
 _LEAST_RUN = 4  # blocks; shorter stretches are copied with the rest
 _GAP = 1  # blocks of nobody that a stretch may have between two blocks of somebody
 
@@ -95,13 +97,13 @@ def plan_reads(
         sorting = reads.sorting(num_chunks, device)
         num_parts = len(runs) + bool(reads.copied)
         if not must_be_in_one_piece or (sorting is None and num_parts == 1):
-            copied = torch.tensor(reads.copied, device=device) if reads.copied else None
-            return BlockReads(1, runs, copied, torch.tensor(reads.owners, device=device), sorting)
+            copied = to_device(reads.copied, device) if reads.copied else None
+            return BlockReads(1, runs, copied, to_device(reads.owners, device), sorting)
     num_blocks = num_chunks * blocks_per_chunk
     padding = [null_block] * num_blocks
     ids = [(table + padding)[:num_blocks] for table in tables]
     owners = torch.arange(len(tables), device=device).repeat_interleave(num_chunks)
-    copied = torch.tensor(ids, device=device).flatten()
+    copied = to_device(ids, device).flatten()
     return BlockReads(blocks_per_chunk, [], copied, owners, None)
 
 
@@ -161,9 +163,9 @@ class _Reads:
         if filled == list(range(num_read)):
             return None
         return Sorting(
-            owned=torch.tensor(owned, device=device),
-            filled=torch.tensor(filled, device=device),
-            sources=torch.tensor(sources, device=device),
+            owned=to_device(owned, device),
+            filled=to_device(filled, device),
+            sources=to_device(sources, device),
             is_padded=num_read in filled,
         )
 

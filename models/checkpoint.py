@@ -74,6 +74,11 @@ def key_sizes(hf_config: PreTrainedConfig, world_size: int) -> KeySizes:
     )
 
 
+def kv_bytes_per_token(sizes: KeySizes | Checkpoint, itemsize: int) -> int:
+    """Keys and values of all layers of one token, in numbers of so many bytes; of each rank."""
+    return 2 * sizes.num_layers * sizes.num_key_heads * sizes.head_dim * itemsize
+
+
 def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -> Checkpoint:
     """Read, check, place and pack the model that `config` names, or this rank's part of it.
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from models.device_copy import copy_into
 from models.graph_buckets import Bucket, BucketPlan
-from models.pass_indices import PagedRows, PassShape, PassTensors, index_pass, padded_shape
+from models.pass_indices import PassShape, PassTensors, index_pass, padded_shape
+from models.sequence_rows import SequenceRows
 
 _WARM_UPS = 2  # calls before recording: kernels load and tune themselves on their first ones
 
@@ -150,7 +151,7 @@ class BucketedPasses:
 
     def run(
         self,
-        sequences: Sequence[PagedRows],
+        sequences: Sequence[SequenceRows],
         bucket: Bucket,
         drawn_ids: Tensor | None = None,
     ) -> Tensor:
@@ -191,7 +192,7 @@ class BucketedPasses:
     def _shape(self, bucket: Bucket) -> PassShape:
         return padded_shape(bucket.num_rows, self._table_width)
 
-    def _write(self, bucket: Bucket, sequences: Sequence[PagedRows]) -> None:
+    def _write(self, bucket: Bucket, sequences: Sequence[SequenceRows]) -> None:
         """The padded arrays of a pass, into the buffers."""
         arrays = index_pass(sequences, self._shape(bucket), self._block_size, self._null_block)
         for buffer, array in zip((self._longs, self._ints), arrays, strict=True):

@@ -20,13 +20,13 @@ from torch import Tensor
 from models.draft_chain import ChainLink, draw_chain, is_chainable, reserve_chain
 from models.draft_probs import pack
 from models.engine import Engine
-from models.forming import running_mean
 from models.job_draws import draft_rows
 from models.masks import MaskSource
 from models.messages import Proposal, Propose, Verify
 from models.pass_plan import PlannedRows
 from models.queue_notices import QUEUED_INTERVAL_S
 from models.runner import ModelRunner
+from models.running_mean import running_mean
 from models.session_table import Job, Session
 
 Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "deadline"]

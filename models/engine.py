@@ -79,7 +79,7 @@ class Engine(ABC):
         self._mask_wait_s = mask_wait_s
         self._epoch = epoch
         self._table = SessionTable(epoch, runner.pool.new_table)
-        self._desk = MaskDesk(mask_source, clock)
+        self._desk = MaskDesk(mask_source)
         self._prefix_cache = PrefixCache(
             runner.pool, runner.are_finite, is_enabled=runner.config.enable_prefix_caching
         )

@@ -13,9 +13,8 @@ class EngineLoad:
     """One look at an engine, for metrics and scaling. A fresh engine has zeros."""
 
     num_sessions: int = 0
-    num_jobs: int = 0  # sessions with a message being worked on: those running and those waiting
-    num_running: int = 0  # they hold KV blocks
-    num_waiting: int = 0  # they hold none: new, or preempted
+    num_running: int = 0  # with a message being worked on, and KV blocks
+    num_waiting: int = 0  # with a message and no blocks: new, or preempted
     num_waiting_tokens: int = 0  # rows that jobs must compute before those that give them logits
     num_free_blocks: int = 0  # cached ones that no session holds are free
     num_blocks: int = 0

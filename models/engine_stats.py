@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from models.engine_load import EngineLoad, EngineStats
-from models.forming import running_mean
 from models.kv_cache import BlockPool
 from models.pass_plan import PlannedRows
 from models.prefix_cache import PrefixCache
+from models.running_mean import running_mean
 from models.session_table import Session
 
 
@@ -49,7 +49,6 @@ def engine_load(
     num_running = sum(bool(session.table.block_ids) for session, _ in busy)
     return EngineLoad(
         num_sessions=len(everyone),
-        num_jobs=len(busy),
         num_running=num_running,
         num_waiting=len(busy) - num_running,
         num_waiting_tokens=num_waiting_tokens,

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from models.architecture import refuse_unsupported
-from models.checkpoint import key_sizes, read_config
+from models.checkpoint import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig
 from models.quantization import int8_bytes
 
@@ -44,7 +44,6 @@ def footprint(config: EngineConfig) -> Footprint:
     model = _shapes(hf_config, config.dtype)
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
-    num_values = sizes.num_layers * sizes.num_key_heads * sizes.head_dim
     return Footprint(
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         weight_bytes=(
@@ -52,7 +51,7 @@ def footprint(config: EngineConfig) -> Footprint:
             if config.quantization is not None
             else _rank_bytes(model, config.tensor_parallel_size, itemsize)
         ),
-        kv_bytes_per_token=2 * num_values * itemsize,
+        kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize),
     )
 
 

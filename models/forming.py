@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.cost_table import CostTable
+from models.running_mean import running_mean
 
 _PLAIN_SHARE = 0.05  # of the passes' time: what sessions in plain steps may be held altogether
 _PLAIN_BURST = 0.2  # of a pass: and at once
@@ -27,7 +28,6 @@ _DRAFT_SHARE = 0.75  # of a pass: longest wait otherwise
 _COMPANY = 4.0  # who waits for few waits less long: this times the share of those expected
 _SLACK = 0.25  # of its usual time away: who is later than that is not waited for
 _SLACK_S = 0.0003
-_SMOOTHING = 0.2  # weight of the newest value in a running mean
 _AWAY_FALL = 0.25  # weight of a time away that is shorter than expected; longer ones count at once
 _LONGEST_AWAY_S = 1.0  # a client that took longer was doing something else
 
@@ -156,8 +156,3 @@ class FormingWindow:
         one_s, other_s = self._by_rows.at(num_rows), self._by_rows.at(num_more)
         together_s = self._by_rows.at(num_rows + num_more) + away_s
         return together_s < max(one_s + other_s, max(one_s, other_s) + away_s)
-
-
-def running_mean(mean: float | None, value: float, share: float = _SMOOTHING) -> float:
-    """The exponential running mean after one more value; None: there was none before."""
-    return value if mean is None else mean + share * (value - mean)

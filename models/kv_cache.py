@@ -23,7 +23,9 @@ idea: vLLM, arXiv 2309.06180.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Iterable
+from typing import Protocol
 
 
 class OutOfBlocks(Exception):
@@ -34,8 +36,12 @@ class OutOfBlocks(Exception):
         self.num_missing = num_wanted - num_free
 
 
-def _ignore(block_id: int) -> None:
-    """Nobody keeps blocks: there is nobody to tell."""
+class BlockKeeper(Protocol):
+    """Who has blocks kept."""
+
+    def forget(self, block_id: int) -> None:
+        """The pool takes a kept block back."""
+        ...
 
 
 class BlockPool:
@@ -46,7 +52,7 @@ class BlockPool:
         block_size: tokens per block.
     """
 
-    __slots__ = ("_free", "_idle", "_kept", "_num_refs", "_on_evict", "block_size", "num_blocks")
+    __slots__ = ("_free", "_idle", "_keeper", "_kept", "_num_refs", "block_size", "num_blocks")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -58,7 +64,7 @@ class BlockPool:
         self._idle: dict[int, None] = {}  # in the order in which they became idle
         self._kept: set[int] = set()
         self._num_refs = [0] * num_blocks
-        self._on_evict: Callable[[int], None] = _ignore
+        self._keeper: weakref.ref[BlockKeeper] | None = None
 
     @property
     def num_free(self) -> int:
@@ -114,12 +120,23 @@ class BlockPool:
         """Whether the block is kept."""
         return block_id in self._kept
 
-    def start_keeping(self, on_evict: Callable[[int], None]) -> None:
-        """From now on `on_evict` is told which kept block is handed out; kept ones are let go."""
+    def start_keeping(self, keeper: BlockKeeper) -> None:
+        """From now on `keeper` is told which kept block is handed out, as long as it exists.
+
+        What was kept for another one before is let go.
+
+        Raises:
+            ValueError: that other one still exists: it would go on to hand out its blocks.
+        """
+        if self._keeper is not None and self._keeper() is not None:
+            raise ValueError(
+                "the KV blocks of this runner are kept for the prefix cache of another engine, "
+                "which is still there: let go of it first, or set enable_prefix_caching to False"
+            )
         for block in list(self._idle):
             self._evict(block)
         self._kept.clear()
-        self._on_evict = on_evict
+        self._keeper = weakref.ref(keeper)
 
     def num_refs(self, block_id: int) -> int:
         """How many tables list the block."""
@@ -170,7 +187,9 @@ class BlockPool:
         del self._idle[block_id]
         self._kept.discard(block_id)
         self._free.append(block_id)
-        self._on_evict(block_id)
+        keeper = None if self._keeper is None else self._keeper()
+        if keeper is not None:
+            keeper.forget(block_id)
 
 
 class BlockTable:

@@ -10,7 +10,7 @@ Invariant: a wait ends with rows, with a failure, or by `drop`; late replies fin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,24 +109,17 @@ class MaskWait:
     session: Constrained
     epoch: int  # of the constraint service
     num_rows: int
-    asked_s: float
     ticket: int = 0
     num_asks: int = 0
     rows: list[memoryview] | None = None  # once there; fewer than num_rows behind an illegal token
     failure: str = ""  # why there will be none
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the wait has ended, well or badly."""
-        return self.rows is not None or bool(self.failure)
-
 
 class MaskDesk:
     """Tickets of all waits of one engine."""
 
-    def __init__(self, source: MaskSource, clock: Callable[[], float]) -> None:
+    def __init__(self, source: MaskSource) -> None:
         self._source = source
-        self._clock = clock
         self._waits: dict[int, MaskWait] = {}
         self._outgoing: list[MaskRequest] = []
         self._num_tickets = 0
@@ -141,7 +134,7 @@ class MaskDesk:
 
     def ask(self, session: Constrained, epoch: int, num_rows: int) -> MaskWait:
         """Queue a request for the states after the last num_rows - 1, ..., 0 tokens less."""
-        wait = MaskWait(session, epoch, num_rows, self._clock())
+        wait = MaskWait(session, epoch, num_rows)
         self._queue(wait)
         return wait
 

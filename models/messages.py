@@ -115,7 +115,6 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint
     asker_key: str = ""
     max_model_len: int = 0  # tokens; 0 for a constraint replica
-    vocab_size: int = 0
     batch_invariant: bool = False
     kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: not said
 
@@ -134,7 +133,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """Start (or start again) a session with an empty cache. Idempotent. No answer."""
+    """Start a session, or renew its terms: it keeps its tokens and their KV. Idempotent. No answer.
+
+    Of a session with another `cache_salt` only the tokens stay.
+    """
 
     session_id: str
     epoch: int

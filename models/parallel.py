@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.attention_plan import SequenceRows
 from models.pass_message import FRAME_INTS, Idle, Pass, PassMessage, Stop, decode, encode
+from models.sequence_rows import SequenceRows
 
 KEEP_ALIVE_S = 1.0
 
@@ -158,7 +158,7 @@ class TensorParallel:
         first, *others = self._gather_all(part)
         total = first.float()
         for other in others:
-            total = total.add_(other)  # never in place on `first`: float() may not have copied
+            total = total.add_(other)  # may be `first` itself, which nobody else has
         if bias is not None:
             total = total.add_(bias)
         return total.to(part.dtype)

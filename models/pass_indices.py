@@ -14,41 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.device_copy import array_to_device
-
-
-class BlockIds(Protocol):
-    """What is needed of a `BlockTable`."""
-
-    @property
-    def block_ids(self) -> list[int]:
-        """The session's blocks in order of position."""
-        ...
-
-
-class PagedRows(Protocol):
-    """What is needed of one session's rows; `models.attention.SequenceRows` has it."""
-
-    @property
-    def start(self) -> int:
-        """Position of the first row."""
-        ...
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids of the rows."""
-        ...
-
-    @property
-    def table(self) -> BlockIds:
-        """The session's blocks."""
-        ...
+from models.sequence_rows import SequenceRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +86,12 @@ class PassTensors(NamedTuple):
         )
 
 
-def exact_shape(sequences: Sequence[PagedRows], block_size: int) -> PassShape:
+def exact_shape(sequences: Sequence[SequenceRows], block_size: int) -> PassShape:
     """The shape of a pass without padding."""
     return PassShape(
         num_rows=sum(len(rows.token_ids) for rows in sequences),
         num_sessions=len(sequences),
-        table_width=max(_num_blocks(rows, block_size) for rows in sequences),
+        table_width=max(rows.num_blocks_read(block_size) for rows in sequences),
     )
 
 
@@ -128,7 +101,7 @@ def padded_shape(num_rows: int, table_width: int) -> PassShape:
 
 
 def index_pass(
-    sequences: Sequence[PagedRows], shape: PassShape, block_size: int, null_block: int
+    sequences: Sequence[SequenceRows], shape: PassShape, block_size: int, null_block: int
 ) -> PassArrays:
     """The arrays of a pass of `sequences`, padded to `shape`.
 
@@ -144,7 +117,7 @@ def index_pass(
             f"{num_rows} rows of {len(sequences)} sessions do not fit in {shape.num_rows} rows "
             f"of {shape.num_sessions} sessions"
         )
-    widest = max((_num_blocks(rows, block_size) for rows in sequences), default=0)
+    widest = max((rows.num_blocks_read(block_size) for rows in sequences), default=0)
     if widest > shape.table_width:
         raise ValueError(f"{widest} blocks do not fit in a table of {shape.table_width}")
     longs = np.zeros((3, shape.num_rows), dtype=np.int64)
@@ -156,7 +129,7 @@ def index_pass(
         per_session += [1] * num_padded + [0] * (num_spare - num_padded)
     table = np.full((shape.num_sessions, shape.table_width), null_block, dtype=np.int32)
     for entry, rows in zip(table, sequences, strict=False):
-        width = _num_blocks(rows, block_size)
+        width = rows.num_blocks_read(block_size)
         entry[:width] = rows.table.block_ids[:width]
     ints = [_cumulative(counts), _cumulative(keys), np.array(keys, dtype=np.int32), table.ravel()]
     return PassArrays(longs.ravel(), np.concatenate(ints))
@@ -168,7 +141,7 @@ def upload(arrays: PassArrays, shape: PassShape, device: torch.device) -> PassTe
     return PassTensors.cut(shape, longs, ints)
 
 
-def _fill_rows(longs: np.ndarray, sequences: Sequence[PagedRows], block_size: int) -> None:
+def _fill_rows(longs: np.ndarray, sequences: Sequence[SequenceRows], block_size: int) -> None:
     """Ids, positions and slots of the real rows, in the first columns of `longs` [3, R]."""
     first = 0
     for rows in sequences:
@@ -180,11 +153,6 @@ def _fill_rows(longs: np.ndarray, sequences: Sequence[PagedRows], block_size: in
         longs[2, first:stop] = blocks[positions // block_size] * block_size
         longs[2, first:stop] += positions % block_size
         first = stop
-
-
-def _num_blocks(rows: PagedRows, block_size: int) -> int:
-    """Blocks to the session's last row; those behind are reserved and hold nothing yet."""
-    return -(-(rows.start + len(rows.token_ids)) // block_size)
 
 
 def _cumulative(counts: Sequence[int]) -> np.ndarray:

@@ -16,18 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from models.attention_plan import SequenceRows
+from models.sequence_rows import BlockList, SequenceRows
 
 FRAME_INTS = 1024  # 4 KiB: a pass of about 150 decode rows with contexts of 100 blocks in all
 _PASS, _IDLE, _STOP = 1, 2, 3
-
-
-@dataclass(frozen=True, slots=True)
-class SentTable:
-    """A follower's view of a session's blocks, valid for one pass."""
-
-    block_ids: list[int]
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ def encode(message: PassMessage, block_size: int) -> list[int]:
     ints = [_PASS, len(message.sequences)]
     for sequence in message.sequences:
         num_tokens = len(sequence.token_ids)
-        num_blocks = -(-(sequence.start + num_tokens) // block_size)
+        num_blocks = sequence.num_blocks_read(block_size)
         ints += (sequence.start, sequence.num_logits, num_tokens, num_blocks)
         ints += sequence.token_ids
         ints += sequence.table.block_ids[:num_blocks]
@@ -97,7 +89,7 @@ def _read(reader: Iterator[int]) -> PassMessage:
 def _read_rows(reader: Iterator[int]) -> SequenceRows:
     start, num_logits, num_tokens, num_blocks = _take(reader, 4)
     token_ids = _take(reader, num_tokens)
-    table = SentTable(_take(reader, num_blocks), start + num_tokens)
+    table = BlockList(_take(reader, num_blocks), start + num_tokens)
     return SequenceRows(table, start, token_ids, num_logits)
 
 

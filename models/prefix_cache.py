@@ -71,11 +71,14 @@ class PrefixCache:
     """The published blocks of one pool.
 
     Args:
-        pool: where the blocks are; what it kept for another cache is let go.
+        pool: where the blocks are; what it kept for a cache that is gone is let go.
         are_finite: whether all KV in these blocks is finite numbers.
         is_enabled: False: nothing is ever published or found.
         worth_waiting_rows: a prompt waits for a pass that computes so many of its rows for
             another session; fewer are not worth the time of a pass.
+
+    Raises:
+        ValueError: the pool keeps blocks for another cache that is still there.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class PrefixCache:
         self.num_hits = 0  # tokens found
         self.num_evictions = 0  # blocks
         if is_enabled:
-            pool.start_keeping(self._forget)
+            pool.start_keeping(self)
 
     @classmethod
     def disabled(cls, pool: BlockPool) -> PrefixCache:
@@ -198,6 +201,12 @@ class PrefixCache:
         for session, first, last in fresh:
             self._publish(session, first, last)
 
+    def forget(self, block_id: int) -> None:
+        """The pool takes the block back: see `BlockKeeper`."""
+        block = self._by_block.pop(block_id)
+        del self._by_key[block.key]
+        self.num_evictions += 1
+
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Prove the invariants above; `tables` are all that exist.
 
@@ -295,9 +304,3 @@ class PrefixCache:
     ) -> bool:
         """Whether a block that has the right hash really holds this block of the log."""
         return block.parent is parent and block.ids == self._ids(log, index)
-
-    def _forget(self, block_id: int) -> None:
-        """The pool has taken the block back."""
-        block = self._by_block.pop(block_id)
-        del self._by_key[block.key]
-        self.num_evictions += 1

@@ -21,10 +21,9 @@ from models.attention_plan import (
     FITTING_TILES,
     FIXED_TILES,
     PagedPass,
-    SequenceRows,
     plan_pass,
 )
-from models.checkpoint import Checkpoint, load_checkpoint
+from models.checkpoint import Checkpoint, kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
 from models.device_copy import to_device
 from models.kv_budget import num_kv_blocks
@@ -33,6 +32,7 @@ from models.kv_storage import KVSizes, KVStorage
 from models.linear import PackedLinear
 from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
+from models.sequence_rows import SequenceRows
 from models.varlen_attention import VarlenPass
 from models.varlen_runner import last_rows
 from models.varlen_setup import choose_kernel, make_varlen
@@ -69,7 +69,7 @@ class ModelRunner:
         self.eos_ids = checkpoint.eos_ids
         self.max_model_len = config.max_model_len
         self.max_batch_rows = config.max_batch_rows
-        self.kv_bytes_per_token = _kv_bytes_per_token(checkpoint, self.dtype)
+        self.kv_bytes_per_token = kv_bytes_per_token(checkpoint, self.dtype.itemsize)
         num_blocks = num_kv_blocks(config, self.kv_bytes_per_token)
         self.pool = BlockPool(num_blocks, config.block_size)
         parameters = inspect.signature(self._model.forward).parameters
@@ -94,11 +94,6 @@ class ModelRunner:
     def weight_bytes(self) -> int:
         """Memory of the weights, before packing; of this rank's part where ranks share them."""
         return self._checkpoint.weight_bytes
-
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of the KV storage."""
-        return self._storage.num_bytes
 
     def forward(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
         """Run the rows of `sequences`, each of another session, and store their KV.
@@ -272,12 +267,6 @@ class ModelRunner:
         ]
         if entered:
             self._storage.clear_blocks(entered)
-
-
-def _kv_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Keys and values of all layers; of this rank's heads where ranks share the model."""
-    num_values = checkpoint.num_layers * checkpoint.num_key_heads * checkpoint.head_dim
-    return 2 * num_values * dtype.itemsize
 
 
 def _kv_sizes(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVSizes:

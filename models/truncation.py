@@ -16,7 +16,8 @@ from torch import Tensor
 from models.device_copy import to_device
 from models.messages import Sampling
 
-_WEIGHT_ONE = float(1 << 40)  # fixed point of the largest weight; 2^22 of them still fit in int64
+# Probabilities are added in fixed point: the largest weight, 2^22 of which still fit in int64.
+WEIGHT_ONE = float(1 << 40)
 _FIRST_CANDIDATES = 256  # top-p of usual text needs fewer; rows that need more are done again
 _SIGN_FLIP = 0x7FFFFFFF
 
@@ -129,5 +130,5 @@ def _value_of(keys: Tensor) -> Tensor:
 
 def _weights(scores: Tensor, top: Tensor, lowest: Tensor) -> Tensor:
     """exp(score - top) in fixed point, int64; 0 below `lowest`."""
-    weights = torch.exp(scores - top).to(torch.float64).mul_(_WEIGHT_ONE).to(torch.int64)
+    weights = torch.exp(scores - top).to(torch.float64).mul_(WEIGHT_ONE).to(torch.int64)
     return weights.masked_fill_(scores < lowest, 0)

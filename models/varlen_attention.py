@@ -112,7 +112,7 @@ class VarlenPass:
         if features.softcap is not None:
             raise ValueError("the varlen kernel cannot soft-cap; attention must be reference")
         sinks = features.sinks
-        keys, values = self.storage.pages[layer]
+        keys, values = self.storage.blocks[layer]
         result = self.kernel(
             query,
             keys,

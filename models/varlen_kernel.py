@@ -24,6 +24,7 @@ from torch import Tensor
 from models.kv_pages import PageStorage
 from models.kv_storage import KVSizes
 from models.pass_indices import PassTensors, exact_shape, index_pass
+from models.sequence_rows import BlockList, SequenceRows
 from models.varlen_attention import VarlenFunction, VarlenKernel
 from models.varlen_reference import reference_kernel
 
@@ -144,7 +145,7 @@ def probe(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -> 
     log-sum-exp is noticed.
     """
     storage, tensors, query = _probe_pass(sizes, device)
-    keys, values = storage.pages[0]
+    keys, values = storage.blocks[0]
     for window in (None, _PROBE_WINDOW):
         arguments = {
             "max_rows": max(count for _, count in _PROBE_KEYS),
@@ -167,18 +168,6 @@ def probe(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -> 
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _ProbeTable:
-    block_ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _ProbeRows:
-    start: int
-    token_ids: list[int]
-    table: _ProbeTable
-
-
 def _probe_pass(
     sizes: AttentionSizes, device: torch.device
 ) -> tuple[PageStorage, PassTensors, Tensor]:
@@ -198,12 +187,16 @@ def _probe_pass(
         )
     )
     generator = torch.Generator().manual_seed(0)
-    for part in storage.pages[0]:
+    for part in storage.blocks[0]:
         part.copy_(torch.randn(part.shape, generator=generator))
     free = torch.randperm(num_blocks, generator=generator).tolist()
+    tables = [
+        BlockList([free.pop() for _ in range(need)], end)
+        for end, need in zip(ends, needs, strict=True)
+    ]
     sequences = [
-        _ProbeRows(start, [0] * count, _ProbeTable([free.pop() for _ in range(need)]))
-        for (start, count), need in zip(_PROBE_KEYS, needs, strict=True)
+        SequenceRows(table, start, [0] * count, 0)
+        for (start, count), table in zip(_PROBE_KEYS, tables, strict=True)
     ]
     shape = exact_shape(sequences, sizes.block_size)
     arrays = index_pass(sequences, shape, sizes.block_size, storage.null_block)

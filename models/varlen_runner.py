@@ -16,7 +16,8 @@ from models.cuda_graphs import BucketedPasses, GraphBackend
 from models.device_copy import to_device
 from models.graph_buckets import BucketPlan
 from models.kv_pages import PageStorage
-from models.pass_indices import PagedRows, PassTensors, exact_shape, index_pass, upload
+from models.pass_indices import PassTensors, exact_shape, index_pass, upload
+from models.sequence_rows import SequenceRows
 from models.varlen_attention import VarlenKernel, VarlenPass
 
 # Logits [n, V] of the rows in the last argument, or of all rows where it is None.
@@ -77,7 +78,7 @@ class VarlenForward:
 
     def __call__(
         self,
-        sequences: Sequence[PagedRows],
+        sequences: Sequence[SequenceRows],
         num_logits: Sequence[int],
         drawn_ids: Tensor | None = None,
     ) -> Tensor:
@@ -101,7 +102,7 @@ class VarlenForward:
         return self._run(sequences, keep, drawn_ids)
 
     def _run(
-        self, sequences: Sequence[PagedRows], keep: Tensor | None, drawn_ids: Tensor | None
+        self, sequences: Sequence[SequenceRows], keep: Tensor | None, drawn_ids: Tensor | None
     ) -> Tensor:
         storage = self.storage
         shape = exact_shape(sequences, storage.block_size)

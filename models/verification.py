@@ -29,8 +29,7 @@ from models.device_copy import array_to_device, fetch, to_device
 from models.draft_probs import DraftRow
 from models.messages import Sampling
 from models.noise import DOMAIN_RESIDUAL, DOMAIN_TEST, DOMAIN_TOKEN, gumbel_noise, uniform
-
-_WEIGHT_ONE = float(1 << 40)  # fixed point of the largest weight; 2^22 of them still fit in int64
+from models.truncation import WEIGHT_ONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class _TargetProbs:
         chosen = scores[to_device(rows, scores.device, torch.int64)]
         top = chosen.amax(dim=1, keepdim=True)
         top.masked_fill_(top == -torch.inf, 0.0)  # nothing is allowed: all weights are 0
-        self._weights = chosen.sub_(top).exp_().mul_(_WEIGHT_ONE)  # [T, V]
+        self._weights = chosen.sub_(top).exp_().mul_(WEIGHT_ONE)  # [T, V]
         totals = self._weights.to(torch.int64).sum(dim=1, keepdim=True)
         self._totals = totals.clamp_(min=1).double()
 

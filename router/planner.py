@@ -108,17 +108,6 @@ def best_drafting_plan(
     return max(found, key=lambda plan: plan.tokens_per_ms, default=None)
 
 
-def choose_draft_lengths(
-    outlooks: Sequence[Outlook], costs: Costs, others: Others, *, run_on: int
-) -> JointPlan:
-    """The better of drafting and `plain_plan`; a tie goes to the latter."""
-    plain = plain_plan(len(outlooks), costs, others, run_on)
-    drafting = best_drafting_plan(outlooks, costs, others)
-    if drafting is None or drafting.tokens_per_ms <= plain.tokens_per_ms:
-        return plain
-    return drafting
-
-
 class _Round(NamedTuple):
     time_ms: float
     plain_tokens: float  # of sessions without a draft, beyond one for each

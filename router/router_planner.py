@@ -41,8 +41,6 @@ class PlannerStats:
     """Counters since the start, all groups together."""
 
     num_plans: int = 0
-    num_shadow_drafts: int = 0
-    num_trials: int = 0
     lengths: Counter[int] = field(default_factory=Counter)  # chosen k, by session and round
     predicted_ms: float = 0.0  # sums over the rounds that were measured
     actual_ms: float = 0.0
@@ -224,7 +222,6 @@ class _Group:
             return 0
         seat.rounds_to_shadow = seat.shadow_gap
         self._shadowing = seat
-        self._stats.num_shadow_drafts += 1
         return min(_SHADOW_LENGTH, seat.limit)
 
     def _make_plan(self, asker: Seat) -> None:
@@ -280,7 +277,6 @@ class _Group:
         """The other mode, for one round: plain for all, or a draft for the session that asks."""
         self._next_trial = self._num_plans + self._trial_gap
         self._trial_gap = min(2 * self._trial_gap, _TRIALS[1])
-        self._stats.num_trials += 1
         if self.is_drafting:
             self._is_plain_trial = True
             return [0] * len(members)

@@ -14,12 +14,12 @@ from collections import Counter
 
 import torch
 
-from models.attention_plan import SequenceRows
 from models.config import EngineConfig
 from models.messages import Open, Sampling
 from models.pass_plan import PassPlanner, PlannedRows
 from models.prefix_cache import PrefixCache
 from models.runner import ModelRunner
+from models.sequence_rows import SequenceRows
 from models.session_table import Job, Session, SessionTable
 from models.token_log import TokenLog
 

@@ -21,14 +21,15 @@ from typing import Any
 
 import torch
 from engine_fakes import EPOCH
+from kv_memory import kv_bytes
 
-from models.attention_plan import SequenceRows
 from models.config import EngineConfig
 from models.draft_engine import DraftEngine
 from models.masks import NoMaskSource
 from models.messages import EngineReply, EngineRequest
 from models.parallel import TensorParallel
 from models.runner import ModelRunner
+from models.sequence_rows import SequenceRows
 from models.target_engine import TargetEngine
 
 WAIT_S = 100.0
@@ -131,7 +132,7 @@ class Leader:
         return {
             "batch_invariant": self._runner.batch_invariant,
             "weight_bytes": self._runner.weight_bytes,
-            "kv_bytes": self._runner.kv_bytes,
+            "kv_bytes": kv_bytes(self._runner),
         }
 
     def forward(self, rows: list[tuple[str, int, list[int], int]]) -> torch.Tensor:
@@ -162,7 +163,7 @@ def serve_engine(
     """Leader: answer calls until "stop". Follower: report sizes, then follow."""
     runner = ModelRunner(config, ranks)
     if ranks is not None and not ranks.is_leader:
-        pipe.send({"weight_bytes": runner.weight_bytes, "kv_bytes": runner.kv_bytes})
+        pipe.send({"weight_bytes": runner.weight_bytes, "kv_bytes": kv_bytes(runner)})
         runner.follow()
         runner.close()
         return

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import random
+from pathlib import Path
 
 import pytest
 import torch
-from architectures import CONFIGS, checkpoint, reference_texts, runner, serve
+from architectures import (
+    CONFIGS,
+    VOCAB_SIZE,
+    checkpoint,
+    reference_texts,
+    runner,
+    serve,
+    write,
+)
+from transformers import AutoModelForCausalLM
 
 from models import attention, attention_plan
 from models.attention_features import AttentionFeatures
+from models.config import EngineConfig
 from models.linear import can_pack
+from models.runner import ModelRunner
+from models.sequence_rows import SequenceRows
 
 DRAFT_NOISE = 0.01
 FUSED = {"llama", "qwen2", "qwen3", "mistral"}
@@ -45,6 +60,38 @@ def test_bfloat16_is_batch_invariant(name: str) -> None:
     if not can_pack(torch.bfloat16):
         pytest.skip("this CPU or torch has no packed kernel for bfloat16")
     assert runner(checkpoint(name), "bfloat16").batch_invariant
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_rows_far_behind_a_window_have_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
+    """Chunks that the window hides from them are not read, and full layers read all."""
+    if not can_pack(torch.float32):
+        pytest.skip("this CPU or torch has no packed kernel for float32")
+    config = copy.deepcopy(CONFIGS[name])
+    config.max_position_embeddings = 2048
+    write(config, tmp_path)
+    path = str(tmp_path)
+    sizes = {"max_model_len": 2048, "kv_cache_tokens": 8192, "num_threads": 1}
+    loaded = ModelRunner(EngineConfig(model_path=path, dtype="float32", **sizes))
+    texts = [random.Random(seed).choices(range(VOCAB_SIZE), k=1400) for seed in range(2)]
+    tables = [loaded.pool.new_table() for _ in texts]
+    whole = []
+    for table, text in zip(tables, texts, strict=True):
+        table.resize(1400)
+        parts = [SequenceRows(table, i, text[i : i + 350], 350) for i in range(0, 1400, 350)]
+        whole.append(torch.cat([loaded.forward([part]) for part in parts]))
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        expected = model(torch.tensor([texts[0]])).logits[0]
+    torch.testing.assert_close(whole[0], expected, rtol=1e-3, atol=1e-3)
+    for start, count in [(1398, 1), (1380, 4), (1036, 9), (1020, 100)]:
+        rows = SequenceRows(tables[0], start, texts[0][start : start + count], count)
+        other = SequenceRows(tables[1], 1100, texts[1][1100:1103], 3)
+        alone, among = loaded.forward([rows]), loaded.forward([rows, other])
+        assert torch.equal(alone, whole[0][start : start + count]), start
+        assert torch.equal(among, torch.cat((alone, whole[1][1100:1103]))), start
 
 
 # --- one thing broken on purpose: the texts must differ ----------------------------------------

@@ -6,12 +6,12 @@ import pytest
 import torch
 from cache_walk import Walk
 
-from models import attention_plan, token_log
-from models.attention_plan import SequenceRows
+from models import token_log
 from models.kv_cache import BlockPool, BlockTable
 from models.linear import can_pack
 from models.prefix_cache import PrefixCache
 from models.runner import ModelRunner
+from models.sequence_rows import SequenceRows
 from models.session_table import Session
 from models.token_log import TokenLog
 
@@ -162,7 +162,7 @@ def _evict_the_start_of_a_chain_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _evict_without_a_word(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixCache, "_forget", lambda cache, block_id: None)
+    patch.setattr(PrefixCache, "forget", lambda cache, block_id: None)
 
 
 def _write_into_kept_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def _read_blocks_behind_the_last_row(patch: pytest.MonkeyPatch) -> None:
     def num_blocks_read(sequence: SequenceRows, block_size: int) -> int:
         return len(sequence.table.block_ids)
 
-    patch.setattr(attention_plan, "_num_blocks_read", num_blocks_read)
+    patch.setattr(SequenceRows, "num_blocks_read", num_blocks_read)
 
 
 def _truncate_ids_but_not_hashes(patch: pytest.MonkeyPatch) -> None:

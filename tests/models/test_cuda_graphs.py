@@ -30,7 +30,7 @@ def replayed() -> ModelRunner:
 
 
 def pages(runner: ModelRunner) -> Tensor:
-    return runner._storage._pages
+    return runner._storage._all
 
 
 class Talk:

@@ -13,16 +13,19 @@ from engine_fakes import (
     ScriptedMasks,
     drain,
     make_draft,
+    make_runner,
     make_target,
     random_prompt,
     reference_greedy,
     run_clients,
 )
-from engine_messages import opening, proposing, verifying
+from engine_messages import EPOCH, opening, proposing, verifying
 
 from models.draft_engine import DraftEngine
 from models.engine import Engine
+from models.masks import NoMaskSource
 from models.messages import EngineReply, Proposal, Sampling, Verdict
+from models.target_engine import TargetEngine
 
 GREEDY = Sampling(temperature=0)
 SYSTEM = random_prompt(100, 1500)
@@ -277,3 +280,18 @@ def test_a_hit_changes_no_text(sampling, k, constrained):
     assert texts[0] == texts[1]
     assert texts[0][:2] == texts[0][2:]
     assert all(isinstance(verdict, Verdict) for client in clients for verdict in client.verdicts)
+
+
+def test_a_second_engine_with_a_prefix_cache_on_a_runner_is_refused_while_the_first_is_there():
+    runner = make_runner()
+    first = TargetEngine(runner, NoMaskSource(), EPOCH)
+    with pytest.raises(ValueError, match="prefix cache of another engine"):
+        TargetEngine(runner, NoMaskSource(), EPOCH)
+    del first
+    TargetEngine(runner, NoMaskSource(), EPOCH)
+
+
+def test_engines_without_a_prefix_cache_may_follow_one_another_on_a_runner():
+    runner = make_runner(enable_prefix_caching=False)
+    engines = [TargetEngine(runner, NoMaskSource(), EPOCH) for _ in range(2)]
+    assert len(engines) == 2

@@ -130,7 +130,7 @@ def test_stats_count_shared_tokens_once_and_rows_by_kind() -> None:
     drain(engine)
     stats = engine.stats()
     assert (stats.num_prefill_rows, stats.num_decode_rows) == (39, 5)
-    assert (stats.num_kv_tokens, stats.num_jobs) == (44, 0)
+    assert (stats.num_kv_tokens, stats.num_running, stats.num_waiting) == (44, 0, 0)
     send(engine, "b", 1, prompt)  # finds two blocks of the prompt in the prefix cache
     drain(engine)
     assert engine.stats().num_kv_tokens == 44 + 40 - 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_fakes import tiny_checkpoint
+from kv_memory import kv_bytes
 
 from models.config import EngineConfig
 from models.kv_budget import num_kv_blocks
@@ -29,7 +30,7 @@ def test_memory_is_handed_out_to_the_last_whole_block() -> None:
     assert runner.kv_bytes_per_token == BYTES_PER_TOKEN
     assert runner.pool.num_blocks == 10
     one_block = 16 * BYTES_PER_TOKEN  # that of the storage which stays zero
-    assert runner.kv_bytes == num_bytes + one_block
+    assert kv_bytes(runner) == num_bytes + one_block
 
 
 def test_tokens_are_taken_where_no_memory_is_given() -> None:

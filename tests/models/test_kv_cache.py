@@ -219,11 +219,18 @@ def test_random_operations_keep_the_pool_whole(seed):
 # --- kept blocks ---------------------------------------------------------------------------------
 
 
-def _kept_table(num_blocks: int = 4) -> tuple[BlockPool, BlockTable, list[int]]:
+class Evicted(list[int]):
+    """A keeper: the blocks that were evicted."""
+
+    def forget(self, block_id: int) -> None:
+        self.append(block_id)
+
+
+def _kept_table(num_blocks: int = 4) -> tuple[BlockPool, BlockTable, Evicted]:
     """A table of three kept blocks of four tokens; the list fills with blocks that are evicted."""
     pool = BlockPool(num_blocks, block_size=4)
-    evicted: list[int] = []
-    pool.start_keeping(evicted.append)
+    evicted = Evicted()
+    pool.start_keeping(evicted)
     table = pool.new_table()
     table.resize(12)
     for block in table.block_ids:
@@ -299,12 +306,17 @@ def test_a_kept_block_is_not_written_even_by_its_only_table():
     pool.check([table])
 
 
-def test_a_new_keeper_lets_go_of_what_is_kept():
-    pool, table, evicted = _kept_table()
+def test_a_new_keeper_lets_go_of_what_is_kept_for_one_that_is_gone():
+    pool, table, keeper = _kept_table()
     forked = fork(table, 4)
     table.free()
-    pool.start_keeping(lambda block: None)
-    assert len(evicted) == 2
+    with pytest.raises(ValueError, match="prefix cache of another engine"):
+        pool.start_keeping(Evicted())
+    assert pool.is_shared(forked.block_ids[0])
+    del keeper
+    evicted = Evicted()
+    pool.start_keeping(evicted)
+    assert evicted == []
     assert not pool.is_shared(forked.block_ids[0])
     pool.check([table, forked])
 

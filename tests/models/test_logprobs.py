@@ -189,8 +189,7 @@ def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
     drain(engine)
     assert engine.stats().num_cached_blocks == len(PROMPT) // 16
     engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
-    session = engine._table.get("s")
-    assert session is not None
+    (session,) = (one for one in engine._table if one.session_id == "s")
     assert session.needs_prompt_logits
     engine.submit(verifying("s", 1, PROMPT, []), "r")
     [verdict] = verdicts_of(drain(engine))
@@ -206,8 +205,7 @@ def test_what_was_gathered_survives_preemption() -> None:
     engine.submit(verifying("s", 1, prompt, []), "r")
     engine.step()
     engine.step()
-    session = engine._table.get("s")
-    assert session is not None
+    (session,) = (one for one in engine._table if one.session_id == "s")
     gathered = list(session.prompt_logprobs)
     assert 0 < len(gathered) < 59
     session.release_blocks()  # as the planner does when an older session needs them

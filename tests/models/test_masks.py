@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from engine_fakes import CONSTRAINT, EOS_ID, FakeClock, ScriptedMasks, lowest_third
+from engine_fakes import CONSTRAINT, EOS_ID, ScriptedMasks, lowest_third
 
 from models.logits import is_allowed
 from models.masks import LocalMaskSource, MaskDesk, MaskWait
@@ -23,7 +23,7 @@ def allowed_ids(row: memoryview) -> set[int]:
 def ask(
     source: ScriptedMasks, generated: Sequence[int], num_rows: int
 ) -> tuple[MaskDesk, SimpleNamespace, MaskWait]:
-    desk = MaskDesk(source, FakeClock())
+    desk = MaskDesk(source)
     session = make_session(generated)
     desk.open("s", CONSTRAINT)
     wait = desk.ask(session, CONSTRAINT.epoch, num_rows)
@@ -77,7 +77,7 @@ def test_a_stale_request_is_asked_again_from_the_matcher() -> None:
     wait = desk.ask(session, CONSTRAINT.epoch, 1)
     desk.flush()
     desk.collect(0.0)
-    assert not wait.is_over
+    assert (wait.rows, wait.failure) == (None, "")
     desk.collect(0.0)
     assert wait.rows is not None
 
@@ -118,7 +118,7 @@ def test_a_dropped_wait_takes_no_reply() -> None:
     other = desk.ask(session, CONSTRAINT.epoch, 1)
     desk.flush()
     desk.collect(0.0)
-    assert not wait.is_over
+    assert (wait.rows, wait.failure) == (None, "")
     assert other.rows is not None
 
 
@@ -163,7 +163,7 @@ def test_a_local_source_keeps_the_mask_replies_of_its_host() -> None:
             return [other, *(masks._answer(request) for request in requests)]
 
     source = LocalMaskSource(Host())
-    desk = MaskDesk(source, FakeClock())
+    desk = MaskDesk(source)
     wait = desk.ask(make_session([]), CONSTRAINT.epoch, 1)
     desk.flush()
     desk.collect(0.0)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool
 from models.pass_indices import (
     PassShape,
@@ -18,6 +17,7 @@ from models.pass_indices import (
     padded_shape,
     upload,
 )
+from models.sequence_rows import SequenceRows
 
 BLOCK_SIZE = 4
 NULL_BLOCK = 99

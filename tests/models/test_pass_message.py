@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.attention_plan import SequenceRows
 from models.kv_cache import BlockPool
 from models.pass_message import Idle, Pass, Stop, decode, encode
+from models.sequence_rows import SequenceRows
 
 BLOCK_SIZE = 4
 

@@ -231,7 +231,8 @@ def test_who_would_free_nothing_keeps_its_blocks_and_an_older_one_loses() -> Non
     assert scene.pool.num_free == 0
     assert [name for name, *_ in shape(scene.plan())] == ["old"]
     assert (shared.num_computed, len(shared.table.block_ids)) == (8, 2)
-    assert scene.table.get("middle").table.block_ids == []
+    (middle,) = (one for one in scene.table if one.session_id == "middle")
+    assert middle.table.block_ids == []
     assert scene.planner.num_preemptions == 1
 
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from kv_memory import kv_bytes
 from shared_tables import fork
 from transformers import AutoModelForCausalLM
 
@@ -11,6 +12,7 @@ from models.config import EngineConfig
 from models.kv_cache import OutOfBlocks
 from models.linear import can_pack
 from models.runner import ModelRunner, SequenceRows
+from tests.sync_watch import SyncWatch
 
 VOCAB_SIZE = 512
 
@@ -177,6 +179,21 @@ def test_nothing_that_former_owners_left_is_read(tiny_target):
     assert starts == [9, 60, 150]
 
 
+@pytest.mark.parametrize("block_size", [16, 64], ids=["copied blocks", "blocks in place"])
+def test_the_host_does_not_wait_within_a_pass(tiny_target, block_size):
+    """A prompt of several tiles, and rounds of sessions of several lengths with mixed blocks."""
+    runner = _runner(tiny_target, block_size=block_size, enable_prefix_caching=False)
+    tables = [runner.pool.new_table() for _ in range(3)]
+    for length in range(64, 400, 64):
+        for table, share in zip(tables, (1.0, 0.7), strict=False):
+            table.resize(int(share * length))
+    rows = [(0, 319, 1), (1, 220, 3), (2, 0, 90)]
+    batch = [_rows(runner, tables[i], start, _text(count, i)) for i, start, count in rows]
+    with SyncWatch() as watch:
+        runner.forward(batch)
+    assert watch.waits == []
+
+
 def test_a_shared_block_is_not_written(tiny_target):
     runner = _runner(tiny_target, kv_cache_tokens=128, max_model_len=64)
     text = _text(40, 1)
@@ -215,4 +232,4 @@ def test_limits_of_the_runner_are_those_of_config_and_checkpoint(float_runner):
     assert float_runner.eos_ids == (1,)
     assert float_runner.max_model_len == 512
     assert float_runner.pool.num_blocks == 256
-    assert float_runner.kv_bytes == 2 * 2 * 2 * 257 * 16 * 16 * 4
+    assert kv_bytes(float_runner) == 2 * 2 * 2 * 257 * 16 * 16 * 4

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import copy
+from itertools import pairwise
+
 import pytest
 import torch
+from architectures import CONFIGS, write
 
-from models.attention_plan import FITTING_TILES, FIXED_TILES
+from models.attention_plan import FITTING_TILES, FIXED_TILES, plan_pass
 from models.config import EngineConfig
 from models.kv_cache import BlockPool
 from models.linear import can_pack
@@ -29,6 +33,37 @@ def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_batch_rows):
     runner.pool.check([])
 
 
+def test_blocks_are_read_in_place_and_copied_and_sums_pass_a_group(tmp_path, monkeypatch):
+    """What the test must have tried to say anything of what serving does."""
+    tried = set()
+
+    def note(*args):
+        paged = plan_pass(*args)
+        for gather in paged.reads[None].gathers:
+            reads = gather.reads
+            if gather.num_sequences > 1 and reads.sorting is not None:
+                tried.add(("sorted", bool(reads.runs), reads.copied is not None))
+                tried.add(("padded", reads.sorting.is_padded))
+            elif len(gather.batches) == 1:
+                tried.add(("alone", bool(reads.runs)))
+            if gather.num_sequences > 1 and gather.batches[0].num_chunks > 16:
+                tried.add("many chunks")
+        return paged
+
+    monkeypatch.setattr("models.runner.plan_pass", note)
+    longer = copy.deepcopy(CONFIGS["llama"])
+    longer.max_position_embeddings = 2048
+    write(longer, tmp_path)
+    ModelRunner(EngineConfig(model_path=str(tmp_path), max_model_len=2048, num_threads=1))
+    assert tried >= {
+        ("alone", True),
+        ("alone", False),
+        ("sorted", True, True),
+        ("padded", True),
+        "many chunks",
+    }
+
+
 class _TableForward:
     """Logits are a function of the token alone, unless `disturb` changes them."""
 
@@ -52,6 +87,11 @@ class _TableForward:
         return logits[torch.tensor(wanted)]
 
 
+def _is_scattered(sequence):
+    blocks = sequence.table.block_ids
+    return blocks[1:] and all(after > before + 1 for before, after in pairwise(blocks))
+
+
 def _num_rows(sequences):
     return sum(len(sequence.token_ids) for sequence in sequences)
 
@@ -65,8 +105,10 @@ def _num_rows(sequences):
         (lambda sequences: _num_rows(sequences) == 37, False),
         (lambda sequences: len(sequences) > 1, False),
         (lambda sequences: _num_rows(sequences) == 6 and sequences[0].start == 64, False),
+        (lambda sequences: _num_rows(sequences) < 10 and _is_scattered(sequences[0]), False),
+        (lambda sequences: max(s.start for s in sequences) > 380 and len(sequences) == 2, False),
     ],
-    ids=["none", "decode", "verify", "chunk", "strangers", "one_place"],
+    ids=["none", "decode", "verify", "chunk", "strangers", "one_place", "scattered", "far"],
 )
 def test_finds_what_depends_on_the_batch(disturb, expected):
     forward = _TableForward(disturb)

@@ -484,12 +484,13 @@ def test_stats_and_idle_times() -> None:
     engine.step()
     clock.now += 3.0
     assert engine.idle_s() == {"s": 0.0}
-    assert engine.stats().num_jobs == 1
+    assert engine.stats().num_running == 1
     drain(engine)
     clock.now += 5.0
     assert engine.idle_s() == {"s": 5.0}
     stats = engine.stats()
-    assert (stats.num_sessions, stats.num_jobs, stats.num_kv_tokens) == (1, 0, len(PROMPT) + 1)
+    assert (stats.num_sessions, stats.num_running, stats.num_waiting) == (1, 0, 0)
+    assert stats.num_kv_tokens == len(PROMPT) + 1
     engine.close("s")
     engine.close("s")
     assert engine.idle_s() == {}

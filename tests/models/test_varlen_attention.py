@@ -9,11 +9,12 @@ import torch
 
 from models.attention import attend
 from models.attention_features import AttentionFeatures
-from models.attention_plan import SequenceRows, plan_pass
+from models.attention_plan import plan_pass
 from models.kv_cache import BlockPool
 from models.kv_pages import PageStorage
 from models.kv_storage import KVSizes, KVStorage
 from models.pass_indices import exact_shape, index_pass, padded_shape, upload
+from models.sequence_rows import SequenceRows
 from models.varlen_attention import VarlenPass, add_sinks
 from models.varlen_reference import reference_kernel, reference_varlen_attn
 
@@ -129,10 +130,10 @@ def test_pages_hold_the_keys_of_their_blocks_alone():
     sequences = bench.sequences([(0, 13)])
     bench.write(sequences, 1)
     blocks = sequences[0].table.block_ids
-    keys, values = bench.pages.pages[1]
+    keys, values = bench.pages.blocks[1]
     filled = [block for block in range(NUM_BLOCKS + 1) if bool(keys[block].any())]
     assert filled == sorted(blocks)
-    assert not bool(bench.pages.pages[0][0].any())
+    assert not bool(bench.pages.blocks[0][0].any())
     bench.pages.clear_blocks(blocks[:1])
     assert not bool(keys[blocks[0]].any())
     assert not bool(values[blocks[0]].any())
@@ -190,7 +191,7 @@ def test_sinks_of_a_pass_shrink_its_attention():
     torch.testing.assert_close(none, plain)
     some = varlen.attend(0, query, AttentionFeatures(SCALE, sinks=torch.zeros(HEADS)))
     first = some[2] / plain[2]  # one key: its share is sigmoid(score)
-    keys = bench.pages.pages[0][0][sequences[1].table.block_ids[0], 0].repeat_interleave(2, 0)
+    keys = bench.pages.blocks[0][0][sequences[1].table.block_ids[0], 0].repeat_interleave(2, 0)
     score = (query[2] * keys).sum(-1) * SCALE
     torch.testing.assert_close(first, torch.sigmoid(score)[:, None].expand_as(first))
 

@@ -13,7 +13,6 @@ from router.planner import (
     Others,
     Outlook,
     best_drafting_plan,
-    choose_draft_lengths,
     plain_plan,
 )
 
@@ -43,7 +42,11 @@ def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> Outl
 
 
 def choose(outlooks: list[Outlook], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
-    return choose_draft_lengths(outlooks, costs, others, run_on=RUN_ON)
+    """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
+    plain = plain_plan(len(outlooks), costs, others, RUN_ON)
+    drafting = best_drafting_plan(outlooks, costs, others)
+    pays = drafting is not None and drafting.tokens_per_ms > plain.tokens_per_ms
+    return drafting if pays else plain
 
 
 def rate_together(lengths: tuple[int, ...], outlooks: list[Outlook], costs: LinearCosts) -> float:

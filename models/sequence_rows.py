@@ -1,0 +1,55 @@
+"""One session's part in a ragged pass: what engines hand to a runner, and ranks to one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Blocks(Protocol):
+    """What a pass needs of a `BlockTable`."""
+
+    @property
+    def block_ids(self) -> list[int]:
+        """The session's blocks in order."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions there is room for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockList:
+    """Blocks as they are at one time; a session's own table is a `BlockTable`."""
+
+    block_ids: list[int]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """One session's rows in a ragged pass.
+
+    Attributes:
+        table: the session's blocks, already resized to at least `start + len(token_ids)`.
+        start: position of the first row, which is the number of tokens whose KV is there.
+        token_ids: the ids of the rows, never empty.
+        num_logits: logits wanted, for the last `num_logits` rows; 0 while a prompt is chunked.
+    """
+
+    table: Blocks
+    start: int
+    token_ids: list[int]
+    num_logits: int
+
+    def without_first(self, num_tokens: int, block_size: int) -> SequenceRows:
+        """The same rows over a table that lacks these first tokens, which are whole blocks."""
+        blocks = self.table.block_ids[num_tokens // block_size :]
+        table = BlockList(blocks, self.table.num_tokens - num_tokens)
+        return SequenceRows(table, self.start - num_tokens, self.token_ids, self.num_logits)
+
+    def num_blocks_read(self, block_size: int) -> int:
+        """Blocks to the last row; those behind are reserved and may hold anything."""
+        return -(-(self.start + len(self.token_ids)) // block_size)
