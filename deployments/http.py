@@ -73,7 +73,8 @@ class HttpService:
         api_keys: who may use the routes under /v1; None: everybody.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
-        send_timeout_s: how long a client may keep a stream waiting for one write.
+        send_timeout_s: how long a client may keep a stream waiting for one write; behind Serve's
+            proxy no write waits: it takes all and keeps it for the client.
     """
 
     model: ServedModel

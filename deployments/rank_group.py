@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from deployments.config import LinkConfig, ModelConfig
 from deployments.engine_loop import LoopStats
 from deployments.leader import LOAD_TIMEOUT_S, EngineKind, Rank, RankPlace, RankReport
+from deployments.ray_errors import first_line
 
 _CONTROL_THREADS = 4
 _LONGEST_PULSE_PERIOD_S = 1.0
@@ -134,7 +135,7 @@ class RankGroup:
             try:
                 stats: LoopStats | None = answer.result()
             except RayError as error:
-                return f"rank {number}: {_first_line(error)}"
+                return f"rank {number}: {first_line(error)}"
             if stats is not None:
                 self._on_stats(stats)
                 if stats.num_ticks != num_ticks:
@@ -201,15 +202,8 @@ async def _end_of(number: int, loop_ref: Any) -> str:
     try:
         await loop_ref
     except RayError as error:
-        return f"rank {number}: {_first_line(error)}"
+        return f"rank {number}: {first_line(error)}"
     return f"rank {number}: its loop ended"
-
-
-def _first_line(error: RayError) -> str:
-    cause = getattr(error, "cause", None)
-    known = cause if isinstance(cause, Exception) else error
-    lines = str(known).strip().splitlines() or [""]
-    return f"{type(known).__name__}: {lines[0]}"
 
 
 def _start_rank(
