@@ -228,6 +228,10 @@ class SessionTable:
         """Sessions in the order they were opened."""
         return iter(self._sessions.values())
 
+    def get(self, session_id: str) -> Session | None:
+        """The session of that id, if it is open."""
+        return self._sessions.get(session_id)
+
     def open(self, message: Open, now: float) -> Session | None:
         """Start a session or renew its terms; the session if its terms are new, else None.
 
