@@ -23,7 +23,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.openai import Unauthorized
+from deployments.api.openai import Unauthorized
 
 logger = logging.getLogger(__name__)
 

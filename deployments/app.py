@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
+from deployments.check.preflight import CannotServe, refuse_unservable
 from deployments.config import (
     AppConfig,
     GrammarServiceConfig,
@@ -23,7 +24,6 @@ from deployments.engine import EngineReplica
 from deployments.leader import EngineKind
 from deployments.model_files import with_shared_vocabulary
 from deployments.placement import COORDINATOR_CPUS, engine_placement
-from deployments.preflight import CannotServe, refuse_unservable
 from deployments.router import Router
 from deployments.user_config import ADMISSION_HEADROOM
 

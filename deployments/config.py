@@ -4,7 +4,7 @@ Unknown keys are errors that name the key's full path. Units are in the names. P
 counts, GPUs, labels) is not here: that is Serve's own `deployments:` section of the same file.
 Whether the checkpoints it names fit it is the business of `deployments/model_files.py`. Knows
 neither Ray nor torch; as a command (`python -m deployments.config --check FILE`) it hands over to
-`deployments/config_check.py`.
+`deployments/check/config_check.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from deployments.byte_size import byte_size
-from deployments.dotted_keys import nested
+from deployments.check.dotted_keys import nested
 from models.config import check_quantization
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
@@ -395,6 +395,6 @@ def resolve_folder(path: str, key: str) -> Path:
 
 
 if __name__ == "__main__":
-    from deployments.config_check import main
+    from deployments.check.config_check import main
 
     sys.exit(main())

@@ -1,6 +1,6 @@
 """The ingress deployment: pools over Serve handles, behind the HTTP routes.
 
-Thin: routes are in `http.py`, their wiring in `service.py`, the algorithm in package `router`.
+Thin: routes are in `api/http.py`, their wiring in `service.py`, the algorithm in package `router`.
 A replica holds no state that outlives its streams, so there may be any number of them. Its own
 health does not depend on the engines (a dead target would otherwise restart every router);
 GET /health does.
@@ -18,8 +18,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ReplicaRank
 
+from deployments.api.http import create_app
 from deployments.config import LinkConfig, RouterConfig
-from deployments.http import create_app
 from deployments.link_client import LinkClient
 from deployments.logs import join_serve
 from deployments.metrics_page import ReplicaPages

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from deployments.admission import AdmittingGenerator
+from deployments.api.health import HealthProbe
+from deployments.api.http import HttpService
+from deployments.api.requests import ServedModel
 from deployments.api_keys import ApiKeys
 from deployments.config import RouterConfig
-from deployments.health import HealthProbe
-from deployments.http import HttpService
 from deployments.meters import Meters, Mirror
 from deployments.request_metrics import MeteredGenerator, RequestMetrics
-from deployments.requests import ServedModel
 from models.errors import Overloaded
 from models.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator

@@ -13,7 +13,7 @@
     |-- ConstraintViolation     a token outside the grammar was about to be sent
     `-- InternalError           a fault of ours
 
-HTTP status codes are chosen in `deployments/openai.py`, nowhere else.
+HTTP status codes are chosen in `deployments/api/openai.py`, nowhere else.
 """
 
 from __future__ import annotations

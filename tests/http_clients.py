@@ -14,7 +14,7 @@ import openai
 import uvicorn
 from http_fakes import ScriptedGenerator, http_service
 
-from deployments.http import create_app
+from deployments.api.http import create_app
 from router.generation import Generator
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from deployments.health import HealthProbe
-from deployments.http import HttpService
-from deployments.requests import ServedModel
+from deployments.api.health import HealthProbe
+from deployments.api.http import HttpService
+from deployments.api.requests import ServedModel
 from models.tokenizer import Tokenizer
 from router.generation import (
     Delta,

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from http_fakes import ScriptedGenerator, http_service
 
+from deployments.api.http import create_app
 from deployments.api_keys import ApiKeys, main, read_key_file
-from deployments.http import create_app
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 

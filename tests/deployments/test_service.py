@@ -13,8 +13,8 @@ import httpx
 import pytest
 from local_service import DEMO, VOCAB_SIZE, demo_tokenizer
 
+from deployments.api.http import create_app
 from deployments.config import RouterConfig, SpeculationConfig, TimeoutConfig
-from deployments.http import create_app
 from deployments.local_pool import LocalConstraintPool, LocalEnginePool
 from deployments.service import RouterService, session_limits, speculation_limits
 from models.config import EngineConfig

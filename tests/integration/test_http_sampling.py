@@ -11,9 +11,9 @@ import pytest
 from http_clients import events_of
 from local_service import DEMO, demo_tokenizer, local_service
 
-from deployments.health import HealthProbe
-from deployments.http import HttpService, create_app
-from deployments.requests import ServedModel
+from deployments.api.health import HealthProbe
+from deployments.api.http import HttpService, create_app
+from deployments.api.requests import ServedModel
 
 TOKENIZER = demo_tokenizer()
 CHAT = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.bodies import parse
-from deployments.openai import (
+from deployments.api.bodies import parse
+from deployments.api.openai import (
     BodyTooLarge,
     ChatCompletionRequest,
     CompletionRequest,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.check.shortages import Cluster, Node, shortages
 from deployments.config import AppConfig
 from deployments.placement import Placement, placements_of
-from deployments.shortages import Cluster, Node, shortages
 from loadtest.served import ROOT
 
 

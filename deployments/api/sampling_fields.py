@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from deployments.strict_fields import refuse_value
+from deployments.api.strict_fields import refuse_value
 
 MAX_BIASES = 300  # OpenAI's
 _BIAS_LIMIT = 100

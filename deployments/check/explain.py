@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deployments.check.memory import gigabytes
 from deployments.config import AppConfig, ModelConfig, RouterConfig
-from deployments.memory import gigabytes
 from deployments.placement import Placement
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from http_fakes import served_model
 
-from deployments.bodies import parse
-from deployments.openai import ChatCompletionRequest, CompletionRequest
-from deployments.requests import ServedModel, prepare_chat, prepare_completion
+from deployments.api.bodies import parse
+from deployments.api.openai import ChatCompletionRequest, CompletionRequest
+from deployments.api.requests import ServedModel, prepare_chat, prepare_completion
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.messages import Grammar, Sampling
 from router.generation import GenerationRequest, SpeculationSettings

@@ -15,12 +15,12 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from deployments.api_keys import read_key_file
-from deployments.cluster_view import connected_cluster, deployed_overrides
+from deployments.check.cluster_view import connected_cluster, deployed_overrides
+from deployments.check.memory import least_rank_bytes, memory_faults
+from deployments.check.shortages import Cluster, shortages
 from deployments.config import AppConfig
-from deployments.memory import least_rank_bytes, memory_faults
 from deployments.model_files import file_faults
 from deployments.placement import Placement, placements_of
-from deployments.shortages import Cluster, shortages
 
 logger = logging.getLogger("ray.serve")
 

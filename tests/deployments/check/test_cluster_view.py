@@ -15,10 +15,10 @@ import yaml
 from ray.exceptions import GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
-from deployments import cluster_view, preflight
-from deployments.cluster_view import connected_cluster, deployed_overrides, this_machine
+from deployments.check import cluster_view, preflight
+from deployments.check.cluster_view import connected_cluster, deployed_overrides, this_machine
+from deployments.check.preflight import CannotServe, refuse_unservable
 from deployments.config import AppConfig
-from deployments.preflight import CannotServe, refuse_unservable
 from loadtest.served import ROOT, private_environment
 
 DEMO = ROOT / "models" / "demo"

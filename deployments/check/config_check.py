@@ -18,14 +18,14 @@ from pathlib import Path
 
 import yaml
 
+from deployments.check.dotted_keys import assignments
+from deployments.check.explain import ModelSizes, admission_notes, explanation
+from deployments.check.memory import RankBytes, memory_faults
+from deployments.check.preflight import key_file_faults, sentence
+from deployments.check.serve_file import ServeFile, one_line, read_serve_file
+from deployments.check.shortages import Cluster, shortages
 from deployments.config import AppConfig, ModelConfig, resolve_folder
-from deployments.dotted_keys import assignments
-from deployments.explain import ModelSizes, admission_notes, explanation
-from deployments.memory import RankBytes, memory_faults
 from deployments.model_files import file_faults
-from deployments.preflight import key_file_faults, sentence
-from deployments.serve_file import ServeFile, one_line, read_serve_file
-from deployments.shortages import Cluster, shortages
 
 
 @dataclass(kw_only=True)
@@ -160,7 +160,7 @@ def visible_gpu_bytes() -> list[int]:
 
 def look_at(address: str) -> tuple[Cluster, Callable[[], None]]:
     """This machine ("local") or the cluster at `address`, and what to call in the end."""
-    from deployments.cluster_view import connected_cluster, this_machine
+    from deployments.check.cluster_view import connected_cluster, this_machine
 
     if address == "local":
         return this_machine(), lambda: None

@@ -10,7 +10,7 @@ import pytest
 from http_clients import client_of, events_of
 from http_fakes import STATS, ScriptedGenerator
 
-from deployments.choices import finished_together
+from deployments.api.choices import finished_together
 from models.errors import Overloaded, Unavailable
 from router.generation import Finished, SpeculationStats, TimeSplit
 

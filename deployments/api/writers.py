@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from deployments.answers import (
+from deployments.api.answers import (
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -21,8 +21,8 @@ from deployments.answers import (
     metrics_of,
     usage_of,
 )
-from deployments.choices import finished_together
-from deployments.logprob_shapes import (
+from deployments.api.choices import finished_together
+from deployments.api.logprob_shapes import (
     ChatLogprobs,
     TextLogprobs,
     chat_logprobs,

@@ -16,8 +16,8 @@ from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.exceptions import GetTimeoutError
 from ray.serve.context import _get_global_client
 
+from deployments.check.shortages import Cluster, Node
 from deployments.config import AppConfig
-from deployments.shortages import Cluster, Node
 
 _CONTROLLER_TIMEOUT_S = 15.0
 # Set by KubeRay in every container, and by Ray where nodes come from a provider of node groups.

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
-from deployments.logprob_shapes import ChatLogprobs, PromptLogprobs, TextLogprobs
+from deployments.api.logprob_shapes import ChatLogprobs, PromptLogprobs, TextLogprobs
 from models.messages import DraftSource
 from router.generation import Finished, SpeculationStats
 

@@ -41,7 +41,7 @@ def of_requests(lines: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [
         json.loads(JSONFormatter().format(line))
         for line in lines.records
-        if line.name == "deployments.request_log"
+        if line.name == "deployments.api.request_log"
     ]
 
 

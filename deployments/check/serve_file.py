@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from deployments.check.dotted_keys import put
 from deployments.config import AppConfig, RouterConfig
-from deployments.dotted_keys import put
 from deployments.placement import Placement, placements_of
 from deployments.user_config import with_user_config
 

@@ -15,8 +15,8 @@ import pytest
 from http_clients import client_of, events_of, openai_client, served
 from http_fakes import STATS, ScriptedGenerator, http_service, tiny_tokenizer
 
-from deployments.health import HealthProbe
-from deployments.http import create_app
+from deployments.api.health import HealthProbe
+from deployments.api.http import create_app
 from models.errors import (
     ConstraintViolation,
     DeadlineExceeded,

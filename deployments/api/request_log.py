@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from deployments.choices import ChoiceItems, finished_together
+from deployments.api.choices import ChoiceItems, finished_together
 from models.errors import ConstraintViolation, ServingError
 from router.generation import Finished, GenerationRequest
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from deployments.strict_fields import StrictFields
+from deployments.api.strict_fields import StrictFields
 from models.errors import InvalidRequest, UnsupportedGrammar
 from models.messages import Grammar
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deployments.check.shortages import Cluster, Node
 from deployments.config import AppConfig, ModelConfig, resolve_folder
 from deployments.placement import Placement
-from deployments.shortages import Cluster, Node
 from models.stored_weights import num_stored_parameters
 
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.sse import DONE, EventStream, encode_events
+from deployments.api.sse import DONE, EventStream, encode_events
 
 SCOPE: dict[str, Any] = {"type": "http"}
 

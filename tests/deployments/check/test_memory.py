@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from local_service import DEMO
 
+from deployments.check.memory import RankBytes, gigabytes, least_rank_bytes, memory_faults
+from deployments.check.shortages import Cluster, Node
 from deployments.config import AppConfig
-from deployments.memory import RankBytes, gigabytes, least_rank_bytes, memory_faults
 from deployments.placement import placements_of
-from deployments.shortages import Cluster, Node
 
 GB = 10**9
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deployments.openai import IGNORED_FIELDS, NEUTRAL_VALUES, GenerationFields
+from deployments.api.openai import IGNORED_FIELDS, NEUTRAL_VALUES, GenerationFields
 from models.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=GenerationFields)

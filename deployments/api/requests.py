@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deployments.bodies import shown
-from deployments.grammar_fields import asked_grammar
-from deployments.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
-from deployments.sampling_terms import sampling_of
+from deployments.api.bodies import shown
+from deployments.api.grammar_fields import asked_grammar
+from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
+from deployments.api.sampling_terms import sampling_of
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.messages import Verification
 from models.tokenizer import Tokenizer

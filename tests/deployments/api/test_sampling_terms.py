@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from http_fakes import served_model, tiny_tokenizer
 
-from deployments.bodies import parse
-from deployments.openai import ChatCompletionRequest, CompletionRequest
-from deployments.requests import prepare_chat, prepare_completion
-from deployments.sampling_terms import bad_word_ids
+from deployments.api.bodies import parse
+from deployments.api.openai import ChatCompletionRequest, CompletionRequest
+from deployments.api.requests import prepare_chat, prepare_completion
+from deployments.api.sampling_terms import bad_word_ids
 from models.errors import InvalidRequest
 from router.generation import GenerationRequest
 

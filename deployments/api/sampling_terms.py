@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 
-from deployments.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
+from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
 from models.errors import InvalidRequest
 from models.messages import Sampling, Verification
 from models.tokenizer import Tokenizer

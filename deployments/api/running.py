@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from deployments.choices import ChoiceItems
-from deployments.sse import DONE, encode_events
-from deployments.writers import Choice, Writer
+from deployments.api.choices import ChoiceItems
+from deployments.api.sse import DONE, encode_events
+from deployments.api.writers import Choice, Writer
 from models.errors import InternalError
 from router.generation import Delta, Finished
 

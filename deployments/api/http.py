@@ -27,14 +27,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.answers import ModelCard, ModelList
-from deployments.api_keys import ApiKeys, KeyGate
-from deployments.bodies import parse
-from deployments.choices import Items, choices_of, merged
-from deployments.grammar_fields import asked_field, naming_field
-from deployments.health import HealthProbe
-from deployments.meters import CONTENT_TYPE
-from deployments.openai import (
+from deployments.api.answers import ModelCard, ModelList
+from deployments.api.bodies import parse
+from deployments.api.choices import Items, choices_of, merged
+from deployments.api.grammar_fields import asked_field, naming_field
+from deployments.api.health import HealthProbe
+from deployments.api.openai import (
     BodyTooLarge,
     ChatCompletionRequest,
     CompletionRequest,
@@ -43,11 +41,13 @@ from deployments.openai import (
     RouteError,
     answer_error,
 )
-from deployments.request_log import RequestRecord
-from deployments.requests import ServedModel, prepare_chat, prepare_completion
-from deployments.running import event_stream, first_item, whole_body
-from deployments.sse import EventStream, disconnected
-from deployments.writers import AnswerHead, ChatWriter, Echo, TextWriter, Writer
+from deployments.api.request_log import RequestRecord
+from deployments.api.requests import ServedModel, prepare_chat, prepare_completion
+from deployments.api.running import event_stream, first_item, whole_body
+from deployments.api.sse import EventStream, disconnected
+from deployments.api.writers import AnswerHead, ChatWriter, Echo, TextWriter, Writer
+from deployments.api_keys import ApiKeys, KeyGate
+from deployments.meters import CONTENT_TYPE
 from models.errors import DeadlineExceeded, InternalError, ServingError
 from router.generation import GenerationRequest, Generator
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from local_service import DEMO
 
-from deployments.config_check import main
-from deployments.explain import admission_notes
-from deployments.serve_file import read_serve_file
+from deployments.check.config_check import main
+from deployments.check.explain import admission_notes
+from deployments.check.serve_file import read_serve_file
 from loadtest.served import ROOT, free_port
 
 CONFIGS = ROOT / "configs"
@@ -78,7 +78,7 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
 def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
     """In a process of its own, which must not load torch for it."""
     code = (
-        "import sys; from deployments.config_check import main; "
+        "import sys; from deployments.check.config_check import main; "
         "status = main(['--check', 'configs/prod.yaml']); "
         "print('torch' in sys.modules, 'transformers' in sys.modules); sys.exit(status)"
     )

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from deployments.grammar_fields import ResponseFormat, StructuredOutputs
-from deployments.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
-from deployments.strict_fields import StrictFields, refuse_value
+from deployments.api.grammar_fields import ResponseFormat, StructuredOutputs
+from deployments.api.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
+from deployments.api.strict_fields import StrictFields, refuse_value
 from models.errors import (
     ContextTooLong,
     DeadlineExceeded,
