@@ -30,7 +30,7 @@ from loadtest.bench_table import print_pair
 from loadtest.engine_bench import EngineSettings, add_settings, load_pair, measure_engines
 from loadtest.engine_lines import PairBench
 from loadtest.gap_bench import measure_gaps
-from loadtest.http_bench import http_served
+from loadtest.http_bench import ENVIRONMENT, http_served
 from loadtest.interleaved import interleave
 from loadtest.link_bench import linked
 from loadtest.loop_bench import LoopRun, Prompts, name_of
@@ -63,7 +63,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     record = Record(
         arguments.output,
         public_command("loadtest.bench", words),
-        {**asdict(settings), "served_threads": threads, "parts": arguments.parts},
+        {
+            **asdict(settings),
+            "served_threads": threads,
+            "served_environment": ENVIRONMENT,
+            "parts": arguments.parts,
+        },
     )
     for pair in pairs:
         _measure(record, pair, settings, threads, arguments.parts)

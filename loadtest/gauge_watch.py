@@ -6,6 +6,7 @@ Names are those of /metrics (`vllm:num_requests_waiting`), and for counters of r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 _TIMEOUT_S = 20.0
+_GAUGE = re.compile(r"^# TYPE (\S+) gauge$", re.MULTILINE)
+_NAME = re.compile(r"[{ ]")  # what ends a sample's name
 _KEPT = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 
 Stats = Mapping[str, Sequence[Mapping[str, float]]]
@@ -71,11 +74,15 @@ class GaugeWatch:
 
 
 def gauges(text: str) -> dict[str, float]:
-    """The gauges of an exposition; one with labels of several values counts with their sum."""
+    """The gauges of an exposition; one with labels of several values counts with their sum.
+
+    Other lines are not parsed: a page has more than a thousand, and a load whose event loop parsed
+    them all would send its requests late.
+    """
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        if family.type != "gauge" or family.name.endswith("_created"):
-            continue
+    names = {name for name in _GAUGE.findall(text) if not name.endswith("_created")}
+    lines = [line for line in text.splitlines() if _NAME.split(line, maxsplit=1)[0] in names]
+    for family in text_string_to_metric_families("\n".join(lines)):
         for sample in family.samples:
             found[family.name] = found.get(family.name, 0.0) + sample.value
     return found

@@ -137,7 +137,7 @@ def test_limits_are_those_of_the_config() -> None:
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
     found = limits(config)
     assert (found[RUNNING], found[WAITING]) == (32, 64)
-    assert (found["Target.num_sessions"], found["Draft.num_leases"]) == (36, 32)
+    assert (found["Target.num_sessions"], found["Draft.num_leases"]) == (36, 36)
     assert capacity(config) == 32
     without = yaml.safe_load((ROOT / "configs" / "no-draft.yaml").read_text())
     assert not any(name.startswith("Draft") for name in limits(without))
