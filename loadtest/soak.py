@@ -105,7 +105,7 @@ def capacity(config: dict[str, Any]) -> int:
 
 def _num_users(arguments: argparse.Namespace, config: dict[str, Any]) -> int:
     places = capacity(config)
-    return int(arguments.users or places + max(2, places // 2))
+    return int(arguments.users or 2 * places)
 
 
 def _watch(
@@ -183,7 +183,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20.0, help="length of the load")
     parser.add_argument("--warm-up", type=float, help="minutes not judged; default: a quarter")
     parser.add_argument("--limit", type=float, default=0.03, help="growth allowed, as a share")
-    parser.add_argument("--users", type=int, default=0, help="default: 1.5 per place")
+    parser.add_argument("--users", type=int, default=0, help="default: 2 per place")
     add_load_options(parser)
     arguments = parser.parse_args(argv)
     if not 0 <= _warm_up(arguments) < arguments.minutes:
