@@ -33,6 +33,7 @@ from loadtest.load_options import add_load_options, workload_of
 from loadtest.load_workload import MIX
 from loadtest.open_loop import Queues, Timing, run_stretch
 from loadtest.overload_plot import draw
+from loadtest.precedence import take_precedence
 from loadtest.run_record import head, told, write_json
 from loadtest.served import ROOT, served
 
@@ -46,6 +47,7 @@ Measure = Callable[[float, str], Awaitable[Stretch]]  # of a rate and what it is
 class Report:
     """What has been measured so far. Written whatever ends it."""
 
+    load_priority: str = "normal"
     search: list[Stretch] = field(default_factory=list)
     overload: list[Stretch] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -61,6 +63,7 @@ class Report:
         return {
             "all_held": not self.violations,
             "violations": self.violations,
+            "load_priority": self.load_priority,
             "sustained_per_s": self.sustained_per_s,
             "search": [_record(stretch) for stretch in self.search],
             "overload": [_record(stretch) for stretch in self.overload],
@@ -80,6 +83,7 @@ async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> N
     )
     judge = Judge(expects_same_text=not arguments.any_text)
     queues = Queues()
+    report.load_priority = take_precedence()
     async with LoadClient(base_url, judge) as client:
         following = asyncio.create_task(queues.follow(base_url))
         try:
