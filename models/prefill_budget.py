@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from models.pass_cost import PassCost
 from models.session_table import Job, Session
 
-_MIN_ROWS = 16  # one attention tile: fewer cost as much
+_MIN_ROWS = 8  # fewer cost as much: a tile, and products on a CPU
 _REFRESH_PASSES = 32  # so many passes with prompts in a row, then one without
 
 

@@ -155,7 +155,7 @@ def test_a_long_prompt_at_most_doubles_the_gaps_of_running_streams(
     world.prompt(2000)
     world.run_until_prompts_are_done()
     gaps = [gap for stream in world.streams for gap in stream.gaps]
-    floor_s = cost(num_streams + 16)  # the least a pass with a prompt may cost
+    floor_s = cost(num_streams + 8)  # the least a pass with a prompt may cost
     assert max(gaps) <= max(2 * alone_s, floor_s) * 1.01
     assert max(gaps) > 1.3 * alone_s  # nor was the prompt held back for nothing
 
@@ -168,7 +168,7 @@ def test_streams_whose_drafts_are_made_elsewhere_are_not_forgotten(away_s: float
     alone_s = warmed(world)
     world.prompt(2000)
     world.run_until_prompts_are_done()
-    floor_s = cpu(16) + cpu(5) + away_s
+    floor_s = cpu(8) + cpu(5) + away_s
     assert max(stream.gaps) <= max(2 * alone_s, floor_s) * 1.01
 
 
@@ -194,7 +194,7 @@ def test_prompts_come_one_after_the_other_in_the_order_of_their_arrival() -> Non
 @pytest.mark.parametrize("max_rows", [2, 8, 24, 64, 512])
 @pytest.mark.parametrize("slowdown", [1.01, 2.0])
 def test_a_prompt_is_never_starved(max_rows: int, slowdown: float) -> None:
-    """Of two passes one holds 16 prompt rows, or the quarter of all rows if that is less."""
+    """Of two passes one holds 8 prompt rows, or the quarter of all rows if that is less."""
     world = World(cpu, slowdown=slowdown, max_rows=max_rows)
     for _ in range(200 if max_rows < 512 else 40):
         world.stream()
@@ -203,7 +203,7 @@ def test_a_prompt_is_never_starved(max_rows: int, slowdown: float) -> None:
     world.passes.clear()
     world.prompt(200)
     world.run_until_prompts_are_done(max_passes=1000)
-    least = min(16, max(1, max_rows // 4))
+    least = min(8, max(1, max_rows // 4))
     pairs = zip(world.passes[:-2], world.passes[1:-1], strict=True)
     assert all(max(a, b) >= least for (_, a), (_, b) in pairs)
 
