@@ -2,7 +2,7 @@
 
 Over the same processes and links as `loadtest.link_bench`, without HTTP. A stream runs; when it has
 shown its pace, a second session comes with a long prompt. What counts are the stream's gaps from
-then until the long prompt's first token.
+then until the long prompt's first token, or until the stream has filled the context.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from router.generation import Delta, Finished, GenerationRequest, Generator
 _WARM_UP_GAPS = 4  # the stream's own prompt, and the pass after it
 _QUIET_GAPS = 24
 _LEAST_GAPS = 3  # fewer have no median worth the name
-_MOST_TOKENS = 800  # of the stream; by then the long prompt has its first token or never will
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +50,17 @@ def measure_gaps(
     Raises:
         ValueError: the stream had too few gaps beside the long prompt to say anything.
     """
-    return link.use(k, partial(_measure, prompt=prompt, long_prompt=long_prompt, k=k))
+    request = make_request("gap-stream", prompt, link.max_model_len - len(prompt))
+    return link.use(k, partial(_measure, request=request, long_prompt=long_prompt, k=k))
 
 
 async def _measure(
-    generator: Generator, prompt: Sequence[int], long_prompt: Sequence[int], k: int | None
+    generator: Generator, request: GenerationRequest, long_prompt: Sequence[int], k: int | None
 ) -> GapRun:
     alone_s = await _first_token_s(generator, long_prompt, "gap-alone")
     arrivals: list[float] = []
     has_pace = asyncio.Event()
-    stream = asyncio.create_task(_stream(generator, prompt, arrivals, has_pace))
+    stream = asyncio.create_task(_stream(generator, request, arrivals, has_pace))
     pace = asyncio.create_task(has_pace.wait())
     try:
         await asyncio.wait({stream, pace}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,12 +110,13 @@ def gaps_around(
 
 
 async def _stream(
-    generator: Generator, prompt: Sequence[int], arrivals: list[float], has_pace: asyncio.Event
+    generator: Generator,
+    request: GenerationRequest,
+    arrivals: list[float],
+    has_pace: asyncio.Event,
 ) -> None:
     """Note when pieces come, until cancelled."""
-    async with aclosing(
-        _items(generator, make_request("gap-stream", prompt, _MOST_TOKENS))
-    ) as items:
+    async with aclosing(_items(generator, request)) as items:
         async for item in items:
             if isinstance(item, Delta):
                 arrivals.append(time.perf_counter())

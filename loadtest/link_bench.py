@@ -31,7 +31,7 @@ class LinkBench:
         self._runner = runner
         self._target = target
         self._draft = draft
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._num_runs = 0
 
     def run(self, prompts: Prompts, *, batch: int, k: int | None, num_tokens: int) -> LoopRun:
@@ -46,7 +46,7 @@ class LinkBench:
         """The result of `work` with a generator of its own; k None is adaptive."""
         services = make_services(self._target, None if k == 0 else self._draft, k)
         return self._runner.run(
-            work(SpeculativeGenerator(services, max_model_len=self._max_model_len))
+            work(SpeculativeGenerator(services, max_model_len=self.max_model_len))
         )
 
 
