@@ -221,6 +221,12 @@ def copy_of(source: Path, folder: Path) -> Path:
     return folder
 
 
+def write_anew(file: Path, content: dict[str, Any]) -> None:
+    """Put a file of its own where `copy_of` has put a link."""
+    file.unlink()
+    file.write_text(json.dumps(content))
+
+
 def test_a_draft_of_other_words_is_refused_with_a_way_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -229,8 +235,7 @@ def test_a_draft_of_other_words_is_refused_with_a_way_out(
     vocabulary = content["model"]["vocab"]
     words = list(vocabulary)[300:302]
     vocabulary[words[0]], vocabulary[words[1]] = vocabulary[words[1]], vocabulary[words[0]]
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.json").write_text(json.dumps(content))
+    write_anew(folder / "tokenizer.json", content)
     status, _, refusal = check(
         capsys, str(CONFIGS / "demo.yaml"), on_free_port(), f"draft.model_path={folder}"
     )
@@ -244,8 +249,7 @@ def test_an_architecture_that_is_not_served_is_refused_by_name(
 ) -> None:
     folder = copy_of(DEMO / "target", tmp_path / "target")
     content = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(content))
+    write_anew(folder / "config.json", content)
     status, said, refusal = check(
         capsys, str(CONFIGS / "no-draft.yaml"), on_free_port(), f"target.model_path={folder}"
     )
