@@ -108,6 +108,9 @@ class Rank:
         logs_json: bool = False,
     ) -> None:
         configure_rank(as_json=logs_json, component="rank", model_kind=kind, rank=rank)
+        if model.device == "cpu":
+            # Where passes and HTTP share cores, a short answer must not wait behind a long pass.
+            os.nice(_NICENESS)
         self._kind = kind
         self._model = model
         self._link = link
@@ -133,9 +136,6 @@ class Rank:
         """
         from models.runner import ModelRunner
 
-        if self._model.device == "cpu":
-            # Where passes and HTTP share cores, a short answer must not wait behind a long pass.
-            os.nice(_NICENESS)
         started_s = time.monotonic()
         ranks = None
         if self._world_size > 1:
