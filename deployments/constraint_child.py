@@ -31,7 +31,7 @@ from deployments.constraint_pipe import (
     ChildFailed,
     ChildReady,
     ConstraintConfig,
-    FrameSplitter,
+    FrameReader,
     ProgressPage,
     to_frame,
 )
@@ -41,7 +41,6 @@ from models.grammar_limits import SchemaLimits
 from models.messages import ConstraintReply, ConstraintRequest, GrammarOpen
 
 _SLOW_S = 0.05  # ordinary schemas compile in 1-10 ms
-_RECEIVE_BYTES = 1 << 18
 # The parent's deadline comes first; this one is for a parent that is gone or stuck.
 _ALARM_FACTOR = 3.0
 
@@ -61,7 +60,7 @@ def main() -> None:
 
 
 def _serve(link: socket.socket, page: ProgressPage) -> None:
-    frames = _Frames(link)
+    frames = FrameReader(link)
     first = frames.next()
     if first is None:
         return
@@ -143,24 +142,6 @@ def _limit_self(config: ConstraintConfig) -> None:
     with contextlib.suppress(ValueError, OSError):  # a system without this limit
         resource.setrlimit(kind, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-class _Frames:
-    """Blocking reader of frames."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._splitter = FrameSplitter()
-        self._ready: list[bytes] = []
-
-    def next(self) -> bytes | None:
-        """The next frame; None when the other side has closed."""
-        while not self._ready:
-            data = self._link.recv(_RECEIVE_BYTES)
-            if not data:
-                return None
-            self._ready = list(self._splitter.feed(data))
-        return self._ready.pop(0)
 
 
 if __name__ == "__main__":

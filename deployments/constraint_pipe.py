@@ -14,6 +14,7 @@ Imports nothing heavy: the child's memory is counted.
 from __future__ import annotations
 
 import mmap
+import socket
 import struct
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ import msgspec
 from models.messages import ConstraintReply
 
 OUT_OF_MEMORY_EXIT = 70
+_RECEIVE_BYTES = 1 << 18
 _LENGTH = struct.Struct("<I")
 
 
@@ -89,7 +91,7 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Payloads that are complete now that `data` has arrived."""
         self._buffer += data
         start = 0
@@ -101,6 +103,29 @@ class FrameSplitter:
             yield bytes(self._buffer[start + _LENGTH.size : end])
             start = end
         del self._buffer[:start]
+
+
+class FrameReader:
+    """Blocking reader of frames.
+
+    Into one buffer for good: a new one for each read, cut down to what came, leaves holes in the
+    heap, which then grows for hours.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._splitter = FrameSplitter()
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._ready: list[bytes] = []
+
+    def next(self) -> bytes | None:
+        """The next frame; None when the other side has closed."""
+        while not self._ready:
+            num_bytes = self._link.recv_into(self._buffer)
+            if not num_bytes:
+                return None
+            self._ready = list(self._splitter.feed(self._buffer[:num_bytes]))
+        return self._ready.pop(0)
 
 
 @dataclass(frozen=True)

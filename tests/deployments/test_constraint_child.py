@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from deployments.constraint_pipe import (
     ChildFailed,
     ChildReady,
     ConstraintConfig,
+    FrameReader,
     FrameSplitter,
     ProgressPage,
     to_frame,
@@ -202,6 +204,24 @@ def test_frames_are_cut_however_they_arrive() -> None:
             for frame in splitter.feed(stream[start : start + size])
         ]
         assert found == payloads
+
+
+def test_reading_allocates_no_more_than_what_came() -> None:
+    """A large buffer for every read, given back again, let the heap of a busy child grow."""
+    here, there = socket.socketpair()
+    with here, there:
+        frames = FrameReader(there)
+        here.sendall(to_frame(b"a" * 1000) + to_frame(b"b"))
+        tracemalloc.start()
+        try:
+            assert frames.next() == b"a" * 1000
+            assert frames.next() == b"b"
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 16_384
+        here.close()
+        assert frames.next() is None
 
 
 @pytest.mark.parametrize(
