@@ -104,7 +104,7 @@ def _attend_gather(
     num_groups, tile_rows = num_heads // num_key_heads, gather.tile_rows
     parts = [gather.reads.parts(keys), gather.reads.parts(values)]
     rows = query if gather.row_index is None else query.index_select(0, gather.row_index)
-    tiles = rows.unflatten(0, (-1, tile_rows)).unflatten(2, (num_key_heads, num_groups))
+    tiles = rows.view(-1, tile_rows, num_key_heads, num_groups, rows.shape[2])
     tiles = tiles.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [tiles, K, M, D]
     outs = []
     for batch in gather.batches:
@@ -114,9 +114,8 @@ def _attend_gather(
             seen = [[pieces[0][: batch.num_chunks]] for pieces in parts]
         outs.append(_attend_tiles(some, gather, batch, seen[0], seen[1], features))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    # [tiles, K, M, D] -> [tiles, t, K, G, D]
-    out = out.unflatten(2, (num_groups, tile_rows)).permute(0, 3, 1, 2, 4)
-    return out.reshape(-1, num_heads, out.shape[4])
+    out = out.view(-1, num_key_heads, num_groups, tile_rows, out.shape[3])
+    return out.permute(0, 3, 1, 2, 4).reshape(-1, num_heads, out.shape[4])
 
 
 def _attend_tiles(
@@ -150,7 +149,8 @@ def _multiply(left: Tensor, parts: list[Tensor]) -> Tensor:
     """Products of `left` [n, K, M, x] and the matrices [*, K, x, y] of `parts`: [n, K, M, y]."""
     left = left.flatten(0, 1)
     if len(parts) == 1:
-        return torch.bmm(left, parts[0].flatten(0, 1)).unflatten(0, parts[0].shape[:2])
+        out = torch.bmm(left, parts[0].flatten(0, 1))
+        return out.view(*parts[0].shape[:2], *out.shape[1:])
     num_key_heads, width = parts[0].shape[1], parts[0].shape[3]
     out = left.new_empty(*left.shape[:2], width)
     first = 0
@@ -193,7 +193,8 @@ def _weights(
         with_sink[..., KEY_CHUNK:] = masked
         with_sink[..., 0] = features.sinks.float().view(num_key_heads, -1, 1)  # [K, G, 1]
         weights = torch.softmax(with_sink, dim=-1)[..., KEY_CHUNK:]
-    return weights.unflatten(4, (num_chunks, size)).permute(0, 4, 1, 2, 3, 5)
+    by_chunk = weights.view(*weights.shape[:4], num_chunks, size)
+    return by_chunk.permute(0, 4, 1, 2, 3, 5)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

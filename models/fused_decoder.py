@@ -48,7 +48,7 @@ class _Norm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         # The weight apart, behind the rounding, as transformers does: bits agree.
-        normed = nn.functional.rms_norm(rows, rows.shape[-1:], None, self.epsilon)
+        normed = torch.rms_norm(rows, rows.shape[-1:], None, self.epsilon)
         return normed.mul_(self.weight)
 
 

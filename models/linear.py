@@ -77,19 +77,21 @@ class PackedLinear(nn.Module):
             return rows.new_empty(*rows.shape[:-1], self.out_features)
         if len(self._packed) == 1:
             return _packed_linear(rows, self._packed[0], self._bias)
-        pieces = rows.split(self._widths, dim=-1)
+        pieces = rows.split_with_sizes(self._widths, dim=-1)
         out = _packed_linear(pieces[0].contiguous(), self._packed[0], self._bias)
         return _add_pieces(out, pieces[1:], self._packed[1:])
 
     def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
         """`others` + rows times the weight, added inside the product."""
-        pieces = rows.split(self._widths, dim=-1)
+        if len(self._packed) == 1:
+            return _packed_linear_add(rows.contiguous(), others, self._packed[0], self._bias)
+        pieces = rows.split_with_sizes(self._widths, dim=-1)
         out = _packed_linear_add(pieces[0].contiguous(), others, self._packed[0], self._bias)
         return _add_pieces(out, pieces[1:], self._packed[1:])
 
     def add_product_to(self, others: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """`add_to` of left * right, [R, inputs] each, multiplied piece by piece as needed."""
-        lefts, rights = left.split(self._widths, dim=-1), right.split(self._widths, dim=-1)
+        lefts, rights = (x.split_with_sizes(self._widths, dim=-1) for x in (left, right))
         out, bias = others, self._bias
         for left_piece, right_piece, weight in zip(lefts, rights, self._packed, strict=True):
             product = torch.mul(left_piece, right_piece).contiguous()  # a no-op but in odd layouts

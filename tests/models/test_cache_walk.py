@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 import torch
 from cache_walk import Walk
@@ -78,7 +80,7 @@ def _free_shared_blocks(patch: pytest.MonkeyPatch) -> None:
     def free(pool: BlockPool, block_ids: list[int]) -> None:
         for block in reversed(list(block_ids)):
             pool._num_refs[block] -= 1
-            pool._free.append(block)
+            heapq.heappush(pool._free, block)
 
     patch.setattr(BlockPool, "free", free)
 
