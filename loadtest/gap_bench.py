@@ -2,7 +2,8 @@
 
 Over the same processes and links as `loadtest.link_bench`, without HTTP. A stream runs; when it has
 shown its pace, a second session comes with a long prompt. What counts are the stream's gaps from
-then until the long prompt's first token, or until the stream has filled the context.
+then until the long prompt's first token, or until the stream has filled the context. They are
+compared with those before and, while the stream goes on, after: the machine's own pace drifts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _WARM_UP_GAPS = 4  # the stream's own prompt, and the pass after it
 _QUIET_GAPS = 24
 _LEAST_GAPS = 3  # fewer have no median worth the name
 
+_Times = asyncio.Queue[float | None]  # when each piece came; None: there will be no more
+
 
 @dataclass(frozen=True, kw_only=True)
 class GapRun:
@@ -33,7 +36,7 @@ class GapRun:
     way: str  # "k=0", "adaptive"
     num_prompt_tokens: int  # of the long prompt
     num_gaps: int  # beside it
-    quiet_ms: float  # median before the long prompt came
+    quiet_ms: float  # median before the long prompt came and after its first token
     quiet_worst_ms: float
     beside_ms: float  # median beside it
     beside_worst_ms: float
@@ -59,20 +62,18 @@ async def _measure(
 ) -> GapRun:
     alone_s = await _first_token_s(generator, long_prompt, "gap-alone")
     arrivals: list[float] = []
-    has_pace = asyncio.Event()
-    stream = asyncio.create_task(_stream(generator, request, arrivals, has_pace))
-    pace = asyncio.create_task(has_pace.wait())
+    times: _Times = asyncio.Queue()
+    stream = asyncio.create_task(_stream(generator, request, times))
     try:
-        await asyncio.wait({stream, pace}, return_when=asyncio.FIRST_COMPLETED)
+        await _shown(times, arrivals, _WARM_UP_GAPS + _QUIET_GAPS + 1)
         came_s = time.perf_counter()
         beside_s = await _first_token_s(generator, long_prompt, "gap-beside")
+        await _shown(times, arrivals, _QUIET_GAPS + 1)
     finally:
-        for task in (stream, pace):
-            task.cancel()
-        results = await asyncio.gather(stream, pace, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+        stream.cancel()
+        (result,) = await asyncio.gather(stream, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result
     quiet, beside = gaps_around(arrivals, came_s, came_s + beside_s)
     quiet_ms, beside_ms = (1000 * statistics.median(gaps) for gaps in (quiet, beside))
     return GapRun(
@@ -92,13 +93,13 @@ async def _measure(
 def gaps_around(
     arrivals: Sequence[float], from_s: float, to_s: float
 ) -> tuple[list[float], list[float]]:
-    """Seconds between arrivals that ended before `from_s`, and between `from_s` and `to_s`.
+    """Seconds between arrivals: outside of `from_s` to `to_s`, and those that ended within.
 
     Raises:
         ValueError: there are too few of either.
     """
     gaps = list(itertools.pairwise(arrivals))[_WARM_UP_GAPS:]
-    quiet = [to - since for since, to in gaps if to <= from_s]
+    quiet = [to - since for since, to in gaps if to <= from_s or since > to_s]
     beside = [to - since for since, to in gaps if from_s < to <= to_s]
     least = min(len(quiet), len(beside))
     if least < _LEAST_GAPS:
@@ -109,19 +110,25 @@ def gaps_around(
     return quiet, beside
 
 
-async def _stream(
-    generator: Generator,
-    request: GenerationRequest,
-    arrivals: list[float],
-    has_pace: asyncio.Event,
-) -> None:
+async def _shown(times: _Times, arrivals: list[float], count: int) -> None:
+    """Take what has come and `count` pieces more; the stream may end before that."""
+    for _ in range(times.qsize() + count):
+        came_s = await times.get()
+        if came_s is None:
+            times.put_nowait(None)
+            return
+        arrivals.append(came_s)
+
+
+async def _stream(generator: Generator, request: GenerationRequest, times: _Times) -> None:
     """Note when pieces come, until cancelled."""
-    async with aclosing(_items(generator, request)) as items:
-        async for item in items:
-            if isinstance(item, Delta):
-                arrivals.append(time.perf_counter())
-            if len(arrivals) > _WARM_UP_GAPS + _QUIET_GAPS:
-                has_pace.set()
+    try:
+        async with aclosing(_items(generator, request)) as items:
+            async for item in items:
+                if isinstance(item, Delta):
+                    times.put_nowait(time.perf_counter())
+    finally:
+        times.put_nowait(None)
 
 
 async def _first_token_s(generator: Generator, prompt: Sequence[int], name: str) -> float:

@@ -13,13 +13,13 @@ from loadtest.link_bench import linked
 from loadtest.prompts import demo_prompts
 from loadtest.served import ROOT
 
-# Five arrivals of warm-up, then one a second until 10, then one every three seconds.
-ARRIVALS = [0.0, 0.9, 1.1, 2.9, 3.0, *range(4, 11), 13.0, 16.0, 19.0, 22.0]
+# Five arrivals of warm-up, one a second until 10, one every three seconds, then every two.
+ARRIVALS = [0.0, 0.9, 1.1, 2.9, 3.0, *range(4, 11), 13.0, 16.0, 19.0, 22.0, 24.0, 26.0]
 
 
-def test_gaps_belong_to_the_time_they_end_in() -> None:
+def test_gaps_beside_are_those_that_end_then_and_quiet_ones_lie_before_or_after() -> None:
     quiet, beside = gaps_around(ARRIVALS, 10.5, 20.0)
-    assert quiet == [1.0] * 7
+    assert quiet == [1.0] * 7 + [2.0] * 2
     assert beside == [3.0] * 3
 
 
