@@ -30,12 +30,12 @@ from loadtest.bench_table import print_pair
 from loadtest.engine_bench import EngineSettings, add_settings, load_pair, measure_engines
 from loadtest.engine_lines import PairBench
 from loadtest.gap_bench import measure_gaps
-from loadtest.http_bench import ENVIRONMENT, http_served
+from loadtest.http_bench import http_served
 from loadtest.interleaved import interleave
 from loadtest.link_bench import linked
 from loadtest.loop_bench import LoopRun, Prompts, name_of
 from loadtest.prompts import demo_prompts
-from loadtest.served import ROOT
+from loadtest.served import POD_ENVIRONMENT, ROOT
 
 _DEMO = f"demo={ROOT / 'models' / 'demo'}"
 _CACHE = Path.home() / ".cache" / "outrider" / "pairs"
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         {
             **asdict(settings),
             "served_threads": threads,
-            "served_environment": ENVIRONMENT,
+            "served_environment": POD_ENVIRONMENT,
             "parts": arguments.parts,
         },
     )

@@ -16,12 +16,10 @@ from typing import Any
 import httpx
 
 from loadtest.loop_bench import Prompts
-from loadtest.served import ROOT, Config, served
+from loadtest.served import POD_ENVIRONMENT, ROOT, Config, served
 
 _TIMEOUT_S = 300.0
 _CONFIG = ROOT / "configs" / "demo.yaml"
-# As the pods have it (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
-ENVIRONMENT = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
 
 
 class HttpBench:
@@ -84,7 +82,7 @@ def http_served(pair: Path, *, dtype: str, threads: tuple[int, int]) -> Iterator
         names.append(arguments["router"]["model_name"])
 
     with (
-        served(_CONFIG, change=change, environment=ENVIRONMENT) as service,
+        served(_CONFIG, change=change, environment=POD_ENVIRONMENT) as service,
         httpx.Client(base_url=service.base_url, timeout=_TIMEOUT_S) as client,
     ):
         yield HttpBench(client, names[0])

@@ -2,14 +2,15 @@
 
     python -m loadtest.overload --output loadtest/results/overload.json
 
-Starts `serve run` of a config (`--config`, the demo's by default) privately, or uses one that runs
-(`--url`). Arrivals are a seeded Poisson process of chats, JSON records and questions behind a
-shared prompt, and do not wait for answers. Rates rise by `--step` until fewer than 95% of arrivals
-become good answers: whole, right, first text within `--first-text-limit`. The last rate before that
-is what the service sustains. Then come `--factors` times that. Fails unless goodput (good answers
-per second) at the greatest factor is within 10% of the peak of all stretches, whoever is turned
-away gets 429 with Retry-After quickly, nothing else goes wrong, and the load itself was on time.
-Writes a JSON file and a figure beside it. Ends with status 1 when something failed.
+Starts `serve run` of a config (`--config`, the demo's by default) privately and with the pods'
+environment, or uses one that runs (`--url`). Arrivals are a seeded Poisson process of chats, JSON
+records and questions behind a shared prompt, and do not wait for answers. Rates rise by `--step`
+until fewer than 95% of arrivals become good answers: whole, right, first text within
+`--first-text-limit`. The last rate before that is what the service sustains. Then come `--factors`
+times that. Fails unless goodput (good answers per second) at the greatest factor is within 10% of
+the peak of all stretches, whoever is turned away gets 429 with Retry-After quickly, nothing else
+goes wrong, and the load itself was on time. Writes a JSON file and a figure beside it. Ends with
+status 1 when something failed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from loadtest.open_loop import Queues, Timing, run_stretch
 from loadtest.overload_plot import draw
 from loadtest.precedence import take_precedence
 from loadtest.run_record import head, told, write_json
-from loadtest.served import ROOT, served
+from loadtest.served import POD_ENVIRONMENT, ROOT, served
 
 _ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # what can become good
 _MOST_STEPS = 20
@@ -48,6 +49,7 @@ class Report:
     """What has been measured so far. Written whatever ends it."""
 
     load_priority: str = "normal"
+    served_environment: Mapping[str, str] = field(default_factory=dict)  # beyond the usual
     search: list[Stretch] = field(default_factory=list)
     overload: list[Stretch] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -64,6 +66,7 @@ class Report:
             "all_held": not self.violations,
             "violations": self.violations,
             "load_priority": self.load_priority,
+            "served_environment": dict(self.served_environment),
             "sustained_per_s": self.sustained_per_s,
             "search": [_record(stretch) for stretch in self.search],
             "overload": [_record(stretch) for stretch in self.overload],
@@ -169,7 +172,12 @@ def _service(arguments: argparse.Namespace, report: Report) -> Iterator[str]:
     if arguments.url:
         yield arguments.url.rstrip("/")
         return
-    with served(arguments.config, keeps_folder=lambda: bool(report.violations)) as service:
+    with served(
+        arguments.config,
+        keeps_folder=lambda: bool(report.violations),
+        environment=POD_ENVIRONMENT,
+    ) as service:
+        report.served_environment = POD_ENVIRONMENT
         print(f"the service and its logs are in {service.folder}", flush=True)
         yield service.base_url
 

@@ -27,6 +27,8 @@ import yaml
 from loadtest.attached import gcs_address
 
 ROOT = Path(__file__).parent.parent
+# As the pods have it (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
+POD_ENVIRONMENT = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 
