@@ -167,7 +167,7 @@ def _measure_gaps(
         draft_threads=threads[1],
         max_model_len=_LONG_MODEL_LEN,
     ) as link:
-        for k in tqdm((0, None), desc=f"{pair.label}: gap", unit="run"):
+        for k in tqdm((0, None) * settings.repeats, desc=f"{pair.label}: gap", unit="run"):
             run = measure_gaps(link, prompts[0], long_prompt[:_LONG_PROMPT_TOKENS], k=k)
             runs.append(asdict(run))
             record.put(pair.label, "gaps", runs)

@@ -28,6 +28,17 @@ def test_too_few_gaps_are_an_error() -> None:
         gaps_around(ARRIVALS, 10.5, 17.0)
 
 
+def test_of_several_runs_the_median_is_claimed() -> None:
+    runs = [
+        {"way": way, "num_prompt_tokens": 2000, "slowdown": slowdown}
+        for way, slowdown in [("k=0", 1.5), ("adaptive", 2.5), ("k=0", 3.0), ("k=0", 1.9)]
+    ]
+    without_drafts, adaptive = claims_of({"lines": [], "gaps": runs})
+    assert without_drafts.text.startswith("k=0: ")
+    assert (without_drafts.value, without_drafts.is_met) == (1.9, True)
+    assert (adaptive.value, adaptive.is_met) == (2.5, False)
+
+
 @pytest.mark.slow
 def test_a_long_prompt_beside_a_stream_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     prompt, *others = demo_prompts(60)
