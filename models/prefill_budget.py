@@ -12,8 +12,10 @@ foretold from others. What they add comes from two passes:
 
 So a pass with decode rows gives prompts what the second leaves of the first's allowance. While all
 streams are away (their drafts are made elsewhere), a pass is all prompt and may take the whole
-allowance: the gap is by then as long as the shortest absence, and at least a pass will be added.
-When nobody is running, prompts get all rows.
+allowance: the gap is by then as long as the shortest absence, and at least a pass will be added. An
+absence counts for no more than the stream's last one: a longer one is waiting for a prompt in the
+other engine, and two engines that both wait for prompts would allow each other ever more. When
+nobody is running, prompts get all rows.
 
 Two rules go before the promise. Prompts are never starved: of two passes in a row one has room for
 at least `_MIN_ROWS` of their rows. And now and then a pass goes without prompts, because the time
@@ -77,10 +79,14 @@ class PrefillBudget:
 
         Sessions that hold KV are streams, be their next message on its way or their masks.
         """
-        left_s = [s.last_active_s for s in sessions if s.num_computed > 0 and not _wants_rows(s)]
-        if not left_s:
+        absences_s = [
+            min(max(0.0, now - session.last_active_s), session.away_s)
+            for session in sessions
+            if session.num_computed > 0 and not _wants_rows(session)
+        ]
+        if not absences_s:
             return None
-        shortest_gap_s = max(0.0, now - max(left_s)) + self._cost.seconds(1)
+        shortest_gap_s = min(absences_s) + self._cost.seconds(1)
         return max(_MIN_ROWS, self._cost.rows_within(self._allowance * shortest_gap_s))
 
 

@@ -93,6 +93,7 @@ class Session:
     order: int  # rises with every new session: a higher one is younger
     table: BlockTable
     last_active_s: float
+    away_s: float = math.inf  # from its last answer to its newest message
     log: TokenLog = field(default_factory=TokenLog)
     generated: TokenLog = field(default_factory=TokenLog)  # log behind the prompt; if constrained
     history: TokenHistory | None = None  # counts of the log's tokens; if there are penalties
@@ -278,13 +279,13 @@ class SessionTable:
         session = self._sessions.get(message.session_id)
         if session is None or message.epoch != self._epoch:
             return Admission(None, [NeedOpen(session_id=message.session_id, seq=message.seq)])
-        session.last_active_s = now
+        away_s, session.last_active_s = now - session.last_active_s, now
         if message.seq < session.seq:
             return Admission(None, [])
         session.reply_to = reply_to
         if message.seq == session.seq:
             return Admission(None, list(session.answers))
-        session.seq = message.seq
+        session.seq, session.away_s = message.seq, away_s
         session.answers = []
         correction = self._correction(session, message)
         if correction is None:

@@ -104,6 +104,7 @@ class World:
         for stream in self.streams:
             session = stream.session
             if session.job is None and stream.back_s <= self.now:
+                session.away_s = self.now - session.last_active_s
                 session.rewrite(len(session.log), [0] * stream.num_rows)
                 session.job = Job(0, self.now, stream.num_rows, 0)
         waiting = [s for s in self.table if s.job is not None]
@@ -192,6 +193,24 @@ def test_streams_whose_drafts_are_made_elsewhere_are_not_forgotten(away_s: float
     world.run_until_prompts_are_done()
     floor_s = cpu(8) + cpu(5) + away_s
     assert max(stream.gaps) <= max(2 * alone_s, floor_s) * 1.01
+
+
+def test_a_stream_that_is_kept_elsewhere_does_not_make_room_for_prompts_here() -> None:
+    """The other engine is busy with a prompt; the stream was away for 60 ms before and is now 1 s.
+
+    Were the whole second to count, this engine would let the stream wait for as long again.
+    """
+    world = World(cpu)
+    stream = world.stream(away_s=0.06, num_rows=5)
+    warmed(world)
+    world.step()
+    stream.back_s = world.now + 1.0
+    world.prompt(100_000 // 4)
+    while world.now < stream.back_s:
+        world.step()
+    usual_gap_s = 0.06 + cpu(1)
+    assert all(cpu(rows) <= usual_gap_s * 1.01 for rows, _ in world.passes[1:])
+    assert sum(rows for _, rows in world.passes) > 8 * len(world.passes)
 
 
 def test_with_nobody_running_a_prompt_gets_whole_passes() -> None:

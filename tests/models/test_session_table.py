@@ -86,6 +86,17 @@ def test_equal_seq_repeats_the_answers_to_the_newest_address(
     assert session.reply_to == "again"
 
 
+def test_an_absence_is_from_the_last_answer_to_a_new_message(
+    table: SessionTable, session: Session
+) -> None:
+    message = make_propose(5, [], [2, 3])
+    session.last_active_s = 10.0
+    table.admit(message, "r", 13.0)
+    assert session.away_s == 3.0
+    table.admit(message, "again", 20.0)
+    assert (session.away_s, session.last_active_s) == (3.0, 20.0)
+
+
 def test_need_prefix_is_repeated_too(table: SessionTable, session: Session) -> None:
     message = make_propose(5, [1, 2], [3])
     expected = NeedPrefix(session_id="s", seq=5, have_len=0, have_hash=0)
