@@ -23,8 +23,10 @@ from models.device_copy import to_device
 from models.kv_storage import KVStorage
 from models.sequence_rows import SequenceRows
 
-TILE_ROWS = 16  # rows of the largest tile
-# Sessions with up to so many rows share tiles of as many rows as the longest of them has.
+TILE_ROWS = 16  # rows of the largest tile that sessions share
+_LONG_TILE_ROWS = 64  # times G, in a tile of one session by itself; larger products gain little
+# Sessions with up to so many rows share tiles of as many rows as the longest of them has; one with
+# more has tiles for itself, as even as can be.
 FITTING_TILES = (1, 2, 4, 8, TILE_ROWS)
 FIXED_TILES = (TILE_ROWS,)  # all have so many
 # A chunk of keys is a block of a multiple of so many tokens; smaller blocks are joined. So a
@@ -157,10 +159,11 @@ def plan_pass(
         stop = sequence.start + len(sequence.token_ids)
         row_slots.extend(blocks[p // size] * size + p % size for p in range(sequence.start, stop))
     min_rows = -(-_min_product_rows(storage) // num_groups)
+    most_rows = max(TILE_ROWS, _LONG_TILE_ROWS // num_groups)
     reads: dict[int | None, RowReads] = {}
     for some, seen in _by_what_is_seen(sequences, windows, storage):
         masks = _MaskPlan(some, storage.device)
-        groups = _gather_groups(seen, min_rows, tile_sizes)
+        groups = _gather_groups(seen, min_rows, most_rows, tile_sizes)
         reads.update(dict.fromkeys(some, _plan_reads(seen, first_rows, groups, storage, masks)))
     return PagedPass(
         storage=storage,
@@ -233,7 +236,7 @@ def _plan_reads(
 
 
 def _gather_groups(
-    sequences: Sequence[SequenceRows], min_rows: int, tile_sizes: Sequence[int]
+    sequences: Sequence[SequenceRows], min_rows: int, most_rows: int, tile_sizes: Sequence[int]
 ) -> list[tuple[int, list[int]]]:
     """Tile size and members: one-tile sequences by tile and length, each longer one by itself."""
     groups: list[tuple[int, list[int]]] = []
@@ -241,7 +244,8 @@ def _gather_groups(
     for i, sequence in enumerate(sequences):
         count = len(sequence.token_ids)
         if count > TILE_ROWS:
-            groups.append((TILE_ROWS, [i]))
+            is_fixed = len(tile_sizes) == 1
+            groups.append((TILE_ROWS if is_fixed else _even_rows(count, most_rows), [i]))
         else:
             limit = next(size for size in tile_sizes if size >= max(count, min_rows))
             short.append((limit, _padded_keys(sequence.start + count), i))
@@ -258,6 +262,12 @@ def _gather_groups(
         (_tile_rows(limit, members, sequences, min_rows, tile_sizes), sorted(members))
         for limit, members in groups
     ]
+
+
+def _even_rows(count: int, most_rows: int) -> int:
+    """Rows of each of the fewest tiles of at most `most_rows` that hold `count` rows."""
+    num_tiles = -(-count // most_rows)
+    return -(-count // num_tiles)
 
 
 def _tile_rows(

@@ -18,7 +18,7 @@ from torch import Tensor
 from models.kv_cache import BlockPool, BlockTable
 from models.sequence_rows import SequenceRows
 
-_NUM_TOKENS = 150  # three key chunks, ten query tiles
+_NUM_TOKENS = 150  # three key chunks, three query tiles or ten
 _STRANGER_TOKENS = (7, 520)
 # Beside it the longer stranger is padded to more chunks than torch adds in one go, which are 16.
 _FAR_TOKENS = 1030
