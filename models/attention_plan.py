@@ -244,8 +244,7 @@ def _gather_groups(
     for i, sequence in enumerate(sequences):
         count = len(sequence.token_ids)
         if count > TILE_ROWS:
-            is_fixed = len(tile_sizes) == 1
-            groups.append((TILE_ROWS if is_fixed else _even_rows(count, most_rows), [i]))
+            groups.append((TILE_ROWS, [i]))
         else:
             limit = next(size for size in tile_sizes if size >= max(count, min_rows))
             short.append((limit, _padded_keys(sequence.start + count), i))
@@ -259,15 +258,9 @@ def _gather_groups(
             groups.append((limit, [i]))
             longest, current = num_keys, limit
     return [
-        (_tile_rows(limit, members, sequences, min_rows, tile_sizes), sorted(members))
+        (_tile_rows(limit, members, sequences, min_rows, most_rows, tile_sizes), sorted(members))
         for limit, members in groups
     ]
-
-
-def _even_rows(count: int, most_rows: int) -> int:
-    """Rows of each of the fewest tiles of at most `most_rows` that hold `count` rows."""
-    num_tiles = -(-count // most_rows)
-    return -(-count // num_tiles)
 
 
 def _tile_rows(
@@ -275,12 +268,17 @@ def _tile_rows(
     members: list[int],
     sequences: Sequence[SequenceRows],
     min_rows: int,
+    most_rows: int,
     tile_sizes: Sequence[int],
 ) -> int:
-    """Rows of the tiles of sequences that have at most `limit` each."""
+    """Rows of the tiles of sequences that share tiles of at most `limit`, or of a longer one."""
     if len(tile_sizes) == 1:
         return limit
-    return min(limit, max(min_rows, *(len(sequences[i].token_ids) for i in members)))
+    count = max(len(sequences[i].token_ids) for i in members)
+    if count > TILE_ROWS:
+        num_tiles = -(-count // most_rows)
+        return -(-count // num_tiles)
+    return min(limit, max(min_rows, count))
 
 
 def _min_product_rows(storage: KVStorage) -> int:

@@ -13,7 +13,7 @@ import yaml
 
 from loadtest.fault_service import FaultService
 from loadtest.scaling_watch import metrics_port
-from loadtest.served import ROOT, Served, served
+from loadtest.served import POD_ENVIRONMENT, ROOT, Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -36,6 +36,7 @@ def pod_environment() -> dict[str, str]:
 def service() -> Iterator[Served]:
     environment = pod_environment()
     assert environment["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    assert POD_ENVIRONMENT.items() <= environment.items()
     environment["RAY_metrics_report_interval_ms"] = f"{REPORTS_S * 1e3:g}"
     with served(ROOT / "configs" / "demo.yaml", environment=environment) as running:
         yield running
