@@ -2,7 +2,7 @@
 
 A running stream waits for whole passes. The promise: the gap between two of its tokens is at most
 `max_slowdown` times what it would be without anybody's prompt. In seconds, prompts may add
-(max_slowdown - 1) times that gap; they are given four fifths of it, because the time of a pass is
+(max_slowdown - 1) times that gap; they are given 85% of it, because the time of a pass is
 foretold from others. What they add comes from two passes:
 
 - the pass that computes the stream's next rows: what it takes beyond a pass of those rows alone;
@@ -32,8 +32,8 @@ from models.session_table import Job, Session
 
 _MIN_ROWS = 8  # fewer cost as much: a tile, and products on a CPU
 # Of the allowance: passes vary, and each chunk of a prompt looks at more keys than those by which
-# its time is foretold. With all of it half of the gaps are longer than promised.
-_AIM = 0.8
+# its time is foretold. With all of it up to half of the gaps are longer than promised.
+_AIM = 0.85
 _REFRESH_PASSES = 32  # so many passes with prompts in a row, then one without
 
 
