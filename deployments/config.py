@@ -62,7 +62,7 @@ class ModelConfig(Section):
     )
     block_size: PositiveInt = Field(
         default=64,
-        description="Tokens per KV block; fewer cost a CPU speed: they are copied together.",
+        description="Tokens per KV block; on a CPU compiled kernels want a multiple of 16.",
     )
     max_batch_rows: PositiveInt = Field(
         default=512, description="Rows of one forward pass; longer prompts come in chunks."
@@ -74,8 +74,8 @@ class ModelConfig(Section):
     )
     attention: Literal["auto", "varlen", "reference"] = Field(
         default="auto",
-        description="auto: a paged kernel on a GPU that has a right one, else keys are read in "
-        "place or copied together; varlen insists on the kernel, reference takes none.",
+        description="auto: a paged kernel on a GPU that has a right one, compiled kernels on a "
+        "CPU, else torch's own operations; varlen insists on the first, reference takes the last.",
     )
     graphs: Literal["auto", "off"] = Field(
         default="auto",

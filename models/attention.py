@@ -23,6 +23,8 @@ L = J * C, n chunks read.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -30,11 +32,33 @@ from transformers import AttentionInterface
 from models.attention_features import AttentionFeatures, window_of_layer
 from models.attention_plan import KEY_CHUNK, KeyGather, PagedPass, TileBatch
 from models.block_reads import Sorting
-from models.varlen_attention import VarlenPass
+from models.kv_storage import KVBlocks
 
 ATTENTION_NAME = "outrider_paged"
 # What some architectures hand to their attention that changes its result and is not built.
 _UNKNOWN_ARGUMENTS = ("position_bias", "indices", "block_indices", "sinks")
+
+
+class KernelPass(Protocol):
+    """A pass whose attention is a kernel's: `VarlenPass`, `CpuPass`."""
+
+    @property
+    def storage(self) -> KVBlocks:
+        """Where keys and values are."""
+        ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer."""
+        ...
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the rows' keys and values [K, R, D]."""
+        ...
+
+    def attend(self, layer: int, query: Tensor, features: AttentionFeatures) -> Tensor:
+        """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""
+        ...
 
 
 def paged_attention(
@@ -45,7 +69,7 @@ def paged_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
-    paged: PagedPass | VarlenPass | None = None,
+    paged: PagedPass | KernelPass | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
@@ -76,15 +100,15 @@ def paged_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    paged.storage.write(layer, paged.row_slots, torch.stack((key[0], value[0])))
+    paged.store(layer, key[0], value[0])
     return attend(layer, query[0].transpose(0, 1), paged, features).unsqueeze(0), None
 
 
 def attend(
-    layer: int, query: Tensor, paged: PagedPass | VarlenPass, features: AttentionFeatures
+    layer: int, query: Tensor, paged: PagedPass | KernelPass, features: AttentionFeatures
 ) -> Tensor:
     """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""
-    if isinstance(paged, VarlenPass):
+    if not isinstance(paged, PagedPass):
         return paged.attend(layer, query, features)
     keys, values = paged.storage.blocks[layer]
     reads = paged.reads[features.window]

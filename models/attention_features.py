@@ -34,6 +34,15 @@ class AttentionFeatures:
     softcap: float | None = None
     sinks: Tensor | None = None
 
+    def is_like(self, other: AttentionFeatures) -> bool:
+        """Whether both are the same, the sinks the very same tensor."""
+        return (
+            self.scale == other.scale
+            and self.window == other.window
+            and self.softcap == other.softcap
+            and self.sinks is other.sinks
+        )
+
 
 def layer_windows(text: PreTrainedConfig) -> tuple[int | None, ...]:
     """The window of each layer by the checkpoint's config."""

@@ -80,6 +80,10 @@ class PagedPass:
     reads: dict[int | None, RowReads]  # by window
     windows: tuple[int | None, ...]  # of each layer
 
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the rows' keys and values [K, R, D]."""
+        self.storage.write(layer, self.row_slots, torch.stack((key, value)))
+
 
 @dataclass(slots=True)
 class _Tiles:

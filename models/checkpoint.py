@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -23,8 +23,8 @@ from models.architecture import refuse_unsupported
 from models.attention import ATTENTION_NAME
 from models.attention_features import layer_windows
 from models.config import EngineConfig
+from models.cpu_setup import fuse, uses_kernels
 from models.experts import make_experts_rowwise
-from models.fused_decoder import FusedDecoder, can_fuse
 from models.linear import PackedLinear, can_pack, make_rowwise
 from models.parallel import TensorParallel
 from models.parallel_layers import make_local, num_local_bytes
@@ -32,6 +32,9 @@ from models.quantization import Quantizer
 from models.rotary import fix_rotary_tables
 from models.sharding import divides_heads, tensor_parallel_plan
 from models.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
+
+if TYPE_CHECKING:
+    from models.fused_decoder import FusedDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Checkpoint:
     windows: tuple[int | None, ...]  # of each layer's attention
     weight_bytes: int  # of this rank, quantised where asked, before packing
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
+    has_kernels: bool  # compiled ones, for a CPU
     fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
 
@@ -107,12 +111,13 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     sizes = key_sizes(hf_config, world_size)
     fix_rotary_tables(model, config.max_model_len)
     eos_ids = _eos_ids(model)
+    has_kernels = uses_kernels(config, sizes.head_dim)
     fused = None
     if quantizer is not None or (model.device.type == "cpu" and can_pack(model.dtype)):
         make_linear = quantizer or PackedLinear
-        if ranks is None and can_fuse(model):
-            fused = FusedDecoder(model, config.max_model_len, make_linear)
-        else:
+        if ranks is None and has_kernels:
+            fused = fuse(model, config.max_model_len, make_linear)
+        if fused is None:
             if ranks is None:
                 make_experts_rowwise(model)
             make_rowwise(model, make_linear)
@@ -131,6 +136,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         windows=layer_windows(text),
         weight_bytes=weight_bytes,
         eos_ids=eos_ids,
+        has_kernels=has_kernels,
         fused=fused,
     )
 

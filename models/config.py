@@ -29,17 +29,17 @@ class EngineConfig:
         kv_cache_memory: the same in bytes of each rank, in place of `kv_cache_tokens`.
         gpu_memory_utilization: or as the share of the device's memory that weights and KV take
             together.
-        block_size: tokens per KV block, the unit in which the pool is handed out. Fewer than 64
-            cost a CPU speed: such blocks are copied together in every layer.
+        block_size: tokens per KV block, the unit in which the pool is handed out. The compiled CPU
+            kernels want a multiple of 16.
         max_batch_rows: rows of one forward pass; longer prompts come in chunks.
         max_prefill_slowdown: how many times longer than without others' prompts a running stream's
             gap between tokens may be; above 1. Chunks of prompts are cut to keep it.
         num_threads: threads of one CPU pass; None leaves torch's own choice.
         tensor_parallel_size: ranks (processes, one device each) that share the model.
         enable_prefix_caching: keep the KV of committed tokens for sessions that begin alike.
-        attention: "auto" takes a paged kernel on a GPU that has one; elsewhere keys are read in
-            place or copied together, as always with "reference"; "varlen" insists on the kernel,
-            and on a CPU takes a slow stand-in for it.
+        attention: "auto" takes a paged kernel on a GPU that has one, and compiled kernels on a CPU
+            (`cpu_setup`); elsewhere torch's own operations attend, as always with "reference";
+            "varlen" insists on the paged kernel, and on a CPU takes a slow stand-in for it.
         graphs: "auto" replays small passes from CUDA graphs where the kernel is used; "off" does
             not; "eager" pads and buffers as graphs do but records nothing, to look for errors.
         graph_memory_mib: device memory that captured graphs may take.

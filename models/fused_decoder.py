@@ -1,11 +1,9 @@
 """The Llama family's forward pass with few, large operations: for CPUs, where each one costs.
 
-transformers runs some forty operations per layer; here they are about twenty. Query, key and value
-share one product, gate and up another; a residual is added inside the product before it, on its
-float32 accumulators; keys are rotated in place and stored with the values in one write. Everything
-stays independent of the other rows of a pass: products are `PackedLinear`, and every elementwise
-operation is one that rounds the same in vector and in scalar code (products and sums), or is kept
-in whole vector blocks (`silu_rows_`).
+transformers runs some forty operations per layer; here they are ten or so, half of them products.
+Query, key and value share one product, gate and up another; a residual is added inside the product
+before it, on its float32 accumulators; what lies between products is a compiled kernel each
+(`models/cpu_kernels.py`). Everything stays independent of the other rows of a pass.
 
 A model is taken apart by the names its layers have in transformers, so only the types in
 `_FAMILY` are. Knows nothing of sessions; `models/runner.py` calls it in place of the model.
@@ -21,78 +19,68 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.attention import attend
 from models.attention_features import AttentionFeatures, layer_windows
-from models.attention_plan import PagedPass
-from models.linear import PackedLinear, silu_rows_
+from models.cpu_kernels import Attend, Gate, HeadNorms, Norm, RotateAndStore
+from models.cpu_pass import CpuPass, LaneStorage
+from models.linear import PackedLinear
 from models.quantization import Int8Linear
-from models.varlen_attention import VarlenPass
 
 # Layers of these types differ in biases, windows, and query and key norms only.
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+_MAX_KEPT_ROWS = 64  # workspaces of larger passes, where they count for little, are not kept
 
 RowLinear = PackedLinear | Int8Linear
 MakeLinear = Callable[[Tensor, Tensor | None], RowLinear]  # of a weight and a bias
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    """A root mean square norm over the last dimension."""
+class _Workspace:
+    """What one step of a layer hands to the next, for one number of rows; layers share it.
 
-    weight: Tensor
-    epsilon: float
+    Made once: after a product has streamed its weights through the caches, everything that Python
+    and torch touch to make a tensor is slow.
+    """
 
-    @classmethod
-    def of(cls, module: Any) -> _Norm:
-        return cls(module.weight.detach(), module.variance_epsilon)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        # The weight apart, behind the rounding, as transformers does: bits agree.
-        normed = torch.rms_norm(rows, rows.shape[-1:], None, self.epsilon)
-        return normed.mul_(self.weight)
+    def __init__(self, num_rows: int, hidden: int, attended: int, widths: list[int], like: Tensor):
+        self.normed = like.new_empty(num_rows, hidden)
+        self.attended = like.new_empty(num_rows, attended)
+        self.gated = like.new_empty(num_rows * sum(widths))
+        pieces = self.gated.split_with_sizes([num_rows * width for width in widths])
+        self.pieces = [piece.view(num_rows, -1) for piece in pieces]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Layer:
     """One decoder layer."""
 
     index: int
     num_heads: int
-    num_key_heads: int
     head_dim: int
     features: AttentionFeatures
-    before_attention: _Norm
+    before_attention: Norm
     query_key_value: RowLinear
-    query_norm: _Norm | None
-    key_norm: _Norm | None
+    head_norms: HeadNorms | None
     output: RowLinear
-    before_mlp: _Norm
+    before_mlp: Norm
     gate_up: RowLinear
+    gate: Gate
     down: RowLinear
+    # Until the storage is known:
+    rotate_and_store: RotateAndStore | None = None
+    attend: Attend | None = None
 
-    def __call__(
-        self, rows: Tensor, cos: Tensor, sin: Tensor, paged: PagedPass | VarlenPass
-    ) -> Tensor:
-        mixed = self.query_key_value(self.before_attention(rows))
-        heads = mixed.view(rows.shape[0], -1, self.head_dim)  # [R, H + 2 K, D]
-        self._rotate(heads, cos, sin)
-        keys_values = heads[:, self.num_heads :].unflatten(1, (2, self.num_key_heads))
-        paged.storage.write(self.index, paged.row_slots, keys_values.permute(1, 2, 0, 3))
-        attended = attend(self.index, heads[:, : self.num_heads], paged, self.features)
-        rows = self.output.add_to(rows, attended.flatten(1))
-        gate, up = self.gate_up(self.before_mlp(rows)).chunk(2, dim=-1)
-        return self.down.add_product_to(rows, silu_rows_(gate), up)
-
-    def _rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Norm, where there is one, and rotate queries and keys in place."""
-        if self.query_norm is not None and self.key_norm is not None:
-            queries = heads[:, : self.num_heads]
-            queries.copy_(self.query_norm(queries))
-            keys = heads[:, self.num_heads : self.num_heads + self.num_key_heads]
-            keys.copy_(self.key_norm(keys))
-        both = heads[:, : self.num_heads + self.num_key_heads]
-        turned = torch.roll(both, self.head_dim // 2, dims=-1).mul_(sin)
-        both.mul_(cos).add_(turned)
+    def __call__(self, rows: Tensor, paged: CpuPass, work: _Workspace) -> Tensor:
+        assert self.rotate_and_store is not None, "the decoder has no storage yet"
+        assert self.attend is not None
+        self.before_attention(rows, work.normed)
+        mixed = self.query_key_value(work.normed)
+        self.rotate_and_store(mixed, paged.positions, paged.slots)
+        stride = mixed.shape[1]
+        self.attend(mixed.data_ptr(), stride, self.head_dim, paged.plan, work.attended)
+        rows = self.output.add_to(rows, work.attended)
+        self.before_mlp(rows, work.normed)
+        self.gate(self.gate_up(work.normed), work.gated)
+        return self.down.add_pieces_to(rows, work.pieces)
 
 
 class FusedDecoder:
@@ -101,39 +89,67 @@ class FusedDecoder:
     Args:
         model: on the CPU, with plain linear layers; it loses them.
         num_positions: positions a session may have.
+        num_threads: threads of a kernel.
         make_linear: packs a weight and its bias.
     """
 
     def __init__(
-        self, model: PreTrainedModel, num_positions: int, make_linear: MakeLinear = PackedLinear
+        self,
+        model: PreTrainedModel,
+        num_positions: int,
+        num_threads: int,
+        make_linear: MakeLinear = PackedLinear,
     ) -> None:
         inner: Any = model.model
         self._embedding = inner.embed_tokens
-        self._final_norm = _Norm.of(inner.norm)
-        self._cos, self._sin = _rotary_tables(inner.rotary_emb, num_positions, model.dtype)
+        self._final_norm = _norm(inner.norm, num_threads)
+        self._tables = _rotary_tables(inner.rotary_emb, num_positions, model.dtype)
         head: Any = model.get_output_embeddings()
         self._head = make_linear(head.weight, head.bias)
         model.set_output_embeddings(nn.Identity())
         windows = layer_windows(model.config)
+        self._workspaces: dict[int, _Workspace] = {}
         self._layers = [
-            _take_apart(layer, window, make_linear)
+            _take_apart(layer, window, make_linear, num_threads)
             for layer, window in zip(inner.layers, windows, strict=True)
         ]
 
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, paged: PagedPass | VarlenPass
-    ) -> Tensor:
-        """Hidden rows [R, hidden] of `token_ids` [R] at `positions` [R]; keys are stored."""
-        rows = nn.functional.embedding(token_ids, self._embedding.weight)
-        cos = self._cos[positions].unsqueeze(1)
-        sin = self._sin[positions].unsqueeze(1)
+    def use(self, storage: LaneStorage) -> None:
+        """Keep keys and values in `storage`. To be called once, before the first pass."""
         for layer in self._layers:
-            rows = layer(rows, cos, sin, paged)
+            layer.rotate_and_store = RotateAndStore(
+                storage.layers[layer.index],
+                layer.num_heads,
+                *self._tables,
+                layer.head_norms,
+                storage.num_threads,
+            )
+            layer.attend = storage.attend(layer.index, layer.features)
+
+    def __call__(self, token_ids: Tensor, paged: CpuPass) -> Tensor:
+        """Hidden rows [R, hidden] of `token_ids` [R]; keys are stored."""
+        rows = nn.functional.embedding(token_ids, self._embedding.weight)
+        work = self._workspace(rows)
+        for layer in self._layers:
+            rows = layer(rows, paged, work)
         return rows
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits [n, V] of hidden rows [n, hidden]."""
-        return self._head(self._final_norm(rows))
+        normed = torch.empty_like(rows)
+        self._final_norm(rows, normed)
+        return self._head(normed)
+
+    def _workspace(self, rows: Tensor) -> _Workspace:
+        num_rows = len(rows)
+        found = self._workspaces.get(num_rows)
+        if found is None:
+            layer = self._layers[0]
+            num_attended = layer.num_heads * layer.head_dim
+            found = _Workspace(num_rows, rows.shape[1], num_attended, layer.down.widths, rows)
+            if num_rows <= _MAX_KEPT_ROWS:
+                self._workspaces[num_rows] = found
+        return found
 
     @property
     def products(self) -> list[RowLinear]:
@@ -162,34 +178,49 @@ def _rotary_tables(rotary: Any, num_positions: int, dtype: torch.dtype) -> tuple
     """
     like = torch.empty(1, 1, 1, dtype=dtype)
     cos, sin = rotary(like, position_ids=torch.arange(num_positions).unsqueeze(0))
-    cos, sin = cos[0].clone(), sin[0].clone()
+    cos, sin = cos[0].contiguous(), sin[0].contiguous().clone()
     sin[:, : sin.shape[1] // 2].neg_()
     return cos, sin
 
 
-def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Layer:
+def _norm(module: Any, num_threads: int) -> Norm:
+    return Norm(module.weight, module.variance_epsilon, num_threads)
+
+
+def _take_apart(
+    layer: Any, window: int | None, make_linear: MakeLinear, num_threads: int
+) -> _Layer:
     """Pack a layer's weights, and free the ones it had, so that memory does not double."""
     attention, mlp = layer.self_attn, layer.mlp
     head_dim = attention.head_dim
+    down = _joined(make_linear, mlp.down_proj)
     fused = _Layer(
         index=attention.layer_idx,
         num_heads=attention.q_proj.out_features // head_dim,
-        num_key_heads=attention.k_proj.out_features // head_dim,
         head_dim=head_dim,
         features=AttentionFeatures(attention.scaling, window),
-        before_attention=_Norm.of(layer.input_layernorm),
+        before_attention=_norm(layer.input_layernorm, num_threads),
         query_key_value=_joined(make_linear, attention.q_proj, attention.k_proj, attention.v_proj),
-        query_norm=_Norm.of(attention.q_norm) if hasattr(attention, "q_norm") else None,
-        key_norm=_Norm.of(attention.k_norm) if hasattr(attention, "k_norm") else None,
+        head_norms=_head_norms(attention),
         output=_joined(make_linear, attention.o_proj),
-        before_mlp=_Norm.of(layer.post_attention_layernorm),
+        before_mlp=_norm(layer.post_attention_layernorm, num_threads),
         gate_up=_joined(make_linear, mlp.gate_proj, mlp.up_proj),
-        down=_joined(make_linear, mlp.down_proj),
+        gate=Gate(down.widths, layer.input_layernorm.weight.dtype, num_threads),
+        down=down,
     )
     for module in (attention, mlp):
         for name in [n for n, child in module.named_children() if isinstance(child, nn.Linear)]:
             delattr(module, name)
     return fused
+
+
+def _head_norms(attention: Any) -> HeadNorms | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    query, key = attention.q_norm, attention.k_norm
+    assert query.variance_epsilon == key.variance_epsilon, "both are the config's"
+    weights = (query.weight.detach().contiguous(), key.weight.detach().contiguous())
+    return HeadNorms(*weights, query.variance_epsilon)
 
 
 def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> RowLinear:

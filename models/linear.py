@@ -12,6 +12,7 @@ block with scalar code, whose rounding differs from the vector code's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,10 +20,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 MAX_PACKED_INPUTS = 1024
-# torch computes up to so many elements in one thread (GELU; other functions up to 32767), so that
+# torch computes up to so many elements in one thread, so that
 # no border between threads cuts a vector block.
 SERIAL_ELEMENTS = 16384
-_SERIAL_SILU_ELEMENTS = 32767
 # Vector code works on blocks of two AVX-512 registers: 64 bfloat16 or 32 float32.
 VECTOR_ELEMENTS = 64
 _PACKED_BATCH_HINT = 8  # rows the packed layout is chosen for; a verify round has about so many
@@ -45,11 +45,18 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+    return _operations()[0](rows, packed, bias, "none", [], "")
 
 
 def _packed_linear_add(rows: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.binary(rows, other, packed, bias, "add")
+    return _operations()[1](rows, other, packed, bias, "add")
+
+
+@functools.cache
+def _operations() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The product and the product that is added; found once: looking them up costs as a norm."""
+    packet = torch.ops.mkldnn._linear_pointwise
+    return packet.default, packet.binary
 
 
 class PackedLinear(nn.Module):
@@ -83,20 +90,18 @@ class PackedLinear(nn.Module):
 
     def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
         """`others` + rows times the weight, added inside the product."""
-        if len(self._packed) == 1:
-            return _packed_linear_add(rows.contiguous(), others, self._packed[0], self._bias)
         pieces = rows.split_with_sizes(self._widths, dim=-1)
-        out = _packed_linear_add(pieces[0].contiguous(), others, self._packed[0], self._bias)
-        return _add_pieces(out, pieces[1:], self._packed[1:])
+        return self.add_pieces_to(others, [piece.contiguous() for piece in pieces])
 
-    def add_product_to(self, others: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """`add_to` of left * right, [R, inputs] each, multiplied piece by piece as needed."""
-        lefts, rights = (x.split_with_sizes(self._widths, dim=-1) for x in (left, right))
-        out, bias = others, self._bias
-        for left_piece, right_piece, weight in zip(lefts, rights, self._packed, strict=True):
-            product = torch.mul(left_piece, right_piece).contiguous()  # a no-op but in odd layouts
-            out, bias = _packed_linear_add(product, out, weight, bias), None
-        return out
+    @property
+    def widths(self) -> list[int]:
+        """Inputs of the pieces that `add_pieces_to` takes."""
+        return self._widths
+
+    def add_pieces_to(self, others: Tensor, pieces: Sequence[Tensor]) -> Tensor:
+        """`add_to` of rows that come in contiguous pieces [R, width] of `widths`."""
+        out = _packed_linear_add(pieces[0], others, self._packed[0], self._bias)
+        return _add_pieces(out, pieces[1:], self._packed[1:])
 
 
 def _add_pieces(out: Tensor, pieces: Sequence[Tensor], packed: Sequence[Tensor]) -> Tensor:
@@ -125,16 +130,6 @@ class RowwiseActivation(nn.Module):
         rows_per_call = max(1, SERIAL_ELEMENTS // width)
         pieces = [self.function(piece) for piece in flat.split(rows_per_call)]
         return torch.cat(pieces).view(rows.shape)
-
-
-def silu_rows_(rows: Tensor) -> Tensor:  # [R, width] -> same, in place
-    """SiLU of each element on a CPU, every one by the vector code, as in `RowwiseActivation`."""
-    width = rows.shape[1]
-    if width % VECTOR_ELEMENTS:
-        return rows.copy_(RowwiseActivation(nn.SiLU())(rows))
-    for piece in rows.split(max(1, _SERIAL_SILU_ELEMENTS // width)):
-        nn.functional.silu(piece, inplace=True)
-    return rows
 
 
 def make_rowwise(

@@ -19,6 +19,7 @@ whose passes are long only when it reads a prompt. What else was tried there:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -124,9 +125,14 @@ class Int8Linear(nn.Module):
         """`others` + rows times the weight."""
         return self(rows).add_(others)
 
-    def add_product_to(self, others: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """`add_to` of left * right, [R, inputs] each."""
-        return self.add_to(others, left * right)
+    @property
+    def widths(self) -> list[int]:
+        """Inputs of the one piece that `add_pieces_to` takes."""
+        return [self.in_features]
+
+    def add_pieces_to(self, others: Tensor, pieces: Sequence[Tensor]) -> Tensor:
+        """`add_to` of the only piece."""
+        return self.add_to(others, pieces[0])
 
 
 class Quantizer:

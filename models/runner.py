@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
+from models.attention import KernelPass
 from models.attention_plan import (
     FITTING_TILES,
     FIXED_TILES,
@@ -25,17 +27,21 @@ from models.attention_plan import (
 )
 from models.checkpoint import Checkpoint, kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
+from models.cpu_setup import make_planner
 from models.device_copy import to_device
 from models.kv_budget import num_kv_blocks
 from models.kv_cache import BlockPool
+from models.kv_pages import PageStorage
 from models.kv_storage import KVSizes, KVStorage
 from models.linear import PackedLinear
 from models.parallel import TensorParallel
 from models.self_test import is_batch_invariant
 from models.sequence_rows import SequenceRows
-from models.varlen_attention import VarlenPass
 from models.varlen_runner import last_rows
 from models.varlen_setup import choose_kernel, make_varlen
+
+if TYPE_CHECKING:
+    from models.cpu_pass import CpuPass, CpuPlanner, LaneStorage
 
 __all__ = ["ModelRunner", "SequenceRows"]
 
@@ -79,7 +85,18 @@ class ModelRunner:
         self._varlen = (
             make_varlen(config, checkpoint, kernel, sizes, self._logits) if kernel else None
         )
-        self._storage = KVStorage(sizes) if self._varlen is None else self._varlen.storage
+        self._num_groups = checkpoint.num_heads // checkpoint.num_key_heads
+        self._planner: CpuPlanner | None = None
+        self._storage: KVStorage | LaneStorage | PageStorage
+        if self._varlen is not None:
+            self._storage = self._varlen.storage
+        elif checkpoint.has_kernels:
+            self._planner = make_planner(
+                sizes, checkpoint.num_heads, checkpoint.windows, checkpoint.fused
+            )
+            self._storage = self._planner.storage
+        else:
+            self._storage = KVStorage(sizes)
         # Only the leader learns what its self-test found, and ranks must cut the same tiles.
         self._tile_sizes = FITTING_TILES if ranks is None else FIXED_TILES
         self.batch_invariant = False
@@ -166,18 +183,25 @@ class ModelRunner:
         if self._varlen is not None:
             return self._varlen(sequences, num_logits, drawn_ids)
         token_ids = [token for sequence in sequences for token in sequence.token_ids]
-        positions = [p for s in sequences for p in range(s.start, s.start + len(s.token_ids))]
         wanted = last_rows([len(s.token_ids) for s in sequences], num_logits)
-        checkpoint = self._checkpoint
-        num_groups = checkpoint.num_heads // checkpoint.num_key_heads
-        assert isinstance(self._storage, KVStorage), "pages are for the kernel's own passes"
-        paged = plan_pass(
-            sequences, self._storage, num_groups, checkpoint.windows, self._tile_sizes
-        )
         ids = to_device(token_ids, self.device) if drawn_ids is None else drawn_ids
-        places = to_device(positions, self.device)
         keep = to_device(wanted, self.device, torch.int64)
-        return self._logits(ids, places, paged, keep).float()
+        if self._planner is not None:
+            cpu_pass = self._planner(sequences)
+            return self._logits(ids, cpu_pass.positions, cpu_pass, keep).float()
+        positions = [p for s in sequences for p in range(s.start, s.start + len(s.token_ids))]
+        places = to_device(positions, self.device)
+        return self._logits(ids, places, self._plan(sequences), keep).float()
+
+    def _plan(self, sequences: Sequence[SequenceRows]) -> PagedPass:
+        assert isinstance(self._storage, KVStorage), "kernels have layouts and plans of their own"
+        return plan_pass(
+            sequences,
+            self._storage,
+            self._num_groups,
+            self._checkpoint.windows,
+            self._tile_sizes,
+        )
 
     @torch.inference_mode()
     def _drawable(self, logits: Tensor) -> Tensor:
@@ -190,9 +214,8 @@ class ModelRunner:
 
     def _choose_tiles(self) -> None:
         """Tiles that fit, unless fixed ones make the engine batch-invariant and these do not."""
-        for tile_sizes in (
-            (FITTING_TILES, FIXED_TILES) if self._varlen is None else (FITTING_TILES,)
-        ):
+        is_tiled = isinstance(self._storage, KVStorage)
+        for tile_sizes in (FITTING_TILES, FIXED_TILES) if is_tiled else (FITTING_TILES,):
             self._tile_sizes = tile_sizes
             self.batch_invariant = is_batch_invariant(self)
             if self.batch_invariant:
@@ -203,13 +226,13 @@ class ModelRunner:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        paged: PagedPass | VarlenPass,
+        paged: PagedPass | KernelPass,
         keep: Tensor | None,
     ) -> Tensor:
         """Logits [n, V] of the rows `keep` [n], or of all."""
         fused = self._checkpoint.fused
         if fused is not None:
-            rows = fused(token_ids, positions, paged)
+            rows = fused(token_ids, cast("CpuPass", paged))
             return fused.logits(rows if keep is None else rows.index_select(0, keep))
         return self._model_logits(token_ids, positions, paged, keep)
 
@@ -217,7 +240,7 @@ class ModelRunner:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        paged: PagedPass | VarlenPass,
+        paged: PagedPass | KernelPass,
         keep: Tensor | None,
     ) -> Tensor:
         """The same by transformers' own forward."""

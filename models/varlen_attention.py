@@ -98,6 +98,10 @@ class VarlenPass:
         """Slot of each row's key and value, [R]."""
         return self.tensors.row_slots
 
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the rows' keys and values [K, R, D]."""
+        self.storage.write(layer, self.row_slots, torch.stack((key, value)))
+
     def attend(
         self,
         layer: int,

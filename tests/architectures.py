@@ -132,15 +132,15 @@ def write(config: PreTrainedConfig, path: Path, noise: float = 0.0) -> None:
     model.save_pretrained(path)
 
 
-def runner(path: Path, dtype: str = "float32") -> ModelRunner:
+def runner(path: Path, dtype: str = "float32", attention: str = "auto") -> ModelRunner:
     """A runner over a checkpoint, loaded once; it comes with a new block pool each time."""
-    loaded = _load(str(path), dtype)
+    loaded = _load(str(path), dtype, attention)
     loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_size)
     return loaded
 
 
 @cache
-def _load(path: str, dtype: str) -> ModelRunner:
+def _load(path: str, dtype: str, attention: str) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=path,
@@ -149,6 +149,7 @@ def _load(path: str, dtype: str) -> ModelRunner:
             kv_cache_tokens=6 * MAX_LEN,
             max_batch_rows=64,
             num_threads=1,
+            attention=attention,
         )
     )
 
@@ -193,10 +194,13 @@ def serve(
     draft_path: Path | None = None,
     k: int = 0,
     sampling: Sampling = GREEDY,
+    attention: str = "auto",
 ) -> Served:
     """The text of all `prompts` together, in rounds of up to k draft tokens."""
-    target = TargetEngine(runner(target_path), NoMaskSource(), EPOCH)
-    draft = None if draft_path is None else DraftEngine(runner(draft_path), NoMaskSource(), EPOCH)
+    target = TargetEngine(runner(target_path, attention=attention), NoMaskSource(), EPOCH)
+    draft = None
+    if draft_path is not None:
+        draft = DraftEngine(runner(draft_path, attention=attention), NoMaskSource(), EPOCH)
     served = Served()
     texts = [list(prompt) for prompt in prompts()]
     ends = [len(text) + NUM_TOKENS for text in texts]

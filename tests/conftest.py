@@ -61,4 +61,6 @@ def tiny_target(make_tiny_llama: Callable[..., str]) -> str:
 @pytest.fixture(scope="session")
 def tiny_draft(make_tiny_llama: Callable[..., str]) -> str:
     """Path of a smaller checkpoint with the same vocabulary as `tiny_target`."""
-    return make_tiny_llama(seed=2, num_hidden_layers=1, hidden_size=32, intermediate_size=96)
+    return make_tiny_llama(
+        seed=2, num_hidden_layers=1, hidden_size=32, head_dim=16, intermediate_size=96
+    )

@@ -7,6 +7,7 @@ import dataclasses
 import random
 from pathlib import Path
 
+import architectures
 import pytest
 import torch
 from architectures import (
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from models import attention, attention_plan
 from models.attention_features import AttentionFeatures
 from models.config import EngineConfig
+from models.cpu_kernels import Attend
 from models.linear import can_pack
 from models.runner import ModelRunner
 from models.sequence_rows import SequenceRows
@@ -33,37 +35,50 @@ FUSED = {"llama", "qwen2", "qwen3", "mistral"}
 Patch = pytest.MonkeyPatch
 
 
+# By the compiled kernels, and by torch's own operations.
+each_attention = pytest.mark.parametrize("attention", ["auto", "reference"])
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_text_is_that_of_transformers(name: str) -> None:
+@each_attention
+def test_greedy_text_is_that_of_transformers(name: str, attention: str) -> None:
     assert all(len(set(text)) > 6 for text in reference_texts(checkpoint(name)))  # says something
-    assert serve(checkpoint(name)).texts == reference_texts(checkpoint(name))
+    served = serve(checkpoint(name), attention=attention)
+    assert served.texts == reference_texts(checkpoint(name))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_drafts_change_nothing(name: str) -> None:
-    served = serve(checkpoint(name), checkpoint(name, DRAFT_NOISE), k=4)
+@each_attention
+def test_drafts_change_nothing(name: str, attention: str) -> None:
+    served = serve(checkpoint(name), checkpoint(name, DRAFT_NOISE), k=4, attention=attention)
     assert served.texts == reference_texts(checkpoint(name))
     assert 0 < served.num_accepted < served.num_drafted
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_row_has_the_same_bits_in_every_batch(name: str) -> None:
+@each_attention
+def test_a_row_has_the_same_bits_in_every_batch(name: str, attention: str) -> None:
     if not can_pack(torch.float32):
         pytest.skip("this CPU or torch has no packed kernel for float32")
-    loaded = runner(checkpoint(name))
+    loaded = runner(checkpoint(name), attention=attention)
     assert loaded.batch_invariant
-    assert (loaded._checkpoint.fused is not None) == (name in FUSED)
+    is_fused = loaded._checkpoint.fused is not None
+    assert is_fused == (name in FUSED and attention == "auto")
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3", "gpt_oss", "qwen3_moe"])
-def test_bfloat16_is_batch_invariant(name: str) -> None:
+@each_attention
+def test_bfloat16_is_batch_invariant(name: str, attention: str) -> None:
     if not can_pack(torch.bfloat16):
         pytest.skip("this CPU or torch has no packed kernel for bfloat16")
-    assert runner(checkpoint(name), "bfloat16").batch_invariant
+    assert runner(checkpoint(name), "bfloat16", attention).batch_invariant
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
-def test_rows_far_behind_a_window_have_the_bits_of_the_whole(name: str, tmp_path: Path) -> None:
+@each_attention
+def test_rows_far_behind_a_window_have_the_bits_of_the_whole(
+    name: str, attention: str, tmp_path: Path
+) -> None:
     """Chunks that the window hides from them are not read, and full layers read all."""
     if not can_pack(torch.float32):
         pytest.skip("this CPU or torch has no packed kernel for float32")
@@ -72,7 +87,9 @@ def test_rows_far_behind_a_window_have_the_bits_of_the_whole(name: str, tmp_path
     write(config, tmp_path)
     path = str(tmp_path)
     sizes = {"max_model_len": 2048, "kv_cache_tokens": 8192, "num_threads": 1}
-    loaded = ModelRunner(EngineConfig(model_path=path, dtype="float32", **sizes))
+    loaded = ModelRunner(
+        EngineConfig(model_path=path, dtype="float32", attention=attention, **sizes)
+    )
     texts = [random.Random(seed).choices(range(VOCAB_SIZE), k=1400) for seed in range(2)]
     tables = [loaded.pool.new_table() for _ in texts]
     whole = []
@@ -98,14 +115,19 @@ def test_rows_far_behind_a_window_have_the_bits_of_the_whole(name: str, tmp_path
 
 
 def _shift_windows(patch: Patch, shift: int) -> None:
-    make = attention_plan._MaskPlan.make
+    make, attend = attention_plan._MaskPlan.make, Attend.__init__
 
     def shifted(plan: attention_plan._MaskPlan, *args: object) -> dict[int | None, torch.Tensor]:
         others = [None if w is None else w + shift for w in plan.windows]
         masks = make(dataclasses.replace(plan, windows=others), *args)
         return {w: masks[other] for w, other in zip(plan.windows, others, strict=True)}
 
+    def attend_shifted(step: Attend, layer: object, heads: int, features: AttentionFeatures, *more):  # type: ignore[no-untyped-def]
+        window = None if features.window is None else features.window + shift
+        attend(step, layer, heads, dataclasses.replace(features, window=window), *more)
+
     patch.setattr(attention_plan._MaskPlan, "make", shifted)
+    patch.setattr(Attend, "__init__", attend_shifted)
 
 
 def _without(patch: Patch, feature: str) -> None:
@@ -133,7 +155,13 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutants_are_seen(mutant: str, monkeypatch: Patch) -> None:
+@each_attention
+def test_mutants_are_seen(mutant: str, attention: str, monkeypatch: Patch) -> None:
     name, break_it = MUTANTS[mutant]
     break_it(monkeypatch)
-    assert serve(checkpoint(name)).texts != reference_texts(checkpoint(name))
+    architectures._load.cache_clear()  # kernels learn what a layer asks for once
+    try:
+        served = serve(checkpoint(name), attention=attention)
+    finally:
+        architectures._load.cache_clear()
+    assert served.texts != reference_texts(checkpoint(name))

@@ -50,7 +50,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
             "original_max_position_embeddings": 64,
         },
     ),
-    "wide": LlamaConfig(**{**SIZES, "hidden_size": 32, "intermediate_size": 2100}),
+    "wide": LlamaConfig(**{**SIZES, "hidden_size": 40, "head_dim": 16, "intermediate_size": 2100}),
     "mistral": MistralConfig(**SIZES, sliding_window=None),
     "mistral-window": MistralConfig(**SIZES, sliding_window=30),
     "qwen2": Qwen2Config(**SIZES),

@@ -17,7 +17,8 @@ from models.self_test import is_batch_invariant
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("max_batch_rows", [512, 8])
-def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_batch_rows):
+@pytest.mark.parametrize("attention", ["auto", "reference"])
+def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_batch_rows, attention):
     if not can_pack(getattr(torch, dtype)):
         pytest.skip(f"this CPU or torch has no packed kernel for {dtype}")
     config = EngineConfig(
@@ -27,6 +28,7 @@ def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_batch_rows):
         kv_cache_tokens=2048,
         max_batch_rows=max_batch_rows,
         num_threads=1,
+        attention=attention,
     )
     runner = ModelRunner(config)
     assert runner.batch_invariant
@@ -54,7 +56,11 @@ def test_blocks_are_read_in_place_and_copied_and_sums_pass_a_group(tmp_path, mon
     longer = copy.deepcopy(CONFIGS["llama"])
     longer.max_position_embeddings = 2048
     write(longer, tmp_path)
-    ModelRunner(EngineConfig(model_path=str(tmp_path), max_model_len=2048, num_threads=1))
+    ModelRunner(
+        EngineConfig(
+            model_path=str(tmp_path), max_model_len=2048, num_threads=1, attention="reference"
+        )
+    )
     assert tried >= {
         ("alone", True),
         ("alone", False),
@@ -138,7 +144,9 @@ def test_tiles_are_fixed_only_where_that_helps(
 ):
     left = iter(outcomes)
     monkeypatch.setattr("models.runner.is_batch_invariant", lambda runner: next(left))
-    config = EngineConfig(model_path=tiny_target, max_model_len=64, kv_cache_tokens=64)
+    config = EngineConfig(
+        model_path=tiny_target, max_model_len=64, kv_cache_tokens=64, attention="reference"
+    )
     runner = ModelRunner(config)
     assert runner.batch_invariant is is_invariant
     assert runner._tile_sizes == tiles

@@ -1,0 +1,176 @@
+"""Attention by the compiled kernel: what is written out, and a row's bits whatever is beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_cases import (
+    DTYPES,
+    FEATURES,
+    HEAD_DIM,
+    HEADS,
+    KEY_HEADS,
+    PLAIN,
+    SINKS,
+    Text,
+    each_feature,
+)
+
+from models.attention_features import AttentionFeatures
+from models.cpu_kernels import task_rows
+from models.cpu_pass import CpuPlanner, LaneStorage
+from models.kv_cache import BlockPool, BlockTable
+from models.kv_storage import KVSizes
+from models.sequence_rows import SequenceRows
+
+Rows = tuple[Text, BlockTable, int, int]  # start and stop
+
+
+class Bench:
+    """Storage, pool and one layer, without a model."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        num_blocks: int = 128,
+        block_size: int = 16,
+        num_threads: int = 1,
+    ) -> None:
+        self.pool = BlockPool(num_blocks, block_size)
+        sizes = KVSizes(
+            num_layers=1,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_heads=KEY_HEADS,
+            head_dim=HEAD_DIM,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+        self.storage = LaneStorage(sizes, HEADS, num_threads)
+        self.plan = CpuPlanner(self.storage, HEADS // KEY_HEADS, [None])
+
+    def run(self, rows: list[Rows], features: AttentionFeatures = PLAIN) -> list[torch.Tensor]:
+        """Store the rows' keys and attend, in one pass; the outputs of each session."""
+        sequences = [
+            SequenceRows(table, start, [0] * (stop - start), 0) for _, table, start, stop in rows
+        ]
+        for sequence in sequences:
+            sequence.table.resize(sequence.start + len(sequence.token_ids))
+        made = self.plan(sequences)
+        query, key, value = (
+            torch.cat([text.parts[i][:, start:stop] for text, _, start, stop in rows], 1)
+            for i in range(3)
+        )
+        made.store(0, key, value)
+        out = made.attend(0, query.transpose(0, 1), features)
+        return list(out.split([stop - start for *_, start, stop in rows]))
+
+
+def whole(bench: Bench, texts: list[Text]) -> list[Rows]:
+    return [(text, bench.pool.new_table(), 0, text.parts[0].shape[1]) for text in texts]
+
+
+@each_feature
+@pytest.mark.parametrize("block_size", [16, 48, 64])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_equals_attention_written_out(
+    block_size: int, num_threads: int, features: AttentionFeatures
+) -> None:
+    num_blocks = 1024 // block_size
+    bench = Bench(torch.float32, num_blocks, block_size, num_threads)
+    texts = [Text(length, seed, torch.float32) for seed, length in enumerate((1, 16, 17, 130))]
+    for text, out in zip(texts, bench.run(whole(bench, texts), features), strict=True):
+        torch.testing.assert_close(out.double(), text.reference(features), rtol=1e-5, atol=1e-5)
+
+
+@each_feature
+def test_bfloat16_is_rounded_at_the_end_only(features: AttentionFeatures) -> None:
+    bench = Bench(torch.bfloat16)
+    text = Text(200, 0, torch.bfloat16)
+    (out,) = bench.run(whole(bench, [text]), features)
+    expected = text.reference(features).to(torch.bfloat16)
+    # A last place apart where float32 and float64 are on two sides of the middle.
+    torch.testing.assert_close(out, expected, rtol=2**-7, atol=1e-6)
+    assert (out != expected).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [1, 16, 64, 65, 200, 520])
+@pytest.mark.parametrize("features", [PLAIN, FEATURES["all"]], ids=["plain", "all"])
+def test_same_bits_for_rows_chunks_whole_and_strangers(
+    dtype: torch.dtype, length: int, features: AttentionFeatures
+) -> None:
+    bench = Bench(dtype)
+    parallel = Bench(dtype, num_threads=2)
+    text, long, short = Text(length, 0, dtype), Text(700, 1, dtype), Text(3, 2, dtype)
+    table, long_table, short_table = (bench.pool.new_table() for _ in range(3))
+    (expected,) = bench.run([(text, table, 0, length)], features)
+    assert torch.equal(parallel.run(whole(parallel, [text]), features)[0], expected)
+    bench.run([(long, long_table, 0, 699), (short, short_table, 0, 2)], features)
+    for count in (1, 2, 3, 6, 9, 37, 128):
+        for start in {max(0, length - count), max(0, length - count - 70)}:
+            stop = min(length, start + count)
+            (alone,) = bench.run([(text, table, start, stop)], features)
+            assert torch.equal(alone, expected[start:stop]), (count, start)
+            among: list[Rows] = [
+                (long, long_table, 699, 700),
+                (text, table, start, stop),
+                (short, short_table, 2, 3),
+            ]
+            assert torch.equal(bench.run(among, features)[1], expected[start:stop]), (count, start)
+
+
+@pytest.mark.parametrize("size", [1e-3, 30.0, 3e4])
+def test_scores_of_any_size(size: float) -> None:
+    bench = Bench(torch.float32)
+    text = Text(150, 4, torch.float32)
+    text.parts[0] *= size
+    sinks = replace(PLAIN, sinks=size * SINKS)
+    for features in (PLAIN, replace(PLAIN, softcap=30.0), sinks):
+        (out,) = bench.run(whole(bench, [text]), features)
+        # Rounding of a score of 1e5 moves its weight by a hundredth.
+        tolerance = 1e-5 + 1e-6 * size
+        expected = text.reference(features)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=tolerance)
+
+
+def test_what_a_row_does_not_see_is_not_read() -> None:
+    """Keys of a window's past and of the future may be anything finite."""
+    features = replace(PLAIN, window=20)
+    bench = Bench(torch.float32)
+    text = Text(100, 0, torch.float32)
+    (expected,) = bench.run(whole(bench, [text]), features)
+    text.parts[1][:, :60] = 1e30
+    table = bench.pool.new_table()
+    bench.run([(text, table, 0, 100)], features)
+    (late,) = bench.run([(text, table, 80, 81)], features)
+    assert torch.equal(late[0], expected[80])
+
+
+@pytest.mark.parametrize("part", [0, 1, 2], ids=["query", "key", "value"])
+def test_what_is_not_a_number_shows_and_stays_with_its_session(part: int) -> None:
+    bench = Bench(torch.float32)
+    good, bad = Text(40, 0, torch.float32), Text(40, 1, torch.float32)
+    (expected,) = bench.run(whole(bench, [good]))
+    bad.parts[part][:, 35, 3] = float("nan")
+    beside, spoilt = bench.run(whole(bench, [good, bad]))
+    assert torch.equal(beside, expected)
+    assert spoilt[35].isnan().any()
+    assert spoilt[:32].isfinite().all()  # rows before in the same block get 0 * what it holds
+
+
+def test_a_layer_may_ask_for_something_else() -> None:
+    bench = Bench(torch.float32)
+    text = Text(60, 0, torch.float32)
+    for features in (PLAIN, FEATURES["window"], PLAIN):
+        (out,) = bench.run(whole(bench, [text]), features)
+        torch.testing.assert_close(out.double(), text.reference(features), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_groups", [1, 3, 64, 71, 200])
+def test_a_task_has_at_least_a_row(num_groups: int) -> None:
+    rows = task_rows(num_groups)
+    assert rows >= 1
+    assert rows == 1 or rows * num_groups <= 64
