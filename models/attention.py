@@ -5,9 +5,9 @@ them in every layer: it writes the rows' keys and values to their slots and atte
 query rows. Windows, soft-capped scores, sinks and scales are the
 layer's `AttentionFeatures`.
 
-A chunk of keys is one operand of a product, for all its tokens and one head; chunks are read where
-they lie as far as `models/block_reads.py` finds that they can be. Their scores, which are few, are
-then sorted by session for the softmax, and its weights back for the product with the values.
+The blocks of a pass are copied together, padded to one number of chunks per session, so that
+products run over all sessions at once. Where compiled kernels attend (`KernelPass`) nothing is
+copied or padded; this is what serves elsewhere.
 
 On a CPU a row's result is the same bits whatever else is in the pass. The weighted sum of values
 is taken chunk by chunk: with one product over all keys the library would split the sum by their
@@ -18,7 +18,7 @@ takes a chunk of its own in front of the keys, so that they stay where the softm
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, D head size, S sessions
 of one gather, t rows of a tile, M = G * t, J chunks of a session (padded), C tokens of a chunk,
-L = J * C, n chunks read.
+L = J * C.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from transformers import AttentionInterface
 
 from models.attention_features import AttentionFeatures, window_of_layer
 from models.attention_plan import KEY_CHUNK, KeyGather, PagedPass, TileBatch
-from models.block_reads import Sorting
 from models.kv_storage import KVBlocks
 
 ATTENTION_NAME = "outrider_paged"
@@ -111,10 +110,9 @@ def attend(
     if not isinstance(paged, PagedPass):
         return paged.attend(layer, query, features)
     keys, values = paged.storage.blocks[layer]
-    reads = paged.reads[features.window]
-    outs = [_attend_gather(query, gather, keys, values, features) for gather in reads.gathers]
+    outs = [_attend_gather(query, gather, keys, values, features) for gather in paged.gathers]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out if reads.row_places is None else out.index_select(0, reads.row_places)
+    return out if paged.row_places is None else out.index_select(0, paged.row_places)
 
 
 def _attend_gather(
@@ -126,72 +124,48 @@ def _attend_gather(
 ) -> Tensor:  # [tiles * t, H, D]
     num_heads, num_key_heads = query.shape[1], keys.shape[1]
     num_groups, tile_rows = num_heads // num_key_heads, gather.tile_rows
-    parts = [gather.reads.parts(keys), gather.reads.parts(values)]
+    chunks = [_chunks(gather, blocks) for blocks in (keys, values)]
     rows = query if gather.row_index is None else query.index_select(0, gather.row_index)
     tiles = rows.view(-1, tile_rows, num_key_heads, num_groups, rows.shape[2])
     tiles = tiles.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [tiles, K, M, D]
     outs = []
     for batch in gather.batches:
         some = tiles[batch.first_tile : batch.first_tile + batch.num_tiles]
-        seen = parts
-        if len(gather.batches) > 1:  # then the chunks are one piece, in order
-            seen = [[pieces[0][: batch.num_chunks]] for pieces in parts]
-        outs.append(_attend_tiles(some, gather, batch, seen[0], seen[1], features))
+        seen_keys, seen_values = (part[:, : batch.num_chunks] for part in chunks)
+        outs.append(_attend_tiles(some, tile_rows, batch, seen_keys, seen_values, features))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     out = out.view(-1, num_key_heads, num_groups, tile_rows, out.shape[3])
     return out.permute(0, 3, 1, 2, 4).reshape(-1, num_heads, out.shape[4])
 
 
+def _chunks(gather: KeyGather, blocks: Tensor) -> Tensor:
+    """The chunks of `blocks` [blocks, K, block_size, D] that the gather reads: [S, J, K, C, D]."""
+    copied = blocks.index_select(0, gather.block_ids)
+    joined = copied.unflatten(0, (-1, gather.num_chunks, gather.blocks_per_chunk))
+    return joined.transpose(2, 3).flatten(3, 4)
+
+
 def _attend_tiles(
     tiles: Tensor,  # [S, K, M, D]
-    gather: KeyGather,
+    tile_rows: int,
     batch: TileBatch,
-    keys: list[Tensor],  # [*, K, C, D], n chunks together
-    values: list[Tensor],
+    keys: Tensor,  # [S, J, K, C, D]
+    values: Tensor,
     features: AttentionFeatures,
 ) -> Tensor:  # [S, K, M, D]
     """Chunks that are hidden from a row add exact zeros to its sums."""
-    reads = gather.reads
-    num_read = sum(part.shape[0] for part in keys)
-    if gather.num_sequences == 1:
-        query = tiles.expand(num_read, -1, -1, -1)
-    else:
-        query = tiles.index_select(0, reads.owners)
-    scores = _multiply(query, [part.transpose(2, 3) for part in keys])  # [n, K, M, C]
-    if reads.sorting is not None:
-        scores = scores.index_select(0, reads.sorting.owned)
-    shape = (tiles.shape[0], batch.num_chunks)
-    by_group = scores.view(*shape, scores.shape[1], -1, gather.tile_rows, scores.shape[3])
+    query = tiles.unsqueeze(1).expand(-1, batch.num_chunks, -1, -1, -1)
+    scores = _multiply(query, keys.transpose(3, 4))  # [S, J, K, M, C]
+    by_group = scores.unflatten(3, (-1, tile_rows))
     weights = _weights(by_group, batch.masks[features.window], features)  # [S, J, K, G, t, C]
     weights = weights.to(tiles.dtype, memory_format=torch.contiguous_format).reshape(scores.shape)
-    if reads.sorting is not None:
-        weights = weights.index_select(0, reads.sorting.sources)
-    return _sums(_multiply(weights, values), shape, reads.sorting)
+    return _multiply(weights, values).sum(1)
 
 
-def _multiply(left: Tensor, parts: list[Tensor]) -> Tensor:
-    """Products of `left` [n, K, M, x] and the matrices [*, K, x, y] of `parts`: [n, K, M, y]."""
-    left = left.flatten(0, 1)
-    if len(parts) == 1:
-        out = torch.bmm(left, parts[0].flatten(0, 1))
-        return out.view(*parts[0].shape[:2], *out.shape[1:])
-    num_key_heads, width = parts[0].shape[1], parts[0].shape[3]
-    out = left.new_empty(*left.shape[:2], width)
-    first = 0
-    for part in parts:
-        stop = first + part.shape[0] * num_key_heads
-        torch.bmm(left[first:stop], part.flatten(0, 1), out=out[first:stop])
-        first = stop
-    return out.unflatten(0, (-1, num_key_heads))
-
-
-def _sums(products: Tensor, shape: tuple[int, int], sorting: Sorting | None) -> Tensor:
-    """Sums over the J chunks of each session of `products` [n, K, M, D]: [S, K, M, D]."""
-    if sorting is not None:
-        if sorting.is_padded:
-            products = nn.functional.pad(products, (0, 0, 0, 0, 0, 0, 0, 1))
-        products = products.index_select(0, sorting.filled)
-    return products.view(*shape, *products.shape[1:]).sum(1)
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Products of the last two dimensions: [S, J, K, M, x] and [S, J, K, x, y]."""
+    out = torch.bmm(left.flatten(0, 2), right.flatten(0, 2))
+    return out.view(*left.shape[:4], right.shape[4])
 
 
 def _weights(

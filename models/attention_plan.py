@@ -1,9 +1,10 @@
 """Index tensors of one ragged pass: which keys each tile of query rows reads, and which it sees.
 
-All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a pass into tensors once;
-`models/attention.py` uses them in every layer. Each distinct window of the model's layers has its
-own masks, made here; a window that hides nothing from a tile shares the causal mask. Where windows
-hide whole stretches of the keys from a session's rows, layers with that window do not read them.
+For attention by torch's own operations; compiled kernels have plans of their own (`cpu_pass.py`,
+`pass_indices.py`). All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a
+pass into tensors once; `models/attention.py` uses them in every layer. Each distinct window of the
+model's layers has its own masks, made here; a window that hides nothing from a tile shares the
+causal mask.
 
 Shape letters: R rows of the pass, H query heads, K key heads, G = H / K, S sessions in one gather,
 t rows of a tile, M = G * t, J chunks of keys (padded), C tokens of a chunk, L = J * C keys.
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from models.block_reads import BlockReads, plan_reads
 from models.device_copy import to_device
 from models.kv_storage import KVStorage
 from models.sequence_rows import SequenceRows
@@ -33,7 +33,6 @@ FIXED_TILES = (TILE_ROWS,)  # all have so many
 # softmax never ends within a vector of the CPU, and bfloat16 sums are not rounded too often.
 KEY_CHUNK = 64
 _MIN_FLOAT32_ROWS = 4  # products of fewer rows sum in another order
-_SUM_GROUP = 16  # chunks, of which a row's weighted values are added
 _SMALL_PRODUCT = 16**3  # multiplications; up to so many torch leaves to another bfloat16 kernel
 # Sessions share one gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
@@ -51,24 +50,16 @@ class TileBatch:
 
 @dataclass(frozen=True, slots=True)
 class KeyGather:
-    """The keys of S sessions, padded to one number of chunks, and the tiles that look at them.
+    """The keys of S sessions, padded to one number of chunks, and the tiles that look at them."""
 
-    Where one session has several tiles, its chunks are read in their order.
-    """
-
-    reads: BlockReads
-    num_sequences: int
+    block_ids: (
+        Tensor  # [S * J * blocks of a chunk] in order; behind a session's last the null block
+    )
+    blocks_per_chunk: int
+    num_chunks: int  # J
     tile_rows: int  # t
     row_index: Tensor | None  # [tiles * t] row of the pass at each place; None: all, in order
     batches: list[TileBatch]
-
-
-@dataclass(frozen=True, slots=True)
-class RowReads:
-    """What layers read for the rows of a pass."""
-
-    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
-    gathers: list[KeyGather]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +68,8 @@ class PagedPass:
 
     storage: KVStorage
     row_slots: Tensor  # [K * R] where the storage puts each row's key and value
-    reads: dict[int | None, RowReads]  # by window
+    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
+    gathers: list[KeyGather]
     windows: tuple[int | None, ...]  # of each layer
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -164,79 +156,27 @@ def plan_pass(
         row_slots.extend(blocks[p // size] * size + p % size for p in range(sequence.start, stop))
     min_rows = -(-_min_product_rows(storage) // num_groups)
     most_rows = max(TILE_ROWS, _LONG_TILE_ROWS // num_groups)
-    reads: dict[int | None, RowReads] = {}
-    for some, seen in _by_what_is_seen(sequences, windows, storage):
-        masks = _MaskPlan(some, storage.device)
-        groups = _gather_groups(seen, min_rows, most_rows, tile_sizes)
-        reads.update(dict.fromkeys(some, _plan_reads(seen, first_rows, groups, storage, masks)))
-    return PagedPass(
-        storage=storage,
-        row_slots=storage.row_index(row_slots),
-        reads=reads,
-        windows=tuple(windows),
-    )
-
-
-def _by_what_is_seen(
-    sequences: Sequence[SequenceRows], windows: Sequence[int | None], storage: KVStorage
-) -> list[tuple[list[int | None], Sequence[SequenceRows]]]:
-    """Distinct windows, those together that skip the same; the rows without what is skipped."""
-    together: dict[tuple[int, ...], list[int | None]] = {}
-    for window in dict.fromkeys(windows):
-        skipped = tuple(_num_skipped(sequence, window, storage) for sequence in sequences)
-        together.setdefault(skipped, []).append(window)
-    return [
-        (
-            some,
-            [
-                sequence.without_first(count, storage.block_size) if count else sequence
-                for sequence, count in zip(sequences, skipped, strict=True)
-            ],
-        )
-        for skipped, some in together.items()
-    ]
-
-
-def _num_skipped(sequence: SequenceRows, window: int | None, storage: KVStorage) -> int:
-    """First tokens that no row sees, whole groups of chunks of them.
-
-    A row's sum over chunks has the same bits without them: torch's sum over rows on a CPU adds
-    groups of `_SUM_GROUP`, then groups of groups where there are so many.
-    """
-    if window is None or window > sequence.start:
-        return 0
-    chunk = _chunk_tokens(storage)
-    last = (sequence.start + len(sequence.token_ids) - 1) // chunk
-    step = _SUM_GROUP
-    while last >= _SUM_GROUP * step:
-        step *= _SUM_GROUP
-    return (sequence.start - window + 1) // (step * chunk) * (step * chunk)
-
-
-def _plan_reads(
-    sequences: Sequence[SequenceRows],
-    first_rows: list[int],
-    groups: list[tuple[int, list[int]]],
-    storage: KVStorage,
-    masks: _MaskPlan,
-) -> RowReads:
-    """Gathers of the `groups`, each a tile size and members; `first_rows` of the sequences."""
-    num_rows = first_rows[-1] + len(sequences[-1].token_ids)
-    places = [0] * num_rows
+    masks = _MaskPlan(list(dict.fromkeys(windows)), storage.device)
+    places = [0] * len(row_slots)
     num_places = 0
     gathers: list[KeyGather] = []
-    for tile_rows, members in groups:
+    for tile_rows, members in _gather_groups(sequences, min_rows, most_rows, tile_sizes):
         tiles = _Tiles(tile_rows)
         for i in members:
             tiles.add(first_rows[i], sequences[i], places, num_places)
         num_places += len(tiles.rows)
         tables = [
-            sequences[i].table.block_ids[: sequences[i].num_blocks_read(storage.block_size)]
-            for i in members
+            sequences[i].table.block_ids[: sequences[i].num_blocks_read(size)] for i in members
         ]
-        gathers.append(_plan_gather(tables, tiles, storage, masks, num_rows))
+        gathers.append(_plan_gather(tables, tiles, storage, masks, len(row_slots)))
     is_in_order = places == list(range(num_places))
-    return RowReads(None if is_in_order else to_device(places, storage.device), gathers)
+    return PagedPass(
+        storage=storage,
+        row_slots=storage.row_index(row_slots),
+        row_places=None if is_in_order else to_device(places, storage.device),
+        gathers=gathers,
+        windows=tuple(windows),
+    )
 
 
 def _gather_groups(
@@ -315,12 +255,13 @@ def _plan_gather(
         num_seen = max(last // chunk + 1 for _, last in ends)
         made = masks.make(ends, tiles.size, num_seen * chunk)
         batches.append(TileBatch(start, len(ends), num_seen, made))
+    num_blocks = num_chunks * blocks_per_chunk
+    padding = [storage.null_block] * num_blocks
     is_all = tiles.rows == list(range(num_rows))
     return KeyGather(
-        reads=plan_reads(
-            tables, num_chunks, blocks_per_chunk, storage.null_block, device, len(batches) > 1
-        ),
-        num_sequences=len(tables),
+        block_ids=to_device([(table + padding)[:num_blocks] for table in tables], device).flatten(),
+        blocks_per_chunk=blocks_per_chunk,
+        num_chunks=num_chunks,
         tile_rows=tiles.size,
         row_index=None if is_all else to_device(tiles.rows, device),
         batches=batches,

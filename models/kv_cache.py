@@ -23,7 +23,6 @@ idea: vLLM, arXiv 2309.06180.
 
 from __future__ import annotations
 
-import heapq
 import weakref
 from collections.abc import Iterable
 from typing import Protocol
@@ -60,9 +59,8 @@ class BlockPool:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # A heap: the lowest blocks are handed out first, so that those in use lie side by side,
-        # where an engine can read them without a copy.
-        self._free = list(range(num_blocks))
+        # A stack: the block freed last is handed out first, while it may still be in a cache.
+        self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: dict[int, None] = {}  # in the order in which they became idle
         self._kept: set[int] = set()
         self._num_refs = [0] * num_blocks
@@ -91,7 +89,9 @@ class BlockPool:
             raise OutOfBlocks(count, self.num_free, self.num_blocks)
         while len(self._free) < count:
             self._evict(next(iter(self._idle)))
-        blocks = [heapq.heappop(self._free) for _ in range(count)]
+        first = len(self._free) - count
+        blocks = self._free[first:][::-1]
+        del self._free[first:]
         for block in blocks:
             self._num_refs[block] = 1
         return blocks
@@ -110,7 +110,7 @@ class BlockPool:
                 if block in self._kept:
                     self._idle[block] = None
                 else:
-                    heapq.heappush(self._free, block)
+                    self._free.append(block)
 
     def keep(self, block_id: int) -> None:
         """Hold on to what is in a block of some table until the pool needs the room."""
@@ -186,7 +186,7 @@ class BlockPool:
         """An idle block becomes a free one."""
         del self._idle[block_id]
         self._kept.discard(block_id)
-        heapq.heappush(self._free, block_id)
+        self._free.append(block_id)
         keeper = None if self._keeper is None else self._keeper()
         if keeper is not None:
             keeper.forget(block_id)

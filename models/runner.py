@@ -178,7 +178,8 @@ class ModelRunner:
     def _compute(
         self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None
     ) -> Tensor:
-        self._clear_new_blocks(sequences)
+        if self._planner is None:  # its kernels read nothing that was not written
+            self._clear_new_blocks(sequences)
         num_logits = [sequence.num_logits for sequence in sequences]
         if self._varlen is not None:
             return self._varlen(sequences, num_logits, drawn_ids)

@@ -44,12 +44,6 @@ class SequenceRows:
     token_ids: list[int]
     num_logits: int
 
-    def without_first(self, num_tokens: int, block_size: int) -> SequenceRows:
-        """The same rows over a table that lacks these first tokens, which are whole blocks."""
-        blocks = self.table.block_ids[num_tokens // block_size :]
-        table = BlockList(blocks, self.table.num_tokens - num_tokens)
-        return SequenceRows(table, self.start - num_tokens, self.token_ids, self.num_logits)
-
     def num_blocks_read(self, block_size: int) -> int:
         """Blocks to the last row; those behind are reserved and may hold anything."""
         return -(-(self.start + len(self.token_ids)) // block_size)

@@ -191,7 +191,7 @@ def _attend_block(
     base = num_bytes(like) * (block * num_key_heads + key_head) * block_size * head_dim
     queries = scratch + _FLOAT_BYTES * first * head_dim
     keys, values = _get(parameters, KEYS) + base, _get(parameters, VALUES) + base
-    mix(scores, queries, keys, stop - first, head_dim, block_size, False, like)
+    mix(scores, queries, keys, stop - first, head_dim, head_dim, block_size, False, like)
     for vector in range(first, stop):
         last = offset + vector // num_groups
         earliest = last + 1 - window if window > 0 else 0
@@ -205,7 +205,9 @@ def _attend_block(
             last + 1,
         )
     out = sums + _FLOAT_BYTES * first * head_dim
-    mix(out, scores, values, stop - first, block_size, head_dim, True, like)
+    # What lies behind the last row is not read: it may be anything.
+    depth = min(block_size, offset + num_rows)
+    mix(out, scores, values, stop - first, depth, block_size, head_dim, True, like)
 
 
 @part

@@ -32,10 +32,11 @@ _ZERO = np.float32(0)
 @part
 def mix(
     out: int,  # [num_rows, width] float32
-    coefficients: int,  # [num_rows, depth] float32
+    coefficients: int,  # [num_rows, depth] float32, rows `stride` numbers apart
     matrix: int,  # [depth, width] of type `like`
     num_rows: int,
     depth: int,
+    stride: int,  # from one row's coefficients to the next row's
     width: int,  # a multiple of NUM_LANES
     adds: bool,
     like: np.generic,
@@ -45,9 +46,10 @@ def mix(
     while row + _ROWS_TOGETHER <= num_rows:
         _mix_four(
             out + _FLOAT_BYTES * row * width,
-            coefficients + _FLOAT_BYTES * row * depth,
+            coefficients + _FLOAT_BYTES * row * stride,
             matrix,
             depth,
+            stride,
             width,
             adds,
             like,
@@ -56,7 +58,7 @@ def mix(
     while row < num_rows:
         _mix_one(
             out + _FLOAT_BYTES * row * width,
-            coefficients + _FLOAT_BYTES * row * depth,
+            coefficients + _FLOAT_BYTES * row * stride,
             matrix,
             depth,
             width,
@@ -77,6 +79,7 @@ def _mix_four(
     coefficients: int,
     matrix: int,
     depth: int,
+    stride: int,
     width: int,
     adds: bool,
     like: np.generic,
@@ -89,6 +92,7 @@ def _mix_four(
             coefficients,
             matrix + size * column,
             depth,
+            stride,
             width,
             adds,
             like,
@@ -98,7 +102,7 @@ def _mix_four(
         for row in range(_ROWS_TOGETHER):
             _mix_vector(
                 out + _FLOAT_BYTES * (row * width + column),
-                coefficients + _FLOAT_BYTES * row * depth,
+                coefficients + _FLOAT_BYTES * row * stride,
                 matrix + size * column,
                 depth,
                 width,
@@ -113,6 +117,7 @@ def _mix_four_by_two(
     coefficients: int,
     matrix: int,
     depth: int,
+    stride: int,
     width: int,
     adds: bool,
     like: np.generic,
@@ -125,7 +130,7 @@ def _mix_four_by_two(
     low1, high1 = _start(out1, adds), _start(out1 + _VECTOR_BYTES, adds)
     low2, high2 = _start(out2, adds), _start(out2 + _VECTOR_BYTES, adds)
     low3, high3 = _start(out3, adds), _start(out3 + _VECTOR_BYTES, adds)
-    stride, step = _FLOAT_BYTES * depth, num_bytes(like) * width
+    apart, step = _FLOAT_BYTES * stride, num_bytes(like) * width
     place = matrix
     for k in range(depth):
         low, high = load(place, like), load(place + num_bytes(like) * NUM_LANES, like)
@@ -133,11 +138,11 @@ def _mix_four_by_two(
         factors = coefficients + _FLOAT_BYTES * k
         factor = splat(read_float(factors))
         low0, high0 = fma(factor, low, low0), fma(factor, high, high0)
-        factor = splat(read_float(factors + stride))
+        factor = splat(read_float(factors + apart))
         low1, high1 = fma(factor, low, low1), fma(factor, high, high1)
-        factor = splat(read_float(factors + 2 * stride))
+        factor = splat(read_float(factors + 2 * apart))
         low2, high2 = fma(factor, low, low2), fma(factor, high, high2)
-        factor = splat(read_float(factors + 3 * stride))
+        factor = splat(read_float(factors + 3 * apart))
         low3, high3 = fma(factor, low, low3), fma(factor, high, high3)
     store(out, low0, FLOAT32)
     store(out + _VECTOR_BYTES, high0, FLOAT32)

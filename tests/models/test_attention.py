@@ -15,8 +15,7 @@ from attention_cases import (
     each_feature,
 )
 
-from models import attention_plan
-from models.attention import attend, paged_attention
+from models.attention import paged_attention
 from models.attention_features import AttentionFeatures
 from models.attention_plan import KEY_CHUNK, TILE_ROWS, plan_pass
 from models.kv_cache import BlockPool
@@ -106,54 +105,13 @@ def test_same_bits_for_rows_chunks_whole_and_strangers(dtype, length, features):
             assert torch.equal(bench.run(among, features)[1], whole[start:stop]), (count, start)
 
 
-SPANS = {  # chunks of 64 keys: where rows stand, how many of them they see, whether any is skipped
-    "first group": (14, 3, False),
-    "second group": (20, 3, True),
-    "across a group": (34, 4, True),
-    "many groups": (250, 90, True),
-    "across 256": (260, 30, False),
-    "behind 512": (530, 40, True),
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("position", "num_seen", "skips"), SPANS.values(), ids=SPANS)
-def test_same_bits_without_the_chunks_that_a_window_hides(
-    monkeypatch, dtype, position, num_seen, skips
-):
-    """Rows of three sessions whose contexts differ by a few chunks, and of a short one."""
-    starts = [64 * position + 40, 64 * (position + 2) + 1, 64 * (position - 1), 30]
-    bench = Bench(dtype, sum(starts) // KEY_CHUNK + 8, KEY_CHUNK)
-    for part in bench.storage.blocks[0]:
-        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
-    tables = [bench.pool.new_table() for _ in starts]
-    features = AttentionFeatures(PLAIN.scale, window=64 * num_seen - 5)
-    query = torch.randn(4 + len(starts) - 1, HEADS, HEAD_DIM).to(dtype)
-    sequences = []
-    for table, start in zip(tables, starts, strict=True):
-        table.resize(start + 4)
-        sequences.append(SequenceRows(table, start, [0] * (1 if sequences else 4), 0))
-
-    def run() -> tuple[int, torch.Tensor]:
-        windows = [None, features.window]
-        paged = plan_pass(sequences, bench.storage, HEADS // KEY_HEADS, windows)
-        num_read = sum(len(gather.reads.owners) for gather in paged.reads[features.window].gathers)
-        return num_read, attend(0, query, paged, features)
-
-    num_read, out = run()
-    monkeypatch.setattr(attention_plan, "_num_skipped", lambda *terms: 0)
-    num_held, expected = run()
-    assert (num_read < num_held) == skips
-    assert torch.equal(out, expected)
-
-
 def test_masks_do_not_grow_with_the_query_heads():
     bench = Bench(torch.float32)
     table = bench.pool.new_table()
     table.resize(300)
     rows = [SequenceRows(table, 200, [0] * 100, 0)]
     for num_groups in (1, 4):
-        (gather,) = plan_pass(rows, bench.storage, num_groups, [9, None, 500]).reads[9].gathers
+        (gather,) = plan_pass(rows, bench.storage, num_groups, [9, None, 500]).gathers
         for batch in gather.batches:
             masks = batch.masks
             tile_rows = {1: 50, 4: 15}[num_groups]  # 100 rows in tiles of at most 64, or of 16

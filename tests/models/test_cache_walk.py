@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 import pytest
 import torch
 from cache_walk import Walk
@@ -80,7 +78,7 @@ def _free_shared_blocks(patch: pytest.MonkeyPatch) -> None:
     def free(pool: BlockPool, block_ids: list[int]) -> None:
         for block in reversed(list(block_ids)):
             pool._num_refs[block] -= 1
-            heapq.heappush(pool._free, block)
+            pool._free.append(block)
 
     patch.setattr(BlockPool, "free", free)
 

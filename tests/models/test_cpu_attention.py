@@ -149,6 +149,25 @@ def test_what_a_row_does_not_see_is_not_read() -> None:
     assert torch.equal(late[0], expected[80])
 
 
+@each_feature
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_what_a_block_held_before_does_not_matter(
+    block_size: int, features: AttentionFeatures
+) -> None:
+    bench = Bench(torch.float32, 1024 // block_size, block_size)
+    texts = [Text(length, seed, torch.float32) for seed, length in enumerate((20, 64, 131))]
+    expected = bench.run(whole(bench, texts), features)
+    spoilt = Bench(torch.float32, 1024 // block_size, block_size)
+    for part in spoilt.storage.blocks[0]:
+        part.fill_(float("nan"))
+    rows = whole(spoilt, texts)
+    assert all(map(torch.equal, spoilt.run(rows, features), expected))
+    after = [(text, table, stop - 3, stop - 1) for text, table, _, stop in rows]
+    again = spoilt.run(after, features)
+    for out, wanted in zip(again, expected, strict=True):
+        assert torch.equal(out, wanted[-3:-1])
+
+
 @pytest.mark.parametrize("part", [0, 1, 2], ids=["query", "key", "value"])
 def test_what_is_not_a_number_shows_and_stays_with_its_session(part: int) -> None:
     bench = Bench(torch.float32)

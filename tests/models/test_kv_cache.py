@@ -47,25 +47,6 @@ def test_free_is_idempotent_and_the_table_can_be_used_again():
     pool.check([table])
 
 
-def test_blocks_in_use_lie_side_by_side_whatever_was_given_back_before():
-    """A stretch of blocks is read where it lies; scattered ones are copied in every layer."""
-    pool = BlockPool(num_blocks=16, block_size=4)
-    tables = [pool.new_table() for _ in range(4)]
-    for table in tables:
-        table.resize(4 * 4)
-    for index in (2, 0, 3, 1):
-        tables[index].free()
-    first, second = pool.new_table(), pool.new_table()
-    first.resize(3 * 4)
-    second.resize(2 * 4)
-    first.resize(4 * 4)
-    assert first.block_ids == [0, 1, 2, 5]
-    assert second.block_ids == [3, 4]
-    second.free()
-    first.resize(5 * 4)
-    assert first.block_ids == [0, 1, 2, 5, 3]
-
-
 def test_impossible_sizes_are_refused():
     pool = BlockPool(num_blocks=2, block_size=4)
     table = pool.new_table()
