@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from loadtest.acceptance_rounds import EnginePair
+from loadtest.bench_record import PairPath, public_command
 from loadtest.machine import describe_machine
 from loadtest.prompts import demo_prompts
 from models.config import EngineConfig
@@ -79,14 +79,14 @@ class Weights:
 
 
 def measure_acceptance(
-    pair: Path, arguments: argparse.Namespace, on_text: Callable[[], None]
+    pair: PairPath, arguments: argparse.Namespace, on_text: Callable[[], None]
 ) -> list[Acceptance]:
     """Both drafts on the same held-out prompts and seeds."""
     prompts = demo_prompts(arguments.prompts, arguments.seed)
     results = []
     for quantization in QUANTIZATIONS:
         engines = EnginePair(
-            pair,
+            pair.path,
             dtype=arguments.dtype,
             batch=arguments.batch,
             max_model_len=_MAX_MODEL_LEN,
@@ -99,7 +99,7 @@ def measure_acceptance(
             accepted = [number for text in texts for number in text]
             results.append(
                 Acceptance(
-                    pair=str(pair),
+                    pair=pair.label,
                     quantization=quantization,
                     temperature=temperature,
                     num_rounds=len(accepted),
@@ -111,13 +111,13 @@ def measure_acceptance(
 
 
 def measure_passes(
-    pair: Path, arguments: argparse.Namespace, num_threads: int, on_turn: Callable[[], None]
+    pair: PairPath, arguments: argparse.Namespace, num_threads: int, on_turn: Callable[[], None]
 ) -> tuple[Weights, list[PassTime]]:
     """Both drafts, turn by turn, for each shape of pass."""
     runners = [
         ModelRunner(
             EngineConfig(
-                model_path=str(pair / "draft"),
+                model_path=str(pair.path / "draft"),
                 dtype=arguments.dtype,
                 max_model_len=_MAX_MODEL_LEN,
                 kv_cache_tokens=max(arguments.sessions) * _MAX_MODEL_LEN,
@@ -129,7 +129,7 @@ def measure_passes(
     ]
     plain, int8 = runners
     weights = Weights(
-        pair=str(pair),
+        pair=pair.label,
         plain_mb=plain.weight_bytes / 1e6,
         int8_mb=int8.weight_bytes / 1e6,
         batch_invariant=(plain.batch_invariant, int8.batch_invariant),
@@ -142,7 +142,7 @@ def measure_passes(
         low, middle, high = statistics.quantiles(ratios, n=4)
         times.append(
             PassTime(
-                pair=str(pair),
+                pair=pair.label,
                 num_threads=num_threads,
                 num_sessions=num_sessions,
                 num_rows=num_rows,
@@ -233,11 +233,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Sequence[object]]:
     num_texts = len(QUANTIZATIONS) * len(arguments.temperature) * arguments.prompts
     num_shapes = len(arguments.sessions) + len(arguments.rows)
     for pair in arguments.pair:
-        with tqdm(total=num_texts, desc=f"{pair}: acceptance", unit="text") as bar:
+        with tqdm(total=num_texts, desc=f"{pair.label}: acceptance", unit="text") as bar:
             acceptance += measure_acceptance(pair, arguments, bar.update)
         for num_threads in arguments.threads:
             total = num_shapes * arguments.turns
-            with tqdm(total=total, desc=f"{pair}: {num_threads} threads", unit="turn") as bar:
+            with tqdm(total=total, desc=f"{pair.label}: {num_threads} threads", unit="turn") as bar:
                 memory, passes = measure_passes(pair, arguments, num_threads, bar.update)
             times += passes
             if num_threads == arguments.threads[0]:
@@ -254,9 +254,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument(
         "--pair",
-        type=Path,
+        metavar="[LABEL=]DIR",
         nargs="+",
-        default=[Path("models/demo")],
+        default=["models/demo"],
         help="folders with target/ and draft/ that share the demo's tokenizer",
     )
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
@@ -274,6 +274,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=200, help="passes of each draft per shape")
     parser.add_argument("--output", type=Path, help="JSON file")
     arguments = parser.parse_args(argv)
+    try:
+        arguments.pair = [PairPath.parse(text) for text in arguments.pair]
+    except ValueError as error:
+        parser.error(str(error))
     numbers = ("threads", "k", "prompts", "max_tokens", "batch", "sessions", "rows")
     for name in numbers:
         value = getattr(arguments, name)
@@ -292,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parse(argv)
     content: dict[str, object] = {
-        "command": shlex.join(["python", "-m", "loadtest.quantized", *argv]),
+        "command": public_command("loadtest.quantized", argv),
         "machine": describe_machine(),
         "dtype": arguments.dtype,
         "k": arguments.k,

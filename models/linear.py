@@ -90,6 +90,8 @@ class PackedLinear(nn.Module):
 
     def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
         """`others` + rows times the weight, added inside the product."""
+        if len(self._packed) == 1:  # splitting costs a small layer as much as its product
+            return _packed_linear_add(rows.contiguous(), others, self._packed[0], self._bias)
         pieces = rows.split_with_sizes(self._widths, dim=-1)
         return self.add_pieces_to(others, [piece.contiguous() for piece in pieces])
 

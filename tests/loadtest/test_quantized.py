@@ -17,9 +17,11 @@ def test_the_command_measures_both_drafts(tmp_path, capsys):
     output = tmp_path / "out.json"
     numbers = "--threads 1 --k 2 --temperature 0 --prompts 2 --max-tokens 6 --batch 2"
     shapes = "--sessions 1 3 --rows 20 --turns 4"
-    main(["--pair", str(tmp_path), *numbers.split(), *shapes.split(), "--output", str(output)])
+    main(["--pair", f"tiny={tmp_path}", *numbers.split(), *shapes.split(), "--output", str(output)])
     content = json.loads(output.read_text())
+    assert str(tmp_path) not in output.read_text()
     plain, int8 = content["acceptance"]
+    assert plain["pair"] == "tiny"
     assert (plain["quantization"], int8["quantization"]) == (None, "int8")
     assert plain["rate"] == 1.0  # a model agrees with itself
     assert int8["num_rounds"] >= plain["num_rounds"]
@@ -41,6 +43,7 @@ def test_the_command_measures_both_drafts(tmp_path, capsys):
         (["--sessions", "2", "0"], "sessions must be at least 1, got 0"),
         (["--turns", "1"], "turns must be at least 2, got 1"),
         (["--rows", "600"], "rows must be at most 512, got 600"),
+        (["--pair", "nowhere"], "pair 'nowhere' has no target/config.json"),
     ],
 )
 def test_bad_arguments_are_named(arguments, complaint, capsys):
