@@ -170,7 +170,7 @@ class RotateAndStore(_ByRow):
     ) -> None:
         call = Call(_ROTATES[layer.keys.dtype], rows.NUM_ROTATE_PARAMETERS)
         super().__init__(call, num_threads)
-        self._kept = (cosines, sines, norms)
+        self._kept = (layer, cosines, sines, norms)
         num_key_heads, head_dim = _set_layer(call, layer)[:2]
         self._key_offset = num_heads * head_dim * cosines.element_size()
         self._value_offset = self._key_offset + num_key_heads * head_dim * cosines.element_size()
@@ -214,14 +214,6 @@ class Scratch:
         self._memory = np.empty(self.num_bytes * num_threads + _ALIGNMENT, dtype=np.uint8)
         self.address = -(-self._memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT
 
-    @classmethod
-    def for_attention(
-        cls, num_threads: int, num_groups: int, head_dim: int, block_size: int
-    ) -> Scratch:
-        """Enough for `Attend` with so many query heads per key head."""
-        num_vectors = task_rows(num_groups) * num_groups
-        return cls(num_threads, attention.scratch_bytes(num_vectors, head_dim, block_size))
-
 
 class AttendPlan:
     """Who attends to what in a pass.
@@ -249,12 +241,22 @@ class Attend:
         layer: its keys and values.
         num_heads: H.
         features: what it asks for.
-        scratch: memory; its threads are those that attend.
+        scratch: memory, enough for its tasks; its threads are those that attend.
+
+    Raises:
+        ValueError: the heads do not share the key heads, or have another number of sinks.
     """
 
     def __init__(
         self, layer: LayerKeys, num_heads: int, features: AttentionFeatures, scratch: Scratch
     ) -> None:
+        num_sinks = num_heads if features.sinks is None else features.sinks.numel()
+        if num_heads % layer.keys.shape[1] or num_sinks != num_heads:
+            raise ValueError(
+                f"{num_heads} query heads with {layer.keys.shape[1]} key heads and {num_sinks} "
+                "sinks: not served"
+            )
+        self._layer = layer
         self._call = Call(_ATTENDS[layer.keys.dtype], attention.NUM_PARAMETERS)
         self._scratch = scratch
         _, num_key_heads, head_dim, block_size = layer.keys.shape
@@ -296,6 +298,13 @@ class Attend:
         parameters[attention.HEAD_STRIDE] = head_stride
         parameters[attention.OUT] = out.data_ptr()
         self._call.run(self._scratch.num_threads)
+
+
+def attention_scratch(layer: LayerKeys, num_heads: int, num_rows: int) -> int:
+    """Bytes that a thread needs for tasks of up to so many rows in a layer with H query heads."""
+    _, num_key_heads, head_dim, block_size = layer.keys.shape
+    num_vectors = num_rows * num_heads // num_key_heads
+    return attention.scratch_bytes(num_vectors, head_dim, block_size)
 
 
 def task_rows(num_groups: int) -> int:

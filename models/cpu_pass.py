@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from models.attention_features import AttentionFeatures
-from models.cpu_kernels import Attend, AttendPlan, LayerKeys, Scratch, Store, task_rows
+from models.cpu_kernels import (
+    Attend,
+    AttendPlan,
+    LayerKeys,
+    Scratch,
+    Store,
+    attention_scratch,
+    task_rows,
+)
 from models.kv_storage import KVBlocks, KVSizes
 from models.sequence_rows import SequenceRows
 
@@ -26,7 +34,7 @@ class LaneStorage(KVBlocks):
 
     Args:
         sizes: how much there is.
-        num_heads: H.
+        num_heads: H; layers may have another number each.
         num_threads: threads of a kernel.
     """
 
@@ -34,14 +42,12 @@ class LaneStorage(KVBlocks):
         super().__init__(sizes, (sizes.num_heads, sizes.head_dim, sizes.block_size))
         shape = (-1, sizes.num_heads, sizes.block_size, sizes.head_dim)
         self.layers = [LayerKeys(keys, values.view(shape)) for keys, values in self.blocks]
+        self.blocks = [(layer.keys, layer.values) for layer in self.layers]
         self.num_threads = num_threads
-        self._num_heads = num_heads
-        num_groups = num_heads // sizes.num_heads
-        self._scratch = Scratch.for_attention(
-            num_threads, num_groups, sizes.head_dim, sizes.block_size
-        )
+        self.task_rows = task_rows(num_heads // sizes.num_heads)  # the most a task may have
+        self._scratch: dict[int, Scratch] = {}  # by query heads
         self._stores: dict[int, Store] = {}
-        self._attends: dict[int, tuple[AttentionFeatures, Attend]] = {}
+        self._attends: dict[int, tuple[AttentionFeatures, int, Attend]] = {}
 
     def store(self, layer: int) -> Store:
         """What stores keys and values in a layer."""
@@ -49,13 +55,21 @@ class LaneStorage(KVBlocks):
             self._stores[layer] = Store(self.layers[layer], self.num_threads)
         return self._stores[layer]
 
-    def attend(self, layer: int, features: AttentionFeatures) -> Attend:
-        """What attends in a layer, which always asks for the same."""
+    def attend(self, layer: int, num_heads: int, features: AttentionFeatures) -> Attend:
+        """What attends in a layer of so many query heads, which always asks for the same.
+
+        Raises:
+            ValueError: the heads do not go with the key heads or the sinks.
+        """
         found = self._attends.get(layer)
-        if found is None or not found[0].is_like(features):
-            made = Attend(self.layers[layer], self._num_heads, features, self._scratch)
-            found = self._attends[layer] = (features, made)
-        return found[1]
+        if found is not None and found[1] == num_heads and found[0].is_like(features):
+            return found[2]
+        if num_heads not in self._scratch:
+            num_bytes = attention_scratch(self.layers[layer], num_heads, self.task_rows)
+            self._scratch[num_heads] = Scratch(self.num_threads, num_bytes)
+        attend = Attend(self.layers[layer], num_heads, features, self._scratch[num_heads])
+        self._attends[layer] = (features, num_heads, attend)
+        return attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +83,40 @@ class CpuPass:
     windows: tuple[int | None, ...]  # of each layer
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store the rows' keys and values [K, R, D]."""
-        self.storage.store(layer)(key, value, self.slots)
+        """Store the rows' keys and values [K, R, D].
+
+        Raises:
+            ValueError: they are of another type or shape than the storage's.
+        """
+        storage = self.storage
+        shape = (storage.num_heads, len(self.slots), storage.head_dim)
+        _check("keys", key, shape, storage.dtype)
+        _check("values", value, shape, storage.dtype)
+        storage.store(layer)(key, value, self.slots)
 
     def attend(self, layer: int, query: Tensor, features: AttentionFeatures) -> Tensor:
-        """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""
+        """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D].
+
+        Raises:
+            ValueError: the queries, or what the layer asks for, do not go with the storage.
+        """
+        shape = (len(self.slots), query.shape[1], self.storage.head_dim)
+        _check("queries", query, shape, self.storage.dtype)
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        attend = self.storage.attend(layer, query.shape[1], features)
         out = query.new_empty(query.shape)
-        attend = self.storage.attend(layer, features)
         attend(query.data_ptr(), query.stride(0), query.stride(1), self.plan, out)
         return out
+
+
+def _check(name: str, rows: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Kernels go by addresses: what transformers hands over must be what they expect."""
+    if rows.shape != shape or rows.dtype != dtype:
+        raise ValueError(
+            f"{name} are {tuple(rows.shape)} of {rows.dtype}, expected {shape} of {dtype}: "
+            "not served"
+        )
 
 
 class CpuPlanner:
@@ -85,15 +124,11 @@ class CpuPlanner:
 
     Args:
         storage: where its keys and values are.
-        num_groups: the query heads per key head.
         windows: of each layer, None where a row sees all positions before it.
     """
 
-    def __init__(
-        self, storage: LaneStorage, num_groups: int, windows: Sequence[int | None]
-    ) -> None:
+    def __init__(self, storage: LaneStorage, windows: Sequence[int | None]) -> None:
         self.storage = storage
-        self._task_rows = task_rows(num_groups)
         self._windows = tuple(windows)
 
     def __call__(self, sequences: Sequence[SequenceRows]) -> CpuPass:
@@ -122,6 +157,6 @@ class CpuPlanner:
 
     def _cut(self, num_rows: int) -> list[tuple[int, int]]:
         """First row and number of rows of each task, as even as can be."""
-        num_tasks = -(-num_rows // self._task_rows)
+        num_tasks = -(-num_rows // self.storage.task_rows)
         size = -(-num_rows // num_tasks)
         return [(first, min(size, num_rows - first)) for first in range(0, num_rows, size)]

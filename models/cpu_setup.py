@@ -6,7 +6,6 @@ neither has to be there.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 def uses_kernels(config: EngineConfig, head_dim: int) -> bool:
     """Whether they serve a model with heads of `head_dim`; if not, torch's own operations do."""
-    if config.device != "cpu" or config.attention != "auto":
+    if torch.device(config.device).type != "cpu" or config.attention != "auto":
         return False
     reason = _what_is_missing(config, head_dim)
     if reason is not None:
@@ -56,7 +55,7 @@ def make_planner(
     storage = LaneStorage(sizes, num_heads, torch.get_num_threads())
     if fused is not None:
         fused.use(storage)
-    return CpuPlanner(storage, num_heads // sizes.num_heads, windows)
+    return CpuPlanner(storage, windows)
 
 
 def _what_is_missing(config: EngineConfig, head_dim: int) -> str | None:
@@ -66,6 +65,8 @@ def _what_is_missing(config: EngineConfig, head_dim: int) -> str | None:
         return f"block_size is {config.block_size}, no multiple of {_LANES}"
     if head_dim % _LANES:
         return f"the model's heads have {head_dim} numbers, no multiple of {_LANES}"
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        return f"numba cannot be imported: {error}"
     return None

@@ -35,18 +35,41 @@ MakeLinear = Callable[[Tensor, Tensor | None], RowLinear]  # of a weight and a b
 
 
 class _Workspace:
-    """What one step of a layer hands to the next, for one number of rows; layers share it.
+    """What one step of a layer hands to the next; layers share it.
 
     Made once: after a product has streamed its weights through the caches, everything that Python
     and torch touch to make a tensor is slow.
+
+    Args:
+        normed: [R, hidden].
+        attended: [R, H * D].
+        gated: [R * I], in pieces of `widths`.
+        widths: of the pieces.
     """
 
-    def __init__(self, num_rows: int, hidden: int, attended: int, widths: list[int], like: Tensor):
-        self.normed = like.new_empty(num_rows, hidden)
-        self.attended = like.new_empty(num_rows, attended)
-        self.gated = like.new_empty(num_rows * sum(widths))
-        pieces = self.gated.split_with_sizes([num_rows * width for width in widths])
+    def __init__(self, normed: Tensor, attended: Tensor, gated: Tensor, widths: list[int]) -> None:
+        num_rows = len(normed)
+        self.normed, self.attended, self.gated = normed, attended, gated
+        pieces = gated.split_with_sizes([num_rows * width for width in widths])
         self.pieces = [piece.view(num_rows, -1) for piece in pieces]
+        self._widths = widths
+
+    @classmethod
+    def of(
+        cls, num_rows: int, hidden: int, attended: int, widths: list[int], like: Tensor
+    ) -> _Workspace:
+        """Memory for so many rows of `like`'s type."""
+        return cls(
+            like.new_empty(num_rows, hidden),
+            like.new_empty(num_rows, attended),
+            like.new_empty(num_rows * sum(widths)),
+            widths,
+        )
+
+    def first(self, num_rows: int) -> _Workspace:
+        """The same memory for fewer rows."""
+        gated = self.gated[: num_rows * sum(self._widths)]
+        return _Workspace(self.normed[:num_rows], self.attended[:num_rows], gated, self._widths)
 
 
 @dataclass(slots=True)
@@ -124,7 +147,7 @@ class FusedDecoder:
                 layer.head_norms,
                 storage.num_threads,
             )
-            layer.attend = storage.attend(layer.index, layer.features)
+            layer.attend = storage.attend(layer.index, layer.num_heads, layer.features)
 
     def __call__(self, token_ids: Tensor, paged: CpuPass) -> Tensor:
         """Hidden rows [R, hidden] of `token_ids` [R]; keys are stored."""
@@ -143,13 +166,14 @@ class FusedDecoder:
     def _workspace(self, rows: Tensor) -> _Workspace:
         num_rows = len(rows)
         found = self._workspaces.get(num_rows)
-        if found is None:
-            layer = self._layers[0]
-            num_attended = layer.num_heads * layer.head_dim
-            found = _Workspace(num_rows, rows.shape[1], num_attended, layer.down.widths, rows)
-            if num_rows <= _MAX_KEPT_ROWS:
-                self._workspaces[num_rows] = found
-        return found
+        if found is not None:
+            return found
+        layer = self._layers[0]
+        sizes = (rows.shape[1], layer.num_heads * layer.head_dim, layer.down.widths, rows)
+        if num_rows > _MAX_KEPT_ROWS:
+            return _Workspace.of(num_rows, *sizes)
+        largest = self._workspaces.setdefault(_MAX_KEPT_ROWS, _Workspace.of(_MAX_KEPT_ROWS, *sizes))
+        return self._workspaces.setdefault(num_rows, largest.first(num_rows))
 
     @property
     def products(self) -> list[RowLinear]:
@@ -162,7 +186,9 @@ def can_fuse(model: PreTrainedModel) -> bool:
     """Whether the model is of a type whose layers this module knows."""
     config: Any = model.config
     is_known = config.model_type in _FAMILY and type(model).__name__.endswith("ForCausalLM")
-    if not is_known or config.hidden_act != "silu":
+    # Kernels go by the type of the storage: layers that keep float32 norms are left alone.
+    has_one_type = len({parameter.dtype for parameter in model.parameters()}) == 1
+    if not is_known or config.hidden_act != "silu" or not has_one_type:
         return False
     inner: Any = model.model
     # A head that is rotated in part only is left to the model itself.

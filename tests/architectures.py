@@ -20,6 +20,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GptOssConfig,
+    LagunaConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -93,6 +94,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **_HEADS, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=2
     ),
     "mixtral": MixtralConfig(**_SIZES, sliding_window=WINDOW, **_EXPERTS),
+    "laguna": LagunaConfig(  # its layers have different numbers of query heads
+        **_HEADS,
+        num_attention_heads_per_layer=[4, 8],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
     "gpt2": GPT2Config(
         vocab_size=VOCAB_SIZE,
         n_positions=256,

@@ -45,6 +45,7 @@ from models.kernels.lanes import (
     write_float,
 )
 from models.kernels.mixing import mix
+from models.kernels.parameters import WORD, get
 
 # Parameters. Those of a layer first, then those of each pass.
 (
@@ -73,7 +74,6 @@ from models.kernels.mixing import mix
 NUM_PARAMETERS = 21
 TASK_FIELDS = 4
 
-_WORD = 8  # bytes of a parameter
 _FLOAT_BYTES = 4
 _VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES
 _ZERO, _ONE, _NO_SCORE = np.float32(0), np.float32(1), np.float32(-np.inf)
@@ -85,25 +85,20 @@ def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
 
 
 @part
-def _get(parameters: int, index: int) -> int:
-    return read_int(parameters + _WORD * index)
-
-
-@part
 def _start_task(
     parameters: int, first_row: int, key_head: int, num_vectors: int, scratch: int, like: np.generic
 ) -> None:
     """The queries as float32, and sums of nothing."""
-    head_dim = _get(parameters, HEAD_DIM)
-    num_groups = _get(parameters, NUM_HEADS) // _get(parameters, NUM_KEY_HEADS)
+    head_dim = get(parameters, HEAD_DIM)
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
     sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
     totals = sums + _FLOAT_BYTES * num_vectors * head_dim
     tops = totals + _VECTOR_BYTES * num_vectors
     zero = splat(_ZERO)
     for vector in range(num_vectors):
         row, head = first_row + vector // num_groups, key_head * num_groups + vector % num_groups
-        place = row * _get(parameters, ROW_STRIDE) + head * _get(parameters, HEAD_STRIDE)
-        query = _get(parameters, QUERY) + num_bytes(like) * place
+        place = row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE)
+        query = get(parameters, QUERY) + num_bytes(like) * place
         store(totals + _VECTOR_BYTES * vector, zero, FLOAT32)
         write_float(tops + _VECTOR_BYTES * vector, _NO_SCORE)
         for d in range(0, head_dim, NUM_LANES):
@@ -114,8 +109,8 @@ def _start_task(
 
 @part
 def _scaled(parameters: int, scores: Lanes) -> Lanes:
-    scaled = mul(scores, splat(read_float(parameters + _WORD * SCALE)))
-    softcap = read_float(parameters + _WORD * SOFTCAP)
+    scaled = mul(scores, splat(read_float(parameters + WORD * SCALE)))
+    softcap = read_float(parameters + WORD * SOFTCAP)
     if softcap > _ZERO:
         scaled = mul(tanh(div(scaled, splat(softcap))), splat(softcap))
     return scaled
@@ -125,7 +120,7 @@ def _scaled(parameters: int, scores: Lanes) -> Lanes:
 def _mask_scores(parameters: int, scores: int, first: int, stop: int) -> Any:
     """Scale one vector's scores [B], of which it sees first, ..., stop - 1; the largest."""
     top = splat(_NO_SCORE)
-    for key in range(0, _get(parameters, BLOCK_SIZE), NUM_LANES):
+    for key in range(0, get(parameters, BLOCK_SIZE), NUM_LANES):
         some = _scaled(parameters, load(scores + _FLOAT_BYTES * key, FLOAT32))
         if first > key or stop < key + NUM_LANES:
             some = keep_lanes(some, first - key, stop - key)
@@ -152,11 +147,11 @@ def _turn_to_weights(
     largest_yet = read_float(top)
     if largest_here > largest_yet:
         factor = exp(splat(largest_yet - largest_here))
-        _raise_top(sums, sum_, _get(parameters, HEAD_DIM), factor)
+        _raise_top(sums, sum_, get(parameters, HEAD_DIM), factor)
         write_float(top, largest_here)
         largest_yet = largest_here
     reference, added = splat(largest_yet), load(sum_, FLOAT32)
-    for key in range(0, _get(parameters, BLOCK_SIZE), NUM_LANES):
+    for key in range(0, get(parameters, BLOCK_SIZE), NUM_LANES):
         place = scores + _FLOAT_BYTES * key
         weights = exp(sub(load(place, FLOAT32), reference))
         store(place, weights, FLOAT32)
@@ -174,10 +169,10 @@ def _attend_block(
     scratch: int,
     like: np.generic,
 ) -> None:
-    num_key_heads = _get(parameters, NUM_KEY_HEADS)
-    num_groups = _get(parameters, NUM_HEADS) // num_key_heads
-    head_dim, block_size = _get(parameters, HEAD_DIM), _get(parameters, BLOCK_SIZE)
-    window = _get(parameters, WINDOW)
+    num_key_heads = get(parameters, NUM_KEY_HEADS)
+    num_groups = get(parameters, NUM_HEADS) // num_key_heads
+    head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
+    window = get(parameters, WINDOW)
     num_vectors = num_rows * num_groups
     sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
     totals = sums + _FLOAT_BYTES * num_vectors * head_dim
@@ -190,7 +185,7 @@ def _attend_block(
         stop = min(num_rows, block_size - 1 + window - offset) * num_groups
     base = num_bytes(like) * (block * num_key_heads + key_head) * block_size * head_dim
     queries = scratch + _FLOAT_BYTES * first * head_dim
-    keys, values = _get(parameters, KEYS) + base, _get(parameters, VALUES) + base
+    keys, values = get(parameters, KEYS) + base, get(parameters, VALUES) + base
     mix(scores, queries, keys, stop - first, head_dim, head_dim, block_size, False, like)
     for vector in range(first, stop):
         last = offset + vector // num_groups
@@ -216,7 +211,7 @@ def _finish_vector(
 ) -> None:
     """Divide by the sum of the weights, the sink's among them."""
     weight, factor = total(load(sum_, FLOAT32)), splat(_ONE)
-    sinks = _get(parameters, SINKS)
+    sinks = get(parameters, SINKS)
     if sinks != 0:
         sink, largest_yet = read_float(sinks + _FLOAT_BYTES * head), read_float(top)
         reference = splat(max(sink, largest_yet))
@@ -225,9 +220,9 @@ def _finish_vector(
         factor = div(factor, weights)
     else:
         factor = splat(_ONE / weight)
-    head_dim = _get(parameters, HEAD_DIM)
-    place = (row * _get(parameters, NUM_HEADS) + head) * head_dim
-    out = _get(parameters, OUT) + num_bytes(like) * place
+    head_dim = get(parameters, HEAD_DIM)
+    place = (row * get(parameters, NUM_HEADS) + head) * head_dim
+    out = get(parameters, OUT) + num_bytes(like) * place
     for d in range(0, head_dim, NUM_LANES):
         scaled = mul(load(sums + _FLOAT_BYTES * d, FLOAT32), factor)
         store(out + num_bytes(like) * d, scaled, like)
@@ -235,17 +230,17 @@ def _finish_vector(
 
 @part
 def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: np.generic) -> None:
-    first_row, num_rows = read_int(task), read_int(task + _WORD)
-    position = read_int(task + 2 * _WORD)
-    block_ids = _get(parameters, BLOCK_IDS) + _WORD * read_int(task + 3 * _WORD)
-    num_groups = _get(parameters, NUM_HEADS) // _get(parameters, NUM_KEY_HEADS)
-    head_dim, block_size = _get(parameters, HEAD_DIM), _get(parameters, BLOCK_SIZE)
-    window = _get(parameters, WINDOW)
+    first_row, num_rows = read_int(task), read_int(task + WORD)
+    position = read_int(task + 2 * WORD)
+    block_ids = get(parameters, BLOCK_IDS) + WORD * read_int(task + 3 * WORD)
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
+    head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
+    window = get(parameters, WINDOW)
     num_vectors = num_rows * num_groups
     _start_task(parameters, first_row, key_head, num_vectors, scratch, like)
     index = max(0, position - window + 1) // block_size if window > 0 else 0
     while index * block_size < position + num_rows:
-        block = read_int(block_ids + _WORD * index)
+        block = read_int(block_ids + WORD * index)
         offset = position - index * block_size
         _attend_block(parameters, block, key_head, offset, num_rows, scratch, like)
         index += 1
@@ -267,14 +262,14 @@ def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: 
 @part
 def _attend(parameters: int, like: np.generic) -> None:
     """One thread's work: tasks as long as there are any."""
-    thread = take_next(parameters + _WORD * THREADS_BEGUN)
-    scratch = _get(parameters, SCRATCH) + thread * _get(parameters, SCRATCH_BYTES)
-    num_key_heads = _get(parameters, NUM_KEY_HEADS)
+    thread = take_next(parameters + WORD * THREADS_BEGUN)
+    scratch = get(parameters, SCRATCH) + thread * get(parameters, SCRATCH_BYTES)
+    num_key_heads = get(parameters, NUM_KEY_HEADS)
     while True:
-        taken = take_next(parameters + _WORD * TASKS_TAKEN)
-        if taken >= _get(parameters, NUM_TASKS) * num_key_heads:
+        taken = take_next(parameters + WORD * TASKS_TAKEN)
+        if taken >= get(parameters, NUM_TASKS) * num_key_heads:
             break
-        task = _get(parameters, TASKS) + _WORD * TASK_FIELDS * (taken // num_key_heads)
+        task = get(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
         _attend_task(parameters, task, taken % num_key_heads, scratch, like)
 
 

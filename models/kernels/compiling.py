@@ -14,22 +14,26 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
+import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 import torch
+from llvmlite import binding
 from numba import cfunc, njit, types
 
 # A function that kernels call. Sums stay in the order they are written: results hang on it.
 part: Any = njit(fastmath=False, error_model="numpy")
 
+_SIGNATURE = types.void(types.voidptr)
 _lock = threading.Lock()
+_logger = logging.getLogger(__name__)
 
 
 class Call:
@@ -67,32 +71,45 @@ def float_bits(number: float) -> int:
 
 @functools.cache
 def _compile(function: Callable[[Any], None]) -> Any:
-    signature = types.void(types.voidptr)
-    with _lock, _kept_on_disk() as is_kept:
-        return cfunc(signature, cache=is_kept, error_model="numpy")(function)
+    with _lock:
+        folder = _cache_folder()
+        if folder is not None:
+            try:
+                return _compile_into(folder, function)
+            except Exception as error:  # noqa: BLE001 - numba passes on what a bad file or disk brings
+                _logger.warning("kernels are not kept in %s: %r", folder, error)
+                shutil.rmtree(folder, ignore_errors=True)
+        return cfunc(_SIGNATURE, error_model="numpy")(function)
 
 
-@contextmanager
-def _kept_on_disk() -> Iterator[bool]:
-    """Let numba keep what it compiles meanwhile in a folder for these sources; whether it can."""
+def _compile_into(folder: Path, function: Callable[[Any], None]) -> Any:
+    """Read the function's machine code from the folder, or compile it and keep it there."""
     settings: Any = numba.config
     before = settings.CACHE_DIR
-    root = before or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root) / "outrider" / "kernels" / _hash_of_sources()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # no home, or a disk that cannot be written: compiled again each time
-        yield False
-        return
     settings.CACHE_DIR = str(folder)
     try:
-        yield os.access(folder, os.W_OK)
+        return cfunc(_SIGNATURE, cache=True, error_model="numpy")(function)
     finally:
         settings.CACHE_DIR = before
 
 
+def _cache_folder() -> Path | None:
+    """For these sources and this CPU, made if it is not there; None where nothing can be kept."""
+    try:
+        settings: Any = numba.config
+        root = settings.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(root) / "outrider" / "kernels" / _hash_of_sources()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # no home, or a disk that cannot be written
+        _logger.warning("kernels are compiled at every start: %s", error)
+        return None
+    return folder
+
+
 def _hash_of_sources() -> str:
-    digest = hashlib.sha256(numba.__version__.encode())
+    # numba tells CPUs apart itself, but not safely where hosts with one home start together.
+    cpu = binding.get_host_cpu_name() + binding.get_host_cpu_features().flatten()
+    digest = hashlib.sha256(f"{numba.__version__} {cpu}".encode())
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
@@ -104,13 +121,15 @@ def _openmp_parallel() -> Callable[..., None] | None:
 
     Its arguments: a function of one address, the address, the threads, flags.
     """
-    for file in sorted(Path(torch.__file__).parent.glob("lib/libgomp*")):
+    own = sorted(map(str, Path(torch.__file__).parent.glob("lib/libgomp*")))
+    for name in (*own, "libgomp.so.1"):
         try:
-            library = ctypes.CDLL(str(file), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+            library = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
             run = library.GOMP_parallel
         except (OSError, AttributeError):
             continue
         run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         run.restype = None
         return run
+    _logger.warning("torch runs on another OpenMP than GNU's: kernels take one thread each")
     return None

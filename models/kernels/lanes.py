@@ -304,24 +304,25 @@ def _exp(builder: _Builder, x: ir.Value) -> ir.Value:
     # Unordered: what is not a number stays so.
     is_seen = builder.fcmp_unordered(">", x, _float(_EXP_LEAST))
     is_high = builder.fcmp_ordered(">", x, _float(_EXP_MOST))
-    x = builder.select(is_high, _float(_EXP_MOST), x)
+    x = builder.select(is_high, _float(0), x)
     x = builder.select(is_seen, x, _float(_EXP_LEAST))
     shifted = _fma(builder, x, _float(np.log2(np.e)), _float(_ROUNDER))
-    power = builder.fsub(shifted, _float(_ROUNDER))
-    r = _fma(builder, power, _float(-_LN2_HIGH), x)
-    r = _fma(builder, power, _float(-_LN2_LOW), r)
+    whole = builder.fsub(shifted, _float(_ROUNDER))
+    r = _fma(builder, whole, _float(-_LN2_HIGH), x)
+    r = _fma(builder, whole, _float(-_LN2_LOW), r)
     sum_ = _float(_EXP_POLYNOMIAL[0])
     for factor in _EXP_POLYNOMIAL[1:]:
         sum_ = _fma(builder, sum_, r, _float(factor))
     sum_ = builder.fadd(_fma(builder, sum_, builder.fmul(r, r), r), _float(1))
     exponent = builder.sub(builder.bitcast(shifted, _INTS), _constant(_INTS, _ROUNDER_BITS - 127))
     scale = builder.bitcast(builder.shl(exponent, _constant(_INTS, 23)), _FLOATS)
-    return builder.select(is_seen, builder.fmul(sum_, scale), _float(0))
+    power = builder.select(is_high, _float(np.inf), builder.fmul(sum_, scale))
+    return builder.select(is_seen, power, _float(0))
 
 
 @_instruction
 def exp(context: Any, lanes: Any) -> Any:
-    """e to the power of each, to about 1e-7 of it; 0 below -87, and no more than e^88."""
+    """e to the power of each, to about 1e-7 of it; 0 below -87, infinity above 88."""
     return _typed(_exp, _LANES, _LANES)
 
 

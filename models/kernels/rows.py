@@ -40,8 +40,8 @@ from models.kernels.lanes import (
     take_next,
     total,
 )
+from models.kernels.parameters import WORD, get
 
-_WORD = 8
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _RUN = 16  # rows a thread takes at once
 
@@ -91,11 +91,6 @@ NUM_ROTATE_PARAMETERS = 20
 
 
 @part
-def _get(parameters: int, index: int) -> int:
-    return read_int(parameters + _WORD * index)
-
-
-@part
 def _load(address: int, count: int, like: np.generic) -> Lanes:
     """As many numbers as there are, up to sixteen; zeros behind them."""
     if count >= NUM_LANES:
@@ -130,22 +125,22 @@ def _norm(row: int, out: int, weight: int, width: int, epsilon: Any, like: np.ge
 @part
 def _take_rows(parameters: int) -> tuple[int, int]:
     """The next rows that no thread has taken, first and stop; equal when there are no more."""
-    num_rows = _get(parameters, NUM_ROWS)
-    first = _RUN * take_next(parameters + _WORD * TAKEN)
+    num_rows = get(parameters, NUM_ROWS)
+    first = _RUN * take_next(parameters + WORD * TAKEN)
     return min(first, num_rows), min(first + _RUN, num_rows)
 
 
 @part
 def _norm_rows(parameters: int, like: np.generic) -> None:
-    width, epsilon = _get(parameters, NORM_WIDTH), read_float(parameters + _WORD * NORM_EPSILON)
+    width, epsilon = get(parameters, NORM_WIDTH), read_float(parameters + WORD * NORM_EPSILON)
     while True:
         first, stop = _take_rows(parameters)
         if first == stop:
             break
         for row in range(first, stop):
             offset = num_bytes(like) * row * width
-            rows, out = _get(parameters, NORM_ROWS), _get(parameters, NORM_OUT)
-            weight = _get(parameters, NORM_WEIGHT)
+            rows, out = get(parameters, NORM_ROWS), get(parameters, NORM_OUT)
+            weight = get(parameters, NORM_WEIGHT)
             _norm(rows + offset, out + offset, weight, width, epsilon, like)
 
 
@@ -169,31 +164,31 @@ def _prepare_heads(
     parameters: int, row: int, first: int, num_heads: int, norm: int, like: np.generic
 ) -> None:
     """Norm, where there is one, and rotate one row's queries or keys in place."""
-    head_dim, size = _get(parameters, HEAD_DIM), num_bytes(like)
-    epsilon = read_float(parameters + _WORD * HEAD_EPSILON)
-    angles = size * head_dim * read_int(_get(parameters, POSITIONS) + _WORD * row)
-    head = first + size * row * _get(parameters, ROW_STRIDE)
+    head_dim, size = get(parameters, HEAD_DIM), num_bytes(like)
+    epsilon = read_float(parameters + WORD * HEAD_EPSILON)
+    angles = size * head_dim * read_int(get(parameters, POSITIONS) + WORD * row)
+    head = first + size * row * get(parameters, ROW_STRIDE)
     for _ in range(num_heads):
         if norm != 0:
             _norm(head, head, norm, head_dim, epsilon, like)
-        cosines = _get(parameters, COSINES) + angles
-        _rotate(head, cosines, _get(parameters, SINES) + angles, head_dim, like)
-        head += size * _get(parameters, HEAD_STRIDE)
+        cosines = get(parameters, COSINES) + angles
+        _rotate(head, cosines, get(parameters, SINES) + angles, head_dim, like)
+        head += size * get(parameters, HEAD_STRIDE)
 
 
 @part
 def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
     """Put the key and the value of one row and head into their slot."""
-    size, head_dim = num_bytes(like), _get(parameters, HEAD_DIM)
-    block_size = _get(parameters, BLOCK_SIZE)
-    slot = read_int(_get(parameters, SLOTS) + _WORD * row)
+    size, head_dim = num_bytes(like), get(parameters, HEAD_DIM)
+    block_size = get(parameters, BLOCK_SIZE)
+    slot = read_int(get(parameters, SLOTS) + WORD * row)
     block, place = slot // block_size, slot % block_size
-    source = size * (row * _get(parameters, ROW_STRIDE) + head * _get(parameters, HEAD_STRIDE))
-    base = size * (block * _get(parameters, NUM_KEY_HEADS) + head) * head_dim * block_size
-    key, target = _get(parameters, KEY_SOURCE) + source, _get(parameters, KEYS) + base
+    source = size * (row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE))
+    base = size * (block * get(parameters, NUM_KEY_HEADS) + head) * head_dim * block_size
+    key, target = get(parameters, KEY_SOURCE) + source, get(parameters, KEYS) + base
     for d in range(head_dim):
         copy_number(target + size * (d * block_size + place), key + size * d, like)
-    value, target = _get(parameters, VALUE_SOURCE) + source, _get(parameters, VALUES) + base
+    value, target = get(parameters, VALUE_SOURCE) + source, get(parameters, VALUES) + base
     for d in range(0, head_dim, NUM_LANES):
         some = _load(value + size * d, head_dim - d, like)
         _store(target + size * (place * head_dim + d), some, head_dim - d, like)
@@ -202,7 +197,7 @@ def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
 @part
 def _store_run(parameters: int, first: int, stop: int, like: np.generic) -> None:
     """Rows within heads: rows of one session write to the same lines of a cache."""
-    for head in range(_get(parameters, NUM_KEY_HEADS)):
+    for head in range(get(parameters, NUM_KEY_HEADS)):
         for row in range(first, stop):
             _store_head(parameters, row, head, like)
 
@@ -218,14 +213,14 @@ def _store_rows(parameters: int, like: np.generic) -> None:
 
 @part
 def _rotate_rows(parameters: int, like: np.generic) -> None:
-    num_heads, num_key_heads = _get(parameters, NUM_HEADS), _get(parameters, NUM_KEY_HEADS)
-    query_norm, key_norm = _get(parameters, QUERY_NORM), _get(parameters, KEY_NORM)
+    num_heads, num_key_heads = get(parameters, NUM_HEADS), get(parameters, NUM_KEY_HEADS)
+    query_norm, key_norm = get(parameters, QUERY_NORM), get(parameters, KEY_NORM)
     while True:
         first, stop = _take_rows(parameters)
         if first == stop:
             break
         for row in range(first, stop):
-            queries, keys = _get(parameters, QUERIES), _get(parameters, KEY_SOURCE)
+            queries, keys = get(parameters, QUERIES), get(parameters, KEY_SOURCE)
             _prepare_heads(parameters, row, queries, num_heads, query_norm, like)
             _prepare_heads(parameters, row, keys, num_key_heads, key_norm, like)
         _store_run(parameters, first, stop, like)
@@ -245,13 +240,13 @@ def _gate(gates: int, factors: int, out: int, width: int, like: np.generic) -> N
 
 @part
 def _gate_row(parameters: int, row: int, like: np.generic) -> None:
-    size, gate_width = num_bytes(like), _get(parameters, GATE_WIDTH)
-    gates = _get(parameters, GATE_UP) + size * 2 * row * gate_width
+    size, gate_width = num_bytes(like), get(parameters, GATE_WIDTH)
+    gates = get(parameters, GATE_UP) + size * 2 * row * gate_width
     start = 0
-    for piece in range(_get(parameters, GATE_NUM_PIECES)):
-        width = read_int(_get(parameters, GATE_WIDTHS) + _WORD * piece)
-        place = start * _get(parameters, NUM_ROWS) + row * width
-        out = _get(parameters, GATE_OUT) + size * place
+    for piece in range(get(parameters, GATE_NUM_PIECES)):
+        width = read_int(get(parameters, GATE_WIDTHS) + WORD * piece)
+        place = start * get(parameters, NUM_ROWS) + row * width
+        out = get(parameters, GATE_OUT) + size * place
         _gate(gates + size * start, gates + size * (gate_width + start), out, width, like)
         start += width
 

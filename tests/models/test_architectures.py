@@ -31,6 +31,7 @@ from models.sequence_rows import SequenceRows
 
 DRAFT_NOISE = 0.01
 FUSED = {"llama", "qwen2", "qwen3", "mistral"}
+BITS_DEPEND = {"laguna"}  # on the rows beside it: its experts are transformers' own
 
 Patch = pytest.MonkeyPatch
 
@@ -61,7 +62,7 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, attention: str) -> No
     if not can_pack(torch.float32):
         pytest.skip("this CPU or torch has no packed kernel for float32")
     loaded = runner(checkpoint(name), attention=attention)
-    assert loaded.batch_invariant
+    assert loaded.batch_invariant == (name not in BITS_DEPEND)
     is_fused = loaded._checkpoint.fused is not None
     assert is_fused == (name in FUSED and attention == "auto")
 

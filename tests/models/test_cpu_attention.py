@@ -20,7 +20,7 @@ from attention_cases import (
 
 from models.attention_features import AttentionFeatures
 from models.cpu_kernels import task_rows
-from models.cpu_pass import CpuPlanner, LaneStorage
+from models.cpu_pass import CpuPass, CpuPlanner, LaneStorage
 from models.kv_cache import BlockPool, BlockTable
 from models.kv_storage import KVSizes
 from models.sequence_rows import SequenceRows
@@ -49,7 +49,7 @@ class Bench:
             device=torch.device("cpu"),
         )
         self.storage = LaneStorage(sizes, HEADS, num_threads)
-        self.plan = CpuPlanner(self.storage, HEADS // KEY_HEADS, [None])
+        self.plan = CpuPlanner(self.storage, [None])
 
     def run(self, rows: list[Rows], features: AttentionFeatures = PLAIN) -> list[torch.Tensor]:
         """Store the rows' keys and attend, in one pass; the outputs of each session."""
@@ -186,6 +186,68 @@ def test_a_layer_may_ask_for_something_else() -> None:
     for features in (PLAIN, FEATURES["window"], PLAIN):
         (out,) = bench.run(whole(bench, [text]), features)
         torch.testing.assert_close(out.double(), text.reference(features), rtol=1e-5, atol=1e-5)
+
+
+def plan_of_one(bench: Bench, num_rows: int) -> CpuPass:
+    table = bench.pool.new_table()
+    table.resize(num_rows)
+    return bench.plan([SequenceRows(table, 0, [0] * num_rows, 0)])
+
+
+def test_a_layer_may_have_more_heads_than_the_config_says() -> None:
+    """Laguna's layers have; tasks are cut for the config's number."""
+    bench = Bench(torch.float32, block_size=64)
+    made = plan_of_one(bench, 100)
+    parts = [torch.randn(KEY_HEADS, 100, HEAD_DIM) for _ in range(2)]
+    made.store(0, *parts)
+    for num_heads in (2, 4, 16):
+        query = torch.randn(100, num_heads, HEAD_DIM)
+        out = made.attend(0, query, PLAIN)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            query.transpose(0, 1), *parts, is_causal=True, enable_gqa=True
+        )
+        torch.testing.assert_close(out, expected.transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_strides_do_not_matter() -> None:
+    bench = Bench(torch.float32)
+    made = plan_of_one(bench, 30)
+    made.store(0, *(torch.randn(KEY_HEADS, 30, HEAD_DIM) for _ in range(2)))
+    query = torch.randn(30, HEADS, HEAD_DIM)
+    expected = made.attend(0, query, PLAIN)
+    for order in ([1, 0, 2], [0, 2, 1], [2, 1, 0]):
+        back = [order.index(i) for i in range(3)]
+        odd = query.permute(order).contiguous().permute(back)
+        assert torch.equal(made.attend(0, odd, PLAIN), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"query": torch.zeros(5, HEADS, HEAD_DIM).bfloat16()}, "queries are .*bfloat16"),
+        ({"query": torch.zeros(5, HEADS, 32)}, r"queries are \(5, 4, 32\).*\(5, 4, 16\)"),
+        ({"query": torch.zeros(4, HEADS, HEAD_DIM)}, r"queries are \(4, 4, 16\)"),
+        ({"query": torch.zeros(5, 3, HEAD_DIM)}, "3 query heads with 2 key heads"),
+        ({"features": replace(PLAIN, sinks=torch.zeros(3))}, "4 query heads .* 3 sinks"),
+        ({"key": torch.zeros(KEY_HEADS, 5, HEAD_DIM).bfloat16()}, "keys are .*bfloat16"),
+        ({"value": torch.zeros(KEY_HEADS, 5, HEAD_DIM).double()}, "values are .*float64"),
+        ({"value": torch.zeros(KEY_HEADS, 6, HEAD_DIM)}, r"values are \(2, 6, 16\)"),
+    ],
+)
+def test_what_does_not_fit_the_storage_is_refused(
+    changes: dict[str, object], complaint: str
+) -> None:
+    made = plan_of_one(Bench(torch.float32), 5)
+    key = torch.zeros(KEY_HEADS, 5, HEAD_DIM)
+    query = torch.zeros(5, HEADS, HEAD_DIM)
+    given = {"query": query, "key": key, "value": key, "features": PLAIN, **changes}
+
+    def use() -> None:
+        made.store(0, given["key"], given["value"])
+        made.attend(0, given["query"], given["features"])
+
+    with pytest.raises(ValueError, match=f"{complaint}.*: not served"):
+        use()
 
 
 @pytest.mark.parametrize("num_groups", [1, 3, 64, 71, 200])
