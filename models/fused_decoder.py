@@ -152,7 +152,7 @@ class FusedDecoder:
     def __call__(self, token_ids: Tensor, paged: CpuPass) -> Tensor:
         """Hidden rows [R, hidden] of `token_ids` [R]; keys are stored."""
         rows = nn.functional.embedding(token_ids, self._embedding.weight)
-        work = self._workspace(rows)
+        work = self._workspace_of(len(rows), rows)
         for layer in self._layers:
             rows = layer(rows, paged, work)
         return rows
@@ -163,17 +163,20 @@ class FusedDecoder:
         self._final_norm(rows, normed)
         return self._head(normed)
 
-    def _workspace(self, rows: Tensor) -> _Workspace:
-        num_rows = len(rows)
+    def _workspace_of(self, num_rows: int, rows: Tensor) -> _Workspace:
+        """For so many rows like `rows`; up to `_MAX_KEPT_ROWS` all in one memory."""
         found = self._workspaces.get(num_rows)
         if found is not None:
             return found
-        layer = self._layers[0]
-        sizes = (rows.shape[1], layer.num_heads * layer.head_dim, layer.down.widths, rows)
-        if num_rows > _MAX_KEPT_ROWS:
-            return _Workspace.of(num_rows, *sizes)
-        largest = self._workspaces.setdefault(_MAX_KEPT_ROWS, _Workspace.of(_MAX_KEPT_ROWS, *sizes))
-        return self._workspaces.setdefault(num_rows, largest.first(num_rows))
+        if num_rows < _MAX_KEPT_ROWS:
+            made = self._workspace_of(_MAX_KEPT_ROWS, rows).first(num_rows)
+        else:
+            layer = self._layers[0]
+            num_attended = layer.num_heads * layer.head_dim
+            made = _Workspace.of(num_rows, rows.shape[1], num_attended, layer.down.widths, rows)
+        if num_rows <= _MAX_KEPT_ROWS:
+            self._workspaces[num_rows] = made
+        return made
 
     @property
     def products(self) -> list[RowLinear]:

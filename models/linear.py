@@ -12,7 +12,6 @@ block with scalar code, whose rounding differs from the vector code's.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 MAX_PACKED_INPUTS = 1024
-# torch computes up to so many elements in one thread, so that
-# no border between threads cuts a vector block.
+# torch computes up to so many elements in one thread, so that no border between threads cuts a
+# vector block.
 SERIAL_ELEMENTS = 16384
 # Vector code works on blocks of two AVX-512 registers: 64 bfloat16 or 32 float32.
 VECTOR_ELEMENTS = 64
@@ -45,18 +44,11 @@ def _pack(weight: Tensor) -> Tensor:
 
 
 def _packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return _operations()[0](rows, packed, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
 
 
 def _packed_linear_add(rows: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return _operations()[1](rows, other, packed, bias, "add")
-
-
-@functools.cache
-def _operations() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """The product and the product that is added; found once: looking them up costs as a norm."""
-    packet = torch.ops.mkldnn._linear_pointwise
-    return packet.default, packet.binary
+    return torch.ops.mkldnn._linear_pointwise.binary(rows, other, packed, bias, "add")
 
 
 class PackedLinear(nn.Module):
@@ -90,7 +82,7 @@ class PackedLinear(nn.Module):
 
     def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
         """`others` + rows times the weight, added inside the product."""
-        if len(self._packed) == 1:  # splitting costs a small layer as much as its product
+        if len(self._packed) == 1:  # nothing to split, which small layers would feel
             return _packed_linear_add(rows.contiguous(), others, self._packed[0], self._bias)
         pieces = rows.split_with_sizes(self._widths, dim=-1)
         return self.add_pieces_to(others, [piece.contiguous() for piece in pieces])

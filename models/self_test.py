@@ -27,7 +27,7 @@ _ROUND_STARTS = (141, 64, 15, 0)  # falling: rows behind a pass are given up
 _CROWDED_STARTS = (141, 15)
 _ROUND_ROWS = (1, 2, 6, 9)
 _STRANGER_ROWS = (1, 5)
-_SPARE_BLOCKS = 2  # between scattered ones; with fewer they would be read in one stretch
+_SPARE_BLOCKS = 2  # between scattered ones
 
 
 class Forward(Protocol):

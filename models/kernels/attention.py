@@ -80,8 +80,17 @@ _ZERO, _ONE, _NO_SCORE = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
-    """What a thread needs for tasks of at most so many vectors."""
+    """What a thread needs for tasks of at most so many vectors: all that `_places` lays out."""
     return num_vectors * (_FLOAT_BYTES * (2 * head_dim + block_size) + 2 * _VECTOR_BYTES)
+
+
+@part
+def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
+    """Behind the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
+    sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
+    totals = sums + _FLOAT_BYTES * num_vectors * head_dim
+    tops = totals + _VECTOR_BYTES * num_vectors
+    return sums, totals, tops, tops + _VECTOR_BYTES * num_vectors
 
 
 @part
@@ -91,9 +100,7 @@ def _start_task(
     """The queries as float32, and sums of nothing."""
     head_dim = get(parameters, HEAD_DIM)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
-    sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
-    totals = sums + _FLOAT_BYTES * num_vectors * head_dim
-    tops = totals + _VECTOR_BYTES * num_vectors
+    sums, totals, tops, _ = _places(scratch, num_vectors, head_dim)
     zero = splat(_ZERO)
     for vector in range(num_vectors):
         row, head = first_row + vector // num_groups, key_head * num_groups + vector % num_groups
@@ -174,10 +181,7 @@ def _attend_block(
     head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
     window = get(parameters, WINDOW)
     num_vectors = num_rows * num_groups
-    sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
-    totals = sums + _FLOAT_BYTES * num_vectors * head_dim
-    tops = totals + _VECTOR_BYTES * num_vectors
-    scores = tops + _VECTOR_BYTES * num_vectors
+    sums, totals, tops, scores = _places(scratch, num_vectors, head_dim)
     # Rows before the block see nothing of it, nor do those whose window begins behind it.
     first = max(0, -offset) * num_groups
     stop = num_vectors
@@ -244,9 +248,7 @@ def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: 
         offset = position - index * block_size
         _attend_block(parameters, block, key_head, offset, num_rows, scratch, like)
         index += 1
-    sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
-    totals = sums + _FLOAT_BYTES * num_vectors * head_dim
-    tops = totals + _VECTOR_BYTES * num_vectors
+    sums, totals, tops, _ = _places(scratch, num_vectors, head_dim)
     for vector in range(num_vectors):
         _finish_vector(
             parameters,

@@ -190,8 +190,7 @@ def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
         copy_number(target + size * (d * block_size + place), key + size * d, like)
     value, target = get(parameters, VALUE_SOURCE) + source, get(parameters, VALUES) + base
     for d in range(0, head_dim, NUM_LANES):
-        some = _load(value + size * d, head_dim - d, like)
-        _store(target + size * (place * head_dim + d), some, head_dim - d, like)
+        store(target + size * (place * head_dim + d), load(value + size * d, like), like)
 
 
 @part

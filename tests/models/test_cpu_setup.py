@@ -9,9 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from models import cpu_kernels, cpu_setup
 from models.config import EngineConfig
 from models.cpu_pass import LaneStorage
 from models.cpu_setup import uses_kernels
+from models.kernels.lanes import NUM_LANES
 from models.kv_storage import KVStorage
 from models.runner import ModelRunner, SequenceRows
 
@@ -62,6 +64,12 @@ def test_without_numba_torch_serves(
     torch.testing.assert_close(
         first_logits(without), first_logits(with_kernels), rtol=1e-4, atol=1e-4
     )
+
+
+def test_what_is_asked_is_what_kernels_need() -> None:
+    """Written down where numba need not be: other sizes would be read past their ends."""
+    assert cpu_setup._LANES == NUM_LANES
+    assert {getattr(torch, name) for name in cpu_setup._DTYPES} == set(cpu_kernels._ATTENDS)
 
 
 @pytest.mark.parametrize("attention", ["reference", "varlen"])
