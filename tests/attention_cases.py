@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.attention_features import AttentionFeatures
+from models.kv_storage import KVSizes
 
 HEADS, KEY_HEADS, HEAD_DIM = 4, 2, 16
 DTYPES = [torch.float32, torch.bfloat16]
@@ -22,6 +23,19 @@ FEATURES = {
     "all": AttentionFeatures(0.6, window=70, softcap=2.0, sinks=SINKS),
 }
 each_feature = pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
+
+
+def kv_sizes(dtype: torch.dtype, num_blocks: int, block_size: int) -> KVSizes:
+    """Of one layer with these heads."""
+    return KVSizes(
+        num_layers=1,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_heads=KEY_HEADS,
+        head_dim=HEAD_DIM,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
 
 
 class Text:

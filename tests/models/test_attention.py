@@ -13,13 +13,14 @@ from attention_cases import (
     PLAIN,
     Text,
     each_feature,
+    kv_sizes,
 )
 
 from models.attention import paged_attention
 from models.attention_features import AttentionFeatures
 from models.attention_plan import KEY_CHUNK, TILE_ROWS, plan_pass
 from models.kv_cache import BlockPool
-from models.kv_storage import KVSizes, KVStorage
+from models.kv_storage import KVStorage
 from models.sequence_rows import SequenceRows
 
 
@@ -28,17 +29,7 @@ class Bench:
 
     def __init__(self, dtype: torch.dtype, num_blocks: int = 128, block_size: int = 16) -> None:
         self.pool = BlockPool(num_blocks, block_size)
-        self.storage = KVStorage(
-            KVSizes(
-                num_layers=1,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                num_heads=KEY_HEADS,
-                head_dim=HEAD_DIM,
-                dtype=dtype,
-                device=torch.device("cpu"),
-            )
-        )
+        self.storage = KVStorage(kv_sizes(dtype, num_blocks, block_size))
 
     def run(
         self, rows: list[tuple[Text, object, int, int]], features: AttentionFeatures = PLAIN

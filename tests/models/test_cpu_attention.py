@@ -16,13 +16,13 @@ from attention_cases import (
     SINKS,
     Text,
     each_feature,
+    kv_sizes,
 )
 
 from models.attention_features import AttentionFeatures
 from models.cpu_kernels import task_rows
 from models.cpu_pass import CpuPass, CpuPlanner, LaneStorage
 from models.kv_cache import BlockPool, BlockTable
-from models.kv_storage import KVSizes
 from models.sequence_rows import SequenceRows
 
 Rows = tuple[Text, BlockTable, int, int]  # start and stop
@@ -39,16 +39,7 @@ class Bench:
         num_threads: int = 1,
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
-        sizes = KVSizes(
-            num_layers=1,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_heads=KEY_HEADS,
-            head_dim=HEAD_DIM,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
-        self.storage = LaneStorage(sizes, HEADS, num_threads)
+        self.storage = LaneStorage(kv_sizes(dtype, num_blocks, block_size), HEADS, num_threads)
         self.plan = CpuPlanner(self.storage, [None])
 
     def run(self, rows: list[Rows], features: AttentionFeatures = PLAIN) -> list[torch.Tensor]:
