@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -139,7 +140,8 @@ def started(
             preexec_fn=_take_interrupts,
         )
     try:
-        yield Served(f"http://127.0.0.1:{port}", process, log_path, folder)
+        with _ended_in_order():
+            yield Served(f"http://127.0.0.1:{port}", process, log_path, folder)
     finally:
         _end(process)
         if not keeps_folder():
@@ -173,6 +175,19 @@ def _write_config(
     path = folder / source.name
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does: what it has started must not outlive it."""
+    if threading.current_thread() is not threading.main_thread():  # only that one takes signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _take_interrupts() -> None:

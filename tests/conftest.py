@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +13,29 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 TINY_VOCAB_SIZE = 512
+_EXIT_STATUS = pytest.StashKey[int]()
 
 # Passes of a tiny model are too short for several threads, and on a busy machine threads that wait
 # for each other at every layer make them a hundred times slower.
 torch.set_num_threads(1)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[_EXIT_STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End here where Ray was used: all is reported, and what follows crashed one run in many.
+
+    `ray.shutdown` leaves threads behind (gRPC's, its own, and the event loop of Serve's handles),
+    and the interpreter would be taken apart under them.
+    """
+    if "ray" in sys.modules and _EXIT_STATUS in config.stash:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash[_EXIT_STATUS])
 
 
 def write_tiny_llama(directory: Path, *, seed: int = 0, **overrides: object) -> Path:

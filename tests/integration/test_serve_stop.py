@@ -1,11 +1,26 @@
-"""Ctrl-C ends `serve run` cleanly. A module of its own: one Ray cluster at a time."""
+"""What is served ends cleanly. A module of its own: one Ray cluster at a time."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 from served_demo import served_demo
+
+from loadtest.served import ROOT
+
+SERVES = """
+import time
+from pathlib import Path
+from loadtest.served import started
+
+with started(Path("configs/demo.yaml")) as service:
+    print(service.process.pid, flush=True)
+    time.sleep(300)
+"""
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -15,7 +30,20 @@ def test_ctrl_c_ends_it_cleanly() -> None:
         children = service.descendants("")
         assert service.stop() == 0
         assert "Traceback" not in service.log()
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and any(child.is_running() for child in children):
-            time.sleep(0.2)
-        assert not [child for child in children if child.is_running()]
+        assert psutil.wait_procs(children, timeout=30)[1] == []
+
+
+def test_a_load_test_that_is_terminated_leaves_no_service_behind() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVES], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as load:
+        assert load.stdout is not None
+        service = psutil.Process(int(load.stdout.readline()))
+        deadline = time.monotonic() + 60
+        while not service.children(recursive=True) and time.monotonic() < deadline:
+            time.sleep(0.2)  # until it has started Ray
+        started = [service, *service.children(recursive=True)]
+        load.terminate()
+        assert load.wait(90) == 128 + 15
+        assert len(started) > 1
+        assert psutil.wait_procs(started, timeout=30)[1] == []

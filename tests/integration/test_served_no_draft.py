@@ -50,10 +50,12 @@ def test_lookup_drafts_and_changes_no_text(client: openai.OpenAI) -> None:
     for options in ({"temperature": 0}, {"temperature": 1, "seed": 5}):
         plain, stats = ask(client, ORDER, {"enabled": False}, **options)
         assert stats["num_draft_tokens"] == 0
-        for speculation in ({}, {"k": 4}):
-            text, stats = ask(client, ORDER, speculation, **options)
-            assert text == plain
-            assert stats["num_draft_tokens_by"] == {"ngram": stats["num_draft_tokens"]}
+        text, stats = ask(client, ORDER, {}, **options)  # the live plan may choose to draft nothing
+        assert text == plain
+        assert set(stats["num_draft_tokens_by"]) <= {"ngram"}
+        text, stats = ask(client, ORDER, {"k": 4}, **options)
+        assert text == plain
+        assert stats["num_draft_tokens_by"] == {"ngram": stats["num_draft_tokens"]}
         assert stats["num_draft_tokens"] > 0
 
 

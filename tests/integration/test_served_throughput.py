@@ -56,7 +56,7 @@ def chat(service: Served, request_id: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_text_is_drafted_and_constrained(service: Served) -> None:
-    plain = chat(service, "plain")
+    plain = chat(service, "plain", speculation={"k": 3})
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     constrained = chat(service, "constrained", structured_outputs={"json": schema})
