@@ -185,7 +185,7 @@ async def test_limits_come_from_the_config(asked, expected):
 
 async def test_limits_change_while_it_serves_and_streams_keep_theirs():
     async with serving(config()) as (client, _, service):
-        body = chat(speculation={"k": 3}, max_tokens=60, ignore_eos=True)
+        body = chat(speculation={"k": 3}, max_tokens=150, ignore_eos=True)
         whole = (await client.post("/v1/chat/completions", json=body)).json()
         text = whole["choices"][0]["message"]["content"]
         running = asyncio.create_task(client.post("/v1/chat/completions", json=body))
