@@ -109,7 +109,7 @@ class SimulatedTarget:
     def _end_pass(self, jobs: dict[str, _VerifyJob], num_rows: int, pass_ms: float) -> None:
         self._is_busy = False
         now_ms = self._events.now_ms
-        self._forming.note_pass(pass_ms / 1e3, num_rows)
+        self._forming.note_pass(pass_ms / 1e3, num_rows, now_ms / 1e3)
         for session_id, job in jobs.items():
             if self._jobs.get(session_id) is not job:
                 continue

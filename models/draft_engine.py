@@ -126,7 +126,7 @@ class DraftEngine(Engine):
         now = self._clock()
         for step in range(num_steps):
             steps = [p if step == 0 else _next_step(p, step) for p in rows]
-            self._note_pass(steps, (now - started_s) / num_steps)
+            self._note_pass(steps, (now - started_s) / num_steps, now)
         for planned, tokens in zip(rows, drawn, strict=True):
             session, job = planned.session, planned.job
             computed_len = len(session.log)
@@ -189,8 +189,8 @@ class DraftEngine(Engine):
             ),
         )
 
-    def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
-        super()._note_pass(rows, duration_s)
+    def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
+        super()._note_pass(rows, duration_s, now)
         if all(planned.num_logits for planned in rows) and sum(
             planned.num_rows for planned in rows
         ) <= 2 * len(rows):  # after a full accept a draft step has two rows

@@ -342,7 +342,7 @@ class Engine(ABC):
         drawn = self._draw(ready + late, logits if is_whole else None)
         now = self._clock()
         if rows:
-            self._note_pass(rows, now - started_s)
+            self._note_pass(rows, now - started_s, now)
         for _, job in in_pass:
             if job.logits is not None and not is_drawable(job):
                 job.logits = job.logits.clone()  # the pass's own tensor may be used again
@@ -370,8 +370,8 @@ class Engine(ABC):
             and is_drawable(session.job)
         ]
 
-    def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
-        self._planner.note_pass(rows, duration_s)
+    def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
+        self._planner.note_pass(rows, duration_s, now)
         num_rows = sum(planned.num_rows for planned in rows)
         for planned in rows:
             planned.job.end_pass(duration_s, num_rows, len(rows))

@@ -11,8 +11,15 @@ away in a round (link, and its draft steps), a round of all of them takes
 (T by rows, as measured), and the shorter one wins. Where rows are cheap that holds a pass for
 sessions that are out drafting; where rows cost what they are worth it holds for nobody. Sessions
 in the middle of plain steps gain nothing by company: while one is ready the waits are at most 5%
-of the passes' time, and none is longer than three quarters of one. Pure bookkeeping of given
-times; no clock of its own.
+of the passes' time, and none is longer than three quarters of one. A prompt counts by the rows of
+its last chunk: it too is better off in the pass of a stream that is soon back than in one before.
+
+Messages are taken between passes. Of one that is found when a pass of others ends only bounds are
+known of the time its session was away: what is believed of it stays as long as it is within them,
+and what is too long is put in their middle. Or sessions that take turns would each seem to be away
+for a whole pass, and would never meet.
+
+Pure bookkeeping of given times; no clock of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.cost_table import CostTable
+from models.last_pass import LastPass
 from models.running_mean import running_mean
 
 _PLAIN_SHARE = 0.05  # of the passes' time: what sessions in plain steps may be held altogether
@@ -36,7 +44,7 @@ _LONGEST_AWAY_S = 1.0  # a client that took longer was doing something else
 class _Visitor:
     """A session as the window knows it."""
 
-    num_rows: int = 1  # of its newest message
+    num_rows: int = 1  # of its newest message, or of its prompt's last chunk
     is_ready: bool = False
     is_running_on: bool = False
     is_awaited: bool = False
@@ -50,13 +58,15 @@ class FormingWindow:
     def __init__(self) -> None:
         self._visitors: dict[str, _Visitor] = {}
         self._pass_s: float | None = None
+        self._last_pass = LastPass()
         self._away_s: float | None = None  # of all sessions, for those that were never away before
         self._by_rows = CostTable()
         self._held_since_s: float | None = None  # since when a pass could have gone
         self._plain_budget_s = 0.0  # what sessions in plain steps may still be held
 
-    def note_pass(self, duration_s: float, num_rows: int) -> None:
-        """A pass of `num_rows` rows took `duration_s`."""
+    def note_pass(self, duration_s: float, num_rows: int, now: float) -> None:
+        """A pass of `num_rows` rows took `duration_s` until `now`."""
+        self._last_pass = LastPass(now - duration_s, now)
         self._pass_s = running_mean(self._pass_s, duration_s)
         if duration_s > 0.0:
             self._by_rows.observe(num_rows, duration_s)
@@ -69,14 +79,32 @@ class FormingWindow:
         """A message of the session came and asks for `num_rows` rows with logits."""
         visitor = self._visitors.setdefault(session_id, _Visitor())
         if visitor.answered_s is not None:
-            away_s = min(now - visitor.answered_s, _LONGEST_AWAY_S)
-            fallen_s = running_mean(visitor.away_s, away_s, _AWAY_FALL)
-            visitor.away_s = max(away_s, fallen_s)
-            self._away_s = running_mean(self._away_s, away_s)
+            self._learn_away(visitor, visitor.answered_s, now)
         visitor.answered_s = None
         visitor.is_awaited = visitor.is_running_on = False
         visitor.is_ready = True
         visitor.num_rows = num_rows
+
+    def _learn_away(self, visitor: _Visitor, answered_s: float, now: float) -> None:
+        """The message of a visitor that was answered then is taken now."""
+        most_s = min(now - answered_s, _LONGEST_AWAY_S)
+        if answered_s >= self._last_pass.ended_s or not self._last_pass.may_have_delayed(now):
+            fallen_s = running_mean(visitor.away_s, most_s, _AWAY_FALL)
+            visitor.away_s = max(most_s, fallen_s)
+            self._away_s = running_mean(self._away_s, most_s)
+            return
+        least_s = min(most_s, max(0.0, self._last_pass.started_s - answered_s))
+        believed_s = visitor.away_s or self._away_s
+        if believed_s is None or believed_s > most_s:
+            visitor.away_s = (least_s + most_s) / 2
+        else:
+            visitor.away_s = max(believed_s, least_s)
+
+    def note_chunk(self, session_id: str, num_rows: int) -> None:
+        """So many rows of the session's prompt were computed, and more are to follow."""
+        visitor = self._visitors.get(session_id)
+        if visitor is not None:
+            visitor.num_rows = num_rows
 
     def note_step(self, session_id: str) -> None:
         """The session goes on alone for a plain step."""

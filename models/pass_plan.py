@@ -98,12 +98,12 @@ class PassPlanner:
         self.num_preemptions += filling.num_preemptions
         return filling.plan()
 
-    def note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
-        """The pass that was planned last took `duration_s`."""
+    def note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
+        """The pass that was planned last took `duration_s` until `now`."""
         if self._budget is not None:
             num_rows = sum(planned.num_rows for planned in rows)
             num_prompt_rows = sum(planned.num_rows for planned in rows if planned.is_prompt)
-            self._budget.note_pass(num_rows, num_prompt_rows, duration_s)
+            self._budget.note_pass(num_rows, num_prompt_rows, duration_s, now)
 
     def _max_rows_with_prompts(self, filling: _Filling, everyone: list[Session], now: float) -> int:
         """Rows of the whole pass, once prompts are added to those in `filling`."""

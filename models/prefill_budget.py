@@ -7,8 +7,8 @@ foretold from others. What they add comes from two passes:
 
 - the pass that computes the stream's next rows: what it takes beyond a pass of those rows alone;
 - the pass before, if the stream's message came while it ran: at most what that took beyond a pass
-  without prompts. When messages came is not known, for they are taken between passes, so all who
-  were not in that pass count as having waited for it.
+  without prompts. Messages are taken between passes, so all that are found at a pass's end by
+  streams that were not in it count as having waited for it.
 
 So a pass with decode rows gives prompts what the second leaves of the first's allowance. While all
 streams are away (their drafts are made elsewhere), a pass is all prompt and may take the whole
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from models.last_pass import LastPass
 from models.pass_cost import PassCost
 from models.session_table import Job, Session
 
@@ -48,11 +49,13 @@ class PrefillBudget:
     def __init__(self, max_slowdown: float) -> None:
         self._allowance = _AIM * (max_slowdown - 1.0)
         self._cost = PassCost()
-        self._last_added_s = 0.0  # by the prompt rows of the last pass
+        self._last_pass = LastPass()
+        self._last_added_s = 0.0  # by its prompt rows
         self._num_in_a_row = 0  # passes with prompts since one without
 
-    def note_pass(self, num_rows: int, num_prompt_rows: int, duration_s: float) -> None:
-        """A pass of `num_rows` rows, `num_prompt_rows` of them of prompts, took `duration_s`."""
+    def note_pass(self, num_rows: int, num_prompt_rows: int, duration_s: float, now: float) -> None:
+        """A pass took `duration_s` until `now`; `num_prompt_rows` of its rows were of prompts."""
+        self._last_pass = LastPass(now - duration_s, now)
         self._cost.note(num_rows, duration_s)
         self._num_in_a_row = self._num_in_a_row + 1 if num_prompt_rows > 0 else 0
         self._last_added_s = 0.0
@@ -67,7 +70,9 @@ class PrefillBudget:
         if is_stale and not must_get_on:
             return 0
         alone_s = self._cost.seconds(num_rows)
-        have_waited = any(job.num_rows == 0 for job in jobs)
+        have_waited = any(
+            job.num_rows == 0 and self._last_pass.may_have_delayed(job.ready_s) for job in jobs
+        )
         left_s = self._allowance * alone_s - self._last_added_s * have_waited
         num_prompt_rows = self._cost.rows_within(alone_s + max(0.0, left_s)) - num_rows
         if must_get_on:

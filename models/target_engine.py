@@ -195,7 +195,10 @@ class TargetEngine(Engine):
         if self._table.get(session_id) is None:  # a message for another life closes nothing
             self._forming.forget(session_id)
 
-    def _note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
-        super()._note_pass(rows, duration_s)
+    def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
+        super()._note_pass(rows, duration_s, now)
         num_rows = sum(planned.num_rows for planned in rows)
-        self._forming.note_pass(duration_s, num_rows)
+        self._forming.note_pass(duration_s, num_rows, now)
+        for planned in rows:
+            if planned.is_prompt and not planned.num_logits:
+                self._forming.note_chunk(planned.session.session_id, planned.num_rows)

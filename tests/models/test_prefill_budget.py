@@ -90,7 +90,7 @@ class World:
         session.reserve_rows(0)
         session.num_computed = 40
         session.last_active_s = self.now
-        self.planner._budget.note_pass(40, 40, self._cost(40))
+        self.planner._budget.note_pass(40, 40, self._cost(40), self.now)
         stream = Stream(session, away_s, num_rows, self.now + away_s)
         self.streams.append(stream)
         return stream
@@ -130,7 +130,7 @@ class World:
             rows.job.end_pass(duration_s, num_rows, len(plan.rows))
             if rows.num_logits:
                 self._answer(rows.session)
-        self.planner.note_pass(plan.rows, duration_s)
+        self.planner.note_pass(plan.rows, duration_s, self.now)
 
     def _answer(self, session: Session) -> None:
         session.job = None

@@ -458,7 +458,7 @@ def test_the_leader_waits_for_who_is_expected_back() -> None:
         submit_verify(engine, 1, PROMPT, [], session_id=name)
     assert engine.wait_s(clock.now) == 0.0
     for num_rows in (1, 2, 8):
-        engine._forming.note_pass(0.020, num_rows)
+        engine._forming.note_pass(0.020, num_rows, clock.now)
     engine.step()
     clock.now += 0.0001
     for seq in (2, 3):
