@@ -284,3 +284,12 @@ def test_the_price_of_a_pass_without_prompts_is_kept_up_to_date() -> None:
         world.step()
     assert sum(rows == 0 for _, rows in world.passes) >= 600 // 33 - 1
     assert max(rows for _, rows in world.passes[-20:]) == pytest.approx(usual, abs=3)
+
+
+def test_who_comes_after_a_pass_has_waited_for_none_of_its_prompts() -> None:
+    budget = PrefillBudget(2.0)
+    for _ in range(9):
+        budget.note_pass(4, 0, cpu(4), 1.0)
+    budget.note_pass(4 + 16, 16, cpu(20), 2.0)
+    assert budget.beside([Job(1, 2.001, 4, 0)], 4) == 0  # it may have come during the pass
+    assert budget.beside([Job(1, 2.010, 4, 0)], 4) >= 16

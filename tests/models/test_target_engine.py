@@ -476,6 +476,26 @@ def test_the_leader_waits_for_who_is_expected_back() -> None:
     close_all(engine)
 
 
+def test_a_prompt_counts_by_the_rows_of_its_chunk_for_who_is_expected_back() -> None:
+    clock = FakeClock()
+    engine = TargetEngine(make_runner(max_batch_rows=16), NoMaskSource(), EPOCH, clock=clock)
+    for num_rows, pass_s in ((1, 0.020), (8, 0.020), (16, 0.040)):
+        engine._forming.note_pass(pass_s, num_rows, clock.now)
+    submit_open(engine, "a")
+    submit_verify(engine, 1, PROMPT, [], session_id="a")
+    drain(engine)
+    clock.now += 0.008
+    submit_verify(engine, 2, [*PROMPT, 5], [6, 7, 8, 9, 10], session_id="a")
+    drain(engine)
+    submit_open(engine, "long")
+    submit_verify(engine, 1, [7] * 60, [], session_id="long")
+    assert engine.wait_s(clock.now) >= 0.008
+    engine.step()
+    assert 0 < engine.stats().num_kv_tokens - len(PROMPT) - 6 < 60
+    assert engine.wait_s(clock.now) == 0.0
+    close_all(engine)
+
+
 def test_stats_and_idle_times() -> None:
     clock = FakeClock()
     engine = TargetEngine(make_runner(), NoMaskSource(), EPOCH, clock=clock)
