@@ -1,4 +1,4 @@
-"""Tiny seeded random checkpoints, written once per test session as ordinary HF directories."""
+"""Tiny seeded random checkpoints, written once per run as ordinary HF directories; how runs end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 TINY_VOCAB_SIZE = 512
-_EXIT_STATUS = pytest.StashKey[int]()
+_SESSION = pytest.StashKey[pytest.Session]()
 
 # Passes of a tiny model are too short for several threads, and on a busy machine threads that wait
 # for each other at every layer make them a hundred times slower.
 torch.set_num_threads(1)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    session.config.stash[_EXIT_STATUS] = int(exitstatus)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_SESSION] = session
 
 
 @pytest.hookimpl(trylast=True)
@@ -29,13 +29,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """End here where Ray was used: all is reported, and what follows crashed one run in many.
 
     `ray.shutdown` leaves threads behind (gRPC's, its own, and the event loop of Serve's handles),
-    and the interpreter would be taken apart under them.
+    and the interpreter would be taken apart under them (compare ray-project/ray#31145).
     """
-    if "ray" in sys.modules and _EXIT_STATUS in config.stash:
+    session = config.stash.get(_SESSION, None)
+    if "ray" in sys.modules and session is not None:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(config.stash[_EXIT_STATUS])
+        os._exit(int(session.exitstatus))
 
 
 def write_tiny_llama(directory: Path, *, seed: int = 0, **overrides: object) -> Path:
