@@ -83,7 +83,7 @@ def hostile_schemas(model: str) -> list[Attack]:
     return attacks
 
 
-def ordinary_schema(model: str, num_fields: int = 600) -> Attack:
+def ordinary_schema(model: str, num_fields: int = 460) -> Attack:
     """A schema of some 47 KB, as a large tool has it, that must be served whatever came before."""
     kinds: Sequence[dict[str, Any]] = (
         {"type": "string", "maxLength": 40, "description": "a short text"},
@@ -92,8 +92,7 @@ def ordinary_schema(model: str, num_fields: int = 600) -> Attack:
         {"enum": ["red", "green", "blue", None]},
     )
     fields = {f"ordinary_field_{i:03}": dict(kinds[i % len(kinds)]) for i in range(num_fields)}
-    schema = {"type": "object", "properties": fields, "additionalProperties": False}
-    return _constrained(model, "ordinary schema", schema)
+    return _constrained(model, "ordinary schema", _object(fields))
 
 
 def refusal_complaint(attack: Attack, status: int, content: str) -> str:
