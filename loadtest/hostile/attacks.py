@@ -83,7 +83,7 @@ def hostile_schemas(model: str) -> list[Attack]:
     return attacks
 
 
-def ordinary_schema(model: str, num_fields: int = 460) -> Attack:
+def ordinary_schema(model: str, num_fields: int = 480) -> Attack:
     """A schema of some 47 KB, as a large tool has it, that must be served whatever came before."""
     kinds: Sequence[dict[str, Any]] = (
         {"type": "string", "maxLength": 40, "description": "a short text"},
