@@ -382,5 +382,5 @@ class Engine(ABC):
         self._planner.note_pass(rows, duration_s, now)
         num_rows = sum(planned.num_rows for planned in rows)
         for planned in rows:
-            planned.job.end_pass(duration_s, num_rows, len(rows))
+            planned.job.end_pass(duration_s, planned.num_rows, num_rows, len(rows))
         self._totals.note(rows, duration_s)
