@@ -119,6 +119,7 @@ class ScriptedDrafter:
         self._fails_at = set(fails_at)
         self.num_calls = 0
         self.is_ready = True
+        self.is_over = False
         self.source: DraftSource = "draft_model"
         self.is_closed = False
 
