@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from models.errors import LinkLost, Unavailable
 from models.messages import (
@@ -249,6 +249,20 @@ class ScriptedEngine:
             log.truncate(message.base_len + len(message.tokens) + accepted)
             log.extend(ids[len(log) : -1])
         return replies
+
+
+class AnsweringEngine(ScriptedEngine):
+    """Answers what `answer` gives in place of the scripted answer, where it gives something."""
+
+    def __init__(self, answer: Callable[[EngineRequest], list[EngineReply] | None]) -> None:
+        super().__init__(epoch=1)
+        self.received: list[EngineRequest] = []
+        self._answer = answer
+
+    def handle(self, message: EngineRequest) -> list[EngineReply]:
+        self.received.append(message)
+        answer = self._answer(message)
+        return super().handle(message) if answer is None else answer
 
 
 class LossyChannel:
