@@ -4,7 +4,8 @@ Connecting and prefilling run in the background; until the draft model has caugh
 is False and the loop goes on without it. A proposal that fails or comes too late does the same;
 after one that is too late the lease is kept if the replica answers soon. While other sessions hold
 the KV blocks it needs, it asks again after growing pauses, on the same lease. A text as long as the
-draft model can read never gets shorter: then the lease is given back for good.
+draft model can read never gets shorter: then the lease is given back for good, as it is where
+replicas refuse the text (a token that the draft model has not).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from models.errors import ContextTooLong, LinkLost, ServingError, Unavailable
+from models.errors import ContextTooLong, InternalError, LinkLost, ServingError, Unavailable
 from models.messages import DraftSource, Proposal, Propose
 from models.token_log import TokenLog
 from router.engine_session import EngineSession, Header
@@ -22,6 +23,7 @@ from router.limits import SessionLimits
 # A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
 # gives up the lease and the cache with it.
 _DEADLINE_SHARE = 0.8
+_MAX_REFUSALS = 3  # answers that nothing can be drafted here; leases in between
 
 
 class DraftSession:
@@ -36,6 +38,7 @@ class DraftSession:
         self._proposed: list[int] = []
         self._is_closed = False
         self._is_over = False
+        self._num_joins = 0  # attempts at a lease and a prefill since a draft came last
         self._num_starved = 0  # answers in a row that there was no room
         self._joining: asyncio.Task[None] | None = None
 
@@ -76,6 +79,7 @@ class DraftSession:
         except ServingError as error:
             self._rejoin()
             raise Unavailable(f"draft failed: {error.message}") from error
+        self._num_joins = 0
         if self._num_starved > 0:
             self._rejoin(self._has_room)
         return proposal
@@ -102,16 +106,27 @@ class DraftSession:
         try:
             if attempt is None or not await attempt():
                 await self._join_anew()
-        except ContextTooLong:
+        except (ContextTooLong, InternalError):
             self._is_over = True
             await self._session.disconnect()
         else:
             self._is_caught_up = not self._is_closed
 
     async def _join_anew(self) -> None:
-        """Connect and prefill until it works or the session is closed; the pause doubles."""
-        num_failures = 0
+        """Connect and prefill until it works or the session is closed.
+
+        The pause doubles until a draft has come in time: a draft model that is too slow for
+        everybody must not be given everybody's prompt anew all the time.
+
+        Raises:
+            ContextTooLong: the text is longer than the draft model can read.
+            InternalError: replicas answered, and all that they said is that they cannot.
+        """
+        num_refusals = 0
         while not self._is_closed:
+            if self._num_joins > 0:
+                await asyncio.sleep(self._limits.pause_s(self._num_joins - 1))
+            self._num_joins += 1
             try:
                 await self._session.disconnect()
                 self._proposed = []
@@ -119,9 +134,12 @@ class DraftSession:
                 await self._catch_up()
             except ContextTooLong:
                 raise
+            except InternalError:
+                num_refusals += 1
+                if num_refusals == _MAX_REFUSALS:
+                    raise
             except ServingError:
-                await asyncio.sleep(self._limits.pause_s(num_failures))
-                num_failures += 1
+                continue
             else:
                 return
 
@@ -137,7 +155,7 @@ class DraftSession:
             return False
 
     async def _has_room(self) -> bool:
-        """Wait for room on the replica that is held; False when it is lost meanwhile."""
+        """Wait for room on the replica that is held; False when that will not do."""
         try:
             await self._catch_up()
         except ContextTooLong:

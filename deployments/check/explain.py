@@ -95,10 +95,11 @@ def drafting_notes(config: AppConfig) -> list[str]:
     name, longest = min(limits.items(), key=lambda item: item[1])
     if draft.max_model_len >= longest:
         return []
-    who = "by prompt lookup only" if speculation.prompt_lookup_max > 0 else "not at all"
+    by_lookup = speculation.prompt_lookup_max > 0
+    what = "are drafted for by prompt lookup only" if by_lookup else "are not drafted for at all"
     return [
         f"draft.max_model_len {draft.max_model_len} is below {name} {longest}: sessions longer "
-        f"than {draft.max_model_len} tokens are drafted for {who}"
+        f"than {draft.max_model_len} tokens {what}"
     ]
 
 

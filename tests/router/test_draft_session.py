@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from router_fakes import TIMING, AnsweringEngine, ScriptedPool, continuation
@@ -14,6 +16,7 @@ from models.messages import (
     Cut,
     EngineReply,
     EngineRequest,
+    Failed,
     Open,
     Proposal,
     Propose,
@@ -55,7 +58,10 @@ class EmptyAnswers:
         return [empty]
 
 
-def started(answers: EmptyAnswers) -> tuple[DraftSession, ScriptedPool, TokenLog]:
+Answer = Callable[[EngineRequest], list[EngineReply] | None]
+
+
+def started(answers: Answer) -> tuple[DraftSession, ScriptedPool, TokenLog]:
     pool = ScriptedPool()
     pool.engine = AnsweringEngine(answers)
     committed = TokenLog(PROMPT)
@@ -77,7 +83,7 @@ async def test_without_room_it_asks_again_after_growing_pauses_and_keeps_its_lea
         await asyncio.sleep(0.005)
     assert not session.is_ready
     assert not session.is_over
-    pauses = [b - a for a, b in zip(answers.asked_s, answers.asked_s[1:], strict=False)]
+    pauses = [b - a for a, b in pairwise(answers.asked_s)]
     assert pauses[0] < pauses[2] < pauses[3]
     assert all(pause >= 0.02 * 2**i for i, pause in enumerate(pauses[:4]))
     answers.cut = ""
@@ -107,6 +113,52 @@ async def test_who_runs_out_of_room_is_not_asked_in_every_round() -> None:
     await joined(session)
     assert session.is_ready
     assert len(pool.leases) == 1
+    await session.close()
+
+
+async def test_a_text_that_replicas_refuse_is_not_sent_for_ever() -> None:
+    """Say, one with a token that the draft model has not."""
+    refused: list[Propose] = []
+
+    def refuse(message: EngineRequest) -> list[EngineReply] | None:
+        if not isinstance(message, Propose):
+            return None
+        refused.append(message)
+        text = "token ids must be within 0..7, got 2..9"
+        return [Failed(session_id="s", seq=message.seq, code="invalid", message=text)]
+
+    session, pool, _ = started(refuse)
+    await joined(session)
+    await asyncio.sleep(10 * LIMITS.rejoin_interval_s)
+    assert (session.is_ready, session.is_over) == (False, True)
+    assert [lease.is_released for lease in pool.leases] == [True] * 3
+    assert len(refused) == 3
+    await session.close()
+
+
+async def test_a_draft_model_that_is_always_late_gets_the_prompt_less_and_less_often() -> None:
+    """It reads the prompt each time, and then drafts too slowly."""
+    began_s: list[float] = []
+
+    def slow(message: EngineRequest) -> list[EngineReply] | None:
+        if isinstance(message, Open):
+            began_s.append(time.monotonic())
+        is_read = isinstance(message, Propose) and message.num_draft_tokens == 1
+        if isinstance(message, Propose) and (not is_read or message.base_len > 0):
+            return []
+        return None
+
+    session, pool, committed = started(slow)
+    async with asyncio.timeout(4 * WAIT_S):
+        while len(began_s) < 6:
+            await joined(session)
+            with pytest.raises(Unavailable):
+                await session.propose(committed, 2)
+            await asyncio.sleep(0)
+    gaps = [b - a for a, b in pairwise(began_s)]
+    waits_s = 2 * LIMITS.propose_timeout_s  # for the draft, and to see whether it comes back
+    assert gaps[4] - waits_s > 4 * LIMITS.rejoin_interval_s
+    assert len(pool.leases) == len(began_s)
     await session.close()
 
 

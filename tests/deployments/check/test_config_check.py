@@ -82,7 +82,7 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
         (["draft.max_model_len=256"], "are drafted for by prompt lookup only"),
         (
             ["draft.max_model_len=256", "router.speculation.prompt_lookup_max=0"],
-            "are drafted for not at all",
+            "are not drafted for at all",
         ),
         (["draft.max_model_len=256", "router.max_model_len=256"], ""),
         (["draft.max_model_len=256", "router.speculation.method=ngram"], ""),
