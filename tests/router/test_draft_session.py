@@ -79,8 +79,9 @@ async def joined(session: DraftSession) -> None:
 async def test_without_room_it_asks_again_after_growing_pauses_and_keeps_its_lease() -> None:
     answers = EmptyAnswers("starved")
     session, pool, committed = started(answers)
-    while len(answers.asked) < 6:  # noqa: ASYNC110  # a script
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(WAIT_S):
+        while len(answers.asked) < 6:  # noqa: ASYNC110  # a script
+            await asyncio.sleep(0.005)
     assert not session.is_ready
     assert not session.is_over
     pauses = [b - a for a, b in pairwise(answers.asked_s)]
