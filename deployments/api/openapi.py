@@ -172,10 +172,12 @@ class OpenApiPage:
 
 def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = "") -> Schema:
     """The page as JSON has it; see `OpenApiPage`."""
-    shown = {shape for route in _ROUTES for shape in (*route.answers.values(), route.streams)}
-    shapes = [shape for shape in shown if isinstance(shape, type)]
+    shapes: set[type[BaseModel]] = {ErrorBody}
+    for route in _ROUTES:
+        shown = (*route.answers.values(), route.streams)
+        shapes.update(shape for shape in shown if isinstance(shape, type))
     _, described = models_json_schema(
-        [(shape, "serialization") for shape in (*shapes, ErrorBody)], ref_template=REF_TEMPLATE
+        [(shape, "serialization") for shape in shapes], ref_template=REF_TEMPLATE
     )
     paths: dict[str, Any] = {}
     for route in _ROUTES:

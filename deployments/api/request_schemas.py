@@ -120,7 +120,9 @@ def _parts(schema: Schema) -> Iterator[Schema]:
 
 def _either(schema: Schema, other: Schema) -> Schema:
     """Either of two; what is said about the first stays on the outside."""
-    told = {key: schema[key] for key in ("title", "description", "default") if key in schema}
+    told: Schema = {
+        key: schema[key] for key in ("title", "description", "default") if key in schema
+    }
     bare = {key: value for key, value in schema.items() if key not in told}
     options = bare["anyOf"] if set(bare) == {"anyOf"} else [bare]
     added = other["anyOf"] if set(other) == {"anyOf"} else [other]
