@@ -37,6 +37,7 @@ from deployments.api.edge import (
 from deployments.api.grammar_fields import naming_field
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
+from deployments.api.kept import Kept
 from deployments.api.off_loop import OffLoop
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest
 from deployments.api.openapi import OpenApiPage, own_version
@@ -122,6 +123,8 @@ class _Routes:
     def __init__(self, service: HttpService) -> None:
         self._service = service
         self._openapi = OpenApiPage(asks_for_keys=service.api_keys is not None)
+        # Everybody may ask, and it asks all replicas.
+        self._metrics = Kept(self._metrics_page)
         self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -152,10 +155,11 @@ class _Routes:
         return _status(LiveStatus())
 
     async def metrics(self) -> Response:
-        text = self._service.metrics()
-        if self._service.other_metrics is not None:
-            text += await self._service.other_metrics()
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        return Response(await self._metrics.get(), headers={"content-type": CONTENT_TYPE})
+
+    async def _metrics_page(self) -> bytes:
+        others = self._service.other_metrics
+        return self._service.metrics() + (b"" if others is None else await others())
 
     async def version(self) -> Response:
         return _status(VersionStatus(version=own_version()))
