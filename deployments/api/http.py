@@ -70,7 +70,7 @@ class HttpService:
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
-        api_keys: who may use the routes under /v1; None: everybody.
+        api_keys: who may use the routes that are not open; None: everybody.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
         send_timeout_s: how long a client may keep a stream waiting for one write; behind Serve's
@@ -183,15 +183,19 @@ class _Routes:
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
     async def _job(
-        self, body: bytes, schema: type[Asked], make_job: Callable[[Asked, ServedModel], Job]
+        self,
+        request: Request,
+        schema: type[Asked],
+        make_job: Callable[[Asked, ServedModel], Job],
     ) -> Job:
-        model = self._service.model
+        body, model = await self._body(request), self._service.model
 
         def job() -> Job:
             return make_job(parse(body, schema), model)
 
-        is_short = len(body) <= _INLINE_BODY_BYTES
-        return job() if is_short else await self._off_loop.run(len(body), job)
+        if len(body) <= _INLINE_BODY_BYTES:
+            return job()
+        return await until_disconnect(request, self._off_loop.run(len(body), job))
 
     async def _complete(
         self,
@@ -200,8 +204,7 @@ class _Routes:
         make_job: Callable[[Asked, ServedModel], Job],
     ) -> Response:
         self._service.refuse_when_full()
-        body = await self._body(request)
-        job = await until_disconnect(request, self._job(body, schema, make_job))
+        job = await self._job(request, schema, make_job)
         record: RequestRecord = request.state.record
         record.start(self._service.model.name, job.requests, is_stream=job.is_stream)
         items = record.watched(merged([self._choice(job, wanted) for wanted in job.requests]))

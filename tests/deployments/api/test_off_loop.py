@@ -80,15 +80,20 @@ async def test_what_is_cancelled_before_its_turn_does_not_run_and_holds_nobody_u
 async def test_a_turn_that_comes_just_as_one_leaves_goes_to_the_next():
     off_loop = OffLoop(timeout_s=10)
     gate, ran = threading.Event(), []
-    first = asyncio.create_task(off_loop.run(1, gate.wait, 5))
+
+    async def finish_and_cancel() -> None:
+        await off_loop.run(1, gate.wait, 5)
+        left.cancel()  # it has its turn, and has not noticed yet
+
+    first = asyncio.create_task(finish_and_cancel())
     await asyncio.sleep(0.01)
     left = asyncio.create_task(off_loop.run(1, ran.append, "left"))
     stayed = asyncio.create_task(off_loop.run(2, ran.append, "stayed"))
     await until_waiting(off_loop, 2)
-    off_loop._waiting[0][2].add_done_callback(lambda _: left.cancel())
     gate.set()
     async with asyncio.timeout(5):
         await asyncio.gather(first, stayed)
+    assert left.cancelled()
     assert ran == ["stayed"]
 
 
