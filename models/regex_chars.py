@@ -17,6 +17,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF
 _CASED_END = 0x20000  # no character behind the second plane has a case
+_CLASS_END = 0x40000  # none behind the fourth is a digit, a word character or white space
 _SURROGATES = (0xD800, 0xDFFF)
 
 
@@ -47,9 +48,16 @@ def category(letter: str, *, is_ascii: bool) -> Ranges:
     r"""What `\d`, `\w` or `\s` matches, and the capital letters; with `re.ASCII` or without."""
     if letter.isupper():
         return complement(category(letter.lower(), is_ascii=is_ascii))
-    everything = "".join(map(chr, range(LAST + 1)))
+    everything = "".join(map(chr, range(_CLASS_END)))
     runs = re.finditer(rf"\{letter}+", everything, re.ASCII if is_ascii else re.UNICODE)
     return union((run.start(), run.end() - 1) for run in runs)
+
+
+def warm_up() -> None:
+    """Find out about all classes now, so that no pattern has to wait for it."""
+    for letter in "dsw":
+        for is_ascii in (False, True):
+            category(letter, is_ascii=is_ascii)
 
 
 def ignore_case(ranges: Ranges, *, is_ascii: bool) -> Ranges:

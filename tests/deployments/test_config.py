@@ -9,7 +9,6 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import (
     AppConfig,
-    GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
     Section,
@@ -17,6 +16,7 @@ from deployments.config import (
     TimeoutConfig,
     resolve_folder,
 )
+from deployments.grammar_config import GrammarServiceConfig
 from deployments.model_files import check_models
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
