@@ -91,9 +91,10 @@ class LinkServer(Generic[Request]):
         """Send replies, one frame per peer. Never blocks."""
         for peer, messages in group_by_peer(replies).items():
             try:
-                self.socket.send_multipart([peer, self._codec.encode(messages)], zmq.NOBLOCK)
+                for frame in self._codec.frames(messages):
+                    self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
             except zmq.Again:
-                logger.warning("dropped %d replies: send queue full", len(messages))
+                logger.warning("dropped up to %d replies: send queue full", len(messages))
 
     def close(self) -> None:
         """Close the socket and end the authentication thread. Idempotent."""
@@ -174,10 +175,11 @@ class AsyncLinkServer(Generic[Request]):
         if self._socket.closed:
             return
         for peer, messages in group_by_peer(outbox).items():
-            frame = self._codec.encode(messages)
-            # With NOBLOCK pyzmq sends at once and returns a future that is already done.
-            sent = cast(
-                "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
-            )
-            if sent.exception() is not None:
-                logger.warning("dropped %d replies: %s", len(messages), sent.exception())
+            for frame in self._codec.frames(messages):
+                # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+                sent = cast(
+                    "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+                )
+                if sent.exception() is not None:
+                    reason = sent.exception()
+                    logger.warning("dropped up to %d replies: %s", len(messages), reason)

@@ -35,15 +35,13 @@ from models.grammar_limits import (
 )
 from models.grammar_regex import regex_grammar
 from models.messages import Grammar
+from models.schema_rewrite import ALLOWED_ESCAPES, rewrite
 
 
 class MatcherBroken(ServingError):
     """The matcher hit a limit and cannot go on; the same tokens would break it again."""
 
     code = "grammar_too_complex"
-
-
-_ANY_OBJECT: Schema = {"type": "object"}
 
 
 def _json_grammar(schema: Schema) -> str:
@@ -58,6 +56,8 @@ def _json_grammar(schema: Schema) -> str:
             "whitespace_pattern": None,
             "coerce_one_of": False,  # anyOf in place of oneOf would pass texts that are invalid
             "lenient": False,  # unsupported keywords are refused, never ignored
+            "json_allowed_escapes": ALLOWED_ESCAPES,
+            "json_allow_general_unicode_escapes": False,
         },
     )
 
@@ -136,7 +136,7 @@ class GrammarCompiler:
             case "json_schema":
                 return self._compile_schema(parse_schema(grammar.text, self._schema_limits))
             case "json_object":
-                return self._compile_schema(_ANY_OBJECT)
+                return self._compile_schema({"type": "object"})
             case "regex":
                 lark = regex_grammar(grammar.text, RegexLimits())
             case "choice":
@@ -147,6 +147,7 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, self._rows)
 
     def _compile_schema(self, schema: Schema) -> CompiledGrammar:
+        written = rewrite(schema)
         try:
             source = _json_grammar(schema)
         except ValueError as error:
@@ -154,7 +155,11 @@ class GrammarCompiler:
         matcher = self._match(source)
         if matcher.is_error():
             complaint = matcher.get_error()
-            refuse(_one_line(complaint), path=locate(schema, complaint))
+            path = locate(schema, complaint)
+            for rust, pattern in written.items():
+                complaint = complaint.replace(rust, pattern)
+                path = path.replace(json.dumps(rust), json.dumps(pattern))
+            refuse(_one_line(complaint), path=path)
         return CompiledGrammar(matcher, self._rows)
 
     def _match(self, source: str) -> llguidance.LLMatcher:
