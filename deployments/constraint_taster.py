@@ -64,6 +64,10 @@ def serve_trials(child: Child) -> None:
 
 
 def _try(child: Child, trial: Trial) -> Tried:
+    try:
+        child.compiler.check(trial.grammar)
+    except UnsupportedGrammar as refusal:
+        return Tried(outcome="refused", message=refusal.message)
     reading, writing = os.pipe()
     try:
         pid = os.fork()

@@ -169,7 +169,10 @@ class Trials:
         for queue in (self._first, self._second):
             for digest in [digest for digest in queue if self._cases[digest].began_at < late]:
                 queue.remove(digest)
-                message = f"others' grammars were tried for {limit_s} s (compile_timeout_s)"
+                message = (
+                    f"others' grammars were tried for {limit_s} s, which is the limit for a "
+                    "grammar to wait (compile_timeout_s)"
+                )
                 self._decide(digest, Verdict(message))
 
     def suspect(self, grammar: Grammar, reason: str) -> bool:

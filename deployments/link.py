@@ -22,7 +22,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 logger = logging.getLogger(__name__)
 
-# One message fits with room: 65 mask rows of a 256k vocabulary are 2 MB. What is gathered for a peer
+# One message fits: 65 mask rows of a 256k vocabulary are 2 MB. What is gathered for a peer
 # in one tick need not fit (64 such sessions: 136 MB) and is cut into several frames.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_PEERS = 4096  # keys kept on an allow-list; the one not renewed for longest goes first

@@ -125,6 +125,16 @@ class GrammarCompiler:
         """Size of one mask row."""
         return self._rows.row_bytes
 
+    def check(self, grammar: Grammar) -> None:
+        """What is refused without the compiler, in a few milliseconds at most.
+
+        Raises:
+            UnsupportedGrammar: too long, or a schema over a limit.
+        """
+        check_size(grammar, self._schema_limits)
+        if grammar.kind == "json_schema":
+            parse_schema(grammar.text, self._schema_limits)
+
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile, and compute the first mask: hostile grammars show themselves there.
 
