@@ -44,6 +44,9 @@ class MatcherBroken(ServingError):
     code = "grammar_too_complex"
 
 
+_FUEL_IS_SPENT = "too many expressions constructed"
+
+
 def _json_grammar(schema: Schema) -> str:
     # The schema may have been `true`; the parsed object also drops duplicate keys.
     # Every option with a choice is set here, so that none can come from the schema.
@@ -107,6 +110,7 @@ class GrammarCompiler:
             )
         self._schema_limits = schema_limits or SchemaLimits()
         bounds = parser_limits or ParserLimits()
+        self._fuel = bounds.initial_lexer_fuel
         self._parser_limits = llguidance.LLParserLimits(
             initial_lexer_fuel=bounds.initial_lexer_fuel,
             step_lexer_fuel=bounds.step_lexer_fuel,
@@ -166,6 +170,8 @@ class GrammarCompiler:
         if matcher.is_error():
             complaint = matcher.get_error()
             path = locate(schema, complaint)
+            if _FUEL_IS_SPENT in complaint:
+                complaint += f"; the limit is {self._fuel} units of work (initial_lexer_fuel)"
             for rust, pattern in written.items():
                 complaint = complaint.replace(rust, pattern)
                 path = path.replace(json.dumps(rust), json.dumps(pattern))

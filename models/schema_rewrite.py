@@ -27,6 +27,7 @@ from models.grammar_limits import (
 from models.schema_pattern import UNWRITABLE, at_path
 
 ALLOWED_ESCAPES = 'nrbtf\\"'
+_MAX_NAME = 100  # characters of a pattern that a path shows
 _UNWRITABLE = re.compile("[" + "".join(f"\\x{a:02x}-\\x{b:02x}" for a, b in UNWRITABLE) + "]")
 
 
@@ -51,7 +52,7 @@ def rewrite(schema: Schema) -> dict[str, str]:
         if isinstance(named, dict):
             place = f"{path}.patternProperties"
             translated = {
-                _translated(name, f"{place}{json_path(name)}", written): value
+                _translated(name, f"{place}{json_path(name[:_MAX_NAME])}", written): value
                 for name, value in named.items()
             }
             if len(translated) < len(named):
