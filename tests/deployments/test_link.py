@@ -8,7 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import zmq
 
-from deployments.link import AllowList, FrameCodec, KeyPair, configure_client, wait_readable
+from deployments.link import (
+    MAX_FRAME_BYTES,
+    AllowList,
+    FrameCodec,
+    KeyPair,
+    configure_client,
+    wait_readable,
+)
 from deployments.link_client import LinkChannel, LinkClient
 from deployments.link_masks import LinkMaskSource
 from deployments.link_server import AsyncLinkServer, LinkServer, group_by_peer
@@ -290,6 +297,59 @@ async def test_masks_over_a_link_come_from_a_plain_thread() -> None:
     source.close("b")
     source.shutdown()  # would not return with a socket still open
     await constraint.server.close()
+
+
+def masks_of(num_bytes: int, ticket: int) -> Masks:
+    return Masks(
+        session_id="a",
+        ticket=ticket,
+        committed_len=0,
+        committed_hash=0,
+        num_valid_rows=1,
+        row_bytes=num_bytes,
+        rows=bytes(num_bytes),
+    )
+
+
+def test_frames_are_cut_where_they_would_be_too_long() -> None:
+    codec: FrameCodec[Masks] = FrameCodec(Masks)
+    messages = [masks_of(300, ticket) for ticket in range(7)]
+    frames = codec.frames(messages, max_bytes=1000)
+    assert len(frames) == 4
+    assert max(map(len, frames)) <= 1000
+    assert [message for frame in frames for message in codec.decode(frame)] == messages
+    assert codec.frames([masks_of(3000, 0)], max_bytes=1000) == [codec.encode([masks_of(3000, 0)])]
+    assert len(codec.frames(messages)) == 1
+
+
+async def test_masks_of_many_sessions_at_once_arrive() -> None:
+    """Of 64 sessions, each with the highest k, for a 128k vocabulary: 68 MB in one tick."""
+    size, num_sessions = 65 * 16_384, 64
+    assert size * num_sessions > MAX_FRAME_BYTES
+
+    def answer_all(peer: bytes, messages: list[ConstraintRequest]) -> None:
+        for message in messages:
+            if isinstance(message, MaskRequest):
+                server.reply(peer, masks_of(size, message.ticket))
+
+    server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(ConstraintRequest, answer_all)
+    server.start()
+    source = LinkMaskSource()
+    server.allow(source.public_key)
+    source.open("a", server.endpoint)
+
+    def ask() -> list[int]:
+        source.request([mask_request("a", ticket) for ticket in range(num_sessions)])
+        tickets: list[int] = []
+        deadline = time.monotonic() + 2 * WAIT_S
+        while len(tickets) < num_sessions and time.monotonic() < deadline:
+            tickets += [answer.ticket for answer in source.poll(0.1)]
+        return tickets
+
+    assert await asyncio.to_thread(ask) == list(range(num_sessions))
+    source.close("a")
+    source.shutdown()
+    await server.close()
 
 
 async def test_async_server_survives_malformed_frames_and_unknown_peers() -> None:
