@@ -15,12 +15,12 @@ from ray.serve.config import BackpressureConfig, RequestRouterConfig
 from deployments.check.preflight import CannotServe, refuse_unservable
 from deployments.config import (
     AppConfig,
-    GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
 )
 from deployments.constraint import ConstraintReplica
 from deployments.engine import EngineReplica
+from deployments.grammar_config import GrammarServiceConfig
 from deployments.leader import EngineKind
 from deployments.model_files import with_shared_vocabulary
 from deployments.placement import COORDINATOR_CPUS, engine_placement

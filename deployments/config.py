@@ -13,24 +13,16 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from deployments.byte_size import byte_size
 from deployments.check.dotted_keys import nested
+from deployments.config_section import ByteSize, PositiveFloat, PositiveInt, Section
+from deployments.grammar_config import GrammarServiceConfig
 from models.config import check_quantization
+from models.messages import MAX_DRAFT_TOKENS
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
-
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-ByteSize = Annotated[PositiveInt, BeforeValidator(byte_size)]
-
-
-class Section(BaseModel):
-    """A frozen part of the tree that refuses keys it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class ModelConfig(Section):
@@ -142,39 +134,6 @@ class ModelConfig(Section):
         return self
 
 
-class GrammarServiceConfig(Section):
-    """The constraint service: child processes that compile grammars and hold matchers."""
-
-    num_children: PositiveInt = Field(default=1, description="Child processes per replica.")
-    memory_limit_mb: Annotated[int, Field(ge=64)] = Field(
-        default=512, description="Memory of a child, MB; beyond it the child is replaced."
-    )
-    compile_timeout_s: PositiveFloat = Field(
-        default=5.0, description="Seconds to compile a grammar; then its child is replaced."
-    )
-    mask_timeout_s: PositiveFloat = Field(
-        default=2.0, description="Seconds for masks or a commit; then the child is replaced."
-    )
-    max_schema_bytes: PositiveInt = Field(
-        default=65536,
-        description="Longest grammar accepted, bytes of UTF-8; a regex at most 4096, all choices "
-        "together at most 32768.",
-    )
-    cache_size: PositiveInt = Field(
-        default=128, description="Compiled grammars kept in each child."
-    )
-    max_sessions: PositiveInt = Field(
-        default=256, description="Sessions (leases) one replica holds at once."
-    )
-    lease_idle_timeout_s: PositiveFloat = Field(
-        default=120.0, description="Seconds after which a lease without any message ends."
-    )
-    stall_timeout_s: PositiveFloat = Field(
-        default=10.0,
-        description="Seconds of silence after which a replica's process counts as dead.",
-    )
-
-
 class SpeculationConfig(Section):
     """When and how far to draft ahead. A request may ask for less, never for more."""
 
@@ -199,7 +158,7 @@ class SpeculationConfig(Section):
         default="adaptive",
         description="k: a fixed number, or adaptive: chosen live from acceptance.",
     )
-    max_num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = Field(
+    max_num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = Field(
         default=8, description="Highest k a request or the adaptive rule may reach."
     )
     run_on_tokens: Annotated[int, Field(ge=0, le=256)] = Field(

@@ -21,10 +21,11 @@ import ray
 from ray import serve
 from ray.serve.schema import ReplicaRank
 
-from deployments.config import GrammarServiceConfig, LinkConfig
+from deployments.config import LinkConfig
 from deployments.constraint_meters import ConstraintMeters
 from deployments.constraint_pipe import ConstraintConfig
 from deployments.constraint_workers import ConstraintWorkers
+from deployments.grammar_config import GrammarServiceConfig
 from deployments.link_server import AsyncLinkServer, Peer
 from deployments.logs import join_serve
 from deployments.meters import Meters
@@ -192,6 +193,8 @@ def workers_config(service: GrammarServiceConfig, model_path: str) -> Constraint
         eos_ids=Tokenizer.load(model_path).eos_ids,
         num_children=service.num_children,
         memory_limit_mb=service.memory_limit_mb,
+        compile_cpu_s=service.compile_cpu_s,
+        compile_memory_mb=service.compile_memory_mb,
         compile_timeout_s=service.compile_timeout_s,
         mask_timeout_s=service.mask_timeout_s,
         cache_size=service.cache_size,

@@ -1,13 +1,13 @@
 """A child process of the constraint service: one `GrammarHost` behind a socket.
 
 Started as `python -m deployments.constraint_child SOCKET_FD PAGE_FD` by `constraint_process.py`.
-It limits its own memory and arms an alarm before every message, so that it ends even when nobody
-watches: a grammar that needs too much memory aborts it, one that never returns is ended by
-SIGALRM without needing the interpreter. It ends when the socket closes.
+Two threads: one answers, at normal priority, because a model's pass waits for masks (at nice 19
+beside two busy cores their 90th percentile was 80 ms instead of 0.2); one compiles, at a lower
+priority, while llguidance lets the interpreter go. So masks are answered while a grammar compiles,
+and messages of a session whose grammar is being compiled wait for it.
 
-Masks run at normal priority, because a model's pass waits for them: at nice 19 beside two busy
-cores their 90th percentile was 80 ms instead of 0.2. A compile gets a thread of its own, whose
-priority is lowered when it proves slow; the thread ends with it, so nothing has to be raised again.
+It limits its own memory and stays well below (`constraint_memory`), and arms an alarm before
+every message, so that it ends even when nobody watches. It ends when the socket closes.
 
 Imports llguidance and msgspec, no torch, no transformers, no Ray: about 30 MB.
 """
@@ -16,15 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
+import queue
+import select
 import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from deployments.constraint_memory import MemoryGuard, limit_memory
 from deployments.constraint_pipe import (
     OUT_OF_MEMORY_EXIT,
     ChildEntry,
@@ -32,21 +37,47 @@ from deployments.constraint_pipe import (
     ChildReady,
     ConstraintConfig,
     FrameReader,
+    Lane,
     ProgressPage,
     to_frame,
 )
-from models.grammar import GrammarCompiler, VocabularyInfo
+from models.errors import UnsupportedGrammar
+from models.grammar import CompiledGrammar, GrammarCompiler, VocabularyInfo
 from models.grammar_host import GrammarHost, HostLimits
 from models.grammar_limits import SchemaLimits
-from models.messages import ConstraintReply, ConstraintRequest, GrammarOpen
+from models.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    Grammar,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    Masks,
+)
+from models.regex_chars import warm_up
 
-_SLOW_S = 0.05  # ordinary schemas compile in 1-10 ms
 # The parent's deadline comes first; this one is for a parent that is gone or stuck.
-_ALARM_FACTOR = 3.0
+_ALARM_FACTOR = 30.0
+_MAX_REPLY_BYTES = 1 << 20  # of mask rows gathered before they are sent
 
 
-def main() -> None:
-    """Serve until the parent closes the socket."""
+@dataclass(frozen=True)
+class Child:
+    """What a child has when it is ready to serve."""
+
+    link: socket.socket
+    frames: FrameReader
+    page: ProgressPage
+    config: ConstraintConfig
+    compiler: GrammarCompiler
+
+    def send(self, entries: list[ChildEntry]) -> None:
+        """Send answers as one frame."""
+        _send(self.link, entries)
+
+
+def run_child(serve: Callable[[Child], None]) -> None:
+    """Take up the socket and the page named on the command line, and serve until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; parents decide
     link = socket.socket(fileno=int(sys.argv[1]))
     page = ProgressPage(int(sys.argv[2]))
@@ -54,65 +85,30 @@ def main() -> None:
     # A parent that is gone is no error: there is nobody to tell.
     with link, contextlib.suppress(ConnectionError, BrokenPipeError):
         try:
-            _serve(link, page)
+            _begin(link, page, serve)
         except MemoryError:
             os._exit(OUT_OF_MEMORY_EXIT)
 
 
-def _serve(link: socket.socket, page: ProgressPage) -> None:
+def _begin(link: socket.socket, page: ProgressPage, serve: Callable[[Child], None]) -> None:
     frames = FrameReader(link)
     first = frames.next()
     if first is None:
         return
     config = msgspec.msgpack.decode(first, type=ConstraintConfig)
-    _limit_self(config)
-    encoder = msgspec.msgpack.Encoder()
+    limit_memory(config.memory_limit_mb << 20)
     try:
         compiler = load_compiler(config)
     except (OSError, ValueError) as error:
-        link.sendall(to_frame(encoder.encode([ChildFailed(message=str(error))])))
+        _send(link, [(0, ChildFailed(message=str(error)))])
         return
-    link.sendall(to_frame(encoder.encode([ChildReady(row_bytes=compiler.row_bytes)])))
-    limits = HostLimits(max_cached_grammars=config.cache_size, max_sessions=config.max_sessions)
-    host = GrammarHost(compiler, limits)
-    decoder = msgspec.msgpack.Decoder(list[ConstraintRequest])
-    alarm_s = _ALARM_FACTOR * max(config.compile_timeout_s, config.mask_timeout_s)
-    while (frame := frames.next()) is not None:
-        replies: list[ChildEntry] = []
-        for request in decoder.decode(frame):
-            if replies and isinstance(request, GrammarOpen):  # may be slow: others need not wait
-                link.sendall(to_frame(encoder.encode(replies)))
-                replies = []
-            signal.setitimer(signal.ITIMER_REAL, alarm_s)  # SIGALRM's default action ends us
-            page.begin()
-            replies.append(
-                _answer_open(host, request, config.niceness)
-                if isinstance(request, GrammarOpen)
-                else host.answer(request)
-            )
-            page.finish()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        link.sendall(to_frame(encoder.encode(replies)))
+    warm_up()
+    _send(link, [(0, ChildReady(row_bytes=compiler.row_bytes))])
+    serve(Child(link, frames, page, config, compiler))
 
 
-def _answer_open(host: GrammarHost, request: GrammarOpen, niceness: int) -> ConstraintReply | None:
-    """Answer in a thread, behind the others on this machine if it takes long."""
-    replies: list[ConstraintReply | None] = []
-
-    def work() -> None:
-        try:
-            replies.append(host.answer(request))
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY_EXIT)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(_SLOW_S)
-    if thread.is_alive() and thread.native_id is not None:
-        with contextlib.suppress(OSError):  # priorities of threads are a Linux matter
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, niceness)
-        thread.join()
-    return replies[0]
+def _send(link: socket.socket, entries: list[ChildEntry]) -> None:
+    link.sendall(to_frame(msgspec.msgpack.encode(entries)))
 
 
 def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
@@ -135,14 +131,157 @@ def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
     )
 
 
-def _limit_self(config: ConstraintConfig) -> None:
-    limit = config.memory_limit_mb << 20
-    # Anonymous memory, not address space: reserved but unused ranges would count there.
-    kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
-    with contextlib.suppress(ValueError, OSError):  # a system without this limit
-        resource.setrlimit(kind, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def lower_priority(niceness: int, thread_id: int = 0) -> None:
+    """Put a thread (0: this process) behind others by so much; priorities are relative."""
+    with contextlib.suppress(OSError):  # priorities of threads are a Linux matter
+        now = os.getpriority(os.PRIO_PROCESS, thread_id)
+        os.setpriority(os.PRIO_PROCESS, thread_id, min(now + niceness, 19))
+
+
+class _CompileThread:
+    """Compiles one grammar after the other; `file_descriptor` is readable when one is done."""
+
+    def __init__(self, compiler: GrammarCompiler, lane: Lane, niceness: int) -> None:
+        self._compiler = compiler
+        self._lane = lane
+        self._niceness = niceness
+        self._jobs: queue.SimpleQueue[tuple[int, Grammar]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Grammar, CompiledGrammar | UnsupportedGrammar, float]]
+        self._done = queue.SimpleQueue()
+        self.file_descriptor, self._bell = os.pipe()
+        threading.Thread(target=self._run, name="compile", daemon=True).start()
+
+    def submit(self, number: int, grammar: Grammar) -> None:
+        """Compile `grammar`, for the request of this number."""
+        self._jobs.put((number, grammar))
+
+    def take(self) -> tuple[Grammar, CompiledGrammar | UnsupportedGrammar, float]:
+        """One that is done, and the milliseconds of CPU time it took."""
+        os.read(self.file_descriptor, 1)
+        return self._done.get()
+
+    def _run(self) -> None:
+        lower_priority(self._niceness, threading.get_native_id())
+        while True:
+            number, grammar = self._jobs.get()
+            self._lane.begin(number)
+            started_s = time.thread_time()
+            made: CompiledGrammar | UnsupportedGrammar
+            try:
+                made = self._compiler.compile(grammar)
+            except UnsupportedGrammar as refusal:
+                made = refusal
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY_EXIT)
+            self._lane.finish()
+            self._done.put((grammar, made, 1e3 * (time.thread_time() - started_s)))
+            os.write(self._bell, b".")
+
+
+class _SessionServer:
+    """The thread that answers: requests in their order, those of a compiling session behind it."""
+
+    def __init__(self, child: Child) -> None:
+        config = child.config
+        self._child = child
+        self._page = child.page
+        self._decoder = msgspec.msgpack.Decoder(list[ConstraintRequest])
+        limits = HostLimits(max_cached_grammars=config.cache_size, max_sessions=config.max_sessions)
+        self._host = GrammarHost(child.compiler, limits)
+        self._memory = MemoryGuard(
+            self._host, config.memory_limit_mb << 20, config.compile_memory_mb << 20
+        )
+        self._thread = _CompileThread(child.compiler, child.page.compiling, config.niceness)
+        self._alarm_s = _ALARM_FACTOR * config.mask_timeout_s
+        self._num_requests = 0
+        # Requests that wait for a grammar, by it and in order; and which sessions those are of.
+        self._waiting: dict[Grammar, list[tuple[int, ConstraintRequest]]] = {}
+        self._waits_for: dict[str, Grammar] = {}
+        self._replies: list[ChildEntry] = []
+        self._num_reply_bytes = 0
+
+    def run(self) -> None:
+        """Serve until the parent closes the socket."""
+        link, bell = self._child.link, self._thread.file_descriptor
+        poller = select.poll()
+        poller.register(link, select.POLLIN)
+        poller.register(bell, select.POLLIN)
+        frames: list[bytes] | None = self._child.frames.ready()  # that came with the first
+        while frames is not None:
+            for frame in frames:
+                self._take_frame(frame)
+            self._flush()
+            self._memory.look()
+            ready = dict(poller.poll())
+            if bell in ready:
+                self._take_compiled()
+            frames = self._child.frames.take() if link.fileno() in ready else []
+
+    def _take_frame(self, frame: bytes) -> None:
+        requests = self._decoder.decode(frame)
+        self._page.take(len(requests))
+        for request in requests:
+            self._take(self._num_requests, request)
+            self._num_requests += 1
+
+    def _take(self, number: int, request: ConstraintRequest) -> None:
+        grammar = self._waits_for.get(request.session_id)
+        if grammar is None and isinstance(request, GrammarOpen) and self._host.lacks(request):
+            grammar = request.grammar
+            if grammar not in self._waiting:
+                refusal = self._memory.refusal()
+                if refusal:
+                    self._reply(number, _refused(request, refusal))
+                    return
+                self._waiting[grammar] = []
+                self._thread.submit(number, grammar)
+        if grammar is None:
+            self._answer(number, request)
+            return
+        self._waits_for[request.session_id] = grammar
+        self._waiting[grammar].append((number, request))
+
+    def _take_compiled(self) -> None:
+        grammar, made, compile_ms = self._thread.take()
+        self._host.put(grammar, made)
+        requests = self._waiting.pop(grammar)
+        for _, request in requests:
+            self._waits_for.pop(request.session_id, None)
+        is_first = True
+        for number, request in requests:
+            # A session's next grammar may be another one: then the rest of it waits for that.
+            if is_first:
+                self._answer(number, request, compile_ms)
+            else:
+                self._take(number, request)
+            is_first = False
+
+    def _answer(self, number: int, request: ConstraintRequest, compile_ms: float = 0.0) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._alarm_s)  # SIGALRM's default action ends us
+        self._page.serving.begin(number)
+        reply = self._host.answer(request)
+        self._page.serving.finish()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if compile_ms and isinstance(reply, GrammarReady):
+            reply = msgspec.structs.replace(reply, compile_ms=compile_ms)
+        self._reply(number, reply)
+
+    def _reply(self, number: int, reply: ConstraintReply | None) -> None:
+        self._replies.append((number, reply))
+        self._num_reply_bytes += len(reply.rows) if isinstance(reply, Masks) else 0
+        if self._num_reply_bytes > _MAX_REPLY_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._replies:
+            self._child.send(self._replies)
+            self._replies = []
+            self._num_reply_bytes = 0
+
+
+def _refused(request: ConstraintRequest, message: str) -> GrammarRefused:
+    return GrammarRefused(session_id=request.session_id, message=message, is_client_error=False)
 
 
 if __name__ == "__main__":
-    main()
+    run_child(lambda child: _SessionServer(child).run())

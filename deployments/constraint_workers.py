@@ -1,12 +1,13 @@
 """The parent side of one constraint replica: children, routing, deadlines, respawn, blame.
 
 A session lives in the child its id hashes to. A grammar that was not served before is first tried
-in a child that holds no sessions, the taster: a hostile one ends that child and no neighbour
-notices. Messages of a session wait while its grammar is tried, so they keep their order.
+by the taster, in a process of its own and within limits on CPU time and memory
+(`constraint_trials`): what a child with sessions compiles has been compiled before, and what it
+takes is known. Messages of a session wait while its grammar is tried, so they keep their order.
 
 When a child ends, whatever it had not answered is answered as failed, its sessions are unknown
-in its successor, and the callers open and replay them: the parent keeps no tokens. A grammar that
-ended a child is refused from then on by name, as the client's error.
+in its successor, and the callers open and replay them: the parent keeps no tokens. A grammar
+within which children ended twice is refused by name, as the client's error, for some minutes.
 
 Every request is answered exactly once (a close and a commit that came too late never are), on the
 event loop, also when the queue is full and when the service stops. Knows no sockets to the outside.
@@ -16,20 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
+import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
-from deployments.constraint_pipe import ConstraintConfig
-from deployments.constraint_process import ChildProcess, Death, Reply
+from deployments.constraint_pipe import ChildRequest, ConstraintConfig, Trial
+from deployments.constraint_process import SESSIONS, TASTER, ChildProcess, Death, Reply
+from deployments.constraint_trials import Trials, Verdict
 from models.errors import UnsupportedGrammar
-from models.grammar_limits import NOUNS, SchemaLimits, check_size
+from models.grammar_limits import SchemaLimits, check_size
 from models.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -46,8 +46,6 @@ from models.messages import (
 
 logger = logging.getLogger(__name__)
 
-_TASTE = "taste"  # session id of every trial
-_MAX_REFUSED = 1024  # grammars remembered as harmful; as many again as harmless
 _FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
 _LAST_BACKOFF_S = 5.0
 
@@ -79,9 +77,7 @@ class ConstraintWorkers:
         self._children: list[ChildProcess | None] = [None] * (config.num_children + 1)
         self._backoff_s = [_FIRST_BACKOFF_S] * (config.num_children + 1)
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()  # by session, newest last
-        # By digest: a grammar may have `max_schema_bytes`.
-        self._refused: OrderedDict[bytes, str] = OrderedDict()  # and why
-        self._tasted: OrderedDict[bytes, None] = OrderedDict()  # compiled in the taster
+        self._trials = Trials(config, self._send_trial, time.monotonic)
         self._held: dict[str, list[tuple[ConstraintRequest, Reply]]] = {}  # while that goes on
         self._stats = ConstraintStats()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +87,8 @@ class ConstraintWorkers:
     @property
     def stats(self) -> ConstraintStats:
         """Live counters; `queue_length` is brought up to date by this call."""
-        self._stats.queue_length = sum(child.num_pending for child in self._children if child)
+        num_pending = sum(child.num_pending for child in self._children[:-1] if child)
+        self._stats.queue_length = num_pending + len(self._trials)
         return self._stats
 
     @property
@@ -130,6 +127,7 @@ class ConstraintWorkers:
         for child in self._children:
             if child is not None:
                 await child.stop()
+        self._trials.end("the service stops")
 
     def submit(self, message: ConstraintRequest, reply: Reply) -> None:
         """Hand a message to its session's child; `reply` is called later, on the event loop.
@@ -146,16 +144,24 @@ class ConstraintWorkers:
         if not isinstance(message, GrammarOpen):
             self._forward(message, reply)
             return
-        refusal = self._refuse(message)
-        if refusal is not None:
-            self._answer_soon(reply, refusal)
-        elif (digest := _digest(message.grammar)) in self._tasted:
-            self._tasted.move_to_end(digest)
+        try:
+            check_size(message.grammar, self._schema_limits)
+        except UnsupportedGrammar as error:
+            self._refuse(message, reply, Verdict(error.message, is_client_error=True))
+            return
+        verdict = self._trials.known(message.grammar)
+        if verdict is not None and not verdict.message:
             self._forward(message, reply)
+        elif verdict is not None:
+            self._refuse(message, reply, verdict)
+        elif self._stopping.is_set():
+            self._reject(message, reply, "the service stops")
+        elif len(self._held) >= self._config.max_queue:
+            self._reject(message, reply, _full(len(self._held)))
         else:
             self._held[message.session_id] = []
-            trial = GrammarOpen(session_id=_TASTE, epoch=0, grammar=message.grammar)
-            self._send(self._taster, trial, partial(self._judge, message, reply))
+            judge = partial(self._soon, self._judge, message, reply)
+            self._trials.submit(message.grammar, judge)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -176,39 +182,44 @@ class ConstraintWorkers:
         else:
             child.send(message, reply)
 
-    def _judge(self, message: GrammarOpen, reply: Reply, verdict: ConstraintReply) -> None:
-        """The taster has answered: open the session, or refuse; then what has waited for it."""
-        if isinstance(verdict, GrammarReady):
-            self._tasted[_digest(message.grammar)] = None
-            if len(self._tasted) > _MAX_REFUSED:
-                self._tasted.popitem(last=False)
+    def _send_trial(self, trial: Trial) -> bool:
+        taster = self._children[-1]
+        if taster is None:
+            return False
+        taster.send(trial, self._trials.take)
+        return True
+
+    def _judge(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
+        """The grammar was tried: open the session, or refuse; then what has waited for it."""
+        if verdict.message:
+            self._refuse(message, reply, verdict)
+        else:
             self._forward(message, reply)
-        elif isinstance(verdict, GrammarRefused):
-            own = msgspec.structs.replace(verdict, session_id=message.session_id)
-            self._deliver(reply, own)
         for held in self._held.pop(message.session_id):
             self.submit(*held)
 
-    def _refuse(self, message: GrammarOpen) -> GrammarRefused | None:
-        reason = self._refused.get(_digest(message.grammar))
-        if reason is None:
-            try:
-                check_size(message.grammar, self._schema_limits)
-            except UnsupportedGrammar as error:
-                reason = error.message
-        if reason is None:
-            return None
-        self._stats.refusals += 1
-        return _refusal(message.session_id, reason)
+    def _refuse(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
+        if verdict.is_client_error:
+            self._stats.refusals += 1
+        else:
+            self._stats.rejected += 1
+        self._soon(
+            reply,
+            GrammarRefused(
+                session_id=message.session_id,
+                message=verdict.message,
+                is_client_error=verdict.is_client_error,
+            ),
+        )
 
     def _reject(self, message: ConstraintRequest, reply: Reply, reason: str) -> None:
         self._stats.rejected += 1
         answer = _failed(message, reason)
         if answer is not None:
-            self._answer_soon(reply, answer)
+            self._soon(reply, answer)
 
-    def _answer_soon(self, reply: Reply, answer: ConstraintReply) -> None:
-        asyncio.get_running_loop().call_soon(reply, answer)
+    def _soon(self, call: Callable[..., None], *arguments: object) -> None:
+        asyncio.get_running_loop().call_soon(call, *arguments)
 
     def _remember(self, message: ConstraintRequest) -> None:
         """Know each session's grammar, for the case that a mask or a commit ends the child."""
@@ -234,19 +245,13 @@ class ConstraintWorkers:
     # --- children -----------------------------------------------------------------------------
 
     def _new_child(self, index: int) -> ChildProcess:
-        child = ChildProcess(self._config, partial(self._on_death, index))
+        module = TASTER if index == self._taster else SESSIONS
+        child = ChildProcess(self._config, partial(self._on_death, index), module)
         self._children[index] = child
         return child
 
     def _on_death(self, index: int, death: Death) -> None:
-        self._children[index] = None
-        harmful = self._blame(death)
-        for session_id in [s for s in self._grammars if self._index(s) == index]:
-            del self._grammars[session_id]
-        for pending in death.unanswered:
-            answer = self._answer_death(pending.request, death, harmful)
-            if answer is not None:
-                pending.reply(answer)
+        self._lose(index, death)
         if not self._stopping.is_set():
             self._stats.restarts += 1
             _log_death(index, death)
@@ -254,35 +259,46 @@ class ConstraintWorkers:
                 self._backoff_s[index] = _FIRST_BACKOFF_S
             self._spawn_task(self._replace(index, wait=not death.was_ready))
 
+    def _lose(self, index: int, death: Death) -> None:
+        self._children[index] = None
+        if index == self._taster:
+            self._trials.lose(f"the process that tries grammars ended: {death.reason}")
+        else:
+            self._lose_sessions(index, death)
+
+    def _lose_sessions(self, index: int, death: Death) -> None:
+        harmful = self._grammar_of(death.culprit)
+        if harmful is not None and not self._trials.suspect(harmful, death.reason):
+            harmful = None
+        for session_id in [s for s in self._grammars if self._index(s) == index]:
+            del self._grammars[session_id]
+        for pending in death.unanswered:
+            request = pending.request
+            assert not isinstance(request, Trial)
+            answer = self._answer_death(request, death, harmful)
+            if answer is not None:
+                pending.reply(answer)
+
     def _answer_death(
         self, request: ConstraintRequest, death: Death, harmful: Grammar | None
     ) -> ConstraintReply | None:
         if harmful is not None:
             is_open = isinstance(request, GrammarOpen) and request.grammar == harmful
             is_commit = isinstance(request, GrammarCommit) and request is death.culprit
-            if is_open or is_commit:
-                return _refusal(request.session_id, self._refused[_digest(harmful)])
+            verdict = self._trials.known(harmful)
+            if (is_open or is_commit) and verdict is not None:
+                return GrammarRefused(
+                    session_id=request.session_id, message=verdict.message, is_client_error=True
+                )
         return _failed(request, f"the constraint child ended: {death.reason}")
 
-    def _blame(self, death: Death) -> Grammar | None:
-        """Refuse the culprit's grammar from now on; the grammar, if there is one to blame."""
-        culprit = death.culprit
-        if culprit is None:
+    def _grammar_of(self, request: ChildRequest | None) -> Grammar | None:
+        """The grammar within which a child ended, where one may be the cause."""
+        if request is None:
             return None
-        grammar = (
-            culprit.grammar
-            if isinstance(culprit, GrammarOpen)
-            else self._grammars.get(culprit.session_id)
-        )
-        if grammar is None:
-            return None
-        self._refused[_digest(grammar)] = (
-            f"the {NOUNS[grammar.kind]} is too complex, it ended the process that served it: "
-            f"{death.reason}; its memory limit is {self._config.memory_limit_mb} MB"
-        )
-        while len(self._refused) > _MAX_REFUSED:
-            self._refused.popitem(last=False)
-        return grammar
+        if isinstance(request, GrammarOpen | Trial):
+            return request.grammar
+        return self._grammars.get(request.session_id)
 
     async def _replace(self, index: int, *, wait: bool) -> None:
         """Launch a successor; after a child that never became ready, wait longer each time."""
@@ -292,12 +308,15 @@ class ConstraintWorkers:
                 self._backoff_s[index] = min(2 * pause_s, _LAST_BACKOFF_S)
                 if await self._stops_within(pause_s):
                     return
+            child = self._new_child(index)
             try:
-                await self._new_child(index).launch()
-            except OSError:  # no process or no descriptor to be had now
-                self._children[index] = None
+                await child.launch()
+            except OSError as error:  # no process or no descriptor to be had now
+                reason = f"cannot be started: {error.strerror}"
+                self._lose(index, Death(child.take_pending(), reason, None, was_ready=False))
                 wait = True
             else:
+                self._trials.go_on()  # those that have waited for a taster
                 return
 
     async def _stops_within(self, seconds: float) -> bool:
@@ -313,6 +332,7 @@ class ConstraintWorkers:
             for child in self._children:
                 if child is not None:
                     child.check_deadlines()
+            self._trials.check()
             await self._stops_within(pause_s)
 
     def _spawn_task(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -321,23 +341,15 @@ class ConstraintWorkers:
         task.add_done_callback(self._tasks.discard)
 
 
-def _digest(grammar: Grammar) -> bytes:
-    return hashlib.sha256(f"{grammar.kind}:{grammar.text}".encode()).digest()
-
-
 def _log_death(index: int, death: Death) -> None:
     """Whose message it was in, and not what grammar that is."""
-    culprit = None if death.culprit is None else death.culprit.session_id
+    culprit = getattr(death.culprit, "session_id", None)
     fields = {"child": index, "session_id": culprit, "num_unanswered": len(death.unanswered)}
     logger.warning("constraint child %d ended: %s", index, death.reason, extra=fields)
 
 
 def _full(num_waiting: int) -> str:
     return f"{num_waiting} requests are waiting, which is the limit"
-
-
-def _refusal(session_id: str, message: str) -> GrammarRefused:
-    return GrammarRefused(session_id=session_id, message=message, is_client_error=True)
 
 
 def _failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:

@@ -99,7 +99,7 @@ class LinkServer(Generic[Request]):
                 for frame in self._codec.encode(messages):
                     self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
             except zmq.Again:
-                logger.warning("dropped %d replies: send queue full", len(messages))
+                logger.warning("dropped up to %d replies: send queue full", len(messages))
 
     def close(self) -> None:
         """Close the socket and end the authentication thread. Idempotent."""

@@ -35,6 +35,7 @@ from models.grammar_limits import (
 )
 from models.grammar_regex import regex_grammar
 from models.messages import Grammar
+from models.schema_rewrite import ALLOWED_ESCAPES, rewrite
 
 
 class MatcherBroken(ServingError):
@@ -43,7 +44,7 @@ class MatcherBroken(ServingError):
     code = "grammar_too_complex"
 
 
-_ANY_OBJECT: Schema = {"type": "object"}
+_FUEL_IS_SPENT = "too many expressions constructed"
 
 
 def _json_grammar(schema: Schema) -> str:
@@ -58,6 +59,8 @@ def _json_grammar(schema: Schema) -> str:
             "whitespace_pattern": None,
             "coerce_one_of": False,  # anyOf in place of oneOf would pass texts that are invalid
             "lenient": False,  # unsupported keywords are refused, never ignored
+            "json_allowed_escapes": ALLOWED_ESCAPES,
+            "json_allow_general_unicode_escapes": False,
         },
     )
 
@@ -107,6 +110,7 @@ class GrammarCompiler:
             )
         self._schema_limits = schema_limits or SchemaLimits()
         bounds = parser_limits or ParserLimits()
+        self._fuel = bounds.initial_lexer_fuel
         self._parser_limits = llguidance.LLParserLimits(
             initial_lexer_fuel=bounds.initial_lexer_fuel,
             step_lexer_fuel=bounds.step_lexer_fuel,
@@ -125,6 +129,16 @@ class GrammarCompiler:
         """Size of one mask row."""
         return self._rows.row_bytes
 
+    def check(self, grammar: Grammar) -> None:
+        """What is refused without the compiler, in a few milliseconds at most.
+
+        Raises:
+            UnsupportedGrammar: too long, or a schema over a limit.
+        """
+        check_size(grammar, self._schema_limits)
+        if grammar.kind == "json_schema":
+            parse_schema(grammar.text, self._schema_limits)
+
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile, and compute the first mask: hostile grammars show themselves there.
 
@@ -136,7 +150,7 @@ class GrammarCompiler:
             case "json_schema":
                 return self._compile_schema(parse_schema(grammar.text, self._schema_limits))
             case "json_object":
-                return self._compile_schema(_ANY_OBJECT)
+                return self._compile_schema({"type": "object"})
             case "regex":
                 lark = regex_grammar(grammar.text, RegexLimits())
             case "choice":
@@ -147,6 +161,7 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, self._rows)
 
     def _compile_schema(self, schema: Schema) -> CompiledGrammar:
+        written = rewrite(schema)
         try:
             source = _json_grammar(schema)
         except ValueError as error:
@@ -154,7 +169,13 @@ class GrammarCompiler:
         matcher = self._match(source)
         if matcher.is_error():
             complaint = matcher.get_error()
-            refuse(_one_line(complaint), path=locate(schema, complaint))
+            path = locate(schema, complaint)
+            if _FUEL_IS_SPENT in complaint:
+                complaint += f"; the limit is {self._fuel} units of work (initial_lexer_fuel)"
+            for rust, pattern in written.items():
+                complaint = complaint.replace(rust, pattern)
+                path = path.replace(json.dumps(rust), json.dumps(pattern))
+            refuse(_one_line(complaint), path=path)
         return CompiledGrammar(matcher, self._rows)
 
     def _match(self, source: str) -> llguidance.LLMatcher:

@@ -1,7 +1,9 @@
 """Sessions under grammars: answers the messages of the constraint service, one at a time.
 
 A pure handler: messages in, replies out, no sockets, no tasks, no clock of its own. It holds a
-compile cache (least recently used goes first; refusals are kept too) and a table of sessions. A
+compile cache (least recently used goes first; refusals are kept too) and a table of sessions.
+Whoever wants to go on answering while a grammar compiles asks `lacks`, compiles elsewhere and
+hands the result in by `put`; how much memory is left is its business too (`evict`, `forget`). A
 session holds committed generated tokens only; a mask request walks on a copy, so draft and
 target may ask for the same session in any order, from any committed length they know of.
 
@@ -29,6 +31,7 @@ from models.errors import UnsupportedGrammar
 from models.grammar import CompiledGrammar, GrammarCompiler, MatcherBroken, walk_rows
 from models.grammar_text import GrammarText, known_base, num_common_tokens, resume_at, rows_behind
 from models.messages import (
+    MAX_DRAFT_TOKENS,
     ConstraintReply,
     ConstraintRequest,
     Grammar,
@@ -52,7 +55,7 @@ class HostLimits:
     max_cached_grammars: int = 128
     max_sessions: int = 1024
     session_idle_s: float = 600.0  # a session may be dropped for another after this
-    max_rows: int = 64  # per mask request
+    max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
 
 
 class GrammarHost:
@@ -99,6 +102,45 @@ class GrammarHost:
                 self._close(request)
                 return None
 
+    # --- compiled grammars --------------------------------------------------------------------
+
+    def lacks(self, request: GrammarOpen) -> bool:
+        """Whether answering `request` would compile its grammar."""
+        session = self._sessions.get(request.session_id)
+        is_open = session is not None and session.epoch == request.epoch
+        is_known = is_open and session is not None and session.grammar == request.grammar
+        return not is_known and request.grammar not in self._cache
+
+    def put(self, grammar: Grammar, compiled: CompiledGrammar | UnsupportedGrammar) -> None:
+        """Keep what the compiler made of a grammar."""
+        while len(self._cache) >= self._limits.max_cached_grammars:
+            self._cache.popitem(last=False)
+        self._cache[grammar] = compiled
+
+    def evict(self) -> int:
+        """Drop the older half of the cached grammars that no session uses; how many."""
+        used = {session.grammar for session in self._sessions.values()}
+        idle = [grammar for grammar in self._cache if grammar not in used]
+        old = idle[: (len(idle) + 1) // 2]
+        for grammar in old:
+            del self._cache[grammar]
+        return len(old)
+
+    def forget(self) -> int:
+        """Drop the grammar whose latest use is oldest, with all its sessions; how many sessions.
+
+        They are unknown from then on: their routers open and replay them, on a fresh lexer.
+        """
+        if not self._sessions:
+            return 0
+        latest = {session.grammar: session.used_at for session in self._sessions.values()}
+        oldest = min(latest, key=latest.__getitem__)
+        self._cache.pop(oldest, None)
+        gone = [name for name, session in self._sessions.items() if session.grammar == oldest]
+        for session_id in gone:
+            del self._sessions[session_id]
+        return len(gone)
+
     # --- open ---------------------------------------------------------------------------------
 
     def _open(self, request: GrammarOpen) -> ConstraintReply:
@@ -129,15 +171,15 @@ class GrammarHost:
         return GrammarReady(session_id=request.session_id, compile_ms=compile_ms, committed_len=0)
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar | UnsupportedGrammar:
-        found = self._cache.pop(grammar, None)
-        if found is None:
-            try:
-                found = self._compiler.compile(grammar)
-            except UnsupportedGrammar as refusal:
-                found = refusal
-            while len(self._cache) >= self._limits.max_cached_grammars:
-                self._cache.popitem(last=False)
-        self._cache[grammar] = found
+        found = self._cache.get(grammar)
+        if found is not None:
+            self._cache.move_to_end(grammar)
+            return found
+        try:
+            found = self._compiler.compile(grammar)
+        except UnsupportedGrammar as refusal:
+            found = refusal
+        self.put(grammar, found)
         return found
 
     def _make_room(self) -> bool:

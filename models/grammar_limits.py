@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import NoReturn
 
 from models.errors import UnsupportedGrammar
@@ -32,9 +33,9 @@ NOUNS = {
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 Schema = dict[str, JsonValue]
 
-_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS_OF_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-_SCHEMAS = (
+MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS_OF_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+SCHEMAS = (
     *("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "not", "if"),
     *("unevaluatedItems", "then", "else", "contains", "propertyNames", "contentSchema"),
 )
@@ -49,7 +50,11 @@ class SchemaLimits:
     max_depth: int = 48  # JSON nesting; llguidance itself stops at 128
     max_properties: int = 1_000  # over the whole schema; compile time grows with the square
     max_enum_values: int = 5_000  # over the whole schema
-    max_multiple_of: int = 10_000  # 1 ms here, 600 ms at 100,000, 11 s and 400 MB at 1,000,000
+    # Sums over the distinct values of the whole schema, because each costs as much as it is high:
+    # digits of multipleOf (10,000: 20 ms, 2 MB; 1,000,000: 11 s, 400 MB), bounds of arrays
+    # (900 of 90,000: 1.6 s, 90 MB).
+    max_multiple_of: int = 10_000
+    max_items: int = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -128,17 +133,17 @@ def subschemas(schema: JsonValue, path: str = "$") -> Iterator[tuple[str, Schema
     if not isinstance(schema, dict):
         return
     yield path, schema
-    for keyword in _MAPS_OF_SCHEMAS:
+    for keyword in MAPS_OF_SCHEMAS:
         inner = schema.get(keyword)
         if isinstance(inner, dict):
             for name, value in inner.items():
-                yield from subschemas(value, f"{path}.{keyword}{_step(name)}")
-    for keyword in _LISTS_OF_SCHEMAS:
+                yield from subschemas(value, f"{path}.{keyword}{json_path(name)}")
+    for keyword in LISTS_OF_SCHEMAS:
         inner = schema.get(keyword)
         if isinstance(inner, list):
             for i, value in enumerate(inner):
                 yield from subschemas(value, f"{path}.{keyword}[{i}]")
-    for keyword in _SCHEMAS:
+    for keyword in SCHEMAS:
         yield from subschemas(schema.get(keyword), f"{path}.{keyword}")
 
 
@@ -167,7 +172,7 @@ def _first(schema: Schema, keyword: str, part: str | None) -> str:
     """Path of the first `keyword` whose value contains `part` (any value when None)."""
     for path, inner in subschemas(schema):
         if keyword in inner and (part is None or part in str(inner[keyword])):
-            return f"{path}{_step(keyword)}"
+            return f"{path}{json_path(keyword)}"
     return ""
 
 
@@ -189,6 +194,8 @@ def _check_depth(schema: Schema, limit: int) -> None:
 def _check_keywords(schema: Schema, limits: SchemaLimits) -> None:
     num_properties = 0
     num_enum_values = 0
+    multiples: set[int] = set()
+    bounds: set[int] = set()
     for path, inner in subschemas(schema):
         num_properties += _size(inner.get("properties")) + _size(inner.get("patternProperties"))
         num_enum_values += _size(inner.get("enum"))
@@ -202,16 +209,25 @@ def _check_keywords(schema: Schema, limits: SchemaLimits) -> None:
                 f"{num_enum_values} enum values so far, the limit is {limits.max_enum_values}",
                 path=f"{path}.enum",
             )
-        _check_lenient(path, inner, limits)
+        _check_sum(path, inner, "multipleOf", multiples, limits.max_multiple_of)
+        for keyword in ("minItems", "maxItems"):
+            _check_sum(path, inner, keyword, bounds, limits.max_items)
+        _check_lenient(path, inner)
 
 
-def _check_lenient(path: str, inner: Schema, limits: SchemaLimits) -> None:
-    multiple = inner.get("multipleOf")
-    if isinstance(multiple, int | float) and abs(multiple) > limits.max_multiple_of:
-        refuse(
-            f"multipleOf {multiple} is over the limit of {limits.max_multiple_of}",
-            path=f"{path}.multipleOf",
-        )
+def _check_sum(path: str, inner: Schema, keyword: str, seen: set[int], limit: int) -> None:
+    """Add a number's digits to those seen in the schema, and refuse too high a sum."""
+    value = inner.get(keyword)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    digits = Decimal(repr(value)).normalize()
+    seen.add(abs(int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0)))))
+    if sum(seen) > limit:
+        others = "" if len(seen) == 1 else f", with the others in the schema {sum(seen)},"
+        refuse(f"{keyword} {value}{others} is over the limit of {limit}", path=f"{path}.{keyword}")
+
+
+def _check_lenient(path: str, inner: Schema) -> None:
     if isinstance(inner.get("items"), list):
         refuse("an array is not a schema; use prefixItems", path=f"{path}.items")
     for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
@@ -236,7 +252,8 @@ def _size(value: JsonValue) -> int:
     return len(value) if isinstance(value, dict | list) else 0
 
 
-def _step(name: str) -> str:
+def json_path(name: str) -> str:
+    """One step of a JSON path."""
     return f".{name}" if _PLAIN_NAME.fullmatch(name) else f"[{json.dumps(name)}]"
 
 

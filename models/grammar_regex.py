@@ -16,8 +16,8 @@ from models.regex_chars import Ranges
 from models.regex_syntax import parse_regex
 from models.regex_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
 
-_EMPTY = Sequence(())
-_NOTHING = Chars(())  # no text at all
+EMPTY = Sequence(())
+NOTHING = Chars(())  # no text at all
 _PART_LEVELS = 8  # of parentheses in one terminal: llguidance reads about 30
 
 
@@ -30,12 +30,12 @@ def regex_grammar(text: str, limits: RegexLimits) -> str:
     """
     if not text:
         refuse("the pattern is empty")
-    tree = _simplified(parse_regex(text, limits), at_start=True, at_end=True)
-    if tree == _NOTHING:
+    tree = simplified(parse_regex(text, limits), at_start=True, at_end=True)
+    if tree == NOTHING:
         refuse("no text matches this pattern")
-    if tree == _EMPTY:
+    if tree == EMPTY:
         refuse("only the empty text matches this pattern")
-    size = _expanded_size(tree)
+    size = expanded_size(tree)
     if size > limits.max_expanded:
         refuse(
             f"the pattern has {size} characters with its repeats written out, "
@@ -46,7 +46,7 @@ def regex_grammar(text: str, limits: RegexLimits) -> str:
     return "\n".join(["start: TEXT", f"TEXT: {body}", *writer.terminals(), ""])
 
 
-def _simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
+def simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
     """Without anchors, and without parts that match nothing or no more than the empty text."""
     match node:
         case Chars():
@@ -58,19 +58,19 @@ def _simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
                     f"an anchor ({node.sign}) is only supported at the {place} of the text",
                     path=f"position {node.position}",
                 )
-            return _EMPTY
+            return EMPTY
         case Sequence():
             return _simplified_sequence(node, at_start=at_start, at_end=at_end)
         case Choice():
             options = (
-                _simplified(option, at_start=at_start, at_end=at_end) for option in node.options
+                simplified(option, at_start=at_start, at_end=at_end) for option in node.options
             )
-            return _joined_choice([option for option in options if option != _NOTHING])
+            return _joined_choice([option for option in options if option != NOTHING])
         case Repeat():
-            part = _simplified(node.part, at_start=False, at_end=False)
-            if node.high == 0 or part == _EMPTY or (part == _NOTHING and node.low == 0):
-                return _EMPTY
-            return part if part == _NOTHING else Repeat(part, node.low, node.high)
+            part = simplified(node.part, at_start=False, at_end=False)
+            if node.high == 0 or part == EMPTY or (part == NOTHING and node.low == 0):
+                return EMPTY
+            return part if part == NOTHING else Repeat(part, node.low, node.high)
 
 
 def _simplified_sequence(node: Sequence, *, at_start: bool, at_end: bool) -> Node:
@@ -78,9 +78,9 @@ def _simplified_sequence(node: Sequence, *, at_start: bool, at_end: bool) -> Nod
     first, last = (solid[0], solid[-1]) if solid else (len(node.parts), -1)
     parts: list[Node] = []
     for i, part in enumerate(node.parts):
-        simple = _simplified(part, at_start=at_start and i <= first, at_end=at_end and i >= last)
-        if simple == _NOTHING:
-            return _NOTHING
+        simple = simplified(part, at_start=at_start and i <= first, at_end=at_end and i >= last)
+        if simple == NOTHING:
+            return NOTHING
         parts += simple.parts if isinstance(simple, Sequence) else [simple]
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
@@ -88,7 +88,7 @@ def _simplified_sequence(node: Sequence, *, at_start: bool, at_end: bool) -> Nod
 def _joined_choice(options: list[Node]) -> Node:
     unique = list(dict.fromkeys(options))
     if not unique:
-        return _NOTHING
+        return NOTHING
     return unique[0] if len(unique) == 1 else Choice(tuple(unique))
 
 
@@ -101,15 +101,16 @@ def _is_blank(node: Node) -> bool:
     return isinstance(node, Anchor)
 
 
-def _expanded_size(node: Node) -> int:
+def expanded_size(node: Node) -> int:
+    """Characters of a tree with its repeats written out."""
     match node:
         case Sequence():
-            return sum(map(_expanded_size, node.parts))
+            return sum(map(expanded_size, node.parts))
         case Choice():
-            return sum(map(_expanded_size, node.options))
+            return sum(map(expanded_size, node.options))
         case Repeat():
             count = node.low + 1 if node.high is None else node.high
-            return _expanded_size(node.part) * count
+            return expanded_size(node.part) * count
         case _:
             return 1
 
@@ -132,13 +133,13 @@ class _LarkWriter:
             case Choice():
                 return " | ".join(map(self.write, node.options))
             case Repeat():
-                return self._operand(node.part) + _quantifier(node.low, node.high)
+                return self._operand(node.part) + quantifier(node.low, node.high)
             case Anchor():
                 raise AssertionError("anchors are resolved before")
 
     def terminals(self) -> list[str]:
         """The definitions of the terminals."""
-        sets = (f"{name}: /{_spelt(ranges)}/" for ranges, name in self._sets.items())
+        sets = (f"{name}: /{spelt(ranges)}/" for ranges, name in self._sets.items())
         return [*sets, *(f"PART{i}: {text}" for i, text in enumerate(self._parts))]
 
     def _operand(self, node: Node) -> str:
@@ -159,10 +160,12 @@ class _LarkWriter:
         return self._sets.setdefault(ranges, f"SET{len(self._sets)}")
 
 
-def _quantifier(low: int, high: int | None) -> str:
+def quantifier(low: int, high: int | None) -> str:
+    """How a repeat is written, to Lark and to Rust alike."""
     short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
     return short or f"{{{low},{'' if high is None else high}}}"
 
 
-def _spelt(ranges: Ranges) -> str:
+def spelt(ranges: Ranges) -> str:
+    """A set as Rust's regular expressions write it, in code points."""
     return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges) + "]"

@@ -66,6 +66,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
 
 
+MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
+
+
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint on the generated text.
 

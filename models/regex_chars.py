@@ -12,12 +12,27 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Literal
 
 Ranges = tuple[tuple[int, int], ...]
+# Whose meaning counts: Python's, or what Python and ECMA 262 both say, or what one of them says.
+Reading = Literal["python", "both", "either"]
 
 LAST = 0x10FFFF
 _CASED_END = 0x20000  # no character behind the second plane has a case
+_CLASS_END = 0x40000  # none behind the fourth is a digit, a word character or white space
 _SURROGATES = (0xD800, 0xDFFF)
+_READINGS: tuple[Reading, ...] = ("python", "both", "either")
+# ECMA 262, CharacterClassEscape: only white space knows other alphabets.
+_ECMA_CLASSES: dict[str, Ranges] = {
+    "d": ((48, 57),),
+    "w": ((48, 57), (65, 90), (95, 95), (97, 122)),
+    "s": (
+        *((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
+        *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
+        (0xFEFF, 0xFEFF),
+    ),
+}
 
 
 def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
@@ -47,9 +62,34 @@ def category(letter: str, *, is_ascii: bool) -> Ranges:
     r"""What `\d`, `\w` or `\s` matches, and the capital letters; with `re.ASCII` or without."""
     if letter.isupper():
         return complement(category(letter.lower(), is_ascii=is_ascii))
-    everything = "".join(map(chr, range(LAST + 1)))
+    everything = "".join(map(chr, range(_CLASS_END)))
     runs = re.finditer(rf"\{letter}+", everything, re.ASCII if is_ascii else re.UNICODE)
     return union((run.start(), run.end() - 1) for run in runs)
+
+
+def intersection(first: Ranges, second: Ranges) -> Ranges:
+    """The characters of both sets."""
+    return complement(union(complement(first), complement(second)))
+
+
+@lru_cache(maxsize=64)
+def class_of(letter: str, *, is_ascii: bool, reading: Reading) -> Ranges:
+    r"""What `\d`, `\D` and so on match to whoever reads the pattern."""
+    own = category(letter, is_ascii=is_ascii)
+    if reading == "python":
+        return own
+    theirs = _ECMA_CLASSES[letter.lower()]
+    if letter.isupper():
+        theirs = complement(theirs)
+    return intersection(own, theirs) if reading == "both" else union(own, theirs)
+
+
+def warm_up() -> None:
+    """Find out about all classes now, so that no pattern has to wait for it."""
+    for letter in "dswDSW":
+        for is_ascii in (False, True):
+            for reading in _READINGS:
+                class_of(letter, is_ascii=is_ascii, reading=reading)
 
 
 def ignore_case(ranges: Ranges, *, is_ascii: bool) -> Ranges:

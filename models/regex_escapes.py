@@ -6,9 +6,17 @@ Source: Python 3.11-3.13, Lib/re/_parser.py, `_escape` and `_class_escape`.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from models.regex_chars import LAST, Ranges, category, complement, ignore_case, union
+from models.regex_chars import (
+    LAST,
+    Ranges,
+    Reading,
+    class_of,
+    complement,
+    ignore_case,
+    union,
+)
 from models.regex_reader import PatternReader
 from models.regex_tree import Chars
 
@@ -17,6 +25,7 @@ CLASS_LETTERS = frozenset("dDsSwW")
 _CONTROLS = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "\\": 92}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _OCTAL = frozenset("01234567")
+_PYTHON_ONLY = frozenset("aUN")  # to ECMA 262 the letters themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,12 @@ class Flags:
     ignore_case: bool = False
     dot_all: bool = False
     is_ascii: bool = False
+    reading: Reading = "python"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the pattern must mean the same to Python and to ECMA 262."""
+        return self.reading != "python"
 
 
 def literal(code: int, flags: Flags) -> Chars:
@@ -45,8 +60,10 @@ def read_octal(reader: PatternReader, char: str, start: int) -> int:
     return _octal(reader, digits, start)
 
 
-def read_code(reader: PatternReader, char: str, start: int) -> int:
+def read_code(reader: PatternReader, char: str, start: int, flags: Flags) -> int:
     """The character of an escape that means one character, within a set or outside."""
+    if flags.is_shared and char in _PYTHON_ONLY:
+        reader.unserved("an escape that not all validators read alike", start)
     if char in _CONTROLS:
         return _CONTROLS[char]
     if char in _HEX_DIGITS:
@@ -94,6 +111,11 @@ def _named(reader: PatternReader, start: int) -> int:
 def read_set(reader: PatternReader, start: int, flags: Flags) -> Ranges:
     """The characters of a set whose `[`, at `start`, is read already."""
     is_negated = reader.take("^")
+    if flags.is_shared:
+        if reader.peek() == "]":
+            reader.unserved("a set that begins with ]", start)
+        if is_negated:  # what one of them takes for a member both must leave out
+            flags = replace(flags, reading="either")
     plain: list[tuple[int, int]] = []
     classes: list[Ranges] = []
     is_first = True
@@ -132,5 +154,5 @@ def _member(reader: PatternReader, start: int, flags: Flags) -> int | Ranges:
     position = reader.at - 1
     char = reader.next("unterminated character set")
     if char in CLASS_LETTERS:
-        return category(char, is_ascii=flags.is_ascii)
-    return 8 if char == "b" else read_code(reader, char, position)
+        return class_of(char, is_ascii=flags.is_ascii, reading=flags.reading)
+    return 8 if char == "b" else read_code(reader, char, position, flags)

@@ -13,13 +13,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from models.grammar_limits import RegexLimits, refuse
-from models.regex_chars import LAST, category, complement
+from models.regex_chars import LAST, Ranges, class_of, complement
 from models.regex_escapes import CLASS_LETTERS, Flags, literal, read_code, read_octal, read_set
 from models.regex_reader import PatternReader
 from models.regex_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
 
 _ANY = ((0, LAST),)
 _NOT_NEWLINE = complement(((10, 10),))
+_NOT_LINE_END = complement(((10, 10), (13, 13), (0x2028, 0x2029)))  # ECMA 262's dot
 _UNSERVED_GROUPS = {
     "=": "look-ahead",
     "!": "negative look-ahead",
@@ -31,8 +32,11 @@ _UNSERVED_GROUPS = {
 }
 
 
-def parse_regex(text: str, limits: RegexLimits) -> Node:
+def parse_regex(text: str, limits: RegexLimits, *, is_shared: bool = False) -> Node:
     """The tree of a pattern.
+
+    `is_shared`: it must mean the same to Python and to ECMA 262. A set is then what both take for
+    it, and what they read differently is refused.
 
     Raises:
         UnsupportedGrammar: too long or too deep, no pattern of Python's, or with a feature that
@@ -41,13 +45,20 @@ def parse_regex(text: str, limits: RegexLimits) -> Node:
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     if num_bytes > limits.max_pattern_bytes:
         refuse(f"the pattern has {num_bytes} bytes, the limit is {limits.max_pattern_bytes}")
-    return _Parser(text, limits).parse()
+    return _Parser(text, limits, Flags(reading="both" if is_shared else "python")).parse()
+
+
+def _any(flags: Flags) -> Ranges:
+    if flags.dot_all:
+        return _ANY
+    return _NOT_LINE_END if flags.is_shared else _NOT_NEWLINE
 
 
 class _Parser:
     """One pass from left to right; one method for each kind of construct."""
 
-    def __init__(self, text: str, limits: RegexLimits) -> None:
+    def __init__(self, text: str, limits: RegexLimits, flags: Flags) -> None:
+        self._flags = flags
         self._reader = PatternReader(text)
         self._limits = limits
         self._depth = 0
@@ -88,7 +99,7 @@ class _Parser:
         if char == "[":
             return Chars(read_set(self._reader, start, flags))
         if char == ".":
-            return Chars(_ANY if flags.dot_all else _NOT_NEWLINE)
+            return Chars(_any(flags))
         if char in "^$":
             return Anchor(char, start)
         return literal(ord(char), flags)
@@ -96,14 +107,16 @@ class _Parser:
     def _escape(self, start: int, flags: Flags) -> Node:
         char = self._reader.next("bad escape (end of pattern)")
         if char in "AZ":
+            if flags.is_shared:
+                self._reader.unserved("an anchor that not all validators read alike", start)
             return Anchor("\\" + char, start)
         if char in "bB":
             self._reader.unserved("a word boundary", start)
         if char in CLASS_LETTERS:
-            return Chars(category(char, is_ascii=flags.is_ascii))
+            return Chars(class_of(char, is_ascii=flags.is_ascii, reading=flags.reading))
         if char in tuple("123456789"):
             return literal(read_octal(self._reader, char, start), flags)
-        return literal(read_code(self._reader, char, start), flags)
+        return literal(read_code(self._reader, char, start, flags), flags)
 
     def _quantifier(self, char: str, start: int, parts: list[Node], flags: Flags) -> None:
         bounds = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char) or self._braces(start)
@@ -131,6 +144,8 @@ class _Parser:
         if not self._reader.take("}"):
             self._reader.at = after
             return None
+        if not low and self._flags.is_shared:
+            self._reader.unserved("a repeat without its least number", start)
         limit = self._limits.max_repeat
         bounds = int(low or 0), int(high) if high else None
         for count in bounds:
@@ -194,7 +209,7 @@ class _Parser:
             found = self._reader.text[start + 2 : max(end, start)]
             if not self._reader.take("(?") or not found or not set(found) <= set("aiLmsux"):
                 self._reader.at = start
-                return self._changed(Flags(), letters, "", 0)
+                return self._changed(self._flags, letters, "", 0)
             self._reader.at = end + 1
             letters += found
 
@@ -214,9 +229,10 @@ class _Parser:
         if "L" in on or {"a", "u"} <= set(on):
             self._reader.fail(f"flags {on} do not go together or not with text", start)
         # m only concerns ^ and $ within a text; those are refused in any case.
-        for letter, name in (("i", "ignore_case"), ("s", "dot_all")):
-            if letter in on or letter in off:
-                flags = replace(flags, **{name: letter in on})
+        if "i" in on or "i" in off:
+            flags = replace(flags, ignore_case="i" in on)
+        if "s" in on or "s" in off:
+            flags = replace(flags, dot_all="s" in on)
         if "a" in on or "u" in on:
             flags = replace(flags, is_ascii="a" in on)
         return flags

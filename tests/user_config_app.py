@@ -6,7 +6,8 @@ from local_service import DEMO
 from ray.serve import Application
 
 from deployments.app import bind_constraint
-from deployments.config import GrammarServiceConfig, LinkConfig
+from deployments.config import LinkConfig
+from deployments.grammar_config import GrammarServiceConfig
 
 
 def build(args: dict[str, Any]) -> Application:

@@ -9,14 +9,14 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import (
     AppConfig,
-    GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
-    Section,
     SpeculationConfig,
     TimeoutConfig,
     resolve_folder,
 )
+from deployments.config_section import Section
+from deployments.grammar_config import GrammarServiceConfig
 from deployments.model_files import check_models
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -133,6 +133,12 @@ def test_cache_sizes_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         AppConfig.model_validate(tree(tmp_path, **keys))
+
+
+def test_one_compile_must_fit_into_a_child(tmp_path: Path) -> None:
+    limits = {"memory_limit_mb": 256, "compile_memory_mb": 65}
+    with pytest.raises(ValueError, match="at most a quarter of memory_limit_mb, 256, got 65"):
+        AppConfig.model_validate(tree(tmp_path) | {"constraint": limits})
 
 
 def sections(model: type[Section]) -> list[type[Section]]:

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,18 +60,21 @@ class Child:
             )
         self._splitter = FrameSplitter()
         self._entries: list[ChildEntry] = []
+        self.numbers: list[int] = []  # of the answers received
 
     def send(self, message: object) -> None:
         self.link.sendall(to_frame(msgspec.msgpack.encode(message)))
 
-    def receive(self) -> ChildEntry:
+    def receive(self) -> object:
         while not self._entries:
             data = self.link.recv(1 << 16)
             if not data:
                 raise EOFError
             for frame in self._splitter.feed(data):
                 self._entries += msgspec.msgpack.decode(frame, type=list[ChildEntry])
-        return self._entries.pop(0)
+        number, entry = self._entries.pop(0)
+        self.numbers.append(number)
+        return entry
 
     def end(self) -> None:
         self.link.close()
@@ -123,7 +127,9 @@ def test_answers_in_order_and_ends_with_the_socket(child: Child, tokenizer_path:
     assert child.receive() is None
     assert child.receive().reason == "unknown"  # type: ignore[union-attr]  # a MaskMiss
     progress = child.page.read()
-    assert (progress.num_begun, progress.num_finished, progress.is_busy) == (4, 4, False)
+    assert progress.num_taken == progress.serving.num_begun == 4
+    assert progress.serving.number is progress.compiling.number is None
+    assert child.numbers[1:] == [0, 1, 2, 3]
     child.process.send_signal(signal.SIGINT)  # Ctrl-C is the parent's business
     child.send([asking()])
     child.receive()
@@ -150,26 +156,32 @@ def test_a_config_that_cannot_be_served_is_said(
     assert child.process.wait(timeout=20) == 0
 
 
-def test_a_grammar_that_never_compiles_ends_the_child(child: Child, tokenizer_path: str) -> None:
-    # Nobody watches here: the child's own alarm, at three times the longest deadline.
-    child.send(config(tokenizer_path, compile_timeout_s=0.1, mask_timeout_s=0.1))
+def test_masks_are_answered_while_a_grammar_compiles(child: Child, tokenizer_path: str) -> None:
+    child.send(config(tokenizer_path))
     child.receive()
-    child.send([opening(NEVER_COMPILES)])
-    assert child.process.wait(timeout=20) == -signal.SIGALRM
-    assert child.page.read().is_busy
+    child.send([opening(TEN_SCHEMAS["nested"])])
+    assert isinstance(child.receive(), GrammarReady)
+    child.send([opening(NEVER_COMPILES, "slow"), asking("slow"), asking()])
+    assert isinstance(child.receive(), Masks)
+    assert child.numbers[-1] == 3  # before those of the slow one
+    give_up_at = time.monotonic() + 20
+    while child.page.read().compiling.number != 1:
+        assert time.monotonic() < give_up_at
+    child.link.close()  # nobody is left to tell: the child ends within the compile
+    assert child.process.wait(timeout=20) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is on data memory: Linux")
 def test_a_grammar_that_needs_too_much_memory_ends_the_child(
     child: Child, tokenizer_path: str
 ) -> None:
-    child.send(config(tokenizer_path, memory_limit_mb=64, max_schema_bytes=1 << 20))
+    child.send(config(tokenizer_path, memory_limit_mb=128, max_schema_bytes=1 << 23))
     child.receive()
     child.send([opening(TEN_SCHEMAS["nested"], "small")])
     assert isinstance(child.receive(), GrammarReady)
-    child.send([opening({"enum": ["x" * 1_000_000]})])
+    child.send([opening({"enum": ["x" * 5_000_000]})])
     assert child.process.wait(timeout=20) == -signal.SIGABRT
-    assert child.page.read().is_busy
+    assert child.page.read().compiling.number == 1
 
 
 def test_refusals_travel(child: Child, tokenizer_path: str) -> None:

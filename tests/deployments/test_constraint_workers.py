@@ -155,7 +155,8 @@ async def test_an_idle_child_is_not_timed(tokenizer_path: str) -> None:
 
 
 async def test_a_grammar_that_never_compiles_is_refused_by_name(tokenizer_path: str) -> None:
-    async with serving(tokenizer_path, compile_timeout_s=0.6, niceness=0) as workers:
+    limits = {"compile_cpu_s": 0.6, "compile_memory_mb": 400, "memory_limit_mb": 2048}
+    async with serving(tokenizer_path, **limits) as workers:
         await ask(workers, opening("neighbour"))
         hostile = asyncio.create_task(ask(workers, opening("h1", NEVER_COMPILES)))
         twin = asyncio.create_task(ask(workers, opening("h2", NEVER_COMPILES)))
@@ -169,27 +170,29 @@ async def test_a_grammar_that_never_compiles_is_refused_by_name(tokenizer_path: 
             assert isinstance(reply, GrammarRefused)
             assert reply.is_client_error
             assert reply.session_id == name
-            assert reply.message.startswith("the schema is too complex")
-            assert "0.6 s (compile_timeout_s)" in reply.message
+            assert reply.message.startswith("the schema is too complex: after 0.")
+            assert "the limit is 0.60 s (compile_cpu_s)" in reply.message
         missed = await orphan
         assert isinstance(missed, MaskMiss)
         assert missed.reason == "unknown"
-        # Refused at once from now on, without a child.
-        restarts = workers.stats.restarts
+        # Refused at once from now on, without a trial.
         assert isinstance(await ask(workers, opening("h3", NEVER_COMPILES)), GrammarRefused)
-        assert workers.stats.restarts == restarts == 1
+        assert len(workers._trials) == 0
+        assert workers.stats.restarts == 0
         assert isinstance(await ask(workers, asking("neighbour")), Masks)
 
 
 async def test_a_child_stopped_within_a_message_blames_nobody(tokenizer_path: str) -> None:
-    async with serving(tokenizer_path, compile_timeout_s=1.0, niceness=0) as workers:
+    async with serving(
+        tokenizer_path, compile_timeout_s=1.0, compile_memory_mb=400, memory_limit_mb=2048
+    ) as workers:
         taster = workers._children[-1]
         assert taster is not None
         assert taster.pid is not None
         page = taster._page
         assert page is not None
         asked = asyncio.create_task(ask(workers, opening("s", NEVER_COMPILES)))
-        await wait_until(lambda: page.read().is_busy)
+        await wait_until(lambda: page.read().compiling.number is not None)
         os.kill(taster.pid, signal.SIGSTOP)
         reply = await asked
         assert isinstance(reply, GrammarRefused)
@@ -213,13 +216,13 @@ async def test_a_new_grammar_waits_for_no_dead_taster(tokenizer_path: str) -> No
 
 async def test_a_grammar_over_the_memory_limit_is_refused_by_name(tokenizer_path: str) -> None:
     big = {"enum": ["x" * 1_000_000]}
-    async with serving(tokenizer_path, memory_limit_mb=64, max_schema_bytes=1 << 20) as workers:
+    async with serving(tokenizer_path, compile_memory_mb=1, max_schema_bytes=1 << 20) as workers:
         for name in ("a", "b"):
             reply = await until(lambda name=name: ask(workers, opening(name, big)), GrammarRefused)
             assert isinstance(reply, GrammarRefused)
             assert reply.is_client_error
-            assert "64 MB" in reply.message
-        assert workers.stats.restarts == 1
+            assert "the limit of 1 MB (compile_memory_mb)" in reply.message
+        assert workers.stats.restarts == 0
 
 
 async def test_grammars_are_remembered_and_not_kept(tokenizer_path: str) -> None:

@@ -14,7 +14,8 @@ from private_serve import private_serve
 from ray import serve
 
 from deployments.app import bind_constraint, bind_engine
-from deployments.config import GrammarServiceConfig, LinkConfig, ModelConfig
+from deployments.config import LinkConfig, ModelConfig
+from deployments.grammar_config import GrammarServiceConfig
 from deployments.link_client import LinkClient
 from deployments.pools import constraint_pool, engine_pool
 from models.errors import LinkLost
