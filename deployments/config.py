@@ -275,8 +275,8 @@ class RouterConfig(Section):
     max_logprob_entries: Annotated[int, Field(gt=0, le=1_000_000)] = Field(
         default=262_144,
         description="Most logprobs in one answer: (1 + top) for each token of its choices and, "
-        "where asked for, of its prompts. About 75 bytes each in the answer (20 MB), which a proxy may "
-        "have to keep for its client, and at most 26 in a target's message.",
+        "where asked for, of its prompts. About 75 bytes each in the answer (20 MB), which a proxy "
+        "may have to keep for its client, and at most 26 in a target's message.",
     )
     api_keys_file: str = Field(
         default="",
