@@ -172,6 +172,7 @@ def test_what_fills_an_event_is_random():
         filled = b'{"id":"%s"}' % (b"x" * size)
         assert len(sealed(filled)) in (512, 1024)
     assert len(sealing("m" * 600)(body)) == 2048
+    assert len(sealed(b'{"id":"%s"}' % (b"x" * 300_000))) == 5 * 65_536
 
 
 def test_the_openai_client_reads_obfuscated_streams():
