@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from deployments.byte_size import byte_size
 from deployments.check.dotted_keys import nested
-from deployments.folders import resolve_folder
+from deployments.model_paths import resolve_folder
 from models.config import check_quantization
 
 PositiveInt = Annotated[int, Field(gt=0)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import AppConfig, ModelConfig
-from deployments.folders import resolve_folder
+from deployments.model_paths import resolve_folder
 from models.stored_weights import missing_shards
 from models.vocabulary import num_shared_ids, read_vocabulary
 

@@ -25,8 +25,8 @@ from deployments.check.preflight import key_file_faults, sentence
 from deployments.check.serve_file import ServeFile, one_line, read_serve_file
 from deployments.check.shortages import Cluster, shortages
 from deployments.config import AppConfig, ModelConfig
-from deployments.folders import resolve_folder
 from deployments.model_files import file_faults
+from deployments.model_paths import resolve_folder
 
 
 @dataclass(kw_only=True)

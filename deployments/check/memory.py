@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deployments.check.shortages import Cluster, Node
 from deployments.config import AppConfig, ModelConfig
-from deployments.folders import resolve_folder
+from deployments.model_paths import resolve_folder
 from deployments.placement import Placement
 from models.stored_weights import num_stored_parameters
 

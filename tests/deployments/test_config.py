@@ -17,9 +17,9 @@ from deployments.config import (
     SpeculationConfig,
     TimeoutConfig,
 )
-from deployments.folders import resolve_folder
 from deployments.link import MAX_FRAME_BYTES
 from deployments.model_files import check_models
+from deployments.model_paths import resolve_folder
 from models.packed_logprobs import MAX_PACKED_BYTES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -1,4 +1,4 @@
-"""Where the folders are that a config names."""
+"""Which folder a `model_path` means: as given, in the current folder, or in the repo."""
 
 from __future__ import annotations
 
