@@ -37,6 +37,7 @@ from deployments.api.edge import (
 from deployments.api.grammar_fields import naming_field
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
+from deployments.api.json_chunks import coalesced
 from deployments.api.kept import Kept
 from deployments.api.off_loop import OffLoop
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest
@@ -44,7 +45,7 @@ from deployments.api.openapi import OpenApiPage, own_version
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.running import event_stream, first_item, whole_body
-from deployments.api.sse import EventStream
+from deployments.api.sse import ChunkedJson, EventStream
 from deployments.api.status_shapes import HealthStatus, LiveStatus, VersionStatus
 from deployments.api_keys import ApiKeys, KeyGate
 from deployments.meters import CONTENT_TYPE
@@ -206,20 +207,33 @@ class _Routes:
         self._service.refuse_when_full()
         job = await self._job(request, schema, make_job)
         record: RequestRecord = request.state.record
-        record.start(self._service.model.name, job.requests, is_stream=job.is_stream)
+        record.start(
+            self._service.model.name,
+            job.requests,
+            is_stream=job.is_stream,
+            num_prompts=job.num_prompts,
+        )
         items = record.watched(merged([self._choice(job, wanted) for wanted in job.requests]))
         num_choices = len(job.requests)
         if not job.is_stream:
             whole = whole_body(items, num_choices, job.writer)
-            return json_response(await until_disconnect(request, whole))
+            return self._whole(await until_disconnect(request, whole))
         first = await until_disconnect(request, first_item(items))
         return EventStream(
-            event_stream(items, first, num_choices, job.writer, partial(error_body, record)),
+            event_stream(
+                items, first, num_choices, job.writer, partial(error_body, record), job.sealed
+            ),
             send_timeout_s=self._service.send_timeout_s,
         )
 
+    def _whole(self, chunks: list[bytes]) -> Response:
+        chunks = coalesced(chunks)
+        if len(chunks) == 1:
+            return json_response(chunks[0])
+        return ChunkedJson(chunks, send_timeout_s=self._service.send_timeout_s)
+
     def _choice(self, job: Job, request: GenerationRequest) -> Items:
-        detokenizer = self._service.model.tokenizer.detokenizer(job.after)
+        detokenizer = self._service.model.tokenizer.detokenizer(job.after(request))
         items = cast("Items", self._service.generator.generate(request, detokenizer))
         return items if job.grammar_field is None else naming_field(items, job.grammar_field)
 

@@ -23,17 +23,19 @@ def chat_ids(
     return tokenizer.encode_pieces(pieces)
 
 
-def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
-    """Ids of a raw prompt.
+def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> list[int]:
+    """Ids of a raw prompt; `param` is what refusals call it.
 
     Raises:
         ContextTooLong: they must be more than the context window has.
     """
-    _check_text([text], tokenizer, max_model_len, "prompt")
+    _check_text([text], tokenizer, max_model_len, param)
     return tokenizer.encode(text)
 
 
-def checked_ids(token_ids: list[int], tokenizer: Tokenizer, max_model_len: int) -> list[int]:
+def checked_ids(
+    token_ids: list[int], tokenizer: Tokenizer, max_model_len: int, param: str
+) -> list[int]:
     """Ids that a client has sent as a prompt; more than fit, which are refused by their number, are
     not looked at.
 
@@ -45,9 +47,9 @@ def checked_ids(token_ids: list[int], tokenizer: Tokenizer, max_model_len: int) 
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < tokenizer.vocab_size:
             raise InvalidRequest(
-                f"prompt[{index}]: token id {shown(token_id)} is outside the vocabulary of "
+                f"{param}[{index}]: token id {shown(token_id)} is outside the vocabulary of "
                 f"{tokenizer.vocab_size}",
-                param="prompt",
+                param=param,
             )
     return token_ids
 

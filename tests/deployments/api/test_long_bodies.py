@@ -17,7 +17,7 @@ from http_fakes import ScriptedGenerator, http_service, served_model
 from deployments.api.bodies import MAX_FIELDS, parse
 from deployments.api.http import create_app
 from deployments.api.openai import MAX_MESSAGES, MAX_PARTS, ChatCompletionRequest, CompletionRequest
-from deployments.api.requests import prepare_chat, prepare_completion
+from deployments.api.requests import prepare_chat, prepare_completions
 from models.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
 
 # What no machine takes for a step of the loop; the code that this is about took seconds.
@@ -151,7 +151,7 @@ def test_what_cannot_fit_is_refused_by_its_length_before_it_is_tokenised(monkeyp
     text = parse(body(prompt="é" * 50_000), CompletionRequest)
     chat = parse(messages(USER % (b"a" * 100_000), 1), ChatCompletionRequest)
     for prepare, request, param in (
-        (prepare_completion, text, "prompt"),
+        (prepare_completions, text, "prompt"),
         (prepare_chat, chat, "messages"),
     ):
         with pytest.raises(ContextTooLong) as caught:
@@ -181,7 +181,7 @@ def test_a_schema_nested_too_deeply_is_refused():
         if depth:
             prepare(depth - 1)
         else:
-            prepare_completion(request, served_model(), "r1")
+            prepare_completions(request, served_model(), "r1")
 
     with pytest.raises(UnsupportedGrammar, match="nested too deeply"):
         prepare(deep - 300 - len(inspect.stack(0)))

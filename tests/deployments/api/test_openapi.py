@@ -16,7 +16,7 @@ from deployments.api.bodies import parse
 from deployments.api.http import create_app
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest
 from deployments.api.openapi import OpenApiPage, openapi_page
-from deployments.api.requests import prepare_chat, prepare_completion
+from deployments.api.requests import prepare_chat, prepare_completions
 from models.errors import ServingError
 
 MODEL = served_model()
@@ -46,7 +46,7 @@ def is_served(route: str, body: dict[str, Any]) -> bool:
         if route.endswith("chat/completions"):
             prepare_chat(parse(raw, ChatCompletionRequest), MODEL, "r1")
         else:
-            prepare_completion(parse(raw, CompletionRequest), MODEL, "r1")
+            prepare_completions(parse(raw, CompletionRequest), MODEL, "r1")
     except ServingError:
         return False
     return True
@@ -164,7 +164,7 @@ def test_what_is_served_fits_the_page(route, fields):
         {"temprature": 1},
         {"stream": "yes"},
         {"stream_options": {"include_usage": 1}},
-        {"stream_options": {"include_obfuscation": True}},
+        {"stream_options": {"include_obfuscation": 1}},
         {"speculation": {"k": 9}},
         {"speculation": {"k": -1}},
         {"speculation": {"depth": 1}},
