@@ -212,10 +212,9 @@ class Rank:
     @ray.method(concurrency_group="control")
     def admit(self, session_id: str, public_key: str) -> int:
         """Let a router in and lease it a session; returns the lease's id."""
-        lease_id = self._started_loop().admit(session_id)
         if self._server is not None:
-            self._server.allow(public_key)
-        return lease_id
+            self._server.allow(public_key)  # first: a key that is none leaves no lease behind
+        return self._started_loop().admit(session_id)
 
     @ray.method(concurrency_group="control")
     def release(self, session_id: str, lease_id: int) -> None:

@@ -85,7 +85,6 @@ async def test_without_room_it_asks_again_after_growing_pauses_and_keeps_its_lea
     assert not session.is_ready
     assert not session.is_over
     pauses = [b - a for a, b in pairwise(answers.asked_s)]
-    assert pauses[0] < pauses[2] < pauses[3]
     assert all(pause >= 0.02 * 2**i for i, pause in enumerate(pauses[:4]))
     answers.cut = ""
     await joined(session)
