@@ -9,42 +9,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 # Canonical composition makes UTF-8 up to 3 times shorter (Unicode Standard Annex 15, table 11);
 # one more for characters that are first replaced by others, as the Angstrom sign is.
 _NFC_SHRINKS = 4
+_BYTES = pre_tokenizers.ByteLevel.alphabet()  # a character for each
+_BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 _LOSSLESS_STEPS = frozenset(
     {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "Prepend"}
 )
 
 
-def longest_token_bytes(
-    backend: tokenizers.Tokenizer, bytes_of: Mapping[int, bytes], vocab_size: int
-) -> int | None:
+def longest_token_bytes(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> int | None:
     """Bytes of text that one token holds at most; None: no such bound is known.
 
     Args:
         backend: a loaded tokenizer.
-        bytes_of: what each token id stands for.
-        vocab_size: one more than the highest id.
+        vocab: its tokens, added ones included.
     """
     added = backend.get_added_tokens_decoder().values()
     if any(token.lstrip or token.rstrip for token in added):
         return None  # they swallow the spaces around them
-    shrinks = 1
-    for step in _steps(backend):
-        if step["type"] == "NFC":
-            shrinks = _NFC_SHRINKS
-        elif not _is_lossless(step):
-            return None
-    known = [bytes_of[token_id] for token_id in range(vocab_size)]
-    if len({raw for raw in known if len(raw) == 1}) < 256:
-        return None  # what is in no token is dropped, or many such make one unknown token
-    names = (len(token.content.encode()) for token in added)
-    return shrinks * max(max(map(len, known)), *names, 1)
+    steps = list(_steps(backend))
+    if not all(step["type"] == "NFC" or _is_lossless(step) for step in steps):
+        return None
+    is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
+    # What is in no token is dropped, or many such make one unknown token.
+    if not all(token in vocab for token in (_BYTES if is_byte_level else _BYTE_TOKENS)):
+        return None
+    lengths = map(len, vocab) if is_byte_level else (len(token.encode()) for token in vocab)
+    longest = max(chain(lengths, (len(token.content.encode()) for token in added)))
+    return longest * (_NFC_SHRINKS if any(step["type"] == "NFC" for step in steps) else 1)
 
 
 def _is_lossless(step: Mapping[str, Any]) -> bool:

@@ -71,8 +71,9 @@ class Tokenizer:
         self._template_source = _default_template(settings.get("chat_template"))
         self._template = None if not self._template_source else _compile(self._template_source)
         self._bytes_of = ByteTable(backend, self._special_ids)
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self._longest_token_bytes = longest_token_bytes(backend, self._bytes_of, self.vocab_size)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self._longest_token_bytes = longest_token_bytes(backend, vocab)
         self.eos_ids: tuple[int, ...] = self._eos_ids(settings.get("model_eos_ids"))
 
     @classmethod
