@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import jsonschema
@@ -22,7 +22,7 @@ from loadtest.fault_cases import Case
 from loadtest.load_thread import LoadThread
 
 _READ_TIMEOUT_S = 240.0  # longer than any recovery may take: a pause is measured, not cut
-_KEPT_WAIT_S = 0.05  # shorter waits between chunks are not worth remembering
+_KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
 _DONE = "[DONE]"
 
 
@@ -49,21 +49,35 @@ class Failure:
         return f"{self.case}, {self.ended_s - self.began_s:.1f} s: {self.reason}"
 
 
+class _Wait(NamedTuple):
+    """A wait for a chunk, by `time.monotonic`."""
+
+    began_s: float
+    ended_s: float
+    is_first: bool  # for an answer's first chunk: a place in the queue and the prompt are in it
+
+
 @dataclass(slots=True)
 class _Stream:
     """One stream's clock: the wait it is in, and the waits it was in."""
 
     case: Case
     waiting_since_s: float = 0.0
+    awaits_first: bool = True
     num_answers: int = 0
-    waits: list[tuple[float, float]] = field(default_factory=list)  # (from, to)
+    waits: list[_Wait] = field(default_factory=list)
+
+    def ask(self) -> float:
+        """A request is sent; the time."""
+        self.waiting_since_s, self.awaits_first = time.monotonic(), True
+        return self.waiting_since_s
 
     def tick(self) -> None:
         """A chunk has come."""
-        now_s = time.monotonic()
-        if now_s - self.waiting_since_s >= _KEPT_WAIT_S:
-            self.waits.append((self.waiting_since_s, now_s))
-        self.waiting_since_s = now_s
+        wait = _Wait(self.waiting_since_s, time.monotonic(), self.awaits_first)
+        if wait.ended_s - wait.began_s >= _KEPT_WAIT_S:
+            self.waits.append(wait)
+        self.waiting_since_s, self.awaits_first = wait.ended_s, False
 
 
 class FaultLoad:
@@ -144,13 +158,8 @@ class FaultLoad:
 
     def waits(self, from_s: float, to_s: float) -> list[tuple[Case, float, float]]:
         """(case, from, to) of each wait that touched this stretch of time, open ones included."""
-        found = []
-        for stream in self._streams:
-            open_wait = (stream.waiting_since_s, time.monotonic())
-            for began_s, ended_s in [*stream.waits, open_wait]:
-                if began_s < to_s and ended_s > from_s:
-                    found.append((stream.case, began_s, ended_s))
-        return found
+        touched = self._touched(from_s, to_s)
+        return [(stream.case, wait.began_s, wait.ended_s) for stream, wait in touched]
 
     def longest_wait(self, from_s: float, to_s: float, *, is_constrained: bool) -> float:
         """Seconds of the longest wait of such a stream that touched this stretch of time."""
@@ -160,6 +169,22 @@ class FaultLoad:
             if case.is_constrained == is_constrained
         ]
         return max(lengths, default=0.0)
+
+    def longest_gap(self, from_s: float, to_s: float) -> float:
+        """Seconds of the longest wait of any stream, but for those for an answer's first chunk."""
+        touched = self._touched(from_s, to_s)
+        lengths = [wait.ended_s - wait.began_s for _, wait in touched if not wait.is_first]
+        return max(lengths, default=0.0)
+
+    def _touched(self, from_s: float, to_s: float) -> list[tuple[_Stream, _Wait]]:
+        """All waits that touched this stretch of time, open ones included."""
+        found = []
+        for stream in self._streams:
+            now = _Wait(stream.waiting_since_s, time.monotonic(), stream.awaits_first)
+            for wait in [*stream.waits, now]:
+                if wait.began_s < to_s and wait.ended_s > from_s:
+                    found.append((stream, wait))
+        return found
 
     async def _ask_all(self, cases: Sequence[Case]) -> list[Answer]:
         async with _client(self._api_key) as client:
@@ -171,7 +196,7 @@ class FaultLoad:
 
     async def _repeat(self, client: httpx.AsyncClient, stream: _Stream) -> None:
         while not self._thread.is_stopping:
-            began_s = stream.waiting_since_s = time.monotonic()
+            began_s = stream.ask()
             answer = await ask(client, self._url, stream.case, stream)
             reason = self._judge(stream.case, answer)
             if reason:

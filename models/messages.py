@@ -23,6 +23,7 @@ import msgspec
 
 Verification = Literal["coupled", "rejection"]
 DraftSource = Literal["draft_model", "ngram"]
+Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "deadline"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +195,11 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
-    """Drafted tokens: `num_draft_tokens` of them, or fewer (eos drafted, mask late, no room)."""
+    """Drafted tokens: `num_draft_tokens` of them, or fewer, and then `cut` says why.
+
+    `context`: the text is as long as the draft model can ever read. `starved`: other sessions hold
+    the KV blocks it needs, which will pass.
+    """
 
     session_id: str
     seq: int
@@ -203,7 +208,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     step_ms: float  # what one draft step costs now
     draft_probs: DraftProbs | None = None  # `rejection` only
     source: DraftSource = "draft_model"
-    cut: Literal["", "eos", "mask_late", "mask_missing", "context", "deadline"] = ""
+    cut: Cut = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
@@ -229,11 +234,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
     """No answer yet, but the message is worked on or waits its turn: go on waiting.
 
-    Sent at intervals; it may be lost, and may arrive late, behind the answer.
+    Sent at intervals; it may be lost, and may arrive late, behind the answer. `num_rows_done` says
+    which of the two: rows computed for the message so far, those whose KV was lost again included,
+    so it rises with every pass that the message has a part in.
     """
 
     session_id: str
     seq: int
+    num_rows_done: int = 0
 
 
 class NeedPrefix(msgspec.Struct, frozen=True, kw_only=True, tag="need_prefix"):

@@ -1,10 +1,11 @@
 """The HTTP routes: OpenAI's chat and text completions, models, health. No Ray inside.
 
 A request for which there is no room is refused unread. Others are read within the body limit
-(`edge.py`), parsed and tokenised (`jobs.py`), run by the `Generator`, and written (`writers.py`,
-`sse.py`). The first item of the generator is awaited before anything is sent, so whatever fails up
-to then has its proper status; later errors end the stream with an error event. A client that goes
-away ends the generation wherever it stands.
+(`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`),
+run by the `Generator`, and written (`writers.py`, `sse.py`). The first item of the generator is
+awaited before anything is sent, so whatever fails up to then has its proper status; later errors
+end the stream with an error event. A client that goes away ends the generation wherever it
+stands.
 Every request leaves one line in the log (`request_log.py`).
 Every answer has the header `x-request-id`, the client's own one where it sent a sane one.
 """
@@ -15,14 +16,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from typing import cast
+from typing import TypeVar, cast
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deployments.api.answers import ModelCard, ModelList
+from deployments.api.bodies import parse
 from deployments.api.choices import Items, merged
 from deployments.api.edge import (
     Edge,
@@ -35,10 +37,15 @@ from deployments.api.edge import (
 from deployments.api.grammar_fields import naming_field
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
+from deployments.api.kept import Kept
+from deployments.api.off_loop import OffLoop
+from deployments.api.openai import ChatCompletionRequest, CompletionRequest
+from deployments.api.openapi import OpenApiPage, own_version
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.running import event_stream, first_item, whole_body
 from deployments.api.sse import EventStream
+from deployments.api.status_shapes import HealthStatus, LiveStatus, VersionStatus
 from deployments.api_keys import ApiKeys, KeyGate
 from deployments.meters import CONTENT_TYPE
 from models.errors import DeadlineExceeded
@@ -46,6 +53,9 @@ from router.generation import GenerationRequest, Generator
 
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
 _INLINE_BODY_BYTES = 16_384
+_LONG_BODY_S = 30.0  # a megabyte takes about two seconds
+
+Asked = TypeVar("Asked", ChatCompletionRequest, CompletionRequest)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +70,7 @@ class HttpService:
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
-        api_keys: who may use the routes under /v1; None: everybody.
+        api_keys: who may use the routes that are not open; None: everybody.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
         send_timeout_s: how long a client may keep a stream waiting for one write; behind Serve's
@@ -85,7 +95,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     `sends_request_id` False: the server around it writes the `x-request-id` of the request into
     the answer, as Serve's proxy does.
     """
-    # The interactive docs would show none of our fields, which are not FastAPI's to parse.
+    # FastAPI's own page would show none of our fields, which are not its to parse.
     app = FastAPI(
         title="Outrider", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
@@ -103,6 +113,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/readyz", routes.health, methods=["GET"])
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/version", routes.version, methods=["GET"])
+    app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
     return app
 
 
@@ -111,12 +122,16 @@ class _Routes:
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self._openapi = OpenApiPage(asks_for_keys=service.api_keys is not None)
+        # Everybody may ask, and it asks all replicas.
+        self._metrics = Kept(self._metrics_page)
+        self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._complete(request, chat_job)
+        return await self._complete(request, ChatCompletionRequest, chat_job)
 
     async def completions(self, request: Request) -> Response:
-        return await self._complete(request, completion_job)
+        return await self._complete(request, CompletionRequest, completion_job)
 
     async def models(self) -> Response:
         return json_response(ModelList(data=[self._card()]).to_json())
@@ -127,26 +142,33 @@ class _Routes:
 
     async def health(self) -> Response:
         health = await self._service.health.check()
-        content = {
-            "status": "ok" if health.is_healthy else "unavailable",
-            "model": self._service.model.name,
-            "reason": health.reason,
-            "round_ms": health.round_ms,
-        }
-        return JSONResponse(content, status_code=200 if health.is_healthy else 503)
+        status = HealthStatus(
+            status="ok" if health.is_healthy else "unavailable",
+            model=self._service.model.name,
+            reason=health.reason,
+            round_ms=health.round_ms,
+        )
+        return _status(status, 200 if health.is_healthy else 503)
 
     async def alive(self) -> Response:
         """This process answers; whether the engines do is what /readyz says."""
-        return JSONResponse({"status": "ok"})
+        return _status(LiveStatus())
 
     async def metrics(self) -> Response:
-        text = self._service.metrics()
-        if self._service.other_metrics is not None:
-            text += await self._service.other_metrics()
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        return Response(await self._metrics.get(), headers={"content-type": CONTENT_TYPE})
+
+    async def _metrics_page(self) -> bytes:
+        others = self._service.other_metrics
+        return self._service.metrics() + (b"" if others is None else await others())
 
     async def version(self) -> Response:
-        return JSONResponse({"version": _version()})
+        return _status(VersionStatus(version=own_version()))
+
+    async def openapi(self, request: Request) -> Response:
+        root_path = request.scope.get("root_path", "")
+        # The first time it takes tens of milliseconds.
+        page = await asyncio.to_thread(self._openapi.text, self._service.model, root_path)
+        return json_response(page)
 
     async def _body(self, request: Request) -> bytes:
         timeout_s = self._service.body_timeout_s
@@ -160,15 +182,29 @@ class _Routes:
         model = self._service.model
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
+    async def _job(
+        self,
+        request: Request,
+        schema: type[Asked],
+        make_job: Callable[[Asked, ServedModel], Job],
+    ) -> Job:
+        body, model = await self._body(request), self._service.model
+
+        def job() -> Job:
+            return make_job(parse(body, schema), model)
+
+        if len(body) <= _INLINE_BODY_BYTES:
+            return job()
+        return await until_disconnect(request, self._off_loop.run(len(body), job))
+
     async def _complete(
-        self, request: Request, make_job: Callable[[bytes, ServedModel], Job]
+        self,
+        request: Request,
+        schema: type[Asked],
+        make_job: Callable[[Asked, ServedModel], Job],
     ) -> Response:
         self._service.refuse_when_full()
-        body = await self._body(request)
-        if len(body) <= _INLINE_BODY_BYTES:
-            job = make_job(body, self._service.model)
-        else:
-            job = await asyncio.to_thread(make_job, body, self._service.model)
+        job = await self._job(request, schema, make_job)
         record: RequestRecord = request.state.record
         record.start(self._service.model.name, job.requests, is_stream=job.is_stream)
         items = record.watched(merged([self._choice(job, wanted) for wanted in job.requests]))
@@ -188,8 +224,5 @@ class _Routes:
         return items if job.grammar_field is None else naming_field(items, job.grammar_field)
 
 
-def _version() -> str:
-    try:
-        return version("outrider")
-    except PackageNotFoundError:
-        return "unknown"
+def _status(shape: BaseModel, status: int = 200) -> Response:
+    return json_response(shape.model_dump_json().encode(), status)

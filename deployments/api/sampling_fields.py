@@ -9,7 +9,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from deployments.api.strict_fields import refuse_value
 
@@ -31,11 +31,12 @@ def _biases(content: Any) -> list[tuple[int, float]]:
     for key, bias in content.items():
         if not _ID.fullmatch(key):
             refuse_value(f"keys must be token ids (got {key[:40]!r})")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) == math.inf:
             refuse_value(f"the bias of token {key} must be a number (got {bias!r:.40})")
-        if abs(bias) > _BIAS_LIMIT:
+        if not -_BIAS_LIMIT <= bias <= _BIAS_LIMIT:
             refuse_value(
-                f"the bias of token {key} must be within -{_BIAS_LIMIT}..{_BIAS_LIMIT} (got {bias})"
+                f"the bias of token {key} must be within -{_BIAS_LIMIT}..{_BIAS_LIMIT} "
+                f"(got {bias!r:.40})"
             )
         biases.append((int(key), float(bias)))
     return biases
@@ -67,7 +68,17 @@ def _no_false(content: Any) -> Any:
     return None if content is False else content
 
 
-LogitBias = Annotated[list[tuple[int, float]], BeforeValidator(_biases)]
-BadWords = Annotated[list[str], BeforeValidator(_words)]
-StopTokenIds = Annotated[list[int], BeforeValidator(_token_ids)]
+# What the validators above let through, as the OpenAPI page tells it.
+_IdText = Annotated[str, StringConstraints(pattern=f"^{_ID.pattern}$")]
+_Bias = Annotated[float, Field(ge=-_BIAS_LIMIT, le=_BIAS_LIMIT)]
+_BiasesIn = Annotated[dict[_IdText, _Bias], Field(max_length=MAX_BIASES)]
+_Word = Annotated[str, StringConstraints(pattern=r"\S", max_length=_MAX_WORD_CHARS)]
+_WordsIn = Annotated[list[_Word], Field(max_length=_MAX_WORDS)]
+_TokenIdsIn = Annotated[list[int], Field(max_length=_MAX_STOP_IDS)]
+
+LogitBias = Annotated[
+    list[tuple[int, float]], BeforeValidator(_biases, json_schema_input_type=_BiasesIn)
+]
+BadWords = Annotated[list[str], BeforeValidator(_words, json_schema_input_type=_WordsIn)]
+StopTokenIds = Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
 NoFalse = BeforeValidator(_no_false)

@@ -20,7 +20,7 @@ from deployments.link_client import LinkChannel, LinkClient
 from deployments.link_masks import LinkMaskSource
 from deployments.link_server import AsyncLinkServer, LinkServer, group_by_peer
 from deployments.mailbox import Mailbox
-from models.errors import LinkLost
+from models.errors import LinkLost, Unavailable
 from models.messages import (
     Close,
     ConstraintRequest,
@@ -311,17 +311,6 @@ def masks_of(num_bytes: int, ticket: int) -> Masks:
     )
 
 
-def test_frames_are_cut_where_they_would_be_too_long() -> None:
-    codec: FrameCodec[Masks] = FrameCodec(Masks)
-    messages = [masks_of(300, ticket) for ticket in range(7)]
-    frames = codec.frames(messages, max_bytes=1000)
-    assert len(frames) == 4
-    assert max(map(len, frames)) <= 1000
-    assert [message for frame in frames for message in codec.decode(frame)] == messages
-    assert codec.frames([masks_of(3000, 0)], max_bytes=1000) == [codec.encode([masks_of(3000, 0)])]
-    assert len(codec.frames(messages)) == 1
-
-
 async def test_masks_of_many_sessions_at_once_arrive() -> None:
     """Of 64 sessions, each with the highest k, for a 128k vocabulary: 68 MB in one tick."""
     size, num_sessions = 65 * 16_384, 64
@@ -389,3 +378,27 @@ def test_an_impossible_mask_endpoint_is_a_value_error() -> None:
         masks.open("s", bad)
     masks.close("s")
     masks.shutdown()
+
+
+def test_a_message_that_no_frame_can_hold_is_dropped_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    codec: FrameCodec[EngineRequest] = FrameCodec(EngineRequest)
+    messages = [Close(session_id=name, epoch=1) for name in ("a", "x" * MAX_FRAME_BYTES, "b")]
+    frames = codec.encode(messages)
+    decoded = [message for frame in frames for message in codec.decode(frame)]
+    assert [message.session_id for message in decoded] == ["a", "b"]
+    assert f"a frame has at most {MAX_FRAME_BYTES}" in caplog.text
+
+
+async def test_a_closed_client_opens_nothing_more_and_says_so(echo: EchoThread) -> None:
+    """A socket opened while `close` waits would be waited for in the event loop, for ever."""
+    links = LinkClient()
+    channel_to(links, echo, "a")
+    closing = [asyncio.create_task(links.close()) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="links of this process are closed"):
+        channel_to(links, echo, "late")
+    await asyncio.gather(*closing)
+    assert links.context.closed
+    await links.close()

@@ -1,0 +1,292 @@
+"""Throws at a service what only costs, and looks at what its streams notice of it.
+
+    python -m loadtest.hostile --output loadtest/results/hostile.json
+
+Starts `serve run` of a config (the demo's by default) privately, or uses one that runs (`--url`).
+Four free and four constrained streams run without end, each checked against the text it has when
+nobody else is there. Stretches by turns: a quiet one, one for each kind of attack, and one with all
+of them, in which other clients send over and over: five bodies of 1 MB at once, a prompt of 32k
+tokens with logprobs for eight choices, a hundred small schemas that are slow to compile, ten at
+once. What counts is the longest gap between two pieces of any stream: its median over the stretches
+with all attacks against its median over the quiet ones. (Logprobs of a prompt that fits have a
+stretch of their own and no claim: that is work like another, and prompts may slow streams.)
+
+Fails when that ratio is above `--gap-limit`, a stream has another text or ends, an attack is
+answered by anything but 200 or a refusal that names field, limit and value, or an ordinary schema
+of 47 KB is refused at the end. Ends with status 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+import yaml
+
+from loadtest.fault_cases import constrained_cases, free_cases
+from loadtest.fault_load import FaultLoad
+from loadtest.hostile.attacks import (
+    Attack,
+    fitting_logprob_requests,
+    hostile_schemas,
+    large_bodies,
+    logprob_requests,
+    ordinary_schema,
+    refusal_complaint,
+)
+from loadtest.load_thread import LoadThread
+from loadtest.run_record import crash_noted, head, told, write_json
+from loadtest.served import POD_ENVIRONMENT, ROOT, served
+
+_STEADY_LIMIT_S = 60.0
+_SETTLE_S = 3.0  # behind an attack, before a stretch counts as quiet
+_ATTACK_TIMEOUT_S = 120.0
+_LARGE_AT_ONCE = 5
+_SCHEMAS_AT_ONCE = 10
+_MAX_COMPLAINTS = 20
+_QUIET = "quiet"
+_ALL = "all at once"
+
+
+@dataclass
+class Stretch:
+    """Some seconds of the streams, quiet or under attack."""
+
+    kind: str
+    seconds: float
+    longest_gap_s: float
+    num_attacks: int
+
+
+@dataclass
+class Report:
+    """What came of a run."""
+
+    stretches: list[Stretch] = field(default_factory=list)
+    answers: Counter[str] = field(default_factory=Counter)  # "kind: status" -> how many
+    attack_s: dict[str, float] = field(default_factory=dict)  # the longest answer of each kind
+    num_stream_answers: int = 0
+    violations: list[str] = field(default_factory=list)
+    crash: str = ""
+
+    def gap_s(self, kind: str) -> float:
+        """Median over such stretches of the longest gap, seconds; nan: there were none."""
+        gaps = [s.longest_gap_s for s in self.stretches if s.kind == kind]
+        return statistics.median(gaps) if gaps else float("nan")
+
+    def ratio(self, kind: str) -> float:
+        """Such stretches against the quiet ones."""
+        return self.gap_s(kind) / self.gap_s(_QUIET)
+
+    def content(self) -> dict[str, object]:
+        """For the JSON file."""
+        return {
+            "longest_gap_s": {kind: round(self.gap_s(kind), 4) for kind in _kinds(self)},
+            "ratio_to_quiet": {kind: round(self.ratio(kind), 3) for kind in _kinds(self)},
+            "stretches": [asdict(stretch) for stretch in self.stretches],
+            "answers": dict(sorted(self.answers.items())),
+            "longest_answer_s": {k: round(v, 3) for k, v in sorted(self.attack_s.items())},
+            "stream_answers": self.num_stream_answers,
+            "violations": self.violations,
+            "crash": self.crash,
+        }
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Attacks that are sent one after the other, over and over, by some clients together."""
+
+    at_once: int
+    attacks: Sequence[Attack]
+
+
+class Attackers:
+    """Clients that send attacks, kind beside kind, between `start` and `stop`."""
+
+    def __init__(self, base_url: str, waves: Sequence[Wave], report: Report) -> None:
+        self._base_url = base_url
+        self._waves = waves
+        self._report = report
+        self._thread = LoadThread("attackers", self._run, end_limit_s=_ATTACK_TIMEOUT_S + 30)
+        self.num_answered = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let what was sent be answered; see `LoadThread.stop`."""
+        self._thread.stop()
+
+    async def _run(self) -> None:
+        timeout = httpx.Timeout(_ATTACK_TIMEOUT_S)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=self._base_url, timeout=timeout, limits=limits
+        ) as client:
+            clients = []
+            for wave in self._waves:
+                attacks = itertools.cycle(wave.attacks)  # shared: its clients send different ones
+                clients += [self._repeat(client, attacks) for _ in range(wave.at_once)]
+            await asyncio.gather(*clients)
+
+    async def _repeat(self, client: httpx.AsyncClient, attacks: Iterator[Attack]) -> None:
+        while not self._thread.is_stopping:
+            await self.send(client, next(attacks))
+
+    async def send(self, client: httpx.AsyncClient, attack: Attack) -> None:
+        """Send one attack and judge what comes back."""
+        began_s = time.monotonic()
+        headers = {"content-type": "application/json"}
+        try:
+            answer = await client.post(attack.path, content=attack.body, headers=headers)
+            status, content = answer.status_code, answer.text
+        except httpx.HTTPError as error:
+            status, content = 0, f"{type(error).__name__}: {error}"
+        report, took_s = self._report, time.monotonic() - began_s
+        self.num_answered += 1
+        report.answers[f"{attack.name}: {status}"] += 1
+        report.attack_s[attack.name] = max(report.attack_s.get(attack.name, 0.0), took_s)
+        complaint = refusal_complaint(attack, status, content)
+        if complaint and len(report.violations) < _MAX_COMPLAINTS:
+            report.violations.append(complaint)
+
+
+def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
+    """Streams, and stretches by turns."""
+    config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
+    args = config["applications"][0]["args"]
+    model = args["router"]["model_name"]
+    waves = {
+        "large bodies": Wave(
+            _LARGE_AT_ONCE, large_bodies(model, int(args["router"]["body_limit_bytes"]))
+        ),
+        "logprobs": Wave(1, logprob_requests(model)),
+        "schemas": Wave(_SCHEMAS_AT_ONCE, hostile_schemas(model)),
+    }
+    fitting = Wave(1, fitting_logprob_requests(model, int(args["target"]["max_model_len"])))
+    kinds = {kind: [wave] for kind, wave in waves.items()}
+    kinds = {_QUIET: [], **kinds, _ALL: list(waves.values()), "logprobs that fit": [fitting]}
+    load = FaultLoad(base_url, [*free_cases(4), *constrained_cases(4)])
+    load.collect_references()
+    load.start()
+    try:
+        if not load.wait_steady(_STEADY_LIMIT_S):
+            raise RuntimeError("some stream got nothing")
+        for kind, attacks in [*kinds.items()] * arguments.rounds:
+            stretch = _stretch(load, kind, Attackers(base_url, attacks, report), arguments.seconds)
+            report.stretches.append(stretch)
+            print(_line(stretch), flush=True)
+    finally:
+        load.stop()
+        report.num_stream_answers = load.num_answers
+        report.violations += [f"stream: {failure}" for failure in load.take_failures()]
+    _ask_ordinary(base_url, model, report)
+    if not report.ratio(_ALL) <= arguments.gap_limit:
+        report.violations.append(
+            f"the longest gap under attack is {report.ratio(_ALL):.2f} times the quiet one, "
+            f"the limit is {arguments.gap_limit:g}"
+        )
+
+
+def _stretch(load: FaultLoad, kind: str, attackers: Attackers, seconds: float) -> Stretch:
+    time.sleep(_SETTLE_S)
+    attackers.start()
+    began_s = time.monotonic()
+    time.sleep(seconds)
+    ended_s = time.monotonic()
+    attackers.stop()
+    gap_s = load.longest_gap(began_s, ended_s)
+    return Stretch(kind, ended_s - began_s, gap_s, attackers.num_answered)
+
+
+def _ask_ordinary(base_url: str, model: str, report: Report) -> None:
+    attack = ordinary_schema(model)
+    answer = httpx.post(
+        base_url + attack.path,
+        content=attack.body,
+        headers={"content-type": "application/json"},
+        timeout=_ATTACK_TIMEOUT_S,
+    )
+    report.answers[f"{attack.name} of {len(attack.body)} bytes: {answer.status_code}"] += 1
+    if answer.status_code != 200:
+        report.violations.append(
+            f"an ordinary schema is refused afterwards: {answer.status_code}: {answer.text[:300]}"
+        )
+
+
+def _line(stretch: Stretch) -> str:
+    return (
+        f"{stretch.kind}: {stretch.seconds:.0f} s, {stretch.num_attacks} attacks, "
+        f"longest gap {1000 * stretch.longest_gap_s:.0f} ms"
+    )
+
+
+def _kinds(report: Report) -> list[str]:
+    return list(dict.fromkeys(stretch.kind for stretch in report.stretches))
+
+
+@contextlib.contextmanager
+def _service(arguments: argparse.Namespace, report: Report) -> Iterator[str]:
+    if arguments.url:
+        yield arguments.url.rstrip("/")
+        return
+    with served(
+        arguments.config,
+        keeps_folder=lambda: bool(report.violations),
+        environment=POD_ENVIRONMENT,
+    ) as service:
+        print(f"the service and its logs are in {service.folder}", flush=True)
+        yield service.base_url
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.hostile",
+        description=(__doc__ or "").split("\n", maxsplit=1)[0],
+    )
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser.add_argument("--url", default="", help="of a service of that config that runs")
+    parser.add_argument("--rounds", type=int, default=3, help="stretches of each kind")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a stretch")
+    parser.add_argument("--gap-limit", type=float, default=1.5, help="hostile gap / quiet gap")
+    parser.add_argument("--output", type=Path, default=None, help="JSON file")
+    arguments = parser.parse_args(argv)
+    if arguments.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it from the command line; the exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parse(words)
+    report = Report()
+    try:
+        with (
+            told(report.violations),
+            crash_noted(report),
+            _service(arguments, report) as base_url,
+        ):
+            run(arguments, base_url, report)
+            for kind in _kinds(report):
+                print(f"longest gap, {kind} / {_QUIET}: {report.ratio(kind):.2f}")
+    finally:
+        if arguments.output is not None:
+            content = head("loadtest.hostile", words, arguments) | report.content()
+            write_json(arguments.output, content)
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The hostile load: what its bodies are, and that it notices what a service does wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from loadtest.hostile.__main__ import Attackers, Report, Stretch, Wave
+from loadtest.hostile.attacks import (
+    Attack,
+    fitting_logprob_requests,
+    hostile_schemas,
+    large_bodies,
+    logprob_requests,
+    ordinary_schema,
+    refusal_complaint,
+)
+
+LIMIT_BYTES = 1_048_576
+NAMED = {"message": "prompt: 99 tokens, the limit is 10", "param": "prompt", "code": "x"}
+
+
+def refusal(**changes: object) -> str:
+    return json.dumps({"error": {**NAMED, **changes}})
+
+
+def test_large_bodies_are_just_within_the_limit_and_all_different() -> None:
+    attacks = large_bodies("m", LIMIT_BYTES)
+    assert len({attack.body for attack in attacks}) == 5
+    for attack in attacks:
+        assert 0.8 * LIMIT_BYTES < len(attack.body) <= LIMIT_BYTES, attack.name
+        json.loads(attack.body)
+
+
+def test_schemas_are_small_and_all_different() -> None:
+    attacks = hostile_schemas("m")
+    assert len({attack.body for attack in attacks}) == 100
+    assert max(len(attack.body) for attack in attacks) < 1000
+    assert 45_000 < len(ordinary_schema("m").body) < 65_536
+
+
+def test_logprob_requests_ask_for_all_there_is() -> None:
+    [beyond], [fitting] = logprob_requests("m"), fitting_logprob_requests("m", 1024)
+    assert len(json.loads(beyond.body)["prompt"]) == 32_768
+    assert not beyond.may_be_served
+    assert len(json.loads(fitting.body)["prompt"]) == 1023
+    assert fitting.may_be_served
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "complaint"),
+    [
+        (400, refusal(), ""),
+        (413, refusal(param=None), ""),
+        (429, refusal(message="full"), ""),
+        (200, "{}", "served"),
+        (500, refusal(), "status 500"),
+        (0, "ReadTimeout: ", "status 0"),
+        (400, "nonsense", "without an error"),
+        (400, refusal(param=None), "names no field"),
+        (400, refusal(message="prompt: the limit is 10"), "limit and value"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_refusals_must_name_field_limit_and_value(
+    status: int, content: str, complaint: str
+) -> None:
+    found = refusal_complaint(Attack("a", "/", b""), status, content)
+    assert complaint in found
+    assert bool(complaint) == bool(found)
+
+
+def test_what_may_be_served_may_be_served() -> None:
+    assert refusal_complaint(Attack("a", "/", b"", may_be_served=True), 200, "{}") == ""
+
+
+def test_the_ratio_is_that_of_medians() -> None:
+    gaps = {"quiet": (0.1, 0.2, 0.9), "schemas": (0.3, 0.4, 0.2)}
+    report = Report([Stretch(k, 1.0, gap, 0) for k, several in gaps.items() for gap in several])
+    assert report.ratio("schemas") == pytest.approx(1.5)
+    assert report.content()["ratio_to_quiet"] == {"quiet": 1.0, "schemas": 1.5}
+
+
+@pytest.fixture
+def refusing_server() -> Iterator[str]:
+    """Refuses each even request by name and each odd one without."""
+    count = iter(range(10_000))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            body = (refusal() if next(count) % 2 == 0 else "no").encode()
+            self.send_response(400)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def test_attackers_share_the_attacks_and_note_each_answer(refusing_server: str) -> None:
+    attacks = [Attack(name, "/", b"{}") for name in ("one", "two")]
+    report = Report()
+    attackers = Attackers(refusing_server, [Wave(1, attacks)], report)
+    attackers.start()
+    while attackers.num_answered < 4:
+        time.sleep(0.01)
+    attackers.stop()
+    assert report.answers["one: 400"] - report.answers["two: 400"] in (0, 1)
+    assert sum(report.answers.values()) == attackers.num_answered
+    assert all("two: status 400 without" in line for line in report.violations)
+    assert report.violations
