@@ -174,7 +174,7 @@ class _CompileThread:
             except MemoryError:
                 os._exit(OUT_OF_MEMORY_EXIT)
             self._lane.finish()
-            self._done.put((grammar, made, 1e3 * (time.thread_time() - started_s)))
+            self._done.put((grammar, made, max(1e3 * (time.thread_time() - started_s), 1e-3)))
             os.write(self._bell, b".")
 
 

@@ -23,7 +23,8 @@ class ConstraintMeters:
                 "outrider:grammar_cache_hits", "Of these, with a grammar compiled before"
             ),
             "compile_s": meters.counter(
-                "outrider:grammar_compile_seconds", "Time spent compiling grammars"
+                "outrider:grammar_compile_seconds",
+                "CPU time spent compiling grammars that are served",
             ),
             "refusals": meters.counter(
                 "outrider:grammars_refused", "Grammars refused as the client's error"

@@ -221,7 +221,10 @@ def _check_sum(path: str, inner: Schema, keyword: str, seen: set[int], limit: in
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     digits = Decimal(repr(value)).normalize()
-    seen.add(abs(int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0)))))
+    number = abs(int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0))))
+    if number in seen:
+        return
+    seen.add(number)
     if sum(seen) > limit:
         others = "" if len(seen) == 1 else f", with the others in the schema {sum(seen)},"
         refuse(f"{keyword} {value}{others} is over the limit of {limit}", path=f"{path}.{keyword}")
