@@ -10,7 +10,6 @@ neither Ray nor torch; as a command (`python -m deployments.config --check FILE`
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -18,9 +17,8 @@ from pydantic_core import ErrorDetails
 
 from deployments.byte_size import byte_size
 from deployments.check.dotted_keys import nested
+from deployments.model_paths import resolve_folder, resolve_model
 from models.config import check_quantization
-
-REPO_ROOT = Path(__file__).resolve().parent.parent
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -37,7 +35,8 @@ class ModelConfig(Section):
     """One model and the process (or ranks) that computes it; the same for target and draft."""
 
     model_path: str = Field(
-        description="Hugging Face checkpoint folder; relative to the current folder, else the repo."
+        description="Hugging Face checkpoint folder or GGUF file, relative to the current folder, "
+        "else the repo; or the name of a model that `python -m models.fetch` has fetched."
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="Type of weights and KV cache."
@@ -347,7 +346,7 @@ class AppConfig(Section):
             update={
                 "tokenizer_path": (
                     str(resolve_folder(tokenizer, "router.tokenizer_path"))
-                    if tokenizer
+                    if tokenizer not in ("", self.target.model_path)
                     else target.model_path
                 ),
                 "max_model_len": min(
@@ -373,25 +372,8 @@ def _describe(item: ErrorDetails) -> str:
 
 
 def _with_absolute_path(model: ModelConfig, section: str) -> ModelConfig:
-    folder = resolve_folder(model.model_path, f"{section}.model_path")
+    folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
     return model.model_copy(update={"model_path": str(folder)})
-
-
-def resolve_folder(path: str, key: str) -> Path:
-    """The existing folder that `path` names: as given, in the current folder, or in the repo.
-
-    Raises:
-        ValueError: no such folder; the message names the config key and the places looked at.
-    """
-    candidates = [Path(path).expanduser().absolute()]
-    if not Path(path).expanduser().is_absolute():
-        candidates.append(REPO_ROOT / path)
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    places = " and ".join(str(candidate) for candidate in candidates if str(candidate) != path)
-    looked = f" (looked at {places})" if places else ""
-    raise ValueError(f"{key}: no such folder: {path!r}{looked}")
 
 
 if __name__ == "__main__":
