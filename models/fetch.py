@@ -209,6 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _say(f"error: {error}")
         return 1
+    except KeyboardInterrupt:
+        _say("cut off; nothing is left of it")
+        return 130
     record = json.loads((model.folder / SOURCE_NAME).read_text(encoding="utf-8"))
     what = "fetched from" if is_new else "already there, from"
     _say(f"{model.name} ({model.licence}): {what} {record['source']}, in {model.folder}")

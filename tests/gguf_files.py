@@ -1,0 +1,146 @@
+"""Tiny random GGUF files beside the checkpoint folders that they must be read as."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+_TEXT = [
+    "the quick brown fox jumps over the lazy dog, and 12 of 345 dogs slept  on  6 mats.",
+    "def add(first, second):\n    return first + second  # 2 numbers\n",
+    "Anna, Bob and Carla don't pay $62.29; they'll pay 7 or 8. Überraschung: naïve café!",
+]
+HARD_TEXTS = [*_TEXT, "  6 12, 2026-11-22\n\n  x=1", "a<|im_end|>b", "   ", "déjà 二十 4"]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 2.0**-17,  # the file says it as a float32
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_CONFIGS = {
+    "llama": (LlamaConfig, {"tie_word_embeddings": True}, gguf.MODEL_ARCH.LLAMA),
+    "qwen2": (Qwen2Config, {"tie_word_embeddings": False}, gguf.MODEL_ARCH.QWEN2),
+    "qwen3": (Qwen3Config, {"tie_word_embeddings": True, "head_dim": 128}, gguf.MODEL_ARCH.QWEN3),
+}
+
+
+def tokenizer(cut: str = "smollm") -> Tokenizer:
+    """A byte-level BPE that cuts as llama.cpp's `cut` does."""
+    built = Tokenizer(models.BPE())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    built.pre_tokenizer = level if cut == "gpt-2" else pre_tokenizers.Sequence([digits, level])
+    built.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    built.train_from_iterator(_TEXT * 4, trainer)
+    return built
+
+
+def write_pair(
+    root: Path,
+    *,
+    architecture: str = "llama",
+    kind: Kind = Kind.F32,
+    cut: str = "smollm",
+    dtype: torch.dtype = torch.float32,
+    extra: dict[str, str] | None = None,
+    extra_tensor: str = "",
+) -> tuple[Path, Path]:
+    """A GGUF file with matrices of type `kind`, and the folder with the weights it stands for."""
+    words = tokenizer(cut)
+    make, more, arch = _CONFIGS[architecture]
+    config = make(**{**_SIZES, **more, "vocab_size": words.get_vocab_size()})
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config).to(torch.float32)
+    file = root / f"tiny-{architecture}-{kind.name}.gguf"
+    writer = gguf.GGUFWriter(str(file), architecture)
+    _add_settings(writer, config, architecture)
+    _add_tokenizer(writer, words, cut)
+    for name, text in (extra or {}).items():
+        writer.add_string(name, text)
+    if extra_tensor:
+        writer.add_tensor(extra_tensor, np.ones(16, np.float32))
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    state = model.state_dict()
+    for name in sorted(state):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        base, _, suffix = name.rpartition(".")
+        weight = state[name].numpy()
+        stored = kind if weight.ndim == 2 else Kind.F32
+        packed = gguf.quantize(weight, stored)
+        read = torch.from_numpy(np.copy(gguf.dequantize(packed, stored)))
+        state[name].copy_(read.reshape(weight.shape))
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        num_heads = heads.get(base.rpartition(".")[2])
+        if architecture == "llama" and num_heads is not None:
+            packed = _permuted(packed, num_heads)
+        writer.add_tensor(f"{names.get_name(base)}.{suffix}", packed, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    folder = root / f"{file.stem}-folder"
+    model.to(dtype).save_pretrained(folder)
+    words.save(str(folder / "tokenizer.json"))
+    return file, folder
+
+
+def _permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of queries and keys as llama.cpp wants them: pairs that rotate side by side."""
+    parted = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, rows.shape[1])
+    return np.ascontiguousarray(parted.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _add_settings(writer: gguf.GGUFWriter, config: LlamaConfig, architecture: str) -> None:
+    writer.add_name("tiny")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    if architecture == "llama":
+        writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, words: Tokenizer, cut: str) -> None:
+    model = json.loads(words.to_str())["model"]
+    by_id = sorted(model["vocab"].items(), key=lambda item: item[1])
+    tokens = [token for token, _ in by_id]
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(cut)
+    writer.add_token_list(tokens)
+    writer.add_token_types([control if token in SPECIAL else normal for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
