@@ -64,13 +64,13 @@ def write_pair(
     *,
     architecture: str = "llama",
     kind: Kind = Kind.F32,
-    cut: str = "smollm",
+    cut: str = "smollm",  # "sentencepiece": not a byte-level tokenizer
     dtype: torch.dtype = torch.float32,
     extra: dict[str, str] | None = None,
     extra_tensor: str = "",
 ) -> tuple[Path, Path]:
     """A GGUF file with matrices of type `kind`, and the folder with the weights it stands for."""
-    words = tokenizer(cut)
+    words = tokenizer("gpt-2" if cut == "sentencepiece" else cut)
     make, more, arch = _CONFIGS[architecture]
     config = make(**{**_SIZES, **more, "vocab_size": words.get_vocab_size()})
     torch.manual_seed(3)
@@ -78,7 +78,10 @@ def write_pair(
     file = root / f"tiny-{architecture}-{kind.name}.gguf"
     writer = gguf.GGUFWriter(str(file), architecture)
     _add_settings(writer, config, architecture)
-    _add_tokenizer(writer, words, cut)
+    if cut == "sentencepiece":
+        _add_sentencepiece(writer, words.get_vocab_size())
+    else:
+        _add_tokenizer(writer, words, cut)
     for name, text in (extra or {}).items():
         writer.add_string(name, text)
     if extra_tensor:
@@ -143,4 +146,36 @@ def _add_tokenizer(writer: gguf.GGUFWriter, words: Tokenizer, cut: str) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+
+
+SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+SENTENCEPIECE += [
+    *"\u2581acehinorst",
+    "th",
+    "the",
+    "\u2581the",
+    "\u2581c",
+    "at",
+    "\u2581cat",
+    "\u2581on",
+]
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter, num_tokens: int) -> None:
+    """As Llama 2 and Mistral have it: pieces with scores, bytes for what has no piece."""
+    tokens = [*SENTENCEPIECE]
+    tokens += [f"unused{number}" for number in range(num_tokens - len(tokens))]
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * 256
+    kinds += [gguf.TokenType.NORMAL] * (num_tokens - len(kinds))
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(number) for number in range(num_tokens)])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
     writer.add_chat_template(TEMPLATE)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf_files import HARD_TEXTS, tokenizer, write_pair
+from gguf_files import HARD_TEXTS, SENTENCEPIECE, tokenizer, write_pair
 from local_service import local_service, make_request
 from transformers import AutoModelForCausalLM
 
@@ -66,6 +66,18 @@ def test_the_tokenizer_is_that_of_the_folder(tmp_path: Path, cut: str) -> None:
     assert (
         chat == expected.encode("<|im_start|>user\nHello 12<|im_end|>\n<|im_start|>assistant\n").ids
     )
+
+
+def test_a_sentencepiece_tokenizer_is_read_too(tmp_path: Path) -> None:
+    file, _ = write_pair(tmp_path, cut="sentencepiece")
+    read = Tokenizer.load(converted(file))
+    pieces = {piece: number for number, piece in enumerate(SENTENCEPIECE)}
+    ids = [pieces["<s>"], pieces["\u2581the"], pieces["\u2581cat"]]
+    assert read.encode("the cat") == ids
+    text = "the cat \u00e9 on 2"
+    assert read.decode(read.encode(text)) == text
+    assert pieces["<0xC3>"] in read.encode(text)
+    assert read.eos_ids == (2,)
 
 
 def test_cuts_differ_so_the_comparison_would_see_the_wrong_one() -> None:
