@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from models.config import DTYPE_NAMES
 from models.gguf_folder import SOURCE_NAME
 from models.gguf_header import GgufHeader, read_gguf_header
@@ -30,6 +32,13 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _GPT2_CUT = ("gpt-2",)
 _DIGITS_CUT = ("smollm",)  # each digit alone, then as GPT-2; made here
 _KNOWN_CUTS = ("llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken")
+# The same in every Llama 3.1, 3.2 and 3.3; the factor is the file's.
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a token is taken before its merges
 
 
@@ -67,10 +76,13 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
 
 def _load(header: GgufHeader, dtype: str) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
+    config = AutoConfig.from_pretrained(str(header.path.parent), gguf_file=header.path.name)
+    _set_rope(header, config)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(header.path.parent),
+        config=config,
         gguf_file=header.path.name,
         quantization_config=GgufConfig(gguf_file=header.path.name, dequantize=True),
         dtype=getattr(torch, dtype),
@@ -94,6 +106,29 @@ def _load(header: GgufHeader, dtype: str) -> Any:
         dict.fromkeys(token_id for token_id in end_ids if token_id is not None)
     )
     return model
+
+
+def _set_rope(header: GgufHeader, config: Any) -> None:
+    """Llama 3.1 and later: the file has what frequencies are divided by, a config has the law.
+
+    Raises:
+        ValueError: they are not divided by that law.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    table = header.rope_table()
+    if table is None:
+        return
+    theta = config.rope_parameters["rope_theta"]
+    config.rope_parameters = {"rope_theta": theta, **_LLAMA3_ROPE, "factor": float(table.max())}
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+    num = len(frequencies)
+    expected = theta ** -(np.arange(num) / num) / frequencies.numpy()
+    if table.shape != expected.shape or not np.allclose(table, expected, rtol=1e-3):
+        raise ValueError(
+            "its rotary frequencies (rope_freqs.weight) are not scaled as Llama 3's are, and no "
+            "other way is known"
+        )
 
 
 def _load_tokenizer(header: GgufHeader) -> Any:

@@ -40,7 +40,7 @@ _FORMATS = {
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
-_ROPE_TABLES = ("rope_freqs", "rope_factors")
+ROPE_TABLE = "rope_freqs.weight"  # what rotary frequencies are divided by, where they are scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,8 @@ class GgufTensor:
     name: str
     num_elements: int
     type: GGMLQuantizationType
-    end: int  # byte behind it
+    start: int  # its first byte in the file
+    end: int  # the byte behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,21 @@ class GgufHeader:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in all tensors; tied weights are stored, and counted, once."""
-        return sum(tensor.num_elements for tensor in self.tensors)
+        """Numbers in all weights; tied ones are stored, and counted, once."""
+        return sum(one.num_elements for one in self.tensors if one.name != ROPE_TABLE)
+
+    def rope_table(self) -> Any | None:
+        """Float32 [frequencies]: what each rotary frequency is divided by; None: nothing.
+
+        Raises:
+            ValueError: it is of another type.
+        """
+        table = next((one for one in self.tensors if one.name == ROPE_TABLE), None)
+        if table is None:
+            return None
+        if table.type != GGMLQuantizationType.F32:
+            raise ValueError(f"{self.path}: {ROPE_TABLE} is of type {table.type.name}, not F32")
+        return np.fromfile(self.path, "<f4", table.num_elements, offset=table.start)
 
     @property
     def type_names(self) -> list[str]:
@@ -113,11 +127,10 @@ def _refuse_unloadable(header: GgufHeader) -> None:
                 "dequantised"
             )
     scaling = settings.get(f"{header.architecture}.rope.scaling.type", "none")
-    tables = [one.name for one in header.tensors if one.name.startswith(_ROPE_TABLES)]
-    if scaling != "none" or tables:
+    if scaling != "none":
         raise ValueError(
-            f"{path} scales its rotary positions ({tables[0] if tables else scaling}), which is "
-            "not read from GGUF; serve the model's own folder"
+            f"{path} scales its rotary positions ({scaling}), which is not read from GGUF; serve "
+            "the model's own folder"
         )
     end = max((tensor.end for tensor in header.tensors), default=0)
     if end > header.num_bytes:
@@ -227,9 +240,12 @@ def _tensor(
             f"{block_elements}, the block of {known.name}"
         )
     num_elements = math.prod(shape)
-    num_bytes = num_elements // block_elements * block_bytes
     return GgufTensor(
-        name=name, num_elements=num_elements, type=known, end=start + offset + num_bytes
+        name=name,
+        num_elements=num_elements,
+        type=known,
+        start=start + offset,
+        end=start + offset + num_elements // block_elements * block_bytes,
     )
 
 

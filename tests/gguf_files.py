@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import gguf
@@ -68,10 +69,13 @@ def write_pair(
     dtype: torch.dtype = torch.float32,
     extra: dict[str, str] | None = None,
     extra_tensor: str = "",
+    llama3_factor: float = 0.0,
 ) -> tuple[Path, Path]:
     """A GGUF file with matrices of type `kind`, and the folder with the weights it stands for."""
     words = tokenizer("gpt-2" if cut == "sentencepiece" else cut)
     make, more, arch = _CONFIGS[architecture]
+    if llama3_factor:
+        more = more | {"rope_parameters": llama3_rope(llama3_factor)}
     config = make(**{**_SIZES, **more, "vocab_size": words.get_vocab_size()})
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).to(torch.float32)
@@ -84,6 +88,8 @@ def write_pair(
         _add_tokenizer(writer, words, cut)
     for name, text in (extra or {}).items():
         writer.add_string(name, text)
+    if llama3_factor:
+        writer.add_tensor("rope_freqs.weight", _llama3_table(llama3_factor))
     if extra_tensor:
         writer.add_tensor(extra_tensor, np.ones(16, np.float32))
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
@@ -110,6 +116,29 @@ def write_pair(
     model.to(dtype).save_pretrained(folder)
     words.save(str(folder / "tokenizer.json"))
     return file, folder
+
+
+def llama3_rope(factor: float) -> dict[str, object]:
+    return {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def _llama3_table(factor: float, head_dim: int = 16) -> np.ndarray:
+    """What rotary frequencies are divided by: waves longer than 8192 wholly, below 2048 not."""
+    table = []
+    for pair in range(head_dim // 2):
+        wave = 2 * math.pi * 10000.0 ** (2 * pair / head_dim)
+        share = (8192 / wave - 1.0) / (4.0 - 1.0)
+        between = 1 / ((1 - share) / factor + share)
+        table.append(1.0 if wave < 2048 else factor if wave > 8192 else between)
+    assert len(set(table)) == 3
+    return np.array(table, np.float32)
 
 
 def _permuted(rows: np.ndarray, num_heads: int) -> np.ndarray:

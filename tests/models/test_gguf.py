@@ -44,6 +44,21 @@ def test_weights_and_logits_are_those_of_the_folder(
         assert torch.equal(got(ids).logits, expected(ids).logits)
 
 
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_frequencies_scaled_as_llama_3_scales_them_are_read(tmp_path: Path, factor: float) -> None:
+    file, folder = write_pair(tmp_path, llama3_factor=factor)
+    expected = AutoModelForCausalLM.from_pretrained(folder)
+    got = AutoModelForCausalLM.from_pretrained(converted(file))
+    assert got.config.rope_parameters["factor"] == factor
+    ids = torch.arange(200).remainder(300)[None]
+    with torch.inference_mode():
+        assert torch.equal(got(ids).logits, expected(ids).logits)
+        expected.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+        unscaled = type(expected)(expected.config)
+        unscaled.load_state_dict(expected.state_dict())
+        assert not torch.equal(unscaled.eval()(ids).logits, expected(ids).logits)
+
+
 def test_weights_are_rounded_once_to_the_wanted_type(tmp_path: Path) -> None:
     file, folder = write_pair(tmp_path, kind=Kind.Q4_1, dtype=torch.bfloat16)
     expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()
@@ -202,7 +217,7 @@ def test_an_architecture_that_is_not_loaded_is_refused_by_name(tmp_path: Path) -
     ("options", "complaint"),
     [
         ({"extra": {"llama.rope.scaling.type": "yarn"}}, "scales its rotary positions (yarn)"),
-        ({"extra_tensor": "rope_freqs.weight"}, "scales its rotary positions (rope_freqs.weight)"),
+        ({"extra_tensor": "rope_freqs.weight"}, "are not scaled as Llama 3's are"),
         ({"extra_tensor": "blk.0.attn_q.bias"}, "a part of it would be left out"),
     ],
     ids=["scaling", "frequencies", "left-out"],
