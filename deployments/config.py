@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from deployments.check.dotted_keys import nested
 from deployments.config_section import ByteSize, PositiveFloat, PositiveInt, Section
 from deployments.grammar_config import GrammarServiceConfig
-from deployments.model_paths import resolve_folder
+from deployments.model_paths import resolve_folder, resolve_model
 from models.config import check_quantization
 from models.messages import MAX_DRAFT_TOKENS
 
@@ -27,7 +27,8 @@ class ModelConfig(Section):
     """One model and the process (or ranks) that computes it; the same for target and draft."""
 
     model_path: str = Field(
-        description="Hugging Face checkpoint folder; relative to the current folder, else the repo."
+        description="Hugging Face checkpoint folder or GGUF file, relative to the current folder, "
+        "else the repo; or the name of a model that `python -m models.fetch` has fetched."
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="Type of weights and KV cache."
@@ -314,7 +315,7 @@ class AppConfig(Section):
             update={
                 "tokenizer_path": (
                     str(resolve_folder(tokenizer, "router.tokenizer_path"))
-                    if tokenizer
+                    if tokenizer not in ("", self.target.model_path)
                     else target.model_path
                 ),
                 "max_model_len": min(
@@ -340,7 +341,7 @@ def _describe(item: ErrorDetails) -> str:
 
 
 def _with_absolute_path(model: ModelConfig, section: str) -> ModelConfig:
-    folder = resolve_folder(model.model_path, f"{section}.model_path")
+    folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
     return model.model_copy(update={"model_path": str(folder)})
 
 

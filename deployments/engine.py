@@ -20,6 +20,7 @@ import contextvars
 import logging
 import os
 from collections.abc import AsyncGenerator, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ray import serve
@@ -36,6 +37,7 @@ from deployments.metrics_page import Page
 from deployments.rank_group import RankGroup
 from deployments.ray_meters import RayMirror
 from deployments.user_config import refuse_any, take_user_config
+from models.gguf_folder import source_of
 from models.messages import LeaseGrant, LeaseRequest
 
 logger = logging.getLogger("ray.serve")
@@ -72,7 +74,14 @@ class EngineReplica:
         self._report = EngineReport()
         self._ranks = RankGroup(kind, model, link, self._note_stats, logs_json=is_json())
         self._is_serving = False
-        logger.info("%s: loading %s (%s, %s)", kind, model.model_path, model.dtype, model.device)
+        logger.info(
+            "%s: loading %s (%s, %s)%s",
+            kind,
+            model.model_path,
+            model.dtype,
+            model.device,
+            f" dequantised {source}" if (source := source_of(Path(model.model_path))) else "",
+        )
         try:
             reports = await self._ranks.start()
         except BaseException:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config import AppConfig, ModelConfig
-from deployments.model_paths import resolve_folder
+from deployments.model_paths import resolve_folder, resolve_model
 from models.stored_weights import missing_shards
 from models.vocabulary import num_shared_ids, read_vocabulary
 
@@ -66,7 +66,7 @@ def _complaints(check: Callable[..., None], *arguments: Any) -> list[str]:
 
 
 def _check_folder(model: ModelConfig, section: str) -> None:
-    folder = resolve_folder(model.model_path, f"{section}.model_path")
+    folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
     _check_model(model.model_copy(update={"model_path": str(folder)}), section)
 
 

@@ -4,7 +4,8 @@ A GEMM usually picks its kernel, and with it the order of its sums, by the numbe
 CPU oneDNN's packed linear kernel keeps the order for up to 1024 inputs (tried in float32 and
 bfloat16 for 1 to 512 rows), so longer rows are cut into pieces of at most 1024 inputs. A piece
 is added to the ones before it inside the kernel, on its float32 accumulators, always in the same
-order. Packing also makes 2 to 8 rows cost about what one row costs.
+order. Packing also makes 2 to 8 rows cost about what one row costs. On a CPU with AMX oneDNN would
+take kernels that do not keep the order, so it is told to do without.
 
 Activation functions are wrapped for the same reason: torch computes the last few elements of a
 block with scalar code, whose rounding differs from the vector code's.
@@ -12,11 +13,15 @@ block with scalar code, whose rounding differs from the vector code's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+# Read by oneDNN when it is first used: the highest instruction set below AMX.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 MAX_PACKED_INPUTS = 1024
 # torch computes up to so many elements in one thread, so that no border between threads cuts a

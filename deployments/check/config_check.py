@@ -26,7 +26,7 @@ from deployments.check.serve_file import ServeFile, one_line, read_serve_file
 from deployments.check.shortages import Cluster, shortages
 from deployments.config import AppConfig, ModelConfig
 from deployments.model_files import file_faults
-from deployments.model_paths import resolve_folder
+from deployments.model_paths import resolve_model
 
 
 @dataclass(kw_only=True)
@@ -105,7 +105,7 @@ def _listening_faults(host: str, port: int) -> list[str]:
 def _note_unknown(config: AppConfig, findings: Findings) -> None:
     for section, model in _models(config):
         try:
-            resolve_folder(model.model_path, f"{section}.model_path")
+            resolve_model(model.model_path, model.dtype, f"{section}.model_path")
         except ValueError as error:
             findings.unknown[section] = str(error)
         else:
@@ -116,6 +116,7 @@ def _measure(config: AppConfig, gpu_bytes: Sequence[int], findings: Findings) ->
     """Sizes of models whose files are here. Imports transformers and torch: seconds."""
     from deployments.leader import engine_config
     from models.footprint import footprint
+    from models.gguf_folder import source_of
     from models.kv_budget import num_kv_blocks
 
     for section, model in _models(config.resolved()):
@@ -137,6 +138,7 @@ def _measure(config: AppConfig, gpu_bytes: Sequence[int], findings: Findings) ->
             weight_bytes=taken.weight_bytes,
             kv_bytes_per_token=taken.kv_bytes_per_token,
             kv_tokens=None if num_blocks is None else num_blocks * model.block_size,
+            source=source_of(Path(model.model_path)),
         )
 
 

@@ -19,6 +19,7 @@ class ModelSizes:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_tokens: int | None  # None: only the loaded model will tell
+    source: str = ""  # what the folder was converted from
 
 
 def explanation(
@@ -134,6 +135,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
     lines = [
         f"{head}; {sizes.num_parameters / 1e6:,.1f} M parameters, "
         f"{gigabytes(sizes.weight_bytes)} of weights per rank",
+        *([f"dequantised {sizes.source}"] if sizes.source else []),
     ]
     per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
     if sizes.kv_tokens is None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from deployments.check.shortages import Cluster, Node
 from deployments.config import AppConfig, ModelConfig
-from deployments.model_paths import resolve_folder
+from deployments.model_paths import resolve_model
 from deployments.placement import Placement
 from models.stored_weights import num_stored_parameters
 
@@ -39,7 +38,7 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
     Raises:
         ValueError: a file cannot be read.
     """
-    folder: Path = resolve_folder(model.model_path, f"{section}.model_path")
+    folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
     item_bytes = 1 if model.quantization else _ITEM_BYTES[model.dtype]
     num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size
     return RankBytes(weights=num_parameters * item_bytes, kv=model.kv_cache_memory or 0)

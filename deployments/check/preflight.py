@@ -115,6 +115,6 @@ def _instead(
         return "On one GPU use configs/single-gpu.yaml (both models share it)"
     if all(fault.startswith("draft.") for fault in faults):
         return "Without a draft model use configs/no-draft.yaml (prompt lookup drafts)"
-    if any("model_path" in fault for fault in faults):
+    if any("model_path" in fault and "models.fetch" not in fault for fault in faults):
         return "configs/demo.yaml brings its own models"
     return ""

@@ -199,7 +199,8 @@ def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], comp
 
 
 @pytest.mark.parametrize(
-    "name", ["demo.yaml", "no-draft.yaml", "cpu.yaml", "single-gpu.yaml", "prod.yaml"]
+    "name",
+    ["demo.yaml", "smollm2.yaml", "no-draft.yaml", "cpu.yaml", "single-gpu.yaml", "prod.yaml"],
 )
 def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
     """Each with a comment: what is left to a default is not found by who looks for it."""

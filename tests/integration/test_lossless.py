@@ -7,13 +7,11 @@ apart; both counts are printed. The whole path is real, in one process: router l
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
+from greedy_references import Reference, count_differences, generated
 from local_service import DEMO, LocalService, local_service, make_request
-from transformers import AutoModelForCausalLM
 
 from loadtest.prompts import demo_prompts as held_out_prompts
 from router.limits import SpeculationLimits
@@ -21,36 +19,11 @@ from router.limits import SpeculationLimits
 NUM_PROMPTS = 50
 NUM_TOKENS = 40
 NUM_LOOKUP_PROMPTS = 12
-NEAR_TIE = 1e-4
-
-
-@dataclass(frozen=True)
-class Reference:
-    prompt_ids: list[int]
-    token_ids: list[int]
-    margins: list[float]  # distance of the two best logits, per token
 
 
 @pytest.fixture(scope="module")
 def references() -> list[Reference]:
-    model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32)
-    results = []
-    for prompt_ids in held_out_prompts(NUM_PROMPTS):
-        output = model.generate(
-            torch.tensor([prompt_ids]),
-            attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
-            eos_token_id=None,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        top = torch.cat(output.logits).topk(2, dim=-1).values
-        token_ids = output.sequences[0, len(prompt_ids) :].tolist()
-        results.append(Reference(prompt_ids, token_ids, (top[:, 0] - top[:, 1]).tolist()))
-    return results
+    return generated(DEMO / "target", held_out_prompts(NUM_PROMPTS), NUM_TOKENS)
 
 
 async def serve_all(
@@ -71,18 +44,6 @@ async def serve_all(
             return ids
 
     return await asyncio.gather(*(one(i, reference) for i, reference in enumerate(references)))
-
-
-def count_differences(references: list[Reference], served: list[list[int]]) -> tuple[int, int]:
-    """(mismatches, differences excused as near ties); what follows a difference is not compared."""
-    mismatches = near_ties = 0
-    for reference, ids in zip(references, served, strict=True):
-        for expected, got, margin in zip(reference.token_ids, ids, reference.margins, strict=True):
-            if expected != got:
-                mismatches += margin > NEAR_TIE
-                near_ties += margin <= NEAR_TIE
-                break
-    return mismatches, near_ties
 
 
 @pytest.mark.slow

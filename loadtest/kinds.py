@@ -1,0 +1,252 @@
+"""What prompt lookup brings by kind of prompt: a real model over HTTP, plain, k = 5 and adaptive.
+
+    python -m models.fetch smollm2
+    python -m loadtest.kinds --output loadtest/results/smollm2-kinds.json
+
+Serves `configs/smollm2.yaml` and asks every prompt of `kinds.json` (our own words) greedily in
+each way, by turns within the prompt, so that a machine that slows down slows all ways alike. Fails
+when a prompt's text is not the same in every way. Ratios are of one prompt's times in one turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tqdm import tqdm
+
+from loadtest.interleaved import interleave, median_ratio
+from loadtest.run_record import crash_noted, head, told, write_json
+from loadtest.served import POD_ENVIRONMENT, ROOT, Config, served
+
+CONFIG = ROOT / "configs" / "smollm2.yaml"
+PLAIN = "plain"
+_PROMPTS = Path(__file__).with_name("kinds.json")
+_WAYS: dict[str, dict[str, Any]] = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, "adaptive": {}}
+_TIMEOUT_S = 300.0
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One prompt's answer in one way; the time is the client's, the prompt's reading included."""
+
+    text: str
+    num_tokens: int
+    seconds: float
+    tokens_per_round: float  # of rounds with a draft; 1.0 where there was none
+
+    @property
+    def tokens_per_s(self) -> float:
+        """As the client sees it."""
+        return self.num_tokens / self.seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class KindReport:
+    """Medians over the prompts and turns of one kind."""
+
+    kind: str
+    num_prompts: int
+    tokens_per_s: dict[str, float]
+    ratio_to_plain: dict[str, float]
+    tokens_per_round: dict[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """All that was found; `differing`: prompts whose text depended on the way."""
+
+    kinds: list[KindReport] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    crash: str = ""
+
+
+def read_prompts(path: Path = _PROMPTS) -> dict[str, list[str]]:
+    """Prompts by kind.
+
+    Raises:
+        ValueError: the file is not of that form.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not all(
+        isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
+        for texts in content.values()
+    ):
+        raise ValueError(f"{path} must map kinds to lists of prompts")
+    return content
+
+
+class Chats:
+    """Asks a running service, one prompt after another. Made by `chats_with`."""
+
+    def __init__(self, client: httpx.Client, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    def ask(self, text: str, way: str, max_tokens: int) -> Answer:
+        """One greedy answer, streamed.
+
+        Raises:
+            RuntimeError: it is an error.
+        """
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "speculation": _WAYS[way],
+        }
+        pieces: list[str] = []
+        started_s = time.perf_counter()
+        usage: dict[str, Any] = {}
+        drafting: dict[str, Any] = {}
+        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                raise RuntimeError(f"HTTP {response.status_code}: {response.read().decode()}")
+            for event in _events(response.iter_lines()):
+                usage = event.get("usage") or usage
+                drafting = (event.get("metrics") or {}).get("speculative_decoding") or drafting
+                for choice in event.get("choices") or ():
+                    pieces.append(choice["delta"].get("content") or "")
+        return Answer(
+            text="".join(pieces),
+            num_tokens=int(usage["completion_tokens"]),
+            seconds=time.perf_counter() - started_s,
+            tokens_per_round=float(drafting.get("mean_acceptance_length") or 1.0),
+        )
+
+
+@contextmanager
+def chats_with(config: Path, model_path: str | None, threads: int) -> Iterator[Chats]:
+    """Serve a config, another model in the target's place where one is given, until the end."""
+    names: list[str] = []
+
+    def change(tree: Config) -> None:
+        arguments = tree["applications"][0]["args"]
+        arguments["target"] |= {
+            "num_threads": threads,
+            "enable_prefix_caching": False,  # the second way must read the prompt as the first
+        }
+        if model_path is not None:
+            arguments["target"]["model_path"] = model_path
+        names.append(arguments["router"]["model_name"])
+
+    with (
+        served(config, change=change, environment=POD_ENVIRONMENT) as service,
+        httpx.Client(base_url=service.base_url, timeout=_TIMEOUT_S) as client,
+    ):
+        yield Chats(client, names[0])
+
+
+def measure_kind(
+    chats: Chats, kind: str, texts: Sequence[str], max_tokens: int, repeats: int, report: Report
+) -> None:
+    """All prompts of a kind into the report."""
+    rates: dict[str, list[float]] = {way: [] for way in _WAYS}
+    lengths: dict[str, list[float]] = {way: [] for way in _WAYS}
+    for number, text in enumerate(texts):
+        lines = {way: partial(chats.ask, text, way, max_tokens) for way in _WAYS}
+        answers = interleave(lines, repeats)
+        if len({answer.text for given in answers.values() for answer in given}) != 1:
+            report.differing.append(f"{kind} {number + 1}")
+        for way, given in answers.items():
+            rates[way] += [answer.tokens_per_s for answer in given]
+            lengths[way] += [answer.tokens_per_round for answer in given]
+    report.kinds.append(
+        KindReport(
+            kind=kind,
+            num_prompts=len(texts),
+            tokens_per_s={way: statistics.median(values) for way, values in rates.items()},
+            ratio_to_plain={
+                way: median_ratio(values, rates[PLAIN]) for way, values in rates.items()
+            },
+            tokens_per_round={way: statistics.mean(values) for way, values in lengths.items()},
+        )
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the benchmark from the command line; exit status 1: a text was not the same."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parser().parse_args(words)
+    kinds = {kind: texts[: arguments.prompts] for kind, texts in read_prompts().items()}
+    kinds = {kind: kinds[kind] for kind in arguments.kinds or kinds}
+    report = Report()
+    violations: list[str] = []
+
+    def write() -> None:
+        if arguments.output is not None:
+            write_json(
+                arguments.output, {**head("loadtest.kinds", words, arguments), **asdict(report)}
+            )
+
+    with told(violations), crash_noted(report):
+        with chats_with(arguments.config, arguments.model_path, arguments.threads) as chats:
+            for way in _WAYS:  # what is made at the first pass is not measured
+                chats.ask(kinds[next(iter(kinds))][0], way, _WARM_UP_TOKENS)
+            for kind, texts in tqdm(kinds.items(), unit="kind"):
+                measure_kind(chats, kind, texts, arguments.tokens, arguments.repeats, report)
+                write()
+        violations += [f"the text of {one} depends on the way" for one in report.differing]
+        print_table(report)
+    write()
+    sys.exit(bool(violations))
+
+
+def print_table(report: Report) -> None:
+    """Tokens per second of each way, and times plain."""
+    print(f"{'kind':<12}" + "".join(f"{way:>20}" for way in _WAYS) + f"{'tokens a round':>17}")
+    for one in report.kinds:
+        cells = "".join(
+            f"{one.tokens_per_s[way]:>12.1f} ({one.ratio_to_plain[way]:4.2f}x)" for way in _WAYS
+        )
+        print(f"{one.kind:<12}{cells}{one.tokens_per_round['k=5']:>17.2f}")
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if data == line or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise RuntimeError(f"the stream ended with {event['error']}")
+        yield event
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.kinds", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument("--config", type=Path, default=CONFIG, help="a Serve config of ours")
+    parser.add_argument("--model-path", help="in place of the config's target")
+    parser.add_argument("--kinds", nargs="+", choices=sorted(read_prompts()), help="default: all")
+    parser.add_argument("--prompts", type=_positive, default=3, help="of each kind, at most")
+    parser.add_argument("--tokens", type=_positive, default=96, help="of each answer, at most")
+    parser.add_argument("--repeats", type=_positive, default=2, help="of each prompt in each way")
+    parser.add_argument("--threads", type=_positive, default=1, help="of the target")
+    parser.add_argument("--output", type=Path, help="JSON file, written after every kind")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""What a GGUF file holds, by its header: no weight is read. Neither torch nor transformers.
+
+The file begins with its version, settings by name, and the name, shape, type and place of every
+tensor; the tensors' blocks follow (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+A file that is cut off, damaged or of another kind is refused here, before it costs minutes; the
+package `gguf` knows the types.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+# By the name that the file says, the checkpoints of transformers that it stands for. Others may be
+# read by transformers too; these are compared with their folders in tests/models/test_gguf.py.
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+_VERSIONS = (2, 3)
+_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4
+_DEFAULT_ALIGNMENT = 32
+ROPE_TABLE = "rope_freqs.weight"  # what rotary frequencies are divided by, where they are scaled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTensor:
+    """One tensor of the file."""
+
+    name: str
+    num_elements: int
+    type: GGMLQuantizationType
+    start: int  # its first byte in the file
+    end: int  # the byte behind it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufHeader:
+    """Settings (numbers, texts; of an array its length) and tensors of one file."""
+
+    path: Path
+    num_bytes: int  # of the file
+    settings: dict[str, Any]
+    tensors: tuple[GgufTensor, ...]
+
+    @property
+    def architecture(self) -> str:
+        """As llama.cpp calls it: llama, qwen2."""
+        return str(self.settings.get("general.architecture", ""))
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all weights; tied ones are stored, and counted, once."""
+        return sum(one.num_elements for one in self.tensors if one.name != ROPE_TABLE)
+
+    def rope_table(self) -> Any | None:
+        """Float32 [frequencies]: what each rotary frequency is divided by; None: nothing.
+
+        Raises:
+            ValueError: it is of another type.
+        """
+        table = next((one for one in self.tensors if one.name == ROPE_TABLE), None)
+        if table is None:
+            return None
+        if table.type != GGMLQuantizationType.F32:
+            raise ValueError(f"{self.path}: {ROPE_TABLE} is of type {table.type.name}, not F32")
+        return np.fromfile(self.path, "<f4", table.num_elements, offset=table.start)
+
+    @property
+    def type_names(self) -> list[str]:
+        """Types of its tensors, the one with the most numbers first."""
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors:
+            counts[tensor.type.name] += tensor.num_elements
+        return [name for name, _ in counts.most_common()]
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Read a file's header and see that all it tells of is there and can be loaded.
+
+    Raises:
+        ValueError: it cannot be read, is cut off or damaged, is one part of several, has tensors
+            of a type that cannot be dequantised, or an architecture that is not loaded from GGUF.
+    """
+    try:
+        with path.open("rb") as file:
+            header = _read(_Source(file, path), path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    _refuse_unloadable(header)
+    return header
+
+
+def _refuse_unloadable(header: GgufHeader) -> None:
+    path, settings = header.path, header.settings
+    if settings.get("split.count", 1) > 1:
+        raise ValueError(f"{path} is one of {settings['split.count']} parts, which are not joined")
+    if header.architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{path} is of architecture {header.architecture!r}; from GGUF are loaded: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    for tensor in header.tensors:
+        if not _can_dequantize(tensor.type):
+            raise ValueError(
+                f"{path}: tensor {tensor.name!r} is of type {tensor.type.name}, which cannot be "
+                "dequantised"
+            )
+    scaling = settings.get(f"{header.architecture}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise ValueError(
+            f"{path} scales its rotary positions ({scaling}), which is not read from GGUF; serve "
+            "the model's own folder"
+        )
+    end = max((tensor.end for tensor in header.tensors), default=0)
+    if end > header.num_bytes:
+        raise ValueError(
+            f"{path} is cut off: its tensors end at byte {end}, the file has {header.num_bytes}"
+        )
+
+
+class _Source:
+    """Reads numbers and texts in order; says where the file ends too early."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self.num_bytes = path.stat().st_size
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def take(self, num_bytes: int) -> bytes:
+        self._refuse_beyond(num_bytes)
+        return self._file.read(num_bytes)
+
+    def skip(self, num_bytes: int) -> None:
+        self._refuse_beyond(num_bytes)
+        self._file.seek(num_bytes, 1)
+
+    def number(self, form: str) -> Any:
+        [value] = struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
+        return value
+
+    def text(self) -> str:
+        try:
+            return self.take(self.number("Q")).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{self._path} is damaged: a name is not UTF-8") from None
+
+    def _refuse_beyond(self, num_bytes: int) -> None:
+        if num_bytes > self.num_bytes - self._file.tell():
+            raise ValueError(
+                f"{self._path} is cut off or damaged: its header goes beyond its "
+                f"{self.num_bytes} bytes"
+            )
+
+
+def _read(source: _Source, path: Path) -> GgufHeader:
+    if source.num_bytes < 4 or source.take(4) != b"GGUF":
+        raise ValueError(f"{path} is no GGUF file: it does not begin with GGUF")
+    version = source.number("I")
+    if version not in _VERSIONS:
+        known = " and ".join(map(str, _VERSIONS))
+        raise ValueError(f"{path} is of GGUF version {version}; versions {known} are read")
+    num_tensors, num_settings = source.number("Q"), source.number("Q")
+    settings = {}
+    for _ in range(num_settings):
+        name = source.text()
+        settings[name] = _value(source, source.number("I"), path)
+    entries = [_entry(source, path) for _ in range(num_tensors)]
+    alignment = settings.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"{path} is damaged: general.alignment is {alignment!r}")
+    start = math.ceil(source.tell() / alignment) * alignment
+    tensors = tuple(_tensor(path, start, *entry) for entry in entries)
+    return GgufHeader(path=path, num_bytes=source.num_bytes, settings=settings, tensors=tensors)
+
+
+def _value(source: _Source, kind: int, path: Path) -> Any:
+    if kind in _FORMATS:
+        return source.number(_FORMATS[kind])
+    if kind == _STRING:
+        return source.text()
+    if kind != _ARRAY:
+        raise ValueError(f"{path} is damaged: a setting of kind {kind}")
+    element, length = source.number("I"), source.number("Q")
+    if element == _STRING:
+        for _ in range(length):
+            source.skip(source.number("Q"))
+    elif element in _FORMATS:
+        source.skip(length * struct.calcsize(f"<{_FORMATS[element]}"))
+    else:
+        raise ValueError(f"{path} is damaged: an array of kind {element}")
+    return length
+
+
+def _entry(source: _Source, path: Path) -> tuple[str, tuple[int, ...], int, int]:
+    name = source.text()
+    num_dimensions = source.number("I")
+    if num_dimensions > _MOST_DIMENSIONS:
+        raise ValueError(f"{path} is damaged: tensor {name!r} has {num_dimensions} dimensions")
+    shape = tuple(source.number("Q") for _ in range(num_dimensions))
+    return name, shape, source.number("I"), source.number("Q")
+
+
+def _tensor(
+    path: Path, start: int, name: str, shape: tuple[int, ...], kind: int, offset: int
+) -> GgufTensor:
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError:
+        raise ValueError(
+            f"{path}: tensor {name!r} is of type {kind}, which the package gguf does not know"
+        ) from None
+    block_elements, block_bytes = GGML_QUANT_SIZES[known]
+    if shape and shape[0] % block_elements:
+        raise ValueError(
+            f"{path} is damaged: rows of tensor {name!r} have {shape[0]} numbers, no multiple of "
+            f"{block_elements}, the block of {known.name}"
+        )
+    num_elements = math.prod(shape)
+    return GgufTensor(
+        name=name,
+        num_elements=num_elements,
+        type=known,
+        start=start + offset,
+        end=start + offset + num_elements // block_elements * block_bytes,
+    )
+
+
+@functools.cache
+def _can_dequantize(kind: GGMLQuantizationType) -> bool:
+    _, block_bytes = GGML_QUANT_SIZES[kind]
+    try:
+        dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""The bench by kind of prompt: its prompts, its arithmetic, and what it calls a violation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest import kinds
+from loadtest.kinds import Answer, Chats, Report, main, measure_kind, read_prompts
+
+
+def test_prompts_are_forty_of_ten_kinds() -> None:
+    prompts = read_prompts()
+    assert {kind: len(texts) for kind, texts in prompts.items()} == dict.fromkeys(prompts, 4)
+    assert len(prompts) == 10
+    assert len({text for texts in prompts.values() for text in texts}) == 40
+
+
+def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.json"
+    path.write_text('{"a": "b"}')
+    with pytest.raises(ValueError, match="must map kinds to lists of prompts"):
+        read_prompts(path)
+
+
+class Scripted:
+    """Answers 10 tokens; drafted for in half the time, and `wrong` in another text."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self._wrong = wrong
+
+    def ask(self, text: str, way: str, max_tokens: int) -> Answer:
+        seconds = 1.0 if way == "plain" else 0.5
+        return Answer(
+            text="other" if way == self._wrong else text,
+            num_tokens=max_tokens,
+            seconds=seconds,
+            tokens_per_round=1.0 if way == "plain" else 2.5,
+        )
+
+
+@pytest.mark.parametrize("wrong", ["", "k=5"])
+def test_rates_ratios_and_texts_are_compared(wrong: str) -> None:
+    report = Report()
+    measure_kind(Scripted(wrong), "math", ["a", "b"], 10, 3, report)  # type: ignore[arg-type]  # has `ask`
+    [one] = report.kinds
+    assert one.tokens_per_s == {"plain": 10.0, "k=5": 20.0, "adaptive": 20.0}
+    assert one.ratio_to_plain == {"plain": 1.0, "k=5": 2.0, "adaptive": 2.0}
+    assert one.tokens_per_round["k=5"] == 2.5
+    assert report.differing == (["math 1", "math 2"] if wrong else [])
+
+
+def test_an_answer_is_read_from_its_stream() -> None:
+    events = [
+        {"choices": [{"delta": {"role": "assistant"}}]},
+        {"choices": [{"delta": {"content": "The "}}]},
+        {"choices": [{"delta": {"content": "end"}, "finish_reason": "stop"}]},
+        {
+            "choices": [],
+            "usage": {"completion_tokens": 4},
+            "metrics": {"speculative_decoding": {"mean_acceptance_length": 2.0}},
+        },
+    ]
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    asked: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, text=stream)
+
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as client:
+        got = Chats(client, "m").ask("Say it", "k=5", 7)
+    assert (got.text, got.num_tokens, got.tokens_per_round) == ("The end", 4, 2.0)
+    assert got.seconds > 0
+    assert asked[0]["speculation"] == {"k": 5}
+    assert asked[0]["max_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [(["--prompts", "0"], "at least 1, got '0'"), (["--kinds", "cooking"], "invalid choice")],
+)
+def test_bad_arguments_are_named(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert complaint in capsys.readouterr().err
+
+
+def test_ways_differ_in_speculation_alone() -> None:
+    assert list(kinds._WAYS) == ["plain", "k=5", "adaptive"]
+    assert kinds._WAYS["plain"] == {"enabled": False}
