@@ -1,0 +1,14 @@
+"""The parts of the fuzzer by name."""
+
+from __future__ import annotations
+
+from loadtest.fuzz.cancel_part import open_cancel
+from loadtest.fuzz.cases import OpenPart
+from loadtest.fuzz.engines_part import open_engines
+from loadtest.fuzz.links_part import open_links
+
+PARTS: dict[str, OpenPart] = {
+    "engines": open_engines,
+    "links": open_links,
+    "cancel": open_cancel,
+}
