@@ -1,11 +1,13 @@
-"""API keys: who may use the routes under /v1. Standard library and ASGI only.
+"""API keys: who may use the routes that are not open. Standard library and ASGI only.
 
     python -m deployments.api_keys alice >> keys.txt     # the key itself goes to the terminal
 
 A key file has one line `name digest` per client: a name for logs and metrics and the SHA-256 of the
 key in hex, so that the file gives no key away. A plain hash is enough because keys are 256 random
-bits. The file is read again when it changes (as a mounted Kubernetes secret does); one that cannot
-be read or understood then leaves the keys as they were. Keys never reach a log or an answer.
+bits. The file is read again when it changes (as a mounted Kubernetes secret does), and what it says
+then counts: a key that is no longer in it is nobody's, a line that is none is skipped and counted,
+a file without a key lets nobody in. Only a file that cannot be read at all leaves the keys as they
+were. Keys never reach a log or an answer.
 """
 
 from __future__ import annotations
@@ -19,37 +21,58 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from starlette._utils import get_route_path  # private, but the only one that cannot differ
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.openai import Unauthorized
 
 logger = logging.getLogger(__name__)
 
-GUARDED_PREFIX = "/v1/"
+# All other paths ask for a key, also those that no route serves.
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json"})
 _RELOAD_PERIOD_S = 1.0
+_MAX_TOLD = 3  # faults of one file; the number of all is a metric
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+(?P<digest>[0-9a-f]{64})")
 _SCHEME = b"bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """What a key file says."""
+
+    names: Mapping[str, str]  # by digest
+    faults: Sequence[str]  # of each line that is skipped; without its text, which may hold a key
 
 
 class ApiKeys:
     """The keys of a file, at most a second older than it.
 
     Args:
-        path: the key file.
+        path: the key file. A replica starts with whatever lines are right, also with none, so that
+            new replicas do what those do that run; `faults_of_keys` is for whoever can still
+            mend it.
         clock: seconds, monotonic.
 
     Raises:
-        ValueError: the file cannot be read, has no key, or a line is not a name and a digest.
+        ValueError: the file cannot be read.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
         self._stamp = _stamp(path)
-        self._names = read_key_file(path)
+        self._unreadable: str | None = None
+        self._file = self._taken(read_key_file(path))
         self._checked_s = clock()
+
+    @property
+    def num_refused(self) -> int:
+        """Lines of the file that are skipped, or 1 while it cannot be read."""
+        self._reload()
+        return len(self._file.faults) if self._unreadable is None else 1
 
     def name_of(self, key: bytes) -> str | None:
         """The client that `key` belongs to; None: it is nobody's."""
@@ -57,7 +80,7 @@ class ApiKeys:
         digest = hashlib.sha256(key).hexdigest()
         found = None
         # All are compared, so that the time taken says nothing about how near a guess is.
-        for known, name in self._names.items():
+        for known, name in self._file.names.items():
             if hmac.compare_digest(known, digest):
                 found = name
         return found
@@ -68,42 +91,65 @@ class ApiKeys:
             return
         self._checked_s = now_s
         stamp = _stamp(self._path)
-        if stamp == self._stamp:
+        if stamp == self._stamp and self._unreadable is None:
             return
-        self._stamp = stamp
         try:
-            self._names = read_key_file(self._path)
+            self._file = self._taken(read_key_file(self._path))
         except ValueError as error:
-            logger.error("API keys stay as they were: %s", error)
+            if str(error) != self._unreadable:  # once, although it is tried again
+                logger.error("API keys stay as they were: %s", error)
+            self._unreadable = str(error)
         else:
-            logger.info("API keys read again: %d from %s", len(self._names), self._path)
+            self._unreadable = None
+        self._stamp = stamp
+
+    def _taken(self, file: KeyFile) -> KeyFile:
+        logger.info("API keys: %d read from %s", len(file.names), self._path)
+        if not file.names:
+            logger.error("%s", _no_key(self._path))
+        for fault in file.faults[:_MAX_TOLD]:
+            logger.error("API key skipped: %s", fault)
+        return file
 
 
-def read_key_file(path: Path) -> Mapping[str, str]:
-    """Names by digest.
+def read_key_file(path: Path) -> KeyFile:
+    """The keys of a file.
 
     Raises:
-        ValueError: names the file and the line at fault.
+        ValueError: it cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError as error:
         raise ValueError(f"router.api_keys_file: {path} cannot be read: {error}") from error
     names: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        text = line.split("#", 1)[0].strip()
-        if not text:
+    faults: list[str] = []
+    for number, whole_line in enumerate(text.splitlines(), 1):
+        line = whole_line.split("#", 1)[0].strip()
+        if not line:
             continue
-        match = _LINE.fullmatch(text)
-        if match is None:  # the line is not shown: it may hold a key by mistake
-            raise ValueError(
+        match = _LINE.fullmatch(line)
+        if match is None:
+            faults.append(
                 f"router.api_keys_file: line {number} of {path} is not 'name digest': a name of up "
                 "to 64 letters, digits, '.', '_', '@' or '-', then 64 lower-case hex digits"
             )
-        names[match["digest"]] = match["name"]
-    if not names:
-        raise ValueError(f"router.api_keys_file: {path} has no key, so nobody could be served")
-    return names
+        else:
+            names[match["digest"]] = match["name"]
+    return KeyFile(names, faults)
+
+
+def faults_of_keys(path: Path) -> list[str]:
+    """Whatever is wrong with a key file, one sentence each."""
+    try:
+        file = read_key_file(path)
+    except ValueError as error:
+        return [str(error)]
+    return [*file.faults[:_MAX_TOLD], *([] if file.names else [_no_key(path)])]
+
+
+def _no_key(path: Path) -> str:
+    return f"router.api_keys_file: {path} has no key, so nobody could be served"
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -116,7 +162,11 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class KeyGate:
-    """Middleware: answers 401 under /v1 without a known key; notes the key's name in the scope."""
+    """Middleware: 401 without a known key, but for `OPEN_PATHS`; notes its name in the scope.
+
+    The path is the one that starlette's router goes by: without what a server in front, such as
+    Serve with a `route_prefix`, has said to be mounted at (`root_path`).
+    """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
         self._app = app
@@ -128,7 +178,7 @@ class KeyGate:
         Raises:
             Unauthorized: no key, or none of the file.
         """
-        if scope["type"] == "http" and scope["path"].startswith(GUARDED_PREFIX):
+        if scope["type"] == "http" and get_route_path(scope) not in OPEN_PATHS:
             key = _bearer(scope)
             if not key:
                 raise Unauthorized("an API key is needed: 'Authorization: Bearer <key>'")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import fields
 from typing import cast
@@ -45,15 +45,25 @@ _PARTS = tuple(field.name.removesuffix("_ms") for field in fields(TimeSplit))
 
 
 class RequestMetrics:
-    """The instruments of one router process."""
+    """The instruments of one router process.
 
-    def __init__(self, meters: Meters) -> None:
+    Args:
+        meters: makes them.
+        num_keys_refused: how many lines of the file of API keys are skipped now.
+    """
+
+    def __init__(self, meters: Meters, num_keys_refused: Callable[[], int] = lambda: 0) -> None:
         self._meters = meters
+        self._num_keys_refused = num_keys_refused
         self._running = meters.gauge("vllm:num_requests_running", "Requests being generated")
         self._waiting = meters.gauge("vllm:num_requests_waiting", "Requests waiting for a place")
         self._refused = meters.gauge(
             "outrider:user_config_refused",
             "1: the newest user_config was refused and the limits before it are in force",
+        )
+        self._keys_refused = meters.gauge(
+            "outrider:api_keys_refused",
+            "Lines of the API key file that are skipped; 1 while it cannot be read",
         )
         self._prompt_tokens = meters.counter("vllm:prompt_tokens", "Prompt tokens taken in")
         self._tokens = meters.counter("vllm:generation_tokens", "Tokens generated")
@@ -126,6 +136,7 @@ class RequestMetrics:
         self._running.set(num_running)
         self._waiting.set(num_waiting)
         self._refused.set(float(self._is_refused))
+        self._keys_refused.set(self._num_keys_refused())
 
     async def keep_telling(self, period_s: float = _TELL_PERIOD_S) -> None:
         """Tell every `period_s` seconds, so that nobody forgets what does not change. Endless."""

@@ -112,7 +112,7 @@ class Router:
             if time.monotonic() > end:
                 return
             await asyncio.sleep(_READY_PAUSE_S)
-        url = await asyncio.to_thread(_root_url)
+        url = await asyncio.to_thread(_root_url, serve.get_replica_context().app_name)
         logger.info(ready_line(url, self._service.http.model.name))
 
 
@@ -124,9 +124,15 @@ def ready_line(url: str, model_name: str) -> str:
     )
 
 
-def _root_url() -> str:
-    """Where Serve's HTTP proxy listens; Serve has no public way to ask for it."""
+def _root_url(app_name: str) -> str:
+    """Where an application is reached through Serve's HTTP proxy, without a slash at the end.
+
+    Serve has no public way to ask for it.
+    """
     from ray.serve.context import _get_global_client
 
     client = _get_global_client(raise_if_no_controller_running=False)
-    return "http://127.0.0.1:8000" if client is None else str(client.root_url)
+    if client is None:
+        return "http://127.0.0.1:8000"
+    application = client.get_serve_details()["applications"].get(app_name, {})
+    return f"{client.root_url}{application.get('route_prefix') or ''}".rstrip("/")

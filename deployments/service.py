@@ -42,7 +42,7 @@ class RouterService:
     the client. Behind Serve's proxy they never do.
 
     Raises:
-        ValueError: the tokenizer or the API keys cannot be loaded.
+        ValueError: the tokenizer or the file of API keys cannot be read.
     """
 
     def __init__(
@@ -64,7 +64,11 @@ class RouterService:
             limits=session_limits(config),
         )
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
-        self.metrics = RequestMetrics(Meters({"model_name": config.model_name}, mirror))
+        keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
+        self.metrics = RequestMetrics(
+            Meters({"model_name": config.model_name}, mirror),
+            (lambda: 0) if keys is None else (lambda: keys.num_refused),
+        )
         self._admitting = AdmittingGenerator(
             self._generator,
             max_sessions=config.max_sessions,
@@ -85,7 +89,7 @@ class RouterService:
                 timeout_s=_HEALTH_TIMEOUT_S,
                 last_progress_s=lambda: self._admitting.last_item_s,
             ),
-            api_keys=ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None,
+            api_keys=keys,
             body_limit_bytes=config.body_limit_bytes,
             send_timeout_s=config.timeouts.token_gap_s,
         )

@@ -122,11 +122,12 @@ def started(
     """As `served`, but does not wait: it may never be ready."""
     folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
     port = free_port()
+    path, prefix = _write_config(config_path, folder, port, change)
     log_path = folder / "serve.log"
     serve = Path(sys.executable).with_name("serve")
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [str(serve), "run", str(_write_config(config_path, folder, port, change))],
+            [str(serve), "run", str(path)],
             cwd=ROOT,
             env={
                 **os.environ,
@@ -141,7 +142,7 @@ def started(
         )
     try:
         with _ended_in_order():
-            yield Served(f"http://127.0.0.1:{port}", process, log_path, folder)
+            yield Served(f"http://127.0.0.1:{port}{prefix}", process, log_path, folder)
     finally:
         _end(process)
         if not keeps_folder():
@@ -167,14 +168,15 @@ def free_port() -> int:
 
 def _write_config(
     source: Path, folder: Path, port: int, change: Callable[[Config], None] | None
-) -> Path:
+) -> tuple[Path, str]:
+    """The file that is served, and what stands before the paths of its (first) application."""
     config = yaml.safe_load(source.read_text(encoding="utf-8"))
     config["http_options"]["port"] = port
     if change is not None:
         change(config)
     path = folder / source.name
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
+    return path, (config["applications"][0].get("route_prefix") or "/").rstrip("/")
 
 
 @contextlib.contextmanager

@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import cast
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deployments.api.answers import ModelCard, ModelList
@@ -35,10 +35,12 @@ from deployments.api.edge import (
 from deployments.api.grammar_fields import naming_field
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
+from deployments.api.openapi import OpenApiPage, own_version
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.running import event_stream, first_item, whole_body
 from deployments.api.sse import EventStream
+from deployments.api.status_shapes import HealthStatus, LiveStatus, VersionStatus
 from deployments.api_keys import ApiKeys, KeyGate
 from deployments.meters import CONTENT_TYPE
 from models.errors import DeadlineExceeded
@@ -85,7 +87,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     `sends_request_id` False: the server around it writes the `x-request-id` of the request into
     the answer, as Serve's proxy does.
     """
-    # The interactive docs would show none of our fields, which are not FastAPI's to parse.
+    # FastAPI's own page would show none of our fields, which are not its to parse.
     app = FastAPI(
         title="Outrider", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
@@ -103,6 +105,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/readyz", routes.health, methods=["GET"])
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/version", routes.version, methods=["GET"])
+    app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
     return app
 
 
@@ -111,6 +114,7 @@ class _Routes:
 
     def __init__(self, service: HttpService) -> None:
         self._service = service
+        self._openapi = OpenApiPage(asks_for_keys=service.api_keys is not None)
 
     async def chat_completions(self, request: Request) -> Response:
         return await self._complete(request, chat_job)
@@ -127,17 +131,17 @@ class _Routes:
 
     async def health(self) -> Response:
         health = await self._service.health.check()
-        content = {
-            "status": "ok" if health.is_healthy else "unavailable",
-            "model": self._service.model.name,
-            "reason": health.reason,
-            "round_ms": health.round_ms,
-        }
-        return JSONResponse(content, status_code=200 if health.is_healthy else 503)
+        status = HealthStatus(
+            status="ok" if health.is_healthy else "unavailable",
+            model=self._service.model.name,
+            reason=health.reason,
+            round_ms=health.round_ms,
+        )
+        return _status(status, 200 if health.is_healthy else 503)
 
     async def alive(self) -> Response:
         """This process answers; whether the engines do is what /readyz says."""
-        return JSONResponse({"status": "ok"})
+        return _status(LiveStatus())
 
     async def metrics(self) -> Response:
         text = self._service.metrics()
@@ -146,7 +150,13 @@ class _Routes:
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def version(self) -> Response:
-        return JSONResponse({"version": _version()})
+        return _status(VersionStatus(version=own_version()))
+
+    async def openapi(self, request: Request) -> Response:
+        root_path = request.scope.get("root_path", "")
+        # The first time it takes tens of milliseconds.
+        page = await asyncio.to_thread(self._openapi.text, self._service.model, root_path)
+        return json_response(page)
 
     async def _body(self, request: Request) -> bytes:
         timeout_s = self._service.body_timeout_s
@@ -188,8 +198,5 @@ class _Routes:
         return items if job.grammar_field is None else naming_field(items, job.grammar_field)
 
 
-def _version() -> str:
-    try:
-        return version("outrider")
-    except PackageNotFoundError:
-        return "unknown"
+def _status(shape: BaseModel, status: int = 200) -> Response:
+    return json_response(shape.model_dump_json().encode(), status)

@@ -77,11 +77,27 @@ def _one_prompt(prompt: Any) -> str | list[int]:
     refuse_value("must be a string or a non-empty list of token ids")
 
 
+# What the validators above let through, as the OpenAPI page tells it.
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+_ContentIn = str | Annotated[list[TextPart], Field(min_length=1)]
+_StopText = Annotated[str, Field(min_length=1)]
+_StopIn = _StopText | list[_StopText]
+_TokenIdsIn = Annotated[list[int], Field(min_length=1)]
+_One = Field(min_length=1, max_length=1)
+_PromptIn = str | _TokenIdsIn | Annotated[list[str], _One] | Annotated[list[_TokenIdsIn], _One]
+
+
 class Message(StrictFields):
     """One turn. `developer` is today's word for `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined_text)]
+    content: Annotated[str, BeforeValidator(_joined_text, json_schema_input_type=_ContentIn)]
     name: str | None = None
 
 
@@ -123,7 +139,9 @@ class GenerationFields(StrictFields):
     bad_words: BadWords = Field(default_factory=list)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     n: int = Field(default=1, ge=1)  # upper limit: the served model's
-    stop: Annotated[list[str], BeforeValidator(_listed_stop)] = Field(default_factory=list)
+    stop: Annotated[list[str], BeforeValidator(_listed_stop, json_schema_input_type=_StopIn)] = (
+        Field(default_factory=list)
+    )
     stop_token_ids: StopTokenIds = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     stream: bool = False
@@ -147,7 +165,9 @@ class ChatCompletionRequest(GenerationFields):
 class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    prompt: Annotated[
+        str | list[int], BeforeValidator(_one_prompt, json_schema_input_type=_PromptIn)
+    ]
     echo: bool = False
     logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
 

@@ -9,7 +9,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from deployments.api.strict_fields import refuse_value
 
@@ -67,7 +67,17 @@ def _no_false(content: Any) -> Any:
     return None if content is False else content
 
 
-LogitBias = Annotated[list[tuple[int, float]], BeforeValidator(_biases)]
-BadWords = Annotated[list[str], BeforeValidator(_words)]
-StopTokenIds = Annotated[list[int], BeforeValidator(_token_ids)]
+# What the validators above let through, as the OpenAPI page tells it.
+_IdText = Annotated[str, StringConstraints(pattern=f"^{_ID.pattern}$")]
+_Bias = Annotated[float, Field(ge=-_BIAS_LIMIT, le=_BIAS_LIMIT)]
+_BiasesIn = Annotated[dict[_IdText, _Bias], Field(max_length=MAX_BIASES)]
+_Word = Annotated[str, StringConstraints(pattern=r"\S", max_length=_MAX_WORD_CHARS)]
+_WordsIn = Annotated[list[_Word], Field(max_length=_MAX_WORDS)]
+_TokenIdsIn = Annotated[list[int], Field(max_length=_MAX_STOP_IDS)]
+
+LogitBias = Annotated[
+    list[tuple[int, float]], BeforeValidator(_biases, json_schema_input_type=_BiasesIn)
+]
+BadWords = Annotated[list[str], BeforeValidator(_words, json_schema_input_type=_WordsIn)]
+StopTokenIds = Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
 NoFalse = BeforeValidator(_no_false)

@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 from ray.serve.exceptions import RayServeException
 
-from deployments.api_keys import read_key_file
+from deployments.api_keys import faults_of_keys
 from deployments.check.cluster_view import connected_cluster, deployed_overrides
 from deployments.check.memory import least_rank_bytes, memory_faults
 from deployments.check.shortages import Cluster, shortages
@@ -67,11 +67,7 @@ def key_file_faults(config: AppConfig) -> list[str]:
     """What is wrong with the file of API keys, if there shall be one."""
     if not config.router.api_keys_file:
         return []
-    try:
-        read_key_file(Path(config.router.api_keys_file))
-    except ValueError as error:
-        return [str(error)]
-    return []
+    return faults_of_keys(Path(config.router.api_keys_file))
 
 
 def least_memory_faults(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,9 @@ import pytest
 from http_fakes import ScriptedGenerator, http_service
 
 from deployments.api.http import create_app
-from deployments.api_keys import ApiKeys, main, read_key_file
+from deployments.api_keys import OPEN_PATHS, ApiKeys, faults_of_keys, main, read_key_file
+from deployments.meters import Meters
+from deployments.request_metrics import RequestMetrics
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -38,9 +41,11 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
-def client_with(keys: ApiKeys) -> httpx.AsyncClient:
+def client_with(keys: ApiKeys, prefix: str = "") -> httpx.AsyncClient:
+    """With a `prefix` as Serve's proxy and uvicorn serve under one: it stays in the path."""
     app = create_app(http_service(ScriptedGenerator(), api_keys=keys))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    transport = httpx.ASGITransport(app, root_path=prefix)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://test{prefix}")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +60,9 @@ def client_with(keys: ApiKeys) -> httpx.AsyncClient:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
-async def test_routes_under_v1_need_a_known_key(key_file, headers, status, path):
-    async with client_with(ApiKeys(key_file)) as client:
+@pytest.mark.parametrize("prefix", ["", "/llm", "/v1", "/health"])
+async def test_routes_under_v1_need_a_known_key(key_file, headers, status, path, prefix):
+    async with client_with(ApiKeys(key_file), prefix) as client:
         if path.endswith("models"):
             response = await client.get(path, headers=headers)
         else:
@@ -70,10 +76,28 @@ async def test_routes_under_v1_need_a_known_key(key_file, headers, status, path)
         assert "sk-wrong" not in response.text
 
 
-async def test_health_and_version_need_no_key(key_file):
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_open_routes_need_no_key(key_file, path, prefix):
+    async with client_with(ApiKeys(key_file), prefix) as client:
+        assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/v2/models", "/health/", "/llm/health"])
+async def test_what_is_not_open_needs_a_key_also_where_there_is_nothing(key_file, path):
     async with client_with(ApiKeys(key_file)) as client:
-        assert (await client.get("/health")).status_code == 200
-        assert (await client.get("/version")).status_code == 200
+        assert (await client.get(path)).status_code == 401
+        headers = {"authorization": "Bearer sk-a"}
+        assert (await client.get(path, headers=headers)).status_code == 404
+
+
+async def test_open_paths_are_routes_and_the_page_calls_them_so(key_file):
+    async with client_with(ApiKeys(key_file)) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    opened = {
+        path for path, methods in paths.items() if methods.get("get", {}).get("security") == []
+    }
+    assert opened == OPEN_PATHS
 
 
 async def test_a_key_is_never_logged(key_file, caplog):
@@ -96,20 +120,55 @@ def test_a_changed_file_counts_within_a_second(key_file):
     assert keys.name_of(b"sk-c") == "carol"
 
 
-@pytest.mark.parametrize("damage", ["nonsense\n", "", None])
-def test_a_damaged_file_leaves_the_keys_and_says_so(key_file, caplog, damage):
+@pytest.mark.parametrize("text", ["", "# nobody\n\n", "nonsense\n"])
+def test_a_file_without_a_key_lets_nobody_in(key_file, caplog, text):
     clock = Clock()
     keys = ApiKeys(key_file, clock=clock)
-    if damage is None:
-        key_file.unlink()
-    else:
-        key_file.write_text(damage)
+    key_file.write_text(text)
     clock.now_s = 1.0
-    assert keys.name_of(b"sk-a") == "alice"
-    assert "API keys stay as they were" in caplog.text
+    assert keys.name_of(b"sk-a") is None
+    assert "has no key, so nobody could be served" in caplog.text
+    assert ApiKeys(key_file).name_of(b"sk-a") is None  # a replica that starts now does the same
     key_file.write_text(line("carol", "sk-c"))
     clock.now_s = 2.0
     assert keys.name_of(b"sk-c") == "carol"
+
+
+def test_a_wrong_line_is_skipped_and_counted_and_its_neighbours_count(key_file, caplog):
+    clock = Clock()
+    keys = ApiKeys(key_file, clock=clock)
+    assert keys.num_refused == 0
+    wrong = ["alice sk-a\n", "bob\n", line("x" * 65, "sk-x"), line("dora", "sk-d").upper()]
+    key_file.write_bytes(("".join(wrong) + line("carol", "sk-c")).encode() + b"\xff\xfe\n")
+    clock.now_s = 1.0
+    assert keys.num_refused == 5
+    assert keys.name_of(b"sk-c") == "carol"
+    assert keys.name_of(b"sk-a") is None
+    assert "line 1 of" in caplog.text
+    assert "sk-a" not in caplog.text
+
+
+def test_a_file_that_cannot_be_read_leaves_the_keys_and_is_tried_again(key_file, caplog):
+    clock = Clock()
+    keys = ApiKeys(key_file, clock=clock)
+    text = key_file.read_text()
+    key_file.unlink()
+    for now_s in (1.0, 2.0, 3.0):
+        clock.now_s = now_s
+        assert keys.name_of(b"sk-a") == "alice"
+    assert keys.num_refused == 1
+    assert caplog.text.count("API keys stay as they were") == 1
+    key_file.write_text(text.replace("alice", "anna"))
+    clock.now_s = 4.0
+    assert keys.name_of(b"sk-a") == "anna"
+    assert keys.num_refused == 0
+
+
+async def test_skipped_lines_are_on_the_page_of_metrics(key_file):
+    key_file.write_text(line("alice", "sk-a") + "nonsense\n")
+    keys = ApiKeys(key_file)
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}), lambda: keys.num_refused)
+    assert b'outrider:api_keys_refused{model_name="tiny"} 1.0\n' in metrics.text()
 
 
 @pytest.mark.parametrize(
@@ -120,18 +179,19 @@ def test_a_damaged_file_leaves_the_keys_and_says_so(key_file, caplog, damage):
         (line("alice", "sk-a") + "x" * 65 + " " + "0" * 64, "line 2"),
     ],
 )
-def test_a_wrong_file_is_refused_without_showing_it(tmp_path, text, message):
+def test_the_check_before_a_start_refuses_what_a_replica_would_skip(tmp_path, text, message):
     path = tmp_path / "keys.txt"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message) as caught:
-        ApiKeys(path)
-    assert "router.api_keys_file" in str(caught.value)
-    assert "sk-plain" not in str(caught.value)
+    faults = faults_of_keys(path)
+    assert re.search(message, " ".join(faults))
+    assert all("router.api_keys_file" in fault for fault in faults)
+    assert "sk-plain" not in " ".join(faults)
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"router\.api_keys_file: .* cannot be read"):
+    with pytest.raises(ValueError, match=r"router\.api_keys_file: .* cannot be read") as caught:
         ApiKeys(tmp_path / "none.txt")
+    assert faults_of_keys(tmp_path / "none.txt") == [str(caught.value)]
 
 
 def test_the_command_makes_a_key_that_works(tmp_path, capsys):
@@ -142,7 +202,7 @@ def test_the_command_makes_a_key_that_works(tmp_path, capsys):
     path.write_text(written.out)
     assert key not in written.out
     assert ApiKeys(path).name_of(key.encode()) == "alice"
-    assert list(read_key_file(path).values()) == ["alice"]
+    assert list(read_key_file(path).names.values()) == ["alice"]
 
 
 def test_the_command_refuses_a_name_that_the_file_would_not_take(capsys):

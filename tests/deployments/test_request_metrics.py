@@ -188,23 +188,24 @@ async def test_a_mirror_is_told_the_same():
 
 async def test_gauges_are_told_again_while_nothing_changes():
     mirror = Recorder()
-    metrics = RequestMetrics(Meters({"model_name": "tiny"}, mirror))
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}, mirror), lambda: 2)
     metrics.set_load(3, 2)
     metrics.set_refused(True)
     mirror.told.clear()
     telling = asyncio.create_task(metrics.keep_telling(period_s=0.01))
     for _ in range(500):
-        if len(mirror.told) < 6:
+        if len(mirror.told) < 8:
             await asyncio.sleep(0.01)
     telling.cancel()
     told = [(name, value) for _, name, value, _ in mirror.told]
     assert (
-        told[:3]
-        == told[3:6]
+        told[:4]
+        == told[4:8]
         == [
             ("vllm:num_requests_running", 3),
             ("vllm:num_requests_waiting", 2),
             ("outrider:user_config_refused", 1),
+            ("outrider:api_keys_refused", 2),
         ]
     )
 

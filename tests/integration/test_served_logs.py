@@ -21,6 +21,7 @@ KEY = "sk-heron-at-noon-0123456789"
 WRONG_KEY = "sk-wrong-owl-at-midnight"
 SECRET = "Zanzibar-heron-lamp"  # a prompt's word that nothing else has
 LIMIT_BYTES = 20_000
+PREFIX = "/llm"  # keys are asked for under one as well
 NUM_SESSIONS, NUM_QUEUED = 2, 1
 WAIT_S = 60.0
 
@@ -49,6 +50,7 @@ def limits(key_file: Path) -> Any:
         router["body_limit_bytes"] = LIMIT_BYTES
         router["max_sessions"] = NUM_SESSIONS
         router["max_queued_sessions"] = NUM_QUEUED
+        config["applications"][0]["route_prefix"] = PREFIX
 
     return change
 
@@ -84,6 +86,9 @@ async def ask_all(service: Served) -> dict[str, httpx.Response]:
         }
         answers = {name: await ask(name, body) for name, body in asked.items()}
         answers["no-key"] = await ask("no-key", STORY, WRONG_KEY)
+        answers["any-path"] = await client.get("/any", headers={"x-request-id": "any-path"})
+        page = await client.get("/openapi.json", headers={"x-request-id": "page"})
+        assert page.json()["servers"] == [{"url": PREFIX}]
         crowd = [f"crowd-{index}" for index in range(8)]
         together = await asyncio.gather(*(ask(name, STORY) for name in crowd))
         answers |= dict(zip(crowd, together, strict=True))
@@ -180,6 +185,14 @@ def test_neither_key_nor_text_is_in_any_file(answered: Answered) -> None:
         assert not [words for words in forbidden if words in text], path
 
 
+def test_the_ready_line_has_the_prefix(answered: Answered) -> None:
+    [told] = [line for line in answered.service.log().splitlines() if "ready at http" in line]
+    assert (
+        f"ready at {answered.service.base_url} - try: curl {answered.service.base_url}/v1/" in told
+    )
+    assert answered.service.base_url.endswith(PREFIX)
+
+
 @pytest.mark.parametrize(
     ("name", "status", "words"),
     [
@@ -188,6 +201,7 @@ def test_neither_key_nor_text_is_in_any_file(answered: Answered) -> None:
         ("too-many", 400, ["max_tokens", "1024", "100000"]),
         ("bad-value", 400, ["temperature"]),
         ("no-key", 401, ["API key"]),
+        ("any-path", 401, ["API key"]),
     ],
 )
 def test_limits_are_told_by_field_limit_and_value(
