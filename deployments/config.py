@@ -247,7 +247,7 @@ class TimeoutConfig(Section):
     queue_timeout_s: PositiveFloat = Field(
         default=300.0,
         description="For one answer of an engine that is alive but has no room yet (KV blocks, "
-        "other prompts); then 429.",
+        "other prompts), while nothing is computed for it; then 429.",
     )
     draft_ms: PositiveFloat = Field(
         default=500.0, description="Milliseconds for one draft; then the round goes on with k = 0."

@@ -32,6 +32,8 @@ _LOOK_PERIOD_S = 0.5  # the engine's load is looked at this often; its own threa
 # A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
 # that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
 _FIRST_MESSAGE_S = 30.0
+# What a message's values may bring about in Python; errors of a device are not among them.
+_REFUSALS = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class Engine(Protocol):
@@ -250,7 +252,7 @@ class EngineLoop:
                 continue
             try:
                 self._engine.submit(message, sender)
-            except (ValueError, IndexError, KeyError, TypeError) as error:
+            except _REFUSALS as error:
                 # A peer's message must not end the process that holds everybody's cache.
                 logger.exception(
                     "session %s: message refused",

@@ -22,7 +22,11 @@ from zmq.auth.thread import ThreadAuthenticator
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024  # 64 sessions with 16 mask rows of a 256k vocabulary: 32 MB
+# Longer frames end the connection; what one tick has for a peer is split into frames well below it.
+# A message must fit alone: 65 mask rows of a 256k vocabulary are 2 MB.
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+_SPLIT_BYTES = MAX_FRAME_BYTES // 2
+_FRAMING_BYTES = 4096  # more than encryption and framing add, which counts
 MAX_PEERS = 4096  # keys kept on an allow-list; the one not renewed for longest goes first
 _DOMAIN = "outrider"  # ZAP domain; one per context
 _SHORT_SLEEP_S = 5e-5
@@ -33,25 +37,68 @@ Message = TypeVar("Message")
 
 
 class FrameCodec(Generic[Message]):
-    """Encodes frames of any message type and decodes frames of one union of types."""
+    """Encodes frames of any message type and decodes frames of one union of types.
+
+    Nothing here raises: what cannot be encoded or decoded is dropped, as a lossy link would, so
+    that one broken message harms neither the process nor the messages of other sessions.
+    """
 
     def __init__(self, message_type: Any) -> None:
+        self.num_dropped = 0  # malformed frames and impossible messages, since the start
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(
             list[message_type]
         )
 
-    def encode(self, messages: Sequence[Any]) -> bytes:
-        """One frame that holds `messages` in order."""
-        return self._encoder.encode(messages)
+    def encode(self, messages: Sequence[Any]) -> list[bytes]:
+        """Frames that hold `messages` in order: one, or several where one would be too long.
+
+        A message that no frame can hold, or that msgpack has no form for, is dropped and logged.
+        """
+        if not messages:
+            return []
+        try:
+            frame = self._encoder.encode(messages)
+        except (ValueError, OverflowError, TypeError, RecursionError) as error:
+            complaint = str(error)
+        else:
+            is_single = len(messages) == 1
+            if len(frame) <= (MAX_FRAME_BYTES - _FRAMING_BYTES if is_single else _SPLIT_BYTES):
+                return [frame]
+            complaint = f"{len(frame)} bytes, a frame has at most {MAX_FRAME_BYTES}"
+        if len(messages) > 1:
+            middle = len(messages) // 2
+            return [*self.encode(messages[:middle]), *self.encode(messages[middle:])]
+        self._note_drop("a message", f"{type(messages[0]).__name__}: {complaint}", logging.ERROR)
+        return []
 
     def decode(self, frame: bytes | memoryview) -> list[Message]:
-        """The messages of a frame; none, with a warning logged, when it is malformed."""
+        """The messages of a frame; none when it is malformed."""
         try:
             return self._decoder.decode(frame)
-        except msgspec.MsgspecError as error:
-            logger.warning("dropped a malformed frame of %d bytes: %s", len(frame), error)
+        # Not msgspec's errors alone: text that is not UTF-8 is a UnicodeDecodeError, deep nesting
+        # a RecursionError; a peer's bytes must not end the process that reads them.
+        except Exception as error:  # noqa: BLE001
+            self._note_drop(f"a malformed frame of {len(frame)} bytes", error)
             return []
+
+    def note_refused(self, error: Exception) -> None:
+        """Whoever took a frame's messages could not: count the rest of it as dropped, and log."""
+        self._note_drop("a frame", error, logging.ERROR, exc_info=error)
+
+    def _note_drop(
+        self,
+        what: str,
+        why: object,
+        level: int = logging.WARNING,
+        exc_info: Exception | None = None,
+    ) -> None:
+        """Count it; log the first, second, fourth, ...: a peer must not fill the log."""
+        self.num_dropped += 1
+        if self.num_dropped & (self.num_dropped - 1) == 0:
+            logger.log(
+                level, "dropped %s (%d so far): %s", what, self.num_dropped, why, exc_info=exc_info
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from deployments.link import SILENCE_TIMEOUT_S, FrameCodec, KeyPair, configure_client
 from deployments.mailbox import Mailbox
+from models.errors import Unavailable
 from models.messages import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -150,14 +151,11 @@ class _Connection:
         outbox, self._outbox = self._outbox, []
         if self._socket.closed:
             return
-        # With NOBLOCK pyzmq sends at once and returns a future that is already done.
-        sent = cast(
-            "asyncio.Future[Any]", self._socket.send(self._codec.encode(outbox), zmq.NOBLOCK)
-        )
-        if sent.exception() is not None:
-            logger.warning(
-                "dropped %d messages to %s: send queue full", len(outbox), self.endpoint.address
-            )
+        for frame in self._codec.encode(outbox):
+            # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+            sent = cast("asyncio.Future[Any]", self._socket.send(frame, zmq.NOBLOCK))
+            if sent.exception() is not None:
+                logger.warning("dropped a frame to %s: send queue full", self.endpoint.address)
 
     async def _receive(self) -> None:
         while True:
@@ -178,6 +176,7 @@ class LinkClient:
         self.silence_timeout_s = silence_timeout_s
         self.context = zmq.asyncio.Context()
         self._connections: dict[Endpoint, _Connection] = {}
+        self._is_closed = False
 
     @property
     def public_key(self) -> str:
@@ -193,7 +192,12 @@ class LinkClient:
             endpoint: from a lease's grant.
             session_id: replies are given to the newest channel of this id.
             reply_type: union of message types the endpoint sends; the same for all its sessions.
+
+        Raises:
+            Unavailable: this client was closed.
         """
+        if self._is_closed:  # a socket opened now would be waited for in `close` for ever
+            raise Unavailable(f"session {session_id}: the links of this process are closed")
         connection = self._connections.get(endpoint)
         if connection is None:
             connection = _Connection(self, endpoint, reply_type)
@@ -208,11 +212,13 @@ class LinkClient:
             connection.close(reason)
 
     async def close(self) -> None:
-        """Close all links. Idempotent."""
+        """Close all links, for good. Idempotent, also while another call of it is under way."""
+        self._is_closed = True
         connections = list(self._connections.values())
         self._connections.clear()
-        for connection in connections:
+        for connection in connections:  # all before any wait: `term` waits for every open socket
             connection.close("the link client is closed")
+        for connection in connections:
             await connection.wait_closed()
         if not self.context.closed:
-            self.context.term()
+            self.context.destroy(linger=0)

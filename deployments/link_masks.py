@@ -68,7 +68,8 @@ class LinkMaskSource:
                 by_endpoint.setdefault(endpoint, []).append(request)
         for endpoint, messages in by_endpoint.items():
             try:
-                self._sockets[endpoint].send(self._codec.encode(messages), zmq.NOBLOCK)
+                for frame in self._codec.encode(messages):
+                    self._sockets[endpoint].send(frame, zmq.NOBLOCK)
             except zmq.Again:
                 logger.warning("dropped %d mask requests: send queue full", len(messages))
 

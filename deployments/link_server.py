@@ -75,6 +75,11 @@ class LinkServer(Generic[Request]):
         """Let the owner of a CURVE key connect. Idempotent."""
         self._allowed.add(public_key)
 
+    @property
+    def num_dropped_frames(self) -> int:
+        """Frames that were malformed, since the start."""
+        return self._codec.num_dropped
+
     def receive(self) -> list[tuple[Peer, Request]]:
         """Everything that has arrived, without waiting; poll `socket` to wait."""
         received: list[tuple[Peer, Request]] = []
@@ -91,7 +96,8 @@ class LinkServer(Generic[Request]):
         """Send replies, one frame per peer. Never blocks."""
         for peer, messages in group_by_peer(replies).items():
             try:
-                self.socket.send_multipart([peer, self._codec.encode(messages)], zmq.NOBLOCK)
+                for frame in self._codec.encode(messages):
+                    self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
             except zmq.Again:
                 logger.warning("dropped %d replies: send queue full", len(messages))
 
@@ -106,7 +112,8 @@ class AsyncLinkServer(Generic[Request]):
     """A ROUTER socket in an event loop.
 
     `on_messages` is called in the loop with everything one frame brought; it must not block, and
-    answers by `reply` at any later time. Replies of one loop iteration leave as one frame per peer.
+    answers by `reply` at any later time. What it raises is logged and costs that frame alone.
+    Replies of one loop iteration leave as one frame per peer.
     """
 
     def __init__(
@@ -142,6 +149,11 @@ class AsyncLinkServer(Generic[Request]):
         self._receiving = asyncio.create_task(self._receive(), name="link-server")
 
     @property
+    def num_dropped_frames(self) -> int:
+        """Frames that were malformed, or that `on_messages` failed at, since the start."""
+        return self._codec.num_dropped
+
+    @property
     def is_receiving(self) -> bool:
         """Whether messages are still taken; False after an error in taking them."""
         return self._receiving is not None and not self._receiving.done()
@@ -167,17 +179,20 @@ class AsyncLinkServer(Generic[Request]):
         while True:
             peer, *parts = await self._socket.recv_multipart()
             for part in parts:
-                self._on_messages(peer, self._codec.decode(part))
+                try:
+                    self._on_messages(peer, self._codec.decode(part))
+                except Exception as error:  # noqa: BLE001  # others' messages come here too
+                    self._codec.note_refused(error)
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
         if self._socket.closed:
             return
         for peer, messages in group_by_peer(outbox).items():
-            frame = self._codec.encode(messages)
-            # With NOBLOCK pyzmq sends at once and returns a future that is already done.
-            sent = cast(
-                "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
-            )
-            if sent.exception() is not None:
-                logger.warning("dropped %d replies: %s", len(messages), sent.exception())
+            for frame in self._codec.encode(messages):
+                # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+                sent = cast(
+                    "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+                )
+                if sent.exception() is not None:
+                    logger.warning("dropped a frame of replies: %s", sent.exception())

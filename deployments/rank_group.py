@@ -17,12 +17,12 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -66,6 +66,7 @@ class RankGroup:
             for rank in range(model.tensor_parallel_size)
         ]
         self._places: list[RankPlace] = []
+        self._dead: set[int] = set()  # numbers of ranks whose process is known to be gone
         self._loop_refs: list[Any] = []
         self._meeting = ""
 
@@ -109,7 +110,7 @@ class RankGroup:
         """Return why the group is lost, as soon as it is. Call after `start`."""
         watches = []
         for number, (rank, loop_ref) in enumerate(zip(self._ranks, self._loop_refs, strict=True)):
-            watches.append(asyncio.ensure_future(_end_of(number, loop_ref)))
+            watches.append(asyncio.ensure_future(self._end_of(number, loop_ref)))
             watches.append(asyncio.ensure_future(self._stall_of(number, rank)))
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -117,6 +118,14 @@ class RankGroup:
         finally:
             for task in watches:
                 task.cancel()
+
+    async def _end_of(self, number: int, loop_ref: Any) -> str:
+        """Why a rank's loop ended, when it does."""
+        try:
+            await loop_ref
+        except RayError as error:
+            return self._lost(number, error)
+        return f"rank {number}: its loop ended"
 
     async def _stall_of(self, number: int, rank: Any) -> str:
         """Returns what is wrong when the rank stands still; as long as it lives, it does not."""
@@ -135,7 +144,7 @@ class RankGroup:
             try:
                 stats: LoopStats | None = answer.result()
             except RayError as error:
-                return f"rank {number}: {first_line(error)}"
+                return self._lost(number, error)
             if stats is not None:
                 self._on_stats(stats)
                 if stats.num_ticks != num_ticks:
@@ -145,16 +154,20 @@ class RankGroup:
                     return f"rank {number}: {complaint}"
             await asyncio.sleep(period_s)
 
+    def _lost(self, number: int, error: RayError) -> str:
+        if isinstance(error, ActorDiedError):
+            self._dead.add(number)
+        return f"rank {number}: {first_line(error)}"
+
     def kill(self) -> None:
-        """End all ranks, stopped ones too. Idempotent; does not wait for them to be gone."""
+        """End all ranks, stopped ones too. Idempotent; does not wait for them to be gone.
+
+        Those that `watch` found dead get no signal: their numbers may be other processes' by now.
+        """
         for rank in self._ranks:
             ray.kill(rank)
-        here = ray.get_runtime_context().get_node_id()
-        for place in self._places:
-            if place.node_id == here:
-                # Ray asks first and kills later; a stopped process would stay until then.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(place.pid, signal.SIGKILL)
+        living = [p for number, p in enumerate(self._places) if number not in self._dead]
+        end_processes(living, ray.get_runtime_context().get_node_id())
         self._places = []
         if self._meeting.startswith("file://"):
             folder = Path(self._meeting.removeprefix("file://")).parent
@@ -170,6 +183,17 @@ def stall_complaint(model: ModelConfig, stats: LoopStats, still_s: float) -> str
     if still_s <= model.stall_timeout_s:
         return ""
     return f"no turn of the engine loop for {still_s:.1f} s (stall_timeout_s)"
+
+
+def end_processes(places: Iterable[RankPlace], node_id: str) -> None:
+    """Kill the processes that run on this node, now.
+
+    Ray asks first and kills later; a stopped process would stay until then.
+    """
+    for place in places:
+        if place.node_id == node_id:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(place.pid, signal.SIGKILL)
 
 
 def rank_environment(model: ModelConfig) -> dict[str, str]:
@@ -195,15 +219,6 @@ def _note_outcome(answer: asyncio.Future[Any]) -> None:
 
 async def _all(refs: Any) -> list[Any]:
     return list(await asyncio.gather(*refs))
-
-
-async def _end_of(number: int, loop_ref: Any) -> str:
-    """Why a rank's loop ended, when it does."""
-    try:
-        await loop_ref
-    except RayError as error:
-        return f"rank {number}: {first_line(error)}"
-    return f"rank {number}: its loop ended"
 
 
 def _start_rank(

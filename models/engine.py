@@ -45,6 +45,7 @@ from models.prefix_cache import PrefixCache
 from models.queue_notices import QUEUED_INTERVAL_S, QueueNotices
 from models.runner import ModelRunner, SequenceRows
 from models.session_table import Job, Session, SessionTable
+from models.terms import check_terms
 
 Outgoing = tuple[object, EngineReply]  # opaque address, reply
 FailureCode = Literal["context_too_long", "mask_unavailable", "invalid", "internal"]
@@ -96,7 +97,11 @@ class Engine(ABC):
     # --- the leader's side ----------------------------------------------------------------------
 
     def submit(self, message: EngineRequest, reply_to: object) -> None:
-        """Take a message, at any time, in any order; replies to it leave `step` with `reply_to`."""
+        """Take a message, at any time, in any order; replies to it leave `step` with `reply_to`.
+
+        Raises:
+            ValueError: nothing can be computed by what it says; it was not taken.
+        """
         now = self._clock()
         self._is_stalled = False
         match message:
@@ -218,6 +223,7 @@ class Engine(ABC):
     # --- messages -------------------------------------------------------------------------------
 
     def _open(self, message: Open, now: float) -> None:
+        check_terms(message)
         session = self._table.open(message, now)
         if session is None:
             return
@@ -265,8 +271,10 @@ class Engine(ABC):
             if ids and (min(ids) < 0 or max(ids) >= limit):
                 return f"token ids must be within 0..{limit - 1}, got {min(ids)}..{max(ids)}"
         length = message.base_len + len(message.tokens)
-        if session.opened.constraint is not None and length < session.opened.prompt_len:
-            return f"a constrained prompt has {session.opened.prompt_len} tokens, got {length}"
+        opened = session.opened
+        is_whole = opened.constraint is not None or opened.sampling.num_prompt_logprobs >= 0
+        if is_whole and length < opened.prompt_len:
+            return f"the prompt has {opened.prompt_len} tokens, got {length}"
         return ""
 
     def _start_job(self, session: Session, job: Job) -> None:
@@ -374,5 +382,5 @@ class Engine(ABC):
         self._planner.note_pass(rows, duration_s, now)
         num_rows = sum(planned.num_rows for planned in rows)
         for planned in rows:
-            planned.job.end_pass(duration_s, num_rows, len(rows))
+            planned.job.end_pass(duration_s, planned.num_rows, num_rows, len(rows))
         self._totals.note(rows, duration_s)

@@ -44,7 +44,8 @@ class QueueNotices:
             if job is None or now - max(job.since_s, job.told_s) < self._interval_s:
                 continue
             job.told_s = now
-            notices.append(
-                (session.reply_to, Queued(session_id=session.session_id, seq=session.seq))
+            queued = Queued(
+                session_id=session.session_id, seq=session.seq, num_rows_done=job.num_rows_done
             )
+            notices.append((session.reply_to, queued))
         return notices

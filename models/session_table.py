@@ -60,13 +60,17 @@ class Job:
     mask_ms: float = 0.0
     num_rows: int = 0  # of its last pass, all sessions together
     num_sessions: int = 0  # in its last pass
+    num_rows_done: int = 0  # its own, of all its passes
 
     def __post_init__(self) -> None:
         """The time of the first answer begins with the job."""
         self.since_s = self.ready_s
 
-    def end_pass(self, duration_s: float, num_rows: int, num_sessions: int) -> None:
-        """Note what that pass took and held."""
+    def end_pass(
+        self, duration_s: float, num_own_rows: int, num_rows: int, num_sessions: int
+    ) -> None:
+        """Note what that pass took and held, for this job and in all."""
+        self.num_rows_done += num_own_rows
         self.pass_ms += duration_s * 1e3
         self.num_rows = num_rows
         self.num_sessions = num_sessions

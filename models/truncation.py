@@ -40,11 +40,12 @@ def truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         return scores.masked_fill(scores < bisected_cut(scores, top_k, top_p), -torch.inf)
     wanted_k = max((s.top_k for s in samplings if s.top_k < vocab_size), default=0)
     num_candidates = min(vocab_size, max(_FIRST_CANDIDATES, wanted_k))
-    while True:
-        cut, is_known = sorted_cut(scores, top_k, top_p, num_candidates)
-        if num_candidates == vocab_size or bool(is_known.all()):
-            return scores.masked_fill(scores < cut, -torch.inf)
-        num_candidates = vocab_size
+    cut, is_known = sorted_cut(scores, top_k, top_p, num_candidates)
+    if num_candidates < vocab_size:
+        wide = (~is_known[:, 0]).nonzero()[:, 0]  # only these: a whole sort takes 20 times as long
+        if len(wide) > 0:
+            cut[wide] = sorted_cut(scores[wide], top_k[wide], top_p[wide], vocab_size)[0]
+    return scores.masked_fill(scores < cut, -torch.inf)
 
 
 def sorted_cut(

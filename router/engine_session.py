@@ -144,7 +144,7 @@ class EngineSession:
 
         Raises:
             LinkLost: there is no lease, or the replica is gone or silent beyond the limit;
-            Overloaded: the replica has kept the message waiting beyond the limit;
+            Overloaded: the replica has kept the message waiting, and done nothing, beyond the limit;
             MaskUnavailable, ContextTooLong, InternalError: the engine says so;
             Unavailable: the constraint replica is lost for good, which says nothing of this one.
         """
@@ -207,7 +207,7 @@ class EngineSession:
                 limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
             ),
             resend_interval_s=limits.resend_interval_s,
-            is_sign_of_life=partial(_is_queued, message.seq),
+            progress=partial(_progress, message.seq),
             queue_limit_s=limits.queue_timeout_s,
         )
 
@@ -267,8 +267,9 @@ def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
     return None if is_old else reply
 
 
-def _is_queued(seq: int, reply: EngineReply) -> bool:
-    return isinstance(reply, Queued) and reply.seq == seq
+def _progress(seq: int, reply: EngineReply) -> int | None:
+    """How much was computed for message `seq`, where the reply says that it is not forgotten."""
+    return reply.num_rows_done if isinstance(reply, Queued) and reply.seq == seq else None
 
 
 def _check_room(opening: Opening, kv_cache_tokens: int) -> None:

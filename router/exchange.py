@@ -3,7 +3,8 @@
 Whoever waits for a reply waits here: the message is sent again, unchanged, at intervals, because
 every receiver repeats its stored answer for a message it has seen. What counts as an answer is
 the caller's to say; late and doubled replies are no news and extend no wait. A sign of life does:
-who is told to go on waiting has not lost its place, and would lose it by asking elsewhere.
+who is told to go on waiting has not lost its place, and would lose it by asking elsewhere. It says
+how far the work has come: a long prefill that gets on may take its time, a place in a queue may not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ async def await_answer(
     *,
     limit_s: float,
     resend_interval_s: float,
-    is_sign_of_life: Callable[[Reply], bool] = lambda reply: False,
+    progress: Callable[[Reply], int | None] = lambda reply: None,
     queue_limit_s: float = math.inf,
 ) -> Answer:
     """Wait for the answer to a message that has been sent; send it again at intervals.
@@ -42,14 +43,16 @@ async def await_answer(
         take: the answer in a reply, or None if the reply is not (yet) an answer.
         limit_s: how long to wait for the answer or a sign of life.
         resend_interval_s: seconds after which the message counts as lost.
-        is_sign_of_life: whether a reply that is not an answer says that one will come.
-        queue_limit_s: how long to go on waiting for the sake of signs of life.
+        progress: for a reply that is not an answer but says that one will come: a number that
+            rises while the message is worked on; None for any other reply.
+        queue_limit_s: how long to go on waiting for signs of life without progress.
 
     Raises:
         LinkLost: the other end is known to be gone, or was silent for `limit_s`.
-        Overloaded: there were signs of life, but no answer within `queue_limit_s`.
+        Overloaded: there were signs of life, but no answer and no progress for `queue_limit_s`.
     """
-    began_s = time.monotonic()
+    queued_since_s = time.monotonic()
+    most_done = 0
     waited_s = 0.0
     while True:
         interval_s = min(resend_interval_s, limit_s - waited_s)
@@ -60,10 +63,13 @@ async def await_answer(
                     answer = take(reply)
                     if answer is not None:
                         return answer
-                    if is_sign_of_life(reply):
+                    num_done = progress(reply)
+                    if num_done is not None:
                         break
             waited_s = 0.0
-            _check_queue_limit(time.monotonic() - began_s, queue_limit_s)
+            if num_done > most_done:
+                most_done, queued_since_s = num_done, time.monotonic()
+            _check_queue_limit(time.monotonic() - queued_since_s, queue_limit_s)
         except TimeoutError:
             waited_s += interval_s
             if waited_s >= limit_s:

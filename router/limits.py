@@ -22,7 +22,7 @@ class SessionLimits:
     max_losses: int = 6  # replicas lost in a row without any answer between; then it ends
     first_answer_timeout_s: float = 60.0  # the first answer of a lease includes the prefill
     answer_timeout_s: float = 20.0  # an engine silent for longer counts as dead
-    queue_timeout_s: float = 300.0  # for one answer of an engine that says it will come
+    queue_timeout_s: float = 300.0  # for one answer that will come, while nothing is done for it
     propose_timeout_s: float = 1.0  # a draft later than this is not worth waiting for
     resend_interval_s: float = 2.0
     rejoin_interval_s: float = 0.5  # first pause between attempts to replace a lost part

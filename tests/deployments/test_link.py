@@ -8,12 +8,19 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import zmq
 
-from deployments.link import AllowList, FrameCodec, KeyPair, configure_client, wait_readable
+from deployments.link import (
+    MAX_FRAME_BYTES,
+    AllowList,
+    FrameCodec,
+    KeyPair,
+    configure_client,
+    wait_readable,
+)
 from deployments.link_client import LinkChannel, LinkClient
 from deployments.link_masks import LinkMaskSource
 from deployments.link_server import AsyncLinkServer, LinkServer, group_by_peer
 from deployments.mailbox import Mailbox
-from models.errors import LinkLost
+from models.errors import LinkLost, Unavailable
 from models.messages import (
     Close,
     ConstraintRequest,
@@ -329,3 +336,64 @@ def test_an_impossible_mask_endpoint_is_a_value_error() -> None:
         masks.open("s", bad)
     masks.close("s")
     masks.shutdown()
+
+
+async def test_what_one_tick_has_for_a_peer_may_be_longer_than_a_frame() -> None:
+    """64 sessions with 65 mask rows each of a vocabulary of 131,072: 68 MB."""
+    row_bytes, num_rows, num_sessions = 131_072 // 8, 65, 64
+    rows = bytes(row_bytes * num_rows)
+
+    def on_messages(peer: bytes, messages: list[ConstraintRequest]) -> None:
+        for ticket in range(num_sessions):
+            masks = Masks(
+                session_id="a",
+                ticket=ticket,
+                committed_len=0,
+                committed_hash=0,
+                num_valid_rows=num_rows,
+                row_bytes=row_bytes,
+                rows=rows,
+            )
+            server.reply(peer, masks)
+
+    server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(ConstraintRequest, on_messages)
+    server.start()
+    source = LinkMaskSource()
+    server.allow(source.public_key)
+    source.open("a", server.endpoint)
+    tickets: list[int] = []
+    try:
+        source.request([mask_request("a", 0)])
+        async with asyncio.timeout(2 * WAIT_S):
+            while len(tickets) < num_sessions:
+                answers = await asyncio.to_thread(source.poll, 0.1)
+                tickets += [answer.ticket for answer in answers]
+        assert tickets == list(range(num_sessions))
+    finally:
+        source.close("a")
+        source.shutdown()
+        await server.close()
+
+
+def test_a_message_that_no_frame_can_hold_is_dropped_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    codec: FrameCodec[EngineRequest] = FrameCodec(EngineRequest)
+    messages = [Close(session_id=name, epoch=1) for name in ("a", "x" * MAX_FRAME_BYTES, "b")]
+    frames = codec.encode(messages)
+    decoded = [message for frame in frames for message in codec.decode(frame)]
+    assert [message.session_id for message in decoded] == ["a", "b"]
+    assert f"a frame has at most {MAX_FRAME_BYTES}" in caplog.text
+
+
+async def test_a_closed_client_opens_nothing_more_and_says_so(echo: EchoThread) -> None:
+    """A socket opened while `close` waits would be waited for in the event loop, for ever."""
+    links = LinkClient()
+    channel_to(links, echo, "a")
+    closing = [asyncio.create_task(links.close()) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="links of this process are closed"):
+        channel_to(links, echo, "late")
+    await asyncio.gather(*closing)
+    assert links.context.closed
+    await links.close()

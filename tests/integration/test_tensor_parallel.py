@@ -4,9 +4,11 @@ Leases are opened and dropped in crowds here as well, because that is what once 
 """
 
 import asyncio
+import dataclasses
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -229,6 +231,24 @@ async def test_a_pass_that_hangs_loses_the_group(links: LinkClient, model_path: 
         pids = group.pids
         group.kill()
     await gone(pids)
+
+
+async def test_a_rank_found_dead_gets_no_signal(cluster: None, model_path: str) -> None:
+    """Its number may be given to another process before the group is ended."""
+    group = RankGroup("target", model(model_path, tensor_parallel_size=1), LINK)
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        try:
+            await group.start()
+            os.kill(group.pids[0], signal.SIGKILL)
+            async with asyncio.timeout(WAIT_S):
+                assert "rank 0" in await group.watch()
+            group._places = [dataclasses.replace(group._places[0], pid=bystander.pid)]
+            group.kill()
+            with pytest.raises(subprocess.TimeoutExpired):
+                bystander.wait(0.5)
+        finally:
+            group.kill()
+            bystander.kill()
 
 
 async def test_ranks_that_cannot_load_say_why_and_leave(cluster: None, model_path: str) -> None:

@@ -121,6 +121,9 @@ def test_a_long_prompt_hears_that_it_is_worked_on(kind: type[TargetEngine | Draf
     assert [type(reply) for reply in replies[:-1]] == [Queued] * (len(replies) - 1)
     assert len(replies) > 3
     assert not isinstance(replies[-1], Queued)
+    done = [reply.num_rows_done for reply in replies if isinstance(reply, Queued)]
+    assert done == sorted(set(done))  # each says how far it has come since the last
+    assert 0 < done[0] < done[-1] < len(prompt)
 
 
 def test_stats_count_shared_tokens_once_and_rows_by_kind() -> None:

@@ -127,7 +127,7 @@ class World:
         self.passes.append((num_rows, num_prompt_rows))
         for rows in plan.rows:
             rows.session.num_computed = rows.start + rows.num_rows
-            rows.job.end_pass(duration_s, num_rows, len(plan.rows))
+            rows.job.end_pass(duration_s, rows.num_rows, num_rows, len(plan.rows))
             if rows.num_logits:
                 self._answer(rows.session)
         self.planner.note_pass(plan.rows, duration_s, self.now)

@@ -194,7 +194,7 @@ def test_close_frees_the_blocks_once(table: SessionTable, session: Session) -> N
 
 def test_a_job_accounts_for_all_time_between_its_answers() -> None:
     job = Job(seq=1, ready_s=1.0, num_logits=1, steps_left=0)
-    job.end_pass(0.002, num_rows=6, num_sessions=2)
+    job.end_pass(0.002, num_own_rows=4, num_rows=6, num_sessions=2)
     job.mask_ms += 1.0
     timing = job.take_timing(1.005)
     assert (timing.num_rows, timing.num_sessions) == (6, 2)

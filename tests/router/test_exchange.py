@@ -31,12 +31,18 @@ class Replies:
         return self._due.pop(0)[1]
 
 
+def _progress(reply: str) -> int | None:
+    """ "alive" and "alive 7" are signs of life; the number is how far the work is."""
+    word, _, number = reply.partition(" ")
+    return int(number or 0) if word == "alive" else None
+
+
 async def wait(channel: Replies, **changes: float) -> str:
     return await await_answer(
         channel,
         "question",
         lambda reply: reply if reply == "answer" else None,
-        is_sign_of_life=lambda reply: reply == "alive",
+        progress=_progress,
         **{"limit_s": 0.3, "resend_interval_s": 0.2, "queue_limit_s": 5.0, **changes},
     )
 
@@ -65,6 +71,21 @@ async def test_signs_of_life_are_believed_within_a_limit() -> None:
     with pytest.raises(Overloaded, match=r"the limit is 0\.5 s") as caught:
         await wait(channel, queue_limit_s=0.5)
     assert caught.value.retry_after_s >= 1.0
+
+
+async def test_work_that_gets_on_may_take_longer_than_a_place_in_the_queue() -> None:
+    channel = Replies(*((0.1 * i, f"alive {8 * i}") for i in range(1, 12)), (1.2, "answer"))
+    assert await wait(channel, queue_limit_s=0.5) == "answer"
+
+
+async def test_work_that_gets_on_no_more_ends_at_the_limit() -> None:
+    """Less than was done before is no progress: late signs of life come in any order."""
+    begun = [(0.1 * i, f"alive {8 * i}") for i in range(1, 4)]
+    stuck = [(0.1 * i, f"alive {24 - i % 2}") for i in range(4, 99)]
+    channel = Replies(*begun, *stuck)
+    with pytest.raises(Overloaded, match=r"the limit is 0\.5 s"):
+        await wait(channel, queue_limit_s=0.5)
+    assert 80 < len(channel._due) < 93
 
 
 async def test_without_a_word_on_signs_of_life_none_counts() -> None:
