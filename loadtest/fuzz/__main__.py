@@ -3,8 +3,8 @@
     python -m loadtest.fuzz --minutes 30 --output loadtest/results/fuzz.json
     python -m loadtest.fuzz --parts engines --case 163517924063511
 
-Runs in this process, with a tiny random pair that it writes itself; no cluster and no GPU. The parts
-share the time. Each failure is printed with the command that runs exactly its case. Ends with
+Runs in this process, with a tiny random pair that it writes itself; no cluster and no GPU. The
+parts share the time. Each failure is printed with the command that runs exactly its case. Ends with
 status 1 when something failed: an answer that is not what it must be, something still held, or
 memory that grows beyond its limit.
 """
@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     for part in arguments.parts:
         if part not in PARTS:
             raise SystemExit(f"--parts: must be of {', '.join(PARTS)}, got {part!r}")
-    logging.disable(logging.WARNING)  # refusals and losses are what is asked for here
+    logging.disable(logging.ERROR)  # refusals and losses are what is asked for here
     violations: list[str] = []
     reports: list[PartReport] = []
     with told(violations):

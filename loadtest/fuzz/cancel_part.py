@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
 
 from loadtest.fuzz.answers import Answer
 from loadtest.fuzz.cases import Outcome, RunCase
@@ -16,7 +15,7 @@ from loadtest.fuzz.pair import fuzz_tokenizer, grammar_host
 from loadtest.fuzz.requests import random_requests
 from models.errors import ServingError
 from models.grammar_host import GrammarHost
-from router.generation import Delta, Finished, GenerationRequest
+from router.generation import GenerationRequest
 from router.generator import SpeculativeGenerator
 
 _NUM_REQUESTS = 10
@@ -40,12 +39,8 @@ async def _case(seed: int, host: GrammarHost) -> Outcome:
     rates = FaultRates.drawn(rng) if rng.random() < 0.5 else FaultRates()
     ends = [_End(random.Random(f"{seed}/{i}")) for i in range(len(requests))]
     async with crowd(rng, requests, host, Faults(seed, rates)) as service:
-        await asyncio.gather(
-            *(
-                end.run(service.generator, request)
-                for end, request in zip(ends, requests, strict=True)
-            )
-        )
+        pairs = zip(ends, requests, strict=True)
+        await asyncio.gather(*(end.run(service.generator, request) for end, request in pairs))
     outcome = service.outcome
     outcome.counts["cases"] += 1
     outcome.counts["requests"] += len(requests)
@@ -87,9 +82,7 @@ async def _read(
     """Read `num_events` events, then close; all of them where that is negative."""
     answer = Answer()
     detokenizer = fuzz_tokenizer().detokenizer(())
-    events = cast(
-        "AsyncGenerator[Delta | Finished, None]", generator.generate(request, detokenizer)
-    )
+    events = generator.generate(request, detokenizer)
     try:
         async for event in events:
             if num_events == 0:

@@ -6,6 +6,7 @@ for others' sessions; it is not trusted to be of the same version, or whole.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -151,7 +152,7 @@ def _change(rng: random.Random, value: dict[Any, Any] | list[Any]) -> None:
     if isinstance(inner, dict | list) and inner and rng.random() < 0.7:
         _change(rng, inner)
     elif key not in ("session_id", "epoch") or rng.random() < 0.1:  # else most name nobody
-        value[key] = rng.choice(_STRANGE)
+        value[key] = copy.deepcopy(rng.choice(_STRANGE))  # it may be changed further
 
 
 def _spoilt(rng: random.Random, frame: bytes) -> bytes:

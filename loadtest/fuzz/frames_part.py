@@ -40,7 +40,7 @@ from router.session import Services
 _NUM_REQUESTS = 2
 _NUM_FRAMES = 40  # to each
 _NUM_SESSIONS = 3  # the attacker's own
-_CONNECTED_S = 5.0
+_CONNECTED_MS = 5000
 _SERVED_S = 30.0
 _FREED_LIMIT_S = 10.0
 # A served peer that waits for longer than this has been forgotten.
@@ -135,7 +135,7 @@ async def _send(
             await asyncio.to_thread(socket.poll, 1, zmq.POLLOUT)
             socket.send(random_frame(rng, make()), zmq.NOBLOCK)
         # What was sent is read in order: once something has come back the rest is near.
-        await asyncio.to_thread(socket.poll, _CONNECTED_S * 1e3, zmq.POLLIN)
+        await asyncio.to_thread(socket.poll, _CONNECTED_MS, zmq.POLLIN)
         await asyncio.sleep(0.05)
     finally:
         socket.close(linger=0)

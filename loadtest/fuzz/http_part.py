@@ -1,4 +1,4 @@
-"""Part `http`: no body, header or route brings a 500, a wrong shape, or a request without an end."""
+"""Part `http`: no body, header or route brings a 500, a wrong shape, or a request without end."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from deployments.config import GrammarServiceConfig, LinkConfig
 from deployments.constraint import ConstraintReplica
@@ -81,7 +81,7 @@ class LinkEngine:
 class _Replica(ConstraintReplica):
     """Serve awaits the replica's `__del__`; here `stop` does, and the collector finds none."""
 
-    stop: Callable[[ConstraintReplica], Awaitable[None]] = ConstraintReplica.__del__
+    stop: ClassVar[Callable[[ConstraintReplica], Awaitable[None]]] = ConstraintReplica.__del__
 
     def __del__(self) -> None:  # type: ignore[override]  # nothing is left to do
         pass

@@ -1,4 +1,4 @@
-"""Part `links`: links that lose, double, delay and break change no text and leave nothing behind."""
+"""Part `links`: links that lose, double, delay and break change no text and leave nothing."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from deployments.link import FrameCodec
@@ -20,8 +21,6 @@ from deployments.mailbox import Mailbox
 from models.errors import LinkLost, Unavailable
 from models.masks import MaskSource
 from models.messages import (
-    ConstraintReply,
-    ConstraintRequest,
     Endpoint,
     GrammarClose,
     LeaseGrant,
@@ -33,6 +32,7 @@ from router.ports import Lease, Pool
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+Message = TypeVar("Message")
 
 _MAX_DELAY_S = 0.03
 _MAX_DELAY_POLLS = 4
@@ -110,8 +110,8 @@ class LossyChannel(Generic[Request, Reply]):
 
     def send(self, message: Request) -> None:
         """See `router.ports.Channel.send`."""
-        frame = self._requests.encode([message])
-        self._carry("out", lambda: self._deliver(frame))
+        for frame in self._requests.encode([message]):
+            self._carry("out", partial(self._deliver, frame))
 
     async def receive(self) -> Reply:
         """See `router.ports.Channel.receive`."""
@@ -144,8 +144,8 @@ class LossyChannel(Generic[Request, Reply]):
     async def _receive(self) -> None:
         try:
             while True:
-                frame = self._replies.encode([await self._inner.receive()])
-                self._carry("in", lambda frame=frame: self._put(frame))  # type: ignore[misc]
+                for frame in self._replies.encode([await self._inner.receive()]):
+                    self._carry("in", partial(self._put, frame))
         except LinkLost as error:
             self._mailbox.mark_lost(error.message)
 
@@ -250,8 +250,8 @@ class LossyMasks:
         self._name = name
         self._faults = faults
         self._held: list[tuple[int, Masks | MaskMiss]] = []  # (polls still to wait, reply)
-        self._requests: FrameCodec[MaskRequest] = FrameCodec(ConstraintRequest)
-        self._replies: FrameCodec[Masks | MaskMiss] = FrameCodec(ConstraintReply)
+        self._requests: FrameCodec[MaskRequest] = FrameCodec(MaskRequest)
+        self._replies: FrameCodec[Masks | MaskMiss] = FrameCodec(Masks | MaskMiss)
 
     def open(self, session_id: str, endpoint: Endpoint) -> None:
         """See `MaskSource.open`."""
@@ -259,7 +259,7 @@ class LossyMasks:
 
     def request(self, requests: Sequence[MaskRequest]) -> None:
         """See `MaskSource.request`."""
-        for request in self._requests.decode(self._requests.encode(requests)):
+        for request in _carried(self._requests, requests):
             copies = self._faults.copies(f"{self._name}/{request.session_id}/out")
             self._inner.request([request] * copies)
 
@@ -268,8 +268,7 @@ class LossyMasks:
         held = [(polls - 1, reply) for polls, reply in self._held]
         ready = [reply for polls, reply in held if polls <= 0]
         self._held = [(polls, reply) for polls, reply in held if polls > 0]
-        frame = self._replies.encode(self._inner.poll(timeout_s))
-        for reply in self._replies.decode(frame):
+        for reply in _carried(self._replies, self._inner.poll(timeout_s)):
             name = f"{self._name}/{reply.session_id}/in"
             for _ in range(self._faults.copies(name)):
                 if self._faults.happens(name, "delayed", self._faults.rates.delay):
@@ -282,6 +281,11 @@ class LossyMasks:
     def close(self, session_id: str) -> None:
         """See `MaskSource.close`."""
         self._inner.close(session_id)
+
+
+def _carried(codec: FrameCodec[Message], messages: Sequence[Message]) -> list[Message]:
+    """Messages as they come out of the frames they went into."""
+    return [message for frame in codec.encode(messages) for message in codec.decode(frame)]
 
 
 def grammar_close(session_id: str) -> GrammarClose:

@@ -81,7 +81,7 @@ def _write_target(folder: Path) -> None:
         )
     finally:
         torch.set_rng_state(state)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
 
 
 def _write_draft(target: Path, folder: Path) -> None:
@@ -91,4 +91,4 @@ def _write_draft(target: Path, folder: Path) -> None:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
             parameter.add_((_NOISE * noise).to(parameter.dtype))
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)

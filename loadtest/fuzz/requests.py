@@ -20,6 +20,7 @@ _MAX_TOKENS = 40
 _WORDS = ("the", " dog", "a", "ball", " red", "0", ".", "in", "é")
 _STOPS = (".", " the", "\n", "an", "12", "e", '"', "zz")
 _MAX_K = 8
+_RULES: tuple[Verification, ...] = ("coupled", "coupled", "rejection")
 
 
 def random_requests(
@@ -104,7 +105,7 @@ def random_sampling(
         frequency_penalty=maybe(0.2, -2.0, 2.0, 0.0),
         repetition_penalty=maybe(0.2, 0.5, 2.0, 1.0),
         seed=rng.choice((0, 2**64 - 1, rng.getrandbits(64), rng.getrandbits(32))),
-        verification=verification or rng.choice(("coupled", "coupled", "rejection")),
+        verification=verification or _RULES[rng.randrange(len(_RULES))],
         num_logprobs=rng.randint(0, 20) if rng.random() < 0.4 else -1,
         num_prompt_logprobs=rng.randint(0, 5) if rng.random() < 0.2 else -1,
     )
