@@ -42,7 +42,10 @@ from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
 
 NUM_REQUESTS = 7
-LIMITS = SessionLimits(propose_timeout_s=20.0)
+# Nothing is lost here: whoever misses an engine has found a dead one, and need not look for long.
+LIMITS = SessionLimits(
+    propose_timeout_s=20.0, failover_timeout_s=2.0, lease_timeout_s=5.0, max_losses=2
+)
 
 
 @asynccontextmanager
