@@ -36,7 +36,8 @@ class ReplicaPages:
     async def text(self) -> bytes:
         """All their metrics, labelled by replica. Takes at most two seconds; never raises."""
         answers = await asyncio.gather(*(_ask(handle) for handle in self._handles))
-        return merged(page for pages in answers for page in pages)
+        pages = [page for pages in answers for page in pages]
+        return await asyncio.to_thread(merged, pages)  # about a millisecond for each of them
 
 
 def merged(pages: Iterable[Page]) -> bytes:

@@ -4,17 +4,23 @@ Light on purpose, it runs in every router: `tokenizers` and jinja2 only. (AutoTo
 torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template is rendered in the sandbox and
 with the settings that transformers uses, so ids equal those of `apply_chat_template`.
 
-Special tokens typed by a client stay text: a private-use mark is put behind the first character
-of each before rendering, and the rendered text is encoded in pieces, cut at the marks. (The idea
-of transformers' `sanitize_control_tokens`, with one mark; a SentencePiece tokenizer may see a
-space at the cut. Text without special tokens is encoded in one piece.)
+Special tokens typed by a client stay text: a mark is put behind the first character of each before
+rendering, and the rendered text is encoded in pieces, cut at the marks. (The idea of transformers'
+`sanitize_control_tokens`, with one mark, drawn anew for each conversation: 128 random bits that
+nobody can have written. A SentencePiece tokenizer may see a space at the cut. Text without special
+tokens is encoded in one piece.)
+
+Texts may be long: encoding lets go of Python's lock (`encode_batch_fast` does, `encode` does not),
+and whatever keeps it looks at a window at a time, so that other threads get on.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,8 +32,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.detokenizer import ByteTable, IncrementalDetokenizer
 from models.errors import InvalidRequest
+from models.token_bounds import longest_token_bytes
 
-_MARKS = range(0xF0000, 0xFFFFE)  # private-use plane 15
+_MARKS = 0xF0000  # private-use plane 15: templates leave these characters as they are
+_MARK_CHARS = 8  # of 16 random bits each
+_BATCH = 1024  # pieces encoded together; taking them over keeps Python's lock
+_WINDOW_CHARS = 65_536  # looked at in a few milliseconds at the worst
 _FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "*config.json")
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SPECIAL_NAMES = tuple(f"{role}_token" for role in _ROLES)
@@ -55,12 +65,14 @@ class Tokenizer:
             if token.special or token.content in self._special_texts.values()
         }
         self._special_ids = frozenset(special)
-        self._special_literals = _longest_first(special.values())
+        self._literal = _literal_pattern(special.values())
+        self._longest_literal = max(map(len, special.values()), default=0)
         self._add_bos: bool | None = settings.get("add_bos_token")
         self._template_source = _default_template(settings.get("chat_template"))
         self._template = None if not self._template_source else _compile(self._template_source)
         self._bytes_of = ByteTable(backend, self._special_ids)
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._longest_token_bytes = longest_token_bytes(backend, self._bytes_of, self.vocab_size)
         self.eos_ids: tuple[int, ...] = self._eos_ids(settings.get("model_eos_ids"))
 
     @classmethod
@@ -97,14 +109,19 @@ class Tokenizer:
         This is the route for clients that write their own template.
         """
         if self._add_bos is None:
-            return list(self._backend.encode(text, add_special_tokens=True).ids)
-        ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+            return self._encoded([text], add_special_tokens=True)
+        ids = self._encoded([text])
         begin = self._backend.token_to_id(self._special_texts.get("bos_token", ""))
         return [begin, *ids] if self._add_bos and begin is not None else ids
 
     def encode_piece(self, text: str) -> list[int]:
         """Ids of a part of a text: special tokens in it count, none is put in front."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._encoded([text])
+
+    def least_tokens(self, num_bytes: int) -> int:
+        """How many tokens a text of so many bytes of UTF-8 has at the least."""
+        longest = self._longest_token_bytes
+        return 0 if longest is None else -(-num_bytes // longest)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for, also of a character's parts; a special one for its name.
@@ -128,15 +145,24 @@ class Tokenizer:
         Raises:
             InvalidRequest: the checkpoint has no chat template, or its template refuses them.
         """
-        mark = self._unused_mark(messages)
+        return self.encode_pieces(self.chat_pieces(messages))
+
+    def chat_pieces(self, messages: Sequence[Mapping[str, str]]) -> list[str]:
+        """The text that `encode_chat` encodes, in pieces: special tokens count within each.
+
+        Raises:
+            InvalidRequest: as `encode_chat`.
+        """
+        mark = "".join(chr(_MARKS + secrets.randbelow(0xFFFE)) for _ in range(_MARK_CHARS))
         marked = [
             {key: self._marked(value, mark) for key, value in message.items()}
             for message in messages
         ]
-        ids: list[int] = []
-        for piece in self._render(marked).split(mark):
-            ids.extend(self._backend.encode(piece, add_special_tokens=False).ids)
-        return ids
+        return self._render(marked).split(mark)
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Ids of pieces of text, each encoded for itself."""
+        return self._encoded(pieces)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The whole text of some ids, without special tokens."""
@@ -166,17 +192,32 @@ class Tokenizer:
                 f"messages: the model's chat template refuses them: {error}", param="messages"
             ) from error
 
-    def _unused_mark(self, messages: Sequence[Mapping[str, str]]) -> str:
-        texts = [self._template_source, *(text for item in messages for text in item.values())]
-        return next(mark for mark in map(chr, _MARKS) if not any(mark in text for text in texts))
+    def _encoded(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = []
+        for start in range(0, len(texts), _BATCH):
+            batch = texts[start : start + _BATCH]
+            for encoded in self._backend.encode_batch_fast(
+                batch, add_special_tokens=add_special_tokens
+            ):
+                ids.extend(encoded.ids)
+        return ids
 
     def _marked(self, text: str, mark: str) -> str:
-        if self._special_literals is None:
+        """With a mark behind the first character of each special token, overlapping ones too."""
+        cuts = list(self._cuts(text))
+        if not cuts:
             return text
-        # Repeated: behind the cut of one literal another, overlapping one may remain.
-        while self._special_literals.search(text):
-            text = self._special_literals.sub(lambda m: m[0][0] + mark + m[0][1:], text)
-        return text
+        starts = [0, *cuts]
+        return mark.join(text[a:b] for a, b in zip(starts, [*cuts, len(text)], strict=True))
+
+    def _cuts(self, text: str) -> Iterator[int]:
+        if self._literal is None:
+            return
+        for start in range(0, len(text), _WINDOW_CHARS):
+            end = start + _WINDOW_CHARS
+            for match in self._literal.finditer(text, start, end + self._longest_literal):
+                if match.start() < end:
+                    yield match.end()
 
     def _eos_ids(self, model_eos_ids: int | list[int] | None) -> tuple[int, ...]:
         ids = [model_eos_ids] if isinstance(model_eos_ids, int) else list(model_eos_ids or ())
@@ -184,9 +225,14 @@ class Tokenizer:
         return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))
 
 
-def _longest_first(literals: Iterable[str]) -> re.Pattern[str] | None:
-    ordered = sorted((text for text in literals if len(text) > 1), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+def _literal_pattern(literals: Iterable[str]) -> re.Pattern[str] | None:
+    """The first character of any literal, where the rest of one follows."""
+    rests: defaultdict[str, list[str]] = defaultdict(list)
+    for literal in literals:
+        if len(literal) > 1:
+            rests[literal[0]].append(re.escape(literal[1:]))
+    starts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+    return re.compile("|".join(starts)) if starts else None
 
 
 def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -6,19 +6,27 @@ ask for nothing (`openai.py`).
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deployments.api.openai import IGNORED_FIELDS, NEUTRAL_VALUES, GenerationFields
+from deployments.api.openai import IGNORED_FIELDS, MAX_MESSAGES, NEUTRAL_VALUES, GenerationFields
 from models.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=GenerationFields)
 
+MAX_FIELDS = 128  # of one object; a tenth of a second of faults would be told beyond it
+_MAX_EXPLAINED_BYTES = 16_384
 _MAX_SHOWN = 80  # characters of a refused value that the message repeats
+_OPTIONS = ("stream_options", "speculation", "response_format", "structured_outputs")
+# Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
+# stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
+_DECODER = msgspec.json.Decoder(float_hook=float)
 _UNSERVED_CONSTRAINTS = ("grammar", "structural_tag")
 
 
@@ -29,7 +37,9 @@ def parse(body: bytes, schema: type[Request]) -> Request:
         InvalidRequest: not JSON, an unknown or unsupported field, a wrong type, a value out of
             range; `param` is the field's path.
     """
-    fields = _screened(_json_object(body), schema)
+    content = _json_object(body)
+    _check_sizes(content)
+    fields = _screened(content, schema)
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
@@ -38,17 +48,52 @@ def parse(body: bytes, schema: type[Request]) -> Request:
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        # Decoded here and strictly: `json.loads` guesses UTF-16 and 32 and lets surrogates pass.
-        text = body.decode("utf-8-sig")
-        content = json.loads(text, parse_constant=_refuse_constant)
-        # Lone surrogates (JSON can spell them) are no text: nothing behind here can encode them.
-        if "\\ud" in text.lower():
-            json.dumps(content, ensure_ascii=False).encode()
+        content = _DECODER.decode(body.removeprefix(codecs.BOM_UTF8))
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise InvalidRequest(
+            f"the body is not valid JSON: {_fault(body, error)}", code="invalid_json"
+        ) from None
     if not isinstance(content, dict):
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")
     return content
+
+
+def _fault(text: bytes, error: Exception) -> Exception:
+    """What is wrong with a short text that was refused, by line and column; else `error`."""
+    if len(text) <= _MAX_EXPLAINED_BYTES:
+        try:
+            content = json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
+            json.dumps(content, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as told:
+            return told
+    return error
+
+
+def _check_sizes(fields: Mapping[str, Any]) -> None:
+    """Refuse what would take long to look at, before it is looked at."""
+    _check_object(fields, None)
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        if len(messages) > MAX_MESSAGES:
+            raise InvalidRequest(
+                f"messages: at most {MAX_MESSAGES} are allowed (got {len(messages)})",
+                param="messages",
+            )
+        for index, message in enumerate(messages):
+            _check_object(message, f"messages[{index}]")
+    for name in _OPTIONS:
+        _check_object(fields.get(name), name)
+    response_format = fields.get("response_format")
+    if isinstance(response_format, dict):
+        _check_object(response_format.get("json_schema"), "response_format.json_schema")
+
+
+def _check_object(value: object, path: str | None) -> None:
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        what = "the body" if path is None else path
+        raise InvalidRequest(
+            f"{what}: at most {MAX_FIELDS} fields are allowed (got {len(value)})", param=path
+        )
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -106,10 +151,10 @@ def _with_schema_read(outputs: Mapping[str, Any]) -> dict[str, Any]:
             )
     if isinstance(text := present.get("json"), str):
         try:
-            present["json"] = json.loads(text)
+            present["json"] = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
-                f"structured_outputs.json is not valid JSON: {error}",
+                f"structured_outputs.json is not valid JSON: {_fault(text.encode(), error)}",
                 param="structured_outputs.json",
             ) from None
     return present
@@ -144,10 +189,14 @@ def _path(fault: ErrorDetails) -> str:
     return path.removeprefix(".")
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
+
+
 def shown(value: object) -> str:
     """A refused value as JSON, cut to a length that fits in a message."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    except RecursionError:
-        text = "a value nested too deeply"
+    text = ""
+    for piece in _ENCODER.iterencode(value):  # not to its end, which may be far
+        text += piece
+        if len(text) > _MAX_SHOWN:
+            break
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

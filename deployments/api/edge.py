@@ -21,6 +21,7 @@ from models.errors import InternalError, ServingError
 
 Result = TypeVar("Result")
 
+_MAX_LENGTH_DIGITS = 18
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -113,8 +114,11 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
         ClientGone: the client went away within it.
     """
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit_bytes:
-        raise BodyTooLarge(f"the body has {declared} bytes, the limit is {limit_bytes}")
+    # Python reads no number of thousands of digits; no body has so many bytes.
+    is_long = len(declared) > _MAX_LENGTH_DIGITS
+    if declared.isdecimal() and (is_long or int(declared) > limit_bytes):
+        shown = f"{declared[:_MAX_LENGTH_DIGITS]}..." if is_long else declared
+        raise BodyTooLarge(f"the body has {shown} bytes, the limit is {limit_bytes}")
     body = bytearray()
     while True:
         message = await request.receive()

@@ -43,7 +43,7 @@ class StructuredOutputs(StrictFields):
     json_: dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool = False  # True: any JSON object
     regex: str | None = Field(default=None, min_length=1)
-    choice: list[str] | None = Field(default=None, min_length=1)
+    choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
 
 
 def asked_field(
@@ -134,4 +134,9 @@ def _outputs_field(outputs: StructuredOutputs) -> str:
 def _json_grammar(schema: dict[str, Any] | None) -> Grammar:
     if schema is None:
         return Grammar(kind="json_object", text="")
-    return Grammar(kind="json_schema", text=json.dumps(schema))
+    try:
+        # As `json.dumps` writes it; but that keeps Python's lock for all of a long schema.
+        text = "".join(json.JSONEncoder().iterencode(schema))
+    except RecursionError:
+        raise UnsupportedGrammar("the schema is nested too deeply") from None
+    return Grammar(kind="json_schema", text=text)

@@ -1,10 +1,11 @@
 """The HTTP routes: OpenAI's chat and text completions, models, health. No Ray inside.
 
 A request for which there is no room is refused unread. Others are read within the body limit
-(`edge.py`), parsed and tokenised (`jobs.py`), run by the `Generator`, and written (`writers.py`,
-`sse.py`). The first item of the generator is awaited before anything is sent, so whatever fails up
-to then has its proper status; later errors end the stream with an error event. A client that goes
-away ends the generation wherever it stands.
+(`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`),
+run by the `Generator`, and written (`writers.py`, `sse.py`). The first item of the generator is
+awaited before anything is sent, so whatever fails up to then has its proper status; later errors
+end the stream with an error event. A client that goes away ends the generation wherever it
+stands.
 Every request leaves one line in the log (`request_log.py`).
 Every answer has the header `x-request-id`, the client's own one where it sent a sane one.
 """
@@ -15,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -23,6 +24,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deployments.api.answers import ModelCard, ModelList
+from deployments.api.bodies import parse
 from deployments.api.choices import Items, merged
 from deployments.api.edge import (
     Edge,
@@ -35,6 +37,9 @@ from deployments.api.edge import (
 from deployments.api.grammar_fields import naming_field
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
+from deployments.api.kept import Kept
+from deployments.api.off_loop import OffLoop
+from deployments.api.openai import ChatCompletionRequest, CompletionRequest
 from deployments.api.openapi import OpenApiPage, own_version
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
@@ -48,6 +53,9 @@ from router.generation import GenerationRequest, Generator
 
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
 _INLINE_BODY_BYTES = 16_384
+_LONG_BODY_S = 30.0  # a megabyte takes about two seconds
+
+Asked = TypeVar("Asked", ChatCompletionRequest, CompletionRequest)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,12 +123,15 @@ class _Routes:
     def __init__(self, service: HttpService) -> None:
         self._service = service
         self._openapi = OpenApiPage(asks_for_keys=service.api_keys is not None)
+        # Everybody may ask, and it asks all replicas.
+        self._metrics = Kept(self._metrics_page)
+        self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._complete(request, chat_job)
+        return await self._complete(request, ChatCompletionRequest, chat_job)
 
     async def completions(self, request: Request) -> Response:
-        return await self._complete(request, completion_job)
+        return await self._complete(request, CompletionRequest, completion_job)
 
     async def models(self) -> Response:
         return json_response(ModelList(data=[self._card()]).to_json())
@@ -144,10 +155,11 @@ class _Routes:
         return _status(LiveStatus())
 
     async def metrics(self) -> Response:
-        text = self._service.metrics()
-        if self._service.other_metrics is not None:
-            text += await self._service.other_metrics()
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        return Response(await self._metrics.get(), headers={"content-type": CONTENT_TYPE})
+
+    async def _metrics_page(self) -> bytes:
+        others = self._service.other_metrics
+        return self._service.metrics() + (b"" if others is None else await others())
 
     async def version(self) -> Response:
         return _status(VersionStatus(version=own_version()))
@@ -170,15 +182,26 @@ class _Routes:
         model = self._service.model
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
+    async def _job(
+        self, body: bytes, schema: type[Asked], make_job: Callable[[Asked, ServedModel], Job]
+    ) -> Job:
+        model = self._service.model
+
+        def job() -> Job:
+            return make_job(parse(body, schema), model)
+
+        is_short = len(body) <= _INLINE_BODY_BYTES
+        return job() if is_short else await self._off_loop.run(len(body), job)
+
     async def _complete(
-        self, request: Request, make_job: Callable[[bytes, ServedModel], Job]
+        self,
+        request: Request,
+        schema: type[Asked],
+        make_job: Callable[[Asked, ServedModel], Job],
     ) -> Response:
         self._service.refuse_when_full()
         body = await self._body(request)
-        if len(body) <= _INLINE_BODY_BYTES:
-            job = make_job(body, self._service.model)
-        else:
-            job = await asyncio.to_thread(make_job, body, self._service.model)
+        job = await until_disconnect(request, self._job(body, schema, make_job))
         record: RequestRecord = request.state.record
         record.start(self._service.model.name, job.requests, is_stream=job.is_stream)
         items = record.watched(merged([self._choice(job, wanted) for wanted in job.requests]))

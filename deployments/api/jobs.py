@@ -1,4 +1,4 @@
-"""From the bytes of a body to a job: what is to run for it, and how its answer is written.
+"""From a validated body to a job: what is to run for it, and how its answer is written.
 
 Pure computing, and for a long body a good deal of it: the routes do it outside the event loop.
 """
@@ -9,7 +9,6 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from deployments.api.bodies import parse
 from deployments.api.choices import choices_of
 from deployments.api.grammar_fields import asked_field
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
@@ -29,18 +28,16 @@ class Job:
     grammar_field: str | None  # that constrains the answer, as the client spelt it
 
 
-def chat_job(body: bytes, model: ServedModel) -> Job:
+def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/chat/completions; raises what refuses it."""
-    asked = parse(body, ChatCompletionRequest)
     request = prepare_chat(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
     writer = ChatWriter(_head(asked, request, model))
     requests = choices_of(request, asked.n, is_stream=asked.stream)
     return Job(requests, writer, asked.stream, (), _grammar_field(asked))
 
 
-def completion_job(body: bytes, model: ServedModel) -> Job:
+def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/completions; raises what refuses it."""
-    asked = parse(body, CompletionRequest)
     request = prepare_completion(asked, model, f"cmpl-{uuid.uuid4().hex}")
     writer = TextWriter(_head(asked, request, model), _echo(asked, request, model))
     requests = choices_of(request, asked.n, is_stream=asked.stream)

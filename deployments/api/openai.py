@@ -32,6 +32,9 @@ from models.errors import (
 from models.messages import DraftSource, Verification
 
 MAX_LOGPROBS = 20  # of the likeliest tokens, for each position
+# Far more turns than conversations have; to check and to render as many takes about 20 ms.
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096  # of one message's content
 
 # --- requests -----------------------------------------------------------------------------------
 
@@ -42,6 +45,8 @@ def _joined_text(content: Any) -> str:
         return content
     if not isinstance(content, list) or not content:
         refuse_value("must be a string or a non-empty list of text parts")
+    if len(content) > MAX_PARTS:
+        refuse_value(f"at most {MAX_PARTS} parts are allowed (got {len(content)})")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -85,7 +90,7 @@ class TextPart(BaseModel):
     text: str
 
 
-_ContentIn = str | Annotated[list[TextPart], Field(min_length=1)]
+_ContentIn = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
 _StopText = Annotated[str, Field(min_length=1)]
 _StopIn = _StopText | list[_StopText]
 _TokenIdsIn = Annotated[list[int], Field(min_length=1)]
@@ -156,7 +161,7 @@ class GenerationFields(StrictFields):
 class ChatCompletionRequest(GenerationFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)

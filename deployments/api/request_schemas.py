@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from deployments.api.bodies import MAX_FIELDS
 from deployments.api.openai import (
     IGNORED_FIELDS,
     NEUTRAL_VALUES,
@@ -82,6 +83,7 @@ def _take_absent(shape: Schema, absent: Schema) -> None:
         if name not in required and not _takes_anything(schema):
             shape["properties"][name] = _either(schema, absent)
     shape["additionalProperties"] = absent
+    shape["maxProperties"] = MAX_FIELDS
 
 
 def _takes_anything(schema: Schema) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from deployments.api.bodies import shown
 from deployments.api.grammar_fields import asked_grammar
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
+from deployments.api.prompts import chat_ids, checked_ids, text_ids
 from deployments.api.sampling_terms import sampling_of
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.messages import Verification
@@ -72,7 +73,7 @@ def prepare_chat(
             "send one of them",
             param="max_tokens",
         )
-    prompt_ids = model.tokenizer.encode_chat(messages)
+    prompt_ids = chat_ids(messages, model.tokenizer, model.max_model_len)
     max_tokens = _max_tokens(asked, len(prompt_ids), model, "messages", tokens_param)
     return _prepare(request, model, request_id, prompt_ids, max_tokens)
 
@@ -87,16 +88,9 @@ def prepare_completion(
     """
     model.check_name(request.model)
     if isinstance(request.prompt, str):
-        prompt_ids = model.tokenizer.encode(request.prompt)
+        prompt_ids = text_ids(request.prompt, model.tokenizer, model.max_model_len)
     else:
-        prompt_ids = request.prompt
-        for index, token_id in enumerate(prompt_ids):
-            if not 0 <= token_id < model.tokenizer.vocab_size:
-                raise InvalidRequest(
-                    f"prompt[{index}]: token id {token_id} is outside the vocabulary of "
-                    f"{model.tokenizer.vocab_size}",
-                    param="prompt",
-                )
+        prompt_ids = checked_ids(request.prompt, model.tokenizer, model.max_model_len)
     max_tokens = _max_tokens(request.max_tokens, len(prompt_ids), model, "prompt", "max_tokens")
     return _prepare(request, model, request_id, prompt_ids, max_tokens)
 

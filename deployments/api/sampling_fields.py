@@ -31,11 +31,12 @@ def _biases(content: Any) -> list[tuple[int, float]]:
     for key, bias in content.items():
         if not _ID.fullmatch(key):
             refuse_value(f"keys must be token ids (got {key[:40]!r})")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) == math.inf:
             refuse_value(f"the bias of token {key} must be a number (got {bias!r:.40})")
-        if abs(bias) > _BIAS_LIMIT:
+        if not -_BIAS_LIMIT <= bias <= _BIAS_LIMIT:
             refuse_value(
-                f"the bias of token {key} must be within -{_BIAS_LIMIT}..{_BIAS_LIMIT} (got {bias})"
+                f"the bias of token {key} must be within -{_BIAS_LIMIT}..{_BIAS_LIMIT} "
+                f"(got {bias!r:.40})"
             )
         biases.append((int(key), float(bias)))
     return biases

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 
+from deployments.api.bodies import shown
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
 from models.errors import InvalidRequest
 from models.messages import Sampling, Verification
@@ -76,7 +77,7 @@ def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}",
+                f"{field}: token id {shown(token_id)} is outside the vocabulary of {vocab_size}",
                 param=field,
             )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from http_clients import client_of
 from http_fakes import ScriptedGenerator
 
+from deployments.api.kept import Kept
 from models.errors import Unavailable
 
 
@@ -41,6 +44,61 @@ async def test_metrics_of_other_processes_come_below():
         ScriptedGenerator(), metrics=lambda: b"a 1\n", other_metrics=others
     ) as client:
         assert (await client.get("/metrics")).text == "a 1\nb 2\n"
+
+
+async def test_many_scrapes_share_one_look_at_the_replicas():
+    num_looks = 0
+
+    async def others() -> bytes:
+        nonlocal num_looks
+        num_looks += 1
+        await asyncio.sleep(0.05)
+        return b"b 2\n"
+
+    async with client_of(ScriptedGenerator(), other_metrics=others) as client:
+        together = await asyncio.gather(*(client.get("/metrics") for _ in range(20)))
+        again = await client.get("/metrics")
+    assert {response.text for response in (*together, again)} == {"b 2\n"}
+    assert num_looks == 1
+
+
+async def test_a_scraper_that_leaves_stops_no_other():
+    looks: list[asyncio.Event] = []
+    has_begun = asyncio.Event()
+
+    async def others() -> bytes:
+        looks.append(asyncio.Event())
+        if len(looks) == 1:
+            has_begun.set()
+            await looks[0].wait()  # for ever
+        return b"b 2\n"
+
+    async with client_of(ScriptedGenerator(), other_metrics=others) as client:
+        first = asyncio.create_task(client.get("/metrics"))
+        await has_begun.wait()
+        second = asyncio.create_task(client.get("/metrics"))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).text == "b 2\n"
+
+
+async def test_a_kept_value_is_made_anew_when_it_is_old():
+    now_s, made = 0.0, []
+
+    async def make() -> int:
+        made.append(now_s)
+        if len(made) == 2:
+            raise ValueError("no replica")
+        return len(made)
+
+    kept = Kept(make, keep_s=1.0, clock=lambda: now_s)
+    assert [await kept.get(), await kept.get()] == [1, 1]
+    now_s = 1.0
+    with pytest.raises(ValueError, match="no replica"):
+        await kept.get()
+    assert await kept.get() == 3
+    now_s = 1.9
+    assert await kept.get() == 3
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])

@@ -173,3 +173,35 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_vocabulary_size_counts_added_tokens(tokenizer, reference):
     assert tokenizer.vocab_size == len(reference)
+
+
+def test_no_private_use_character_is_needed_for_the_cuts(tokenizer, reference):
+    """Whatever a client writes, nothing runs out: the mark is drawn, not sought."""
+    every = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    quiet = [{"role": "user", "content": ""}] * 50
+    messages = [*quiet, {"role": "user", "content": f"{every}{END}"}]
+    ids = tokenizer.encode_chat(messages)
+    assert sum(ids.count(special) for special in (reference.convert_tokens_to_ids(END),)) == 51
+    assert tokenizer.decode(ids).endswith(f"{every}{END}")
+
+
+def test_special_tokens_stay_text_wherever_they_stand_in_a_long_text(tokenizer, reference):
+    end_id = reference.convert_tokens_to_ids(END)
+    for offset in range(-len(END) - 1, 2):
+        content = f"{'x' * (65_536 + offset)}{END}{'y' * 70_000}{END}"
+        ids = tokenizer.encode_chat([{"role": "user", "content": content}])
+        assert ids.count(end_id) == 1  # the template's own
+        assert content in tokenizer.decode(ids)
+
+
+def test_many_pieces_are_encoded_as_one_at_a_time(tokenizer):
+    pieces = tokenizer.chat_pieces([{"role": "user", "content": f"a{END}b" * 3000}])
+    assert len(pieces) == 3001
+    expected = [token_id for piece in pieces for token_id in tokenizer.encode_piece(piece)]
+    assert tokenizer.encode_pieces(pieces) == expected
+
+
+def test_ids_are_those_of_encoding_one_text_by_itself(tokenizer, folder):
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in (*CORPUS[:3], "", f"{END} <think>", "  \n", "\U000f0000"):
+        assert tokenizer.encode(text) == backend.encode(text).ids

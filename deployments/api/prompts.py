@@ -1,0 +1,63 @@
+"""Token ids of prompts. What cannot fit in the context window is refused before it is tokenised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from deployments.api.bodies import shown
+from models.errors import ContextTooLong, InvalidRequest
+from models.tokenizer import Tokenizer
+
+
+def chat_ids(
+    messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, max_model_len: int
+) -> list[int]:
+    """Ids of a conversation up to the assistant's next turn.
+
+    Raises:
+        ContextTooLong: they must be more than the context window has.
+        InvalidRequest: the chat template refuses the messages.
+    """
+    pieces = tokenizer.chat_pieces(messages)
+    _check_text(pieces, tokenizer, max_model_len, "messages")
+    return tokenizer.encode_pieces(pieces)
+
+
+def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
+    """Ids of a raw prompt.
+
+    Raises:
+        ContextTooLong: they must be more than the context window has.
+    """
+    _check_text([text], tokenizer, max_model_len, "prompt")
+    return tokenizer.encode(text)
+
+
+def checked_ids(token_ids: list[int], tokenizer: Tokenizer, max_model_len: int) -> list[int]:
+    """Ids that a client has sent as a prompt; more than fit, which are refused by their number, are
+    not looked at.
+
+    Raises:
+        InvalidRequest: one is outside the vocabulary.
+    """
+    if len(token_ids) >= max_model_len:
+        return token_ids
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"prompt[{index}]: token id {shown(token_id)} is outside the vocabulary of "
+                f"{tokenizer.vocab_size}",
+                param="prompt",
+            )
+    return token_ids
+
+
+def _check_text(texts: Sequence[str], tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
+    num_bytes = sum(len(text.encode()) for text in texts)
+    least = tokenizer.least_tokens(num_bytes)
+    if least >= max_model_len:
+        raise ContextTooLong(
+            f"{param}: the context window is {max_model_len} tokens, but the prompt of {num_bytes} "
+            f"bytes has at least {least}; shorten the prompt",
+            param=param,
+        )

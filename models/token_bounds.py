@@ -1,0 +1,65 @@
+"""How many tokens a text has at the least, told from its length alone.
+
+A text that cannot fit in a context need then not be tokenised, which takes about a second per
+megabyte. Every byte of a text is in some token, unless the tokenizer drops or changes text before
+it cuts: only steps that are known not to are counted on here, with any other there is no bound.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tokenizers
+
+# Canonical composition makes UTF-8 up to 3 times shorter (Unicode Standard Annex 15, table 11);
+# one more for characters that are first replaced by others, as the Angstrom sign is.
+_NFC_SHRINKS = 4
+_LOSSLESS_STEPS = frozenset(
+    {"Sequence", "ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "Prepend"}
+)
+
+
+def longest_token_bytes(
+    backend: tokenizers.Tokenizer, bytes_of: Mapping[int, bytes], vocab_size: int
+) -> int | None:
+    """Bytes of text that one token holds at most; None: no such bound is known.
+
+    Args:
+        backend: a loaded tokenizer.
+        bytes_of: what each token id stands for.
+        vocab_size: one more than the highest id.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.rstrip for token in added):
+        return None  # they swallow the spaces around them
+    shrinks = 1
+    for step in _steps(backend):
+        if step["type"] == "NFC":
+            shrinks = _NFC_SHRINKS
+        elif not _is_lossless(step):
+            return None
+    known = [bytes_of[token_id] for token_id in range(vocab_size)]
+    if len({raw for raw in known if len(raw) == 1}) < 256:
+        return None  # what is in no token is dropped, or many such make one unknown token
+    names = (len(token.content.encode()) for token in added)
+    return shrinks * max(max(map(len, known)), *names, 1)
+
+
+def _is_lossless(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "Replace":  # SentencePiece's spaces
+        return step["pattern"] == {"String": " "} and step["content"] == "\u2581"
+    return step["type"] in _LOSSLESS_STEPS and step.get("behavior") != "Removed"
+
+
+def _steps(backend: tokenizers.Tokenizer) -> Iterator[Mapping[str, Any]]:
+    for part in (backend.normalizer, backend.pre_tokenizer):
+        if part is not None:
+            yield from _flat(json.loads(part.__getstate__()))
+
+
+def _flat(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield step
+    for inner in (*step.get("normalizers", ()), *step.get("pretokenizers", ())):
+        yield from _flat(inner)

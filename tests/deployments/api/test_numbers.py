@@ -1,0 +1,118 @@
+"""Numbers that no field takes: the client is told which field, whatever their size."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from http_clients import client_of
+from http_fakes import ScriptedGenerator, http_service
+
+from deployments.api.http import create_app
+
+CHAT = '{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], %s}'
+TEXT = '{"model": "tiny", "prompt": "hi", %s}'
+BARE = '{"model": "tiny", %s}'
+ROUTES = {CHAT: "/v1/chat/completions", TEXT: "/v1/completions", BARE: "/v1/completions"}
+
+HUGE = {
+    "401-digits": "1" + "0" * 400,
+    "minus-401-digits": "-1" + "0" * 400,
+    "4000-digits": "7" * 4000,
+    "infinite": "1e400",
+    "minus-infinite": "-1e400",
+    "largest-double": "1.7e308",
+}
+FIELDS = [
+    *((CHAT, f'"{name}": %s', name) for name in ("max_completion_tokens", "top_logprobs")),
+    (TEXT, '"logprobs": %s', "logprobs"),
+    (BARE, '"prompt": [5, %s]', "prompt"),
+    (BARE, '"prompt": [[5, %s]]', "prompt"),
+    *(
+        (route, f'"{name}": %s', name)
+        for route in (CHAT, TEXT)
+        for name in (
+            "max_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "seed",
+            "min_tokens",
+            "prompt_logprobs",
+            "n",
+            "best_of",
+            "stop",
+        )
+    ),
+    *(
+        (route, fields, param)
+        for route in (CHAT, TEXT)
+        for fields, param in (
+            ('"logit_bias": {"5": %s}', "logit_bias"),
+            ('"stop_token_ids": [%s]', "stop_token_ids"),
+            ('"speculation": {"k": %s}', "speculation.k"),
+            ('"cache_salt": %s', "cache_salt"),
+            ('"stream": %s', "stream"),
+        )
+    ),
+]
+
+
+async def answer(route: str, fields: str) -> httpx.Response:
+    async with client_of(ScriptedGenerator()) as client:
+        return await client.post(ROUTES[route], content=(route % fields).encode())
+
+
+@pytest.mark.parametrize("number", HUGE.values(), ids=HUGE)
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    FIELDS,
+    ids=[f"{ROUTES[route].split('/')[2]}-{param}" for route, _, param in FIELDS],
+)
+async def test_a_number_out_of_range_names_its_field(route, fields, param, number):
+    response = await answer(route, fields % number)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"].split("[")[0] == param
+    assert param in error["message"]
+    assert len(error["message"]) < 5000
+
+
+@pytest.mark.parametrize("number", [HUGE["401-digits"], "1e400"])
+async def test_fields_without_effect_take_any_number(number):
+    response = await answer(TEXT, f'"metadata": {{"a": {number}}}, "user": {number}')
+    assert response.status_code == 200
+
+
+async def test_more_digits_than_python_reads_are_not_json():
+    response = await answer(TEXT, f'"seed": {"7" * 5000}')
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("length", ["9" * 18, "1" + "0" * 18, "7" * 5000])
+async def test_a_content_length_of_any_size_is_too_large(length):
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-length", length.encode())],
+    }
+    await create_app(http_service(ScriptedGenerator()))(scope, receive, send)
+    assert sent[0]["status"] == 413
+    assert json.loads(sent[1]["body"])["error"]["code"] == "body_too_large"
