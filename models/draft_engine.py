@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 from torch import Tensor
 
@@ -22,14 +21,12 @@ from models.draft_probs import pack
 from models.engine import Engine
 from models.job_draws import draft_rows
 from models.masks import MaskSource
-from models.messages import Proposal, Propose, Verify
+from models.messages import Cut, Proposal, Propose, Verify
 from models.pass_plan import PlannedRows
 from models.queue_notices import QUEUED_INTERVAL_S
 from models.runner import ModelRunner
 from models.running_mean import running_mean
 from models.session_table import Job, Session
-
-Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "deadline"]
 
 
 class DraftEngine(Engine):
@@ -162,7 +159,8 @@ class DraftEngine(Engine):
         self._finish(session, job, "mask_late" if is_late else "mask_missing")
 
     def _on_starved(self, session: Session) -> None:
-        self._on_oversized(session)
+        if session.job is not None:
+            self._finish(session, session.job, "starved")
 
     def _on_oversized(self, session: Session) -> None:
         if session.job is not None:

@@ -23,6 +23,7 @@ import msgspec
 
 Verification = Literal["coupled", "rejection"]
 DraftSource = Literal["draft_model", "ngram"]
+Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "deadline"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +192,11 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
-    """Drafted tokens: `num_draft_tokens` of them, or fewer (eos drafted, mask late, no room)."""
+    """Drafted tokens: `num_draft_tokens` of them, or fewer, and then `cut` says why.
+
+    `context`: the text is as long as the draft model can ever read. `starved`: other sessions hold
+    the KV blocks it needs, which will pass.
+    """
 
     session_id: str
     seq: int
@@ -200,7 +205,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     step_ms: float  # what one draft step costs now
     draft_probs: DraftProbs | None = None  # `rejection` only
     source: DraftSource = "draft_model"
-    cut: Literal["", "eos", "mask_late", "mask_missing", "context", "deadline"] = ""
+    cut: Cut = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

@@ -51,6 +51,8 @@ class RoundPlanner:
     def plan(self, source: DraftSource | None, max_draft_tokens: int) -> RoundPlan:
         """Plan a round that `source` would draft for; None: nobody would."""
         if source is None:
+            if self._seat is not None:  # drafted for until now, maybe; others plan without it
+                self._seat.leave()
             return RoundPlan(0, self._run_on)
         return self._lengths[source].plan(max_draft_tokens)
 

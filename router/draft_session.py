@@ -2,15 +2,19 @@
 
 Connecting and prefilling run in the background; until the draft model has caught up `is_ready`
 is False and the loop goes on without it. A proposal that fails or comes too late does the same;
-after one that is too late the lease is kept if the replica answers soon.
+after one that is too late the lease is kept if the replica answers soon. While other sessions hold
+the KV blocks it needs, it asks again after growing pauses, on the same lease. A text as long as the
+draft model can read never gets shorter: then the lease is given back for good, as it is where
+replicas refuse the text (a token that the draft model has not).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from models.errors import LinkLost, ServingError, Unavailable
+from models.errors import ContextTooLong, InternalError, LinkLost, ServingError, Unavailable
 from models.messages import DraftSource, Proposal, Propose
 from models.token_log import TokenLog
 from router.engine_session import EngineSession, Header
@@ -19,7 +23,7 @@ from router.limits import SessionLimits
 # A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
 # gives up the lease and the cache with it.
 _DEADLINE_SHARE = 0.8
-_UNFINISHED = ("context", "deadline")  # cuts that may come before the prefill's end
+_MAX_REFUSALS = 3  # answers that nothing can be drafted here; leases in between
 
 
 class DraftSession:
@@ -33,12 +37,20 @@ class DraftSession:
         self._proposed_at = 0  # committed length at which the last proposal was made
         self._proposed: list[int] = []
         self._is_closed = False
+        self._is_over = False
+        self._num_joins = 0  # attempts at a lease and a prefill since a draft came last
+        self._num_starved = 0  # answers in a row that there was no room
         self._joining: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
         """See `ports.Drafter.is_ready`."""
         return self._is_caught_up
+
+    @property
+    def is_over(self) -> bool:
+        """See `ports.Drafter.is_over`."""
+        return self._is_over
 
     @property
     def source(self) -> DraftSource:
@@ -56,14 +68,21 @@ class DraftSession:
         try:
             async with asyncio.timeout(self._limits.propose_timeout_s):
                 deadline_s = _DEADLINE_SHARE * self._limits.propose_timeout_s
-                return await self._propose(committed, num_draft_tokens, deadline_s)
+                proposal = await self._propose(committed, num_draft_tokens, deadline_s)
         except TimeoutError:
-            self._rejoin(keeps_lease=True)
+            self._rejoin(self._has_come_back)
             limit_s = self._limits.propose_timeout_s
             raise Unavailable(f"no draft within {limit_s:g} s") from None
+        except ContextTooLong as error:
+            self._rejoin(self._has_room)  # which finds the same, and ends it
+            raise Unavailable(error.message) from error
         except ServingError as error:
             self._rejoin()
             raise Unavailable(f"draft failed: {error.message}") from error
+        self._num_joins = 0
+        if self._num_starved > 0:
+            self._rejoin(self._has_room)
+        return proposal
 
     async def close(self) -> None:
         """See `ports.Drafter.close`."""
@@ -74,52 +93,99 @@ class DraftSession:
             await asyncio.gather(self._joining, return_exceptions=True)
         await self._session.disconnect()
 
-    def _rejoin(self, *, keeps_lease: bool = False) -> None:
+    def _rejoin(self, attempt: Callable[[], Awaitable[bool]] | None = None) -> None:
         self._is_caught_up = False
         if not self._is_closed and (self._joining is None or self._joining.done()):
-            self._joining = asyncio.create_task(self._join(keeps_lease), name="draft-rejoin")
+            self._joining = asyncio.create_task(self._join(attempt), name="draft-rejoin")
 
-    async def _join(self, keeps_lease: bool = False) -> None:
-        """Connect and prefill until it works or the session is closed; the pause doubles.
+    async def _join(self, attempt: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Get the prefix into a replica's cache, unless it can never fit; then this is the end.
 
-        `keeps_lease`: first see whether the replica was only late. It is, where everybody is, and
-        everybody's prefill anew would make it later still.
+        `attempt`: first see whether the lease that is held will do; if that is False, a new one.
         """
-        if keeps_lease and await self._has_come_back():
-            self._is_caught_up = True
-            return
-        num_failures = 0
+        try:
+            if attempt is None or not await attempt():
+                await self._join_anew()
+        except (ContextTooLong, InternalError):
+            self._is_over = True
+            await self._session.disconnect()
+        else:
+            self._is_caught_up = not self._is_closed
+
+    async def _join_anew(self) -> None:
+        """Connect and prefill until it works or the session is closed.
+
+        The pause doubles until a draft has come in time: a draft model that is too slow for
+        everybody must not be given everybody's prompt anew all the time.
+
+        Raises:
+            ContextTooLong: the text is longer than the draft model can read.
+            InternalError: replicas answered, and all that they said is that they cannot.
+        """
+        num_refusals = 0
         while not self._is_closed:
+            if self._num_joins > 0:
+                await asyncio.sleep(self._limits.pause_s(self._num_joins - 1))
+            self._num_joins += 1
             try:
                 await self._session.disconnect()
                 self._proposed = []
                 self._proposed_at = 0
                 await self._catch_up()
+            except ContextTooLong:
+                raise
+            except InternalError:
+                num_refusals += 1
+                if num_refusals == _MAX_REFUSALS:
+                    raise
             except ServingError:
-                await asyncio.sleep(self._limits.pause_s(num_failures))
-                num_failures += 1
                 continue
-            self._is_caught_up = True
-            return
+            else:
+                return
 
     async def _has_come_back(self) -> bool:
+        """Whether the replica was only late.
+
+        It is, where everybody is, and everybody's prefill anew would make it later still.
+        """
         try:
             async with asyncio.timeout(self._limits.propose_timeout_s):
-                await self._catch_up()
-        except (TimeoutError, ServingError):
+                return await self._has_room()
+        except TimeoutError:
+            return False
+
+    async def _has_room(self) -> bool:
+        """Wait for room on the replica that is held; False when that will not do."""
+        try:
+            await self._catch_up()
+        except ContextTooLong:
+            raise
+        except ServingError:
             return False
         return True
 
     async def _catch_up(self) -> None:
-        """Have one token drafted, and not used: the answer says that the prefix is in the cache."""
-        proposal = await self._propose(self._committed, 1, self._limits.first_answer_timeout_s)
-        if proposal.cut in _UNFINISHED:
-            raise Unavailable(f"the draft model did not catch up: {proposal.cut}")
+        """Have one token drafted, and not used: the answer says that the prefix is in the cache.
+
+        Asks again where there was no room, after a pause; the replica has the tokens already.
+        """
+        while True:
+            if self._num_starved > 0:
+                await asyncio.sleep(self._limits.pause_s(self._num_starved - 1))
+            limit_s = self._limits.first_answer_timeout_s
+            proposal = await self._propose(self._committed, 1, limit_s)
+            if proposal.cut == "deadline":
+                raise Unavailable("the draft model did not catch up: deadline")
+            if self._num_starved == 0:
+                return
 
     async def _propose(
         self, committed: TokenLog, num_draft_tokens: int, deadline_s: float
     ) -> Proposal:
         await self._session.connect(self._limits.lease_timeout_s)
+        max_len = self._session.max_len
+        if 0 < max_len <= len(committed):
+            raise _outgrown(len(committed), max_len)
         self._session.agreed_len = self._agreed_len(committed)
         num_committed = len(committed)
 
@@ -137,11 +203,15 @@ class DraftSession:
 
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:
-                if isinstance(reply, Proposal):
-                    self._proposed_at = num_committed
-                    self._proposed = list(reply.tokens)
-                    return reply
-                break
+                if not isinstance(reply, Proposal):
+                    break
+                self._proposed_at = num_committed
+                self._proposed = list(reply.tokens)
+                if reply.cut == "context" and not reply.tokens:
+                    raise _outgrown(num_committed, num_committed)
+                is_starved = reply.cut == "starved" and not reply.tokens
+                self._num_starved = self._num_starved + 1 if is_starved else 0
+                return reply
         raise LinkLost("draft engine answered a proposal with something else")
 
     def _agreed_len(self, committed: TokenLog) -> int:
@@ -153,3 +223,9 @@ class DraftSession:
                 break
             num_matching += 1
         return self._proposed_at + min(num_matching, max(len(self._proposed) - 1, 0))
+
+
+def _outgrown(num_tokens: int, max_len: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"the draft model has no room for a text of {num_tokens} tokens, its limit is {max_len}"
+    )

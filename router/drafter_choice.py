@@ -1,8 +1,8 @@
 """Who drafts for a session: what the request asks for, else the deployment, else what there is.
 
 With a draft model chosen, prompt lookup fills in while the draft model is not there (prefilling,
-lost, rejoining). Which of them drafts a round is visible as `source`, because acceptance and cost
-are estimated for each of them apart.
+lost, rejoining, without room, outgrown by the text). Which of them drafts a round is visible as
+`source`, because acceptance and cost are estimated for each of them apart.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _check(
 
 
 class FillInDrafter:
-    """Implements `ports.Drafter`: `main` while it is ready, else, and when it fails, a fill-in.
+    """Implements `ports.Drafter`: `main` while it is ready and has something, else a fill-in.
 
     A fill-in reads the whole text before its first draft and keeps what it found in it, which is
     seldom used once the main drafter is there: it goes then, and where it is missed a new one is
@@ -80,6 +80,11 @@ class FillInDrafter:
         return self._main.is_ready or self._filling_in().is_ready
 
     @property
+    def is_over(self) -> bool:
+        """See `ports.Drafter.is_over`."""
+        return self._main.is_over and self._filling_in().is_over
+
+    @property
     def source(self) -> DraftSource:
         """See `ports.Drafter.source`."""
         return (self._main if self._main.is_ready else self._filling_in()).source
@@ -92,8 +97,9 @@ class FillInDrafter:
             except Unavailable:
                 pass  # lost just now: it rejoins by itself
             else:
-                await self._end_filling_in()
-                return proposal
+                if proposal.tokens:
+                    await self._end_filling_in()
+                    return proposal
         return await self._filling_in().propose(committed, num_draft_tokens)
 
     async def close(self) -> None:

@@ -109,6 +109,14 @@ class EngineSession:
         endpoint = self._lease.grant.endpoint
         return f"{endpoint.address} {endpoint.epoch}"
 
+    @property
+    def max_len(self) -> int:
+        """Tokens the replica can hold for one session, by its grant; 0: not known, or no lease."""
+        if self._lease is None:
+            return 0
+        grant = self._lease.grant
+        return min((n for n in (grant.max_model_len, grant.kv_cache_tokens) if n > 0), default=0)
+
     async def connect(self, timeout_s: float) -> None:
         """Hold a lease; the one there is, else a new one.
 
@@ -144,7 +152,7 @@ class EngineSession:
 
         Raises:
             LinkLost: there is no lease, or the replica is gone or silent beyond the limit;
-            Overloaded: the replica has kept the message waiting, and done nothing, beyond the limit;
+            Overloaded: the replica kept the message waiting, with nothing done, beyond the limit;
             MaskUnavailable, ContextTooLong, InternalError: the engine says so;
             Unavailable: the constraint replica is lost for good, which says nothing of this one.
         """

@@ -4,7 +4,7 @@ Whoever waits for a reply waits here: the message is sent again, unchanged, at i
 every receiver repeats its stored answer for a message it has seen. What counts as an answer is
 the caller's to say; late and doubled replies are no news and extend no wait. A sign of life does:
 who is told to go on waiting has not lost its place, and would lose it by asking elsewhere. It says
-how far the work has come: a long prefill that gets on may take its time, a place in a queue may not.
+how far the work has come: a prefill that gets on may take its time, a place in a queue may not.
 """
 
 from __future__ import annotations

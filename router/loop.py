@@ -118,7 +118,8 @@ async def _prepare(parts: SessionParts, shadow: ShadowDraft | None) -> _Round:
     if shadow is not None and (outcome := shadow.outcome()) is not None:
         parts.planner.observe_shadow(*outcome)
     planned_at = time.perf_counter()
-    source = None if parts.drafter is None else parts.drafter.source
+    drafter = parts.drafter
+    source = None if drafter is None or drafter.is_over else drafter.source
     plan = parts.planner.plan(source, _max_draft_tokens(parts))
     proposal = None
     if shadow is not None and plan.num_draft_tokens > 0:

@@ -47,6 +47,11 @@ class NgramDrafter:
         return True
 
     @property
+    def is_over(self) -> bool:
+        """See `ports.Drafter.is_over`."""
+        return False
+
+    @property
     def source(self) -> DraftSource:
         """See `ports.Drafter.source`."""
         return "ngram"

@@ -51,6 +51,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def is_over(self) -> bool:
+        """Whether it will never be ready again: the text has outgrown it."""
+        ...
+
+    @property
     def source(self) -> DraftSource:
         """Who would draft now; the proposal says who did."""
         ...

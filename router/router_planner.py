@@ -96,6 +96,7 @@ class Seat:
     def plan(self, source: DraftSource, estimate: AcceptanceEstimate, limit: int) -> RoundPlan:
         """Plan a round with at most `limit` draft tokens of `source`."""
         if limit == 0:
+            self.num_rows, self.runs_on = 1, False
             return RoundPlan(0, 1)
         group = self._join()
         changed = source != self.source or self.estimate is None

@@ -133,8 +133,15 @@ async def local_service(
     max_model_len: int = 1024,
     queued_interval_s: float = 1.0,
     draft_quantization: str | None = None,
+    draft_max_model_len: int | None = None,
+    draft_kv_cache_tokens: int | None = None,
 ) -> AsyncIterator[LocalService]:
-    def runner(path: Path, quantization: str | None = None) -> ModelRunner:
+    def runner(
+        path: Path,
+        quantization: str | None = None,
+        max_model_len: int = max_model_len,
+        kv_cache_tokens: int = kv_cache_tokens,
+    ) -> ModelRunner:
         return ModelRunner(
             EngineConfig(
                 model_path=str(path),
@@ -161,8 +168,19 @@ async def local_service(
     )
     draft = draft_pool = None
     if draft_path is not None:
-        draft = DraftEngine(runner(draft_path, draft_quantization), masks(), epoch=1)
-        draft_pool = LocalEnginePool(draft, epoch=1, max_model_len=max_model_len)
+        draft_runner = runner(
+            draft_path,
+            draft_quantization,
+            draft_max_model_len or max_model_len,
+            draft_kv_cache_tokens or kv_cache_tokens,
+        )
+        draft = DraftEngine(draft_runner, masks(), epoch=1)
+        draft_pool = LocalEnginePool(
+            draft,
+            epoch=1,
+            max_model_len=draft_runner.max_model_len,
+            kv_cache_tokens=draft_runner.pool.num_blocks * draft_runner.pool.block_size,
+        )
     services = Services(
         target_pool=target_pool,
         draft_pool=draft_pool,

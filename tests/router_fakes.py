@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from models.errors import LinkLost, Unavailable
 from models.messages import (
@@ -119,6 +119,7 @@ class ScriptedDrafter:
         self._fails_at = set(fails_at)
         self.num_calls = 0
         self.is_ready = True
+        self.is_over = False
         self.source: DraftSource = "draft_model"
         self.is_closed = False
 
@@ -248,6 +249,20 @@ class ScriptedEngine:
             log.truncate(message.base_len + len(message.tokens) + accepted)
             log.extend(ids[len(log) : -1])
         return replies
+
+
+class AnsweringEngine(ScriptedEngine):
+    """Answers what `answer` gives in place of the scripted answer, where it gives something."""
+
+    def __init__(self, answer: Callable[[EngineRequest], list[EngineReply] | None]) -> None:
+        super().__init__(epoch=1)
+        self.received: list[EngineRequest] = []
+        self._answer = answer
+
+    def handle(self, message: EngineRequest) -> list[EngineReply]:
+        self.received.append(message)
+        answer = self._answer(message)
+        return super().handle(message) if answer is None else answer
 
 
 class LossyChannel:

@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 from deployments.check.dotted_keys import assignments
-from deployments.check.explain import ModelSizes, admission_notes, explanation
+from deployments.check.explain import ModelSizes, admission_notes, drafting_notes, explanation
 from deployments.check.memory import RankBytes, memory_faults
 from deployments.check.preflight import key_file_faults, sentence
 from deployments.check.serve_file import ServeFile, one_line, read_serve_file
@@ -47,6 +47,7 @@ def check(served: ServeFile, cluster: Cluster, *, is_local: bool) -> Findings:
         is_local: the service would run on this machine alone, so files and port must be here.
     """
     findings = Findings(notes=admission_notes(served.config, served.placements, served.router))
+    findings.notes += drafting_notes(served.config)
     missing = shortages(served.placements, cluster)
     if cluster.may_grow:
         findings.notes += [f"not there yet, but the cluster may grow: {one}" for one in missing]

@@ -84,6 +84,25 @@ def admission_notes(
     return []
 
 
+def drafting_notes(config: AppConfig) -> list[str]:
+    """Whether texts may grow longer than the draft model can read."""
+    speculation, draft = config.router.speculation, config.draft
+    if draft is None or not speculation.enabled or speculation.method == "ngram":
+        return []
+    limits = {"target.max_model_len": config.target.max_model_len}
+    if config.router.max_model_len:
+        limits["router.max_model_len"] = config.router.max_model_len
+    name, longest = min(limits.items(), key=lambda item: item[1])
+    if draft.max_model_len >= longest:
+        return []
+    by_lookup = speculation.prompt_lookup_max > 0
+    what = "are drafted for by prompt lookup only" if by_lookup else "are not drafted for at all"
+    return [
+        f"draft.max_model_len {draft.max_model_len} is below {name} {longest}: sessions longer "
+        f"than {draft.max_model_len} tokens {what}"
+    ]
+
+
 def _replicas(placement: Placement) -> str:
     fewest, most = placement.min_replicas, placement.max_replicas
     count = f"{fewest} to {most} replicas" if most != fewest else f"{fewest} replica"

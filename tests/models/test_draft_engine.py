@@ -147,7 +147,11 @@ def test_a_draft_without_kv_blocks_is_empty_at_once() -> None:
     submit_propose(engine, 1, old, 2, session_id="old")
     assert len(only_proposal(engine).tokens) == 2
     submit_propose(engine, 1, young, 2, session_id="young")
-    assert only_proposal(engine).cut == "context"
+    proposal = only_proposal(engine)
+    assert (proposal.tokens, proposal.cut) == ([], "starved")
+    submit_propose(engine, 2, [*young, *random_prompt(3, 20)], 2, session_id="young")
+    proposal = only_proposal(engine)
+    assert (proposal.tokens, proposal.cut) == ([], "context")  # more than the whole pool holds
     close_all(engine)
 
 

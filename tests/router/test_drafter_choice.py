@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from router_fakes import ScriptedDrafter, continuation
 
 from models.errors import InvalidRequest, Unavailable
-from models.messages import DraftSource
+from models.messages import Cut, DraftSource, Proposal
 from models.token_log import TokenLog
 from router.drafter_choice import FillInDrafter, choose_source, fixed_length
 from router.generation import SpeculationSettings
@@ -111,6 +112,37 @@ async def test_lookup_fills_in_at_once_for_a_draft_that_is_lost() -> None:
     assert model.num_calls == 1
     with pytest.raises(Unavailable):
         await ScriptedDrafter([None], fails_at=(0,)).propose(committed, 3)
+
+
+class EmptyDrafter(ScriptedDrafter):
+    """A draft model that has nothing to say, and no error either."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__([None])
+        self.cut = cut
+
+    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        proposal = await super().propose(committed, num_draft_tokens)
+        return msgspec.structs.replace(proposal, tokens=[], cut=self.cut)
+
+
+@pytest.mark.parametrize("cut", ["context", "starved", "deadline", "mask_late"])
+async def test_lookup_fills_in_at_once_for_a_draft_that_is_empty(cut: Cut) -> None:
+    model = EmptyDrafter(cut)
+    made: list[NgramDrafter] = []
+
+    def new_lookup() -> NgramDrafter:
+        made.append(NgramDrafter("s", min_len=1, max_len=2))
+        return made[-1]
+
+    drafter = FillInDrafter(model, new_lookup)
+    committed = TokenLog([5, 9, 2, 5, 9])
+    for _ in range(3):
+        proposal = await drafter.propose(committed, 3)
+        assert (proposal.source, proposal.tokens) == ("ngram", [2, 5, 9])
+        committed.extend([2, 5, 9])
+    assert (model.num_calls, len(made)) == (3, 1)  # the text is not read anew each time
+    assert not drafter.is_over
 
 
 async def test_closing_frees_both() -> None:

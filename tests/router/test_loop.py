@@ -106,6 +106,14 @@ async def test_a_drafter_that_is_not_ready_is_not_asked() -> None:
     assert ids == continuation(PROMPT, 40)
 
 
+async def test_where_nobody_will_draft_again_the_target_goes_on_alone() -> None:
+    """As without a drafter: not one message for every second token."""
+    drafter, verifier = ScriptedDrafter([None]), ScriptedVerifier()
+    drafter.is_ready, drafter.is_over = False, True
+    await collect(parts(drafter=drafter, verifier=verifier, max_tokens=20))
+    assert verifier.rounds == [(0, 8), (0, 8), (0, 1)]
+
+
 async def test_plain_steps_that_end_early_are_taken_up_again() -> None:
     verifier = ScriptedVerifier(end_parts_after=2)
     _, ids, _ = await collect(parts(k=0, verifier=verifier))

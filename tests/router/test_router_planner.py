@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from models.messages import DraftSource, Proposal, Timing
 from router.acceptance import AcceptanceEstimate, AcceptancePool
+from router.draft_length import PlannedLength, RoundPlanner
 from router.pass_costs import PassCosts
 from router.round_plan import RoundPlan
 from router.router_planner import RouterPlanner, Seat
@@ -92,6 +93,20 @@ def test_who_leaves_is_not_planned_for() -> None:
     sessions.plan(one)
     one[0].leave()
     one[0].leave()
+    assert not sessions.planner.group("target").seats
+
+
+def test_who_has_no_draft_counts_with_one_row_and_once_it_never_will_not_at_all() -> None:
+    sessions = Sessions(cheap())
+    seat, estimate = sessions.add()
+    planner = RoundPlanner(
+        {"draft_model": PlannedLength(seat, "draft_model", estimate, 8)}, 32, seat
+    )
+    assert planner.plan("draft_model", 8).num_draft_tokens > 0
+    assert seat.num_rows > 1
+    assert planner.plan("draft_model", 0) == RoundPlan(0, 1)
+    assert seat.num_rows == 1
+    assert planner.plan(None, 0) == RoundPlan(0, 32)
     assert not sessions.planner.group("target").seats
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from router_fakes import TIMING, LetterDetokenizer, ScriptedEngine, ScriptedPool, continuation
+from router_fakes import (
+    TIMING,
+    AnsweringEngine,
+    LetterDetokenizer,
+    ScriptedPool,
+    continuation,
+)
 
 from models.errors import ContextTooLong, InvalidRequest, MaskUnavailable, Unavailable
 from models.messages import (
@@ -212,20 +217,6 @@ async def test_eight_sessions_at_once_each_get_their_own_text() -> None:
     front = generator(target, draft)
     outcomes = await asyncio.gather(*(run(front, request(f"r{i}", k=i % 4)) for i in range(8)))
     assert all(ids == continuation(PROMPT, 60) for ids, _ in outcomes)
-
-
-class AnsweringEngine(ScriptedEngine):
-    """Answers what `answer` gives in place of the scripted answer, where it gives something."""
-
-    def __init__(self, answer: Callable[[EngineRequest], list[EngineReply] | None]) -> None:
-        super().__init__(epoch=1)
-        self.received: list[EngineRequest] = []
-        self._answer = answer
-
-    def handle(self, message: EngineRequest) -> list[EngineReply]:
-        self.received.append(message)
-        answer = self._answer(message)
-        return super().handle(message) if answer is None else answer
 
 
 async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> None:

@@ -15,7 +15,8 @@ import yaml
 from local_service import DEMO
 
 from deployments.check.config_check import main
-from deployments.check.explain import admission_notes
+from deployments.check.dotted_keys import assignments
+from deployments.check.explain import admission_notes, drafting_notes
 from deployments.check.serve_file import read_serve_file
 from loadtest.served import ROOT, free_port
 
@@ -73,6 +74,41 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bfloat16, int8; 7.5 M parameters, 9.63 MB of weights" in said
     assert "2 replicas of {CPU: 0.1}" in said
     assert "k          3, drafted by draft_model" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["draft.max_model_len=256"], "are drafted for by prompt lookup only"),
+        (
+            ["draft.max_model_len=256", "router.speculation.prompt_lookup_max=0"],
+            "are not drafted for at all",
+        ),
+        (["draft.max_model_len=256", "router.max_model_len=256"], ""),
+        (["draft.max_model_len=256", "router.speculation.method=ngram"], ""),
+        ([], ""),
+    ],
+    ids=["lookup", "no-lookup", "router-shorter", "ngram", "as-shipped"],
+)
+def test_a_draft_that_reads_less_than_its_target_is_noted(changes: list[str], said: str) -> None:
+    served = read_serve_file(CONFIGS / "demo.yaml", assignments(changes))
+    notes = drafting_notes(served.config)
+    if said:
+        longest = served.config.target.max_model_len
+        assert notes == [
+            f"draft.max_model_len 256 is below target.max_model_len {longest}: sessions longer "
+            f"than 256 tokens {said}"
+        ]
+    else:
+        assert notes == []
+
+
+def test_the_command_says_so_and_serves_it(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said, _ = check(
+        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), "draft.max_model_len=256"
+    )
+    assert status == 0
+    assert "note: draft.max_model_len 256 is below target.max_model_len" in said
 
 
 def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
