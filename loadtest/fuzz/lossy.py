@@ -110,7 +110,7 @@ class LossyChannel(Generic[Request, Reply]):
 
     def send(self, message: Request) -> None:
         """See `router.ports.Channel.send`."""
-        for frame in self._requests.encode([message]):
+        for frame in _frames(self._requests, [message]):
             self._carry("out", partial(self._deliver, frame))
 
     async def receive(self) -> Reply:
@@ -144,7 +144,7 @@ class LossyChannel(Generic[Request, Reply]):
     async def _receive(self) -> None:
         try:
             while True:
-                for frame in self._replies.encode([await self._inner.receive()]):
+                for frame in _frames(self._replies, [await self._inner.receive()]):
                     self._carry("in", partial(self._put, frame))
         except LinkLost as error:
             self._mailbox.mark_lost(error.message)
@@ -283,9 +283,13 @@ class LossyMasks:
         self._inner.close(session_id)
 
 
+def _frames(codec: FrameCodec[Message], messages: Sequence[Message]) -> list[bytes]:
+    return codec.encode(messages)
+
+
 def _carried(codec: FrameCodec[Message], messages: Sequence[Message]) -> list[Message]:
     """Messages as they come out of the frames they went into."""
-    return [message for frame in codec.encode(messages) for message in codec.decode(frame)]
+    return [message for frame in _frames(codec, messages) for message in codec.decode(frame)]
 
 
 def grammar_close(session_id: str) -> GrammarClose:

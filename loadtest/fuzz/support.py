@@ -19,7 +19,7 @@ from models.token_log import EMPTY_HASH
 from models.token_rules import forbidden_ids
 from router.generation import GenerationRequest
 
-_MASK_ROWS = 60  # in one request; the host gives 64
+_MASK_ROWS = 16  # in one request
 
 
 def undrawable(request: GenerationRequest, ids: tuple[int, ...], host: GrammarHost) -> list[str]:
