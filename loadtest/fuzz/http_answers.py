@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 
-from loadtest.fuzz.http_bodies import Attack
+from loadtest.fuzz.http_attacks import Attack
 
 OVERLOAD = frozenset({503, 504})  # said on purpose
 _ERROR = {

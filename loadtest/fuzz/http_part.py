@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from loadtest.fuzz.cases import Outcome, RunCase
 from loadtest.fuzz.http_answers import wrong_with
-from loadtest.fuzz.http_bodies import Attack, random_attack
+from loadtest.fuzz.http_attacks import Attack, random_attack
 from loadtest.fuzz.http_world import HttpWorld, ask, http_world
 from loadtest.fuzz.world import left_tasks
 

@@ -15,7 +15,8 @@ from deployments.config import RouterConfig
 from deployments.local_pool import LocalConstraintPool, LocalEnginePool
 from deployments.service import RouterService
 from loadtest.fuzz.http_answers import HttpAnswer
-from loadtest.fuzz.http_bodies import MODEL, Attack
+from loadtest.fuzz.http_attacks import Attack
+from loadtest.fuzz.http_bodies import MODEL
 from loadtest.fuzz.pair import MAX_MODEL_LEN, grammar_host, pair_folder
 from loadtest.fuzz.world import Engines, fresh_engines
 from models.grammar_host import GrammarHost

@@ -18,7 +18,7 @@ from loadtest.fuzz.cases import Failure, Outcome, case_seed
 from loadtest.fuzz.engines_part import open_engines
 from loadtest.fuzz.grammars import disobedience
 from loadtest.fuzz.http_answers import HttpAnswer, wrong_with
-from loadtest.fuzz.http_bodies import Attack
+from loadtest.fuzz.http_attacks import Attack
 from loadtest.fuzz.memory import MemoryLog
 from loadtest.fuzz.parts import PARTS
 from loadtest.fuzz.requests import random_requests
