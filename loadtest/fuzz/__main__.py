@@ -1,0 +1,93 @@
+"""Attacks the real engines, links, router and HTTP routes with random cases, each repeatable.
+
+    python -m loadtest.fuzz --minutes 30 --output loadtest/results/fuzz.json
+    python -m loadtest.fuzz --parts engines --case 163517924063511
+
+Runs in this process, with a tiny random pair that it writes itself; no cluster and no GPU. The
+parts share the time. Each failure is printed with the command that runs exactly its case. Ends with
+status 1 when something failed: an answer that is not what it must be, something still held, or
+memory that grows beyond its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.fuzz.campaign import PartReport, run_one, run_part
+from loadtest.fuzz.parts import PARTS
+from loadtest.run_record import head, told, write_json
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; the exit status."""
+    arguments = _parser().parse_args(words)
+    for part in arguments.parts:
+        if part not in PARTS:
+            raise SystemExit(f"--parts: must be of {', '.join(PARTS)}, got {part!r}")
+    logging.disable(logging.ERROR)  # refusals and losses are what is asked for here
+    violations: list[str] = []
+    reports: list[PartReport] = []
+    with told(violations):
+        if arguments.case is not None:
+            reports.append(asyncio.run(_repeat(arguments.parts[0], arguments.case)))
+        else:
+            length_s = 60.0 * arguments.minutes / len(arguments.parts)
+            for part in arguments.parts:
+                print(f"{part}: {length_s:.0f} s, seed {arguments.seed}", flush=True)
+                report = asyncio.run(run_part(part, PARTS[part], arguments.seed, length_s))
+                reports.append(report)
+                print(_summary(report), flush=True)
+        for report in reports:
+            violations += report.violations
+            violations += [f"{f.command}: {f.complaints[0]}" for f in report.failures]
+        if arguments.output is not None:
+            record = head("loadtest.fuzz", words, arguments)
+            record |= {
+                "seed": arguments.seed,
+                "result": "violated" if violations else "all held",
+                "parts": [report.to_json() for report in reports],
+            }
+            write_json(arguments.output, record)
+    return 1 if violations else 0
+
+
+async def _repeat(part: str, seed: int) -> PartReport:
+    report = PartReport(part)
+    async with PARTS[part]() as run_case:
+        await run_one(report, run_case, seed)
+    print(_summary(report))
+    return report
+
+
+def _summary(report: PartReport) -> str:
+    growth = report.memory.growth_mib
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(report.counts.items()))
+    grown = "not measured" if growth is None else f"{growth:+.1f} MiB"
+    return (
+        f"{report.part}: {len(report.failures)} failures in {report.length_s:.0f} s; "
+        f"memory after the warm-up {grown}; {counts}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0, help="of all parts together")
+    parser.add_argument(
+        "--seed", type=int, default=secrets.randbits(32), help="of the run; random by default"
+    )
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("--case", type=int, help="run this one case of the first part")
+    parser.add_argument("--output", type=Path, help="JSON file for the result")
+    return parser
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.exit(status)

@@ -1,0 +1,90 @@
+"""Runs cases of a part until the time is over; gathers what they counted and what failed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from loadtest.fuzz.cases import Failure, OpenPart, Outcome, RunCase, case_seed
+from loadtest.fuzz.memory import MemoryLog
+
+CASE_LIMIT_S = 180.0  # a case takes about a second; one that takes this long hangs
+_MAX_FAILURES = 20  # a part that fails so often is stopped
+
+
+@dataclass(slots=True)
+class PartReport:
+    """What a part did."""
+
+    part: str
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)  # not of one case: memory, nothing done
+    length_s: float = 0.0
+    memory: MemoryLog = field(default_factory=MemoryLog)
+
+    def to_json(self) -> dict[str, object]:
+        """For the result file."""
+        growth = self.memory.growth_mib
+        return {
+            "part": self.part,
+            "length_s": round(self.length_s, 1),
+            "counts": dict(sorted(self.counts.items())),
+            "rss_mib": [round(x) for x in (*self.memory.samples[:1], *self.memory.samples[-1:])],
+            "growth_after_warm_up_mib": None if growth is None else round(growth, 1),
+            "failures": [
+                {"seed": f.seed, "command": f.command, "complaints": list(f.complaints)}
+                for f in self.failures
+            ],
+            "violations": self.violations,
+        }
+
+
+async def run_part(
+    part: str,
+    open_part: OpenPart,
+    seed: int,
+    length_s: float,
+    *,
+    max_cases: int | None = None,
+    tell: Callable[[str], None] = print,
+) -> PartReport:
+    """Cases with the seeds that follow from `seed`, at least one, until the time is over."""
+    report = PartReport(part)
+    began_s = time.monotonic()
+    async with open_part() as run_case:
+        number = 0
+        while number == 0 or time.monotonic() - began_s < length_s:
+            if number == max_cases or len(report.failures) >= _MAX_FAILURES:
+                break
+            await run_one(report, run_case, case_seed(seed, part, number), tell)
+            number += 1
+    report.length_s = time.monotonic() - began_s
+    if report.memory.complaint:
+        report.violations.append(report.memory.complaint)
+    return report
+
+
+async def run_one(
+    report: PartReport, run_case: RunCase, seed: int, tell: Callable[[str], None] = print
+) -> None:
+    """Run one case; what it complains about joins the report and is told at once."""
+    try:
+        async with asyncio.timeout(CASE_LIMIT_S):
+            outcome = await run_case(seed)
+    except TimeoutError:
+        outcome = Outcome(complaints=[f"the case hangs: no end within {CASE_LIMIT_S:g} s"])
+    except Exception:  # noqa: BLE001 - whatever comes out of a case is a finding
+        outcome = Outcome(complaints=[traceback.format_exc(limit=-8)])
+    report.memory.sample()
+    report.counts.update(outcome.counts)
+    if outcome.complaints:
+        failure = Failure(report.part, seed, tuple(outcome.complaints))
+        report.failures.append(failure)
+        for complaint in outcome.complaints[:5]:
+            tell(f"FAILED {report.part}: {complaint}")
+        tell(f"  repeat: {failure.command}")

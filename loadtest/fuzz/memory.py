@@ -1,0 +1,51 @@
+"""Whether the fuzzer's own process, which runs everything under test, grows without bound.
+
+The first third of a part's samples is warm-up: caches fill, kernels compile, the allocator takes
+what it will keep. Growth is the median of the last third less that of the middle one, so a leak of
+a fixed amount per case shows in proportion to the cases between; a part that grows by more than
+`MAX_GROWTH_MIB` fails. Runs of fewer than `_LEAST_SAMPLES` cases say nothing of memory.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import psutil
+
+MAX_GROWTH_MIB = 48.0  # between two thirds of a part; the allocator's own noise is a few MiB
+_LEAST_SAMPLES = 60
+_MIB = 1 << 20
+
+
+class MemoryLog:
+    """RSS of this process and its children after each case, MiB."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self.samples: list[float] = []
+
+    def sample(self) -> None:
+        """Read it now."""
+        total = self._process.memory_info().rss
+        for child in self._process.children(recursive=True):
+            try:
+                total += child.memory_info().rss
+            except psutil.Error:
+                continue  # it has ended just now
+        self.samples.append(total / _MIB)
+
+    @property
+    def growth_mib(self) -> float | None:
+        """From the middle third to the last; None with too few samples to say."""
+        third = len(self.samples) // 3
+        if len(self.samples) < _LEAST_SAMPLES:
+            return None
+        return median(self.samples[-third:]) - median(self.samples[third : 2 * third])
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong with the growth, or ""."""
+        growth = self.growth_mib
+        if growth is None or growth <= MAX_GROWTH_MIB:
+            return ""
+        return f"memory grew by {growth:.0f} MiB after the warm-up, the limit is {MAX_GROWTH_MIB:g}"

@@ -1,0 +1,229 @@
+"""The fuzzer's own logic, a short seeded run of each part, and mistakes it must see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.fuzz import memory
+from loadtest.fuzz.__main__ import main
+from loadtest.fuzz.answers import Answer, broken_terms, difference, is_prefix
+from loadtest.fuzz.campaign import PartReport, run_one, run_part
+from loadtest.fuzz.cases import Failure, Outcome, case_seed
+from loadtest.fuzz.engines_part import open_engines
+from loadtest.fuzz.grammars import disobedience
+from loadtest.fuzz.http_answers import HttpAnswer, wrong_with
+from loadtest.fuzz.http_attacks import Attack
+from loadtest.fuzz.memory import MemoryLog
+from loadtest.fuzz.parts import PARTS
+from loadtest.fuzz.requests import random_requests
+from models import job_draws
+from models.messages import Grammar, Sampling
+from models.penalties import TokenHistory
+from router.generation import GenerationRequest
+
+SEED = 20
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("part", "num_cases", "must_have"),
+    [
+        ("engines", 8, ["compared", "held to their support", "preemptions", "accepted"]),
+        ("links", 5, ["compared", "messages lost", "messages doubled", "messages broken"]),
+        ("cancel", 5, ["cancelled", "cancelled twice", "closed", "finished"]),
+        ("http", 20, ["status 200", "status 400"]),
+        ("schema", 3, ["requests"]),
+        ("frames", 2, ["frames", "compared"]),
+    ],
+)
+async def test_a_short_run_of_each_part_finds_nothing(
+    part: str, num_cases: int, must_have: list[str]
+) -> None:
+    report = await run_part(part, PARTS[part], SEED, 1e6, max_cases=num_cases)
+    assert report.failures == []
+    assert report.violations == []
+    assert report.counts["cases"] == num_cases
+    assert [name for name in must_have if not report.counts[name]] == []
+
+
+# --- deliberate mistakes: each must be seen, again by its seed, and be gone without the mistake
+
+
+def noise_hangs_on_the_batch(patch: Patch) -> None:
+    draw = job_draws.draw_tokens
+
+    def shifted(scores: Any, samplings: Any, positions: Any) -> list[int]:
+        extra = int(len(positions) > 4)  # nobody's, but for who shares a pass
+        return draw(scores, samplings, [position + extra for position in positions])
+
+    patch.setattr(job_draws, "draw_tokens", shifted)
+
+
+def rollback_forgets_the_penalties(patch: Patch) -> None:
+    """Refused draft tokens go on being counted. (KV cannot be left stale in this way: the rows from
+    the anchor on are computed again by every verify.)"""
+    patch.setattr(TokenHistory, "remove", lambda history, start, ids: None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        noise_hangs_on_the_batch,
+        rollback_forgets_the_penalties,
+    ],
+    ids=lambda mistake: mistake.__name__,
+)
+async def test_a_mistake_is_seen_and_its_seed_repeats_it(mistake: Any) -> None:
+    told: list[str] = []
+    with Patch.context() as patch:
+        mistake(patch)
+        report = await run_part("engines", open_engines, SEED, 1e6, max_cases=3, tell=told.append)
+        assert report.failures
+        failure = report.failures[0]
+        assert f"  repeat: {failure.command}" in told
+        again = PartReport("engines")
+        async with open_engines() as run_case:
+            await run_one(again, run_case, failure.seed, told.append)
+        assert [f.seed for f in again.failures] == [failure.seed]
+    healthy = PartReport("engines")
+    async with open_engines() as run_case:
+        await run_one(healthy, run_case, failure.seed)
+    assert healthy.failures == []
+
+
+async def test_a_case_that_raises_or_hangs_is_a_failure(monkeypatch: Patch) -> None:
+    async def raising(seed: int) -> Outcome:
+        raise ValueError("broken")
+
+    async def hanging(seed: int) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("loadtest.fuzz.campaign.CASE_LIMIT_S", 0.05)
+    report = PartReport("links")
+    await run_one(report, raising, 7, lambda line: None)
+    await run_one(report, hanging, 8, lambda line: None)
+    assert "ValueError: broken" in report.failures[0].complaints[0]
+    assert "hangs" in report.failures[1].complaints[0]
+
+
+def test_the_command_repeats_one_case_and_writes_the_record(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    output = tmp_path / "fuzz.json"
+    words = ["--parts", "http", "--case", "12", "--output", str(output)]
+    assert main(words) == 0
+    record = json.loads(output.read_text())
+    assert record["command"] == f"python -m loadtest.fuzz {' '.join(words)}"
+    assert record["result"] == "all held"
+    assert record["parts"][0]["counts"]["cases"] == 1
+    with pytest.raises(SystemExit, match="--parts: must be of engines"):
+        main(["--parts", "nonsense"])
+
+
+def test_a_seed_gives_the_same_requests_and_cases_their_own() -> None:
+    def drawn(seed: int) -> list[GenerationRequest]:
+        return random_requests(random.Random(seed), 5)
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    seeds = {case_seed(1, part, i) for part in ("links", "http") for i in range(100)}
+    assert len(seeds) == 200
+    assert Failure("http", 5, ()).command == "python -m loadtest.fuzz --parts http --case 5"
+
+
+REQUEST = GenerationRequest(
+    request_id="r",
+    prompt_ids=(5,),
+    sampling=Sampling(),
+    eos_ids=(0,),
+    max_tokens=3,
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (Answer(ids=(7, 8, 9, 9), finish_reason="length", num_tokens=4), "at most 3"),
+        (Answer(ids=(7, 0, 9), finish_reason="length", num_tokens=3), "behind an end"),
+        (Answer(ids=(7,), finish_reason="length", num_tokens=1), "length after 1"),
+        (Answer(ids=(7,), finish_reason="stop", num_tokens=1), "nothing stops"),
+        (Answer(ids=(7, 8, 9), finish_reason="length", num_tokens=3, text="?"), "not that of"),
+    ],
+)
+def test_answers_that_break_their_terms(answer: Answer, complaint: str) -> None:
+    assert any(complaint in found for found in broken_terms(REQUEST, answer))
+
+
+def test_answers_are_compared_to_the_last_bit() -> None:
+    one = Answer(ids=(1, 2), text="ab", finish_reason="length", num_tokens=2)
+    other = Answer(ids=(1, 3), text="ac", finish_reason="length", num_tokens=2)
+    assert difference("r", one, one) == []
+    assert difference("r", one, other) == [
+        "r: ids differ: from 1: (2,) alone, (3,) now",
+        "r: text differ: 'ab' alone, 'ac' now",
+    ]
+    assert is_prefix(one, Answer(ids=(1,), text="a"))
+    assert not is_prefix(one, Answer(ids=(3,), text="a"))
+
+
+def test_grammars_are_judged_by_others_than_the_engine() -> None:
+    schema = Grammar(kind="json_schema", text='{"type": "object", "required": ["a"]}')
+    assert disobedience(schema, '{"a": 1}') == ""
+    assert "'a' is a required property" in disobedience(schema, "{}")
+    assert disobedience(Grammar(kind="regex", text="a+"), "aab")
+    assert disobedience(Grammar(kind="choice", text='["a"]'), "b")
+    assert disobedience(Grammar(kind="json_object", text=""), "[]")
+
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("attack", "answer", "complaint"),
+    [
+        ({}, HttpAnswer(500, {}, b""), "status 500"),
+        ({}, HttpAnswer(400, {"x-request-id": "r"}, b"no"), "no OpenAI error"),
+        ({}, HttpAnswer(0, {}, b""), "no answer"),
+        ({"is_valid": True}, HttpAnswer(400, {"x-request-id": "r"}, b"{}"), "was refused"),
+        (
+            {"blamed": "top_k"},
+            HttpAnswer(
+                400,
+                {"x-request-id": "r"},
+                b'{"error": {"message": "no", "type": "t", "param": null, "code": null}}',
+            ),
+            "does not name 'top_k'",
+        ),
+        ({}, HttpAnswer(200, {"x-request-id": "r"}, b"{}"), "required property"),
+        (
+            {},
+            HttpAnswer(200, {"x-request-id": "r", "content-type": "text/event-stream"}, b"data: "),
+            "[DONE]",
+        ),
+    ],
+)
+def test_wrong_http_answers(attack: Any, answer: HttpAnswer, complaint: str) -> None:
+    made = Attack("POST", CHAT, [], [], body={"max_tokens": 2}, **attack)
+    assert any(complaint in found for found in wrong_with(made, answer))
+
+
+def test_memory_that_grows_with_the_cases_is_told(monkeypatch: Patch) -> None:
+    log = MemoryLog()
+    log.samples = [100.0] * 90
+    assert log.complaint == ""
+    log.samples = [100.0 + i for i in range(300)]
+    assert log.growth_mib == pytest.approx(100.0)
+    assert f"the limit is {memory.MAX_GROWTH_MIB:g}" in log.complaint
+    log.samples = [100.0, 900.0]
+    assert log.growth_mib is None
