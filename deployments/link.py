@@ -45,6 +45,18 @@ class FrameCodec(Generic[Message]):
         """One frame that holds `messages` in order."""
         return self._encoder.encode(messages)
 
+    def frames(self, messages: Sequence[Any]) -> list[bytes]:
+        """The messages in order, in as few frames as their longest allowed size makes it.
+
+        ZMQ closes the whole connection over a frame that is longer; one message never is (masks
+        and logprobs have limits), but what many sessions are told in one tick might be.
+        """
+        frame = self.encode(messages)
+        if len(frame) <= MAX_FRAME_BYTES or len(messages) == 1:
+            return [frame]
+        half = len(messages) // 2
+        return [*self.frames(messages[:half]), *self.frames(messages[half:])]
+
     def decode(self, frame: bytes | memoryview) -> list[Message]:
         """The messages of a frame; none, with a warning logged, when it is malformed."""
         try:

@@ -88,10 +88,11 @@ class LinkServer(Generic[Request]):
         return received
 
     def send(self, replies: Iterable[tuple[Peer, Any]]) -> None:
-        """Send replies, one frame per peer. Never blocks."""
+        """Send replies, one frame per peer (more where it would be too long). Never blocks."""
         for peer, messages in group_by_peer(replies).items():
             try:
-                self.socket.send_multipart([peer, self._codec.encode(messages)], zmq.NOBLOCK)
+                for frame in self._codec.frames(messages):
+                    self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
             except zmq.Again:
                 logger.warning("dropped %d replies: send queue full", len(messages))
 
@@ -174,10 +175,12 @@ class AsyncLinkServer(Generic[Request]):
         if self._socket.closed:
             return
         for peer, messages in group_by_peer(outbox).items():
-            frame = self._codec.encode(messages)
-            # With NOBLOCK pyzmq sends at once and returns a future that is already done.
-            sent = cast(
-                "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
-            )
-            if sent.exception() is not None:
-                logger.warning("dropped %d replies: %s", len(messages), sent.exception())
+            for frame in self._codec.frames(messages):
+                # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+                sent = cast(
+                    "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+                )
+                if sent.exception() is not None:
+                    logger.warning(
+                        "dropped some of %d replies: %s", len(messages), sent.exception()
+                    )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.device_copy import to_device
 from models.messages import TokenLogprobs
+from models.packed_logprobs import pack
 from models.session_table import Job, Session
 from models.verification import accept_matching
 
@@ -59,7 +60,7 @@ def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:
     """
     tokens = session.log.ids[start + 1 : start + 1 + len(logits)]
     num_top = session.opened.sampling.num_prompt_logprobs
-    session.prompt_logprobs += token_logprobs(logits, tokens, num_top)
+    session.prompt_logprobs += map(pack, token_logprobs(logits, tokens, num_top))
 
 
 def _some_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:

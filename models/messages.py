@@ -208,7 +208,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 
     Where the session's terms ask for them, `logprobs` has one entry for each of these tokens, and
     the verdict that brings the first generated token has `prompt_logprobs`: one entry for each
-    token of the prompt but the first, which nothing predicts.
+    token of the prompt but the first, which nothing predicts, packed (`packed_logprobs.py`).
     """
 
     session_id: str
@@ -219,7 +219,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     is_last: bool  # no further part follows for this seq
     timing: Timing
     logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[bytes] = []
     num_cached_tokens: int = 0  # found in the prefix cache since the session's last verdict
 
 

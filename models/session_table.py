@@ -107,7 +107,7 @@ class Session:
     num_cached_tokens: int = 0  # found there and not yet reported
     mask_base_len: int = 0  # generated tokens the matcher had committed when last heard of
     job: Job | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of ids 1, 2, ... so far
+    prompt_logprobs: list[bytes] = field(default_factory=list)  # of ids 1, 2, ... so far; packed
     is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
 
     @property

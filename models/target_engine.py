@@ -21,7 +21,7 @@ from models.forming import FormingWindow
 from models.job_draws import judge_rows
 from models.logprobs import note_logprobs
 from models.masks import MaskSource
-from models.messages import Propose, TokenLogprobs, Verdict, Verify
+from models.messages import Propose, Verdict, Verify
 from models.pass_plan import PlannedRows
 from models.queue_notices import QUEUED_INTERVAL_S
 from models.runner import ModelRunner
@@ -163,7 +163,7 @@ class TargetEngine(Engine):
         )
 
     @staticmethod
-    def _prompt_logprobs(session: Session, job: Job) -> list[TokenLogprobs]:
+    def _prompt_logprobs(session: Session, job: Job) -> list[bytes]:
         """Those of the prompt, for the verdict that brings the first generated token.
 
         They stay with the session until its messages show that the sender has that token.

@@ -61,13 +61,14 @@ class Delta:
 
     Where the request asks for logprobs: `shown` are the tokens of the text shown so far that were
     not in an earlier delta (a character of several tokens is shown with the last of them), and
-    the first delta has `prompt_logprobs`, one for each prompt token but the first.
+    the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
+    (`models.packed_logprobs`).
     """
 
     text: str
     token_ids: tuple[int, ...]
     shown: tuple[ShownToken, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

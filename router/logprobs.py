@@ -37,8 +37,8 @@ class LogprobsOutbox:
         self._is_prompt_due = is_asked_for_prompt
         self._waiting: deque[TokenLogprobs] = deque()
 
-    def of_prompt(self, verdict: Verdict) -> tuple[TokenLogprobs, ...] | None:
-        """The prompt's entries, with the session's first verdict; None with every other.
+    def of_prompt(self, verdict: Verdict) -> tuple[bytes, ...] | None:
+        """The prompt's entries, packed, with the session's first verdict; None with every other.
 
         Raises:
             InternalError: the target sent other ones than were asked for.
@@ -65,6 +65,6 @@ class LogprobsOutbox:
         return tuple(ShownToken(offset, self._waiting.popleft()) for offset in taken.offsets)
 
 
-def _check(entries: Sequence[TokenLogprobs], num_due: int, field: str) -> None:
+def _check(entries: Sequence[object], num_due: int, field: str) -> None:
     if len(entries) != num_due:
         raise InternalError(f"the target sent {len(entries)} {field}, {num_due} were due")

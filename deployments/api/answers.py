@@ -4,6 +4,8 @@ Answers carry two things OpenAI does not have: `seed`, with which a request that
 repeated, and `metrics`, whose `speculative_decoding` has vLLM's field names and is there whether
 or not anything was drafted. In a stream both are on the trailing usage event, or, where none was
 asked for, on the event with the `finish_reason`.
+
+Lists of logprobs are None here: writers put their JSON into the place of `null` (`json_chunks.py`).
 """
 
 from __future__ import annotations
@@ -35,12 +37,17 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int  # found in the target's prefix cache when the request was admitted
 
 
-class Usage(BaseModel):
-    """Tokens of one request."""
+class TokenCounts(BaseModel):
+    """Tokens of one choice so far, on each event of a stream that asks for them."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class Usage(TokenCounts):
+    """Tokens of one request."""
+
     prompt_tokens_details: PromptTokensDetails
 
 
@@ -87,6 +94,7 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str
+    refusal: None = None  # OpenAI's shape requires it
 
 
 class ChatChoice(BaseModel):
@@ -129,7 +137,7 @@ class ChatCompletionChunk(Answer):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
 
@@ -146,7 +154,7 @@ class TextChoice(BaseModel):
 class TextChoiceOfPrompt(TextChoice):
     """A choice whose request asked for the prompt's logprobs."""
 
-    prompt_logprobs: PromptLogprobs
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(Answer):
@@ -157,7 +165,7 @@ class Completion(Answer):
     created: int
     model: str
     choices: list[SerializeAsAny[TextChoice]]
-    usage: Usage | None = None
+    usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
 
@@ -179,8 +187,17 @@ class ModelList(Answer):
     data: list[ModelCard]
 
 
-def usage_of(finished: Finished) -> Usage:
+def counts_of(num_prompt_tokens: int, num_completion_tokens: int) -> TokenCounts:
     """Token counts in OpenAI's words."""
+    return TokenCounts(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_completion_tokens,
+        total_tokens=num_prompt_tokens + num_completion_tokens,
+    )
+
+
+def usage_of(finished: Finished) -> Usage:
+    """All tokens of a request in OpenAI's words."""
     return Usage(
         prompt_tokens=finished.num_prompt_tokens,
         completion_tokens=finished.num_completion_tokens,

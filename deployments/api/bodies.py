@@ -13,7 +13,12 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deployments.api.openai import IGNORED_FIELDS, NEUTRAL_VALUES, GenerationFields
+from deployments.api.openai import (
+    FORMER_FIELDS,
+    IGNORED_FIELDS,
+    NEUTRAL_VALUES,
+    GenerationFields,
+)
 from models.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=GenerationFields)
@@ -61,6 +66,12 @@ def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict
     for name, value in fields.items():
         if value is None or name in IGNORED_FIELDS:
             continue
+        if name in FORMER_FIELDS:
+            raise InvalidRequest(
+                f"{name}: is no field any more; use {FORMER_FIELDS[name]}",
+                param=name,
+                code="unsupported_parameter",
+            )
         if name in schema.model_fields or name not in NEUTRAL_VALUES:
             kept[name] = value
         elif not any(_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):

@@ -1,6 +1,7 @@
-"""Several answers to one request: `n` sessions beside each other, their events as one stream.
+"""Several answers to one request: sessions beside each other, their events as one stream.
 
-Choice i is drawn with seed + i, so each is the answer that a request with that seed gets alone.
+Each of a request's prompts has `n` choices, in order: choice j of prompt i is number i * n + j. It
+is drawn with seed + j, whatever i is, so each prompt gets the answers that it gets alone.
 """
 
 from __future__ import annotations
@@ -24,23 +25,30 @@ _NUM_AHEAD = 16  # items a choice may be ahead of what is read
 
 
 def choices_of(
-    request: GenerationRequest, count: int, *, is_stream: bool
+    prompts: Sequence[GenerationRequest], count: int, *, is_stream: bool
 ) -> list[GenerationRequest]:
-    """The requests of all choices; the first is `request` itself.
+    """The requests of all choices, `count` for each prompt; the first is the prompt's own.
 
-    The prompt's logprobs are asked for once, but in a stream, where no choice waits for another.
+    Args:
+        prompts: a request for each prompt, alike but for the prompt; ids are made from the first's.
+        count: choices for each.
+        is_stream: a prompt's logprobs are asked for once, but in a stream, where no choice waits
+            for another.
     """
-    num_prompt_logprobs = request.sampling.num_prompt_logprobs if is_stream else -1
-    requests = [request]
-    for index in range(1, count):
-        seed = (request.sampling.seed + index) % 2**64
-        sampling = msgspec.structs.replace(
-            request.sampling,
-            seed=seed,
-            num_prompt_logprobs=num_prompt_logprobs,
-        )
-        request_id = f"{request.request_id}-{index}"
-        requests.append(dataclasses.replace(request, request_id=request_id, sampling=sampling))
+    head_id = prompts[0].request_id
+    requests: list[GenerationRequest] = []
+    for request in prompts:
+        for j in range(count):
+            index = len(requests)
+            sampling = request.sampling
+            if j:
+                sampling = msgspec.structs.replace(
+                    sampling,
+                    seed=(sampling.seed + j) % 2**64,
+                    num_prompt_logprobs=sampling.num_prompt_logprobs if is_stream else -1,
+                )
+            request_id = f"{head_id}-{index}" if index else head_id
+            requests.append(dataclasses.replace(request, request_id=request_id, sampling=sampling))
     return requests
 
 
@@ -87,15 +95,21 @@ async def _pump(index: int, items: Items, queue: _Queue) -> None:
     await queue.put(end)
 
 
-def finished_together(ends: Sequence[Finished]) -> Finished:
-    """One end for all choices: tokens and measurements added up, the prompt counted once."""
+def finished_together(ends: Sequence[Finished], num_prompts: int = 1) -> Finished:
+    """One end for all choices: tokens and measurements added up, each prompt counted once.
+
+    Args:
+        ends: of all choices, in their order: as many for each prompt.
+        num_prompts: of the request.
+    """
     if len(ends) == 1:
         return ends[0]
+    first_ends = ends[:: len(ends) // num_prompts]
     return Finished(
         finish_reason=ends[0].finish_reason,
-        num_prompt_tokens=ends[0].num_prompt_tokens,
+        num_prompt_tokens=sum(end.num_prompt_tokens for end in first_ends),
         num_completion_tokens=sum(end.num_completion_tokens for end in ends),
-        num_cached_tokens=ends[0].num_cached_tokens,
+        num_cached_tokens=sum(end.num_cached_tokens for end in first_ends),
         speculation=_stats_together([end.speculation for end in ends]),
     )
 

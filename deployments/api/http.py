@@ -35,10 +35,11 @@ from deployments.api.edge import (
 from deployments.api.grammar_fields import naming_field
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
+from deployments.api.json_chunks import coalesced
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.running import event_stream, first_item, whole_body
-from deployments.api.sse import EventStream
+from deployments.api.sse import ChunkedJson, EventStream
 from deployments.api_keys import ApiKeys, KeyGate
 from deployments.meters import CONTENT_TYPE
 from models.errors import DeadlineExceeded
@@ -170,20 +171,33 @@ class _Routes:
         else:
             job = await asyncio.to_thread(make_job, body, self._service.model)
         record: RequestRecord = request.state.record
-        record.start(self._service.model.name, job.requests, is_stream=job.is_stream)
+        record.start(
+            self._service.model.name,
+            job.requests,
+            is_stream=job.is_stream,
+            num_prompts=job.num_prompts,
+        )
         items = record.watched(merged([self._choice(job, wanted) for wanted in job.requests]))
         num_choices = len(job.requests)
         if not job.is_stream:
             whole = whole_body(items, num_choices, job.writer)
-            return json_response(await until_disconnect(request, whole))
+            return self._whole(await until_disconnect(request, whole))
         first = await until_disconnect(request, first_item(items))
         return EventStream(
-            event_stream(items, first, num_choices, job.writer, partial(error_body, record)),
+            event_stream(
+                items, first, num_choices, job.writer, partial(error_body, record), job.sealed
+            ),
             send_timeout_s=self._service.send_timeout_s,
         )
 
+    def _whole(self, chunks: list[bytes]) -> Response:
+        chunks = coalesced(chunks)
+        if len(chunks) == 1:
+            return json_response(chunks[0])
+        return ChunkedJson(chunks, send_timeout_s=self._service.send_timeout_s)
+
     def _choice(self, job: Job, request: GenerationRequest) -> Items:
-        detokenizer = self._service.model.tokenizer.detokenizer(job.after)
+        detokenizer = self._service.model.tokenizer.detokenizer(job.after(request))
         items = cast("Items", self._service.generator.generate(request, detokenizer))
         return items if job.grammar_field is None else naming_field(items, job.grammar_field)
 

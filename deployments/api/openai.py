@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
 from deployments.api.grammar_fields import ResponseFormat, StructuredOutputs
 from deployments.api.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
@@ -62,19 +62,33 @@ def _listed_stop(stop: Any) -> list[str]:
     return texts
 
 
-def _one_prompt(prompt: Any) -> str | list[int]:
-    """A string, token ids, or a list that holds exactly one of them."""
-    while isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            refuse_value(
-                f"one prompt per request, got {len(prompt)}; send them as separate requests"
-            )
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
-        return prompt
-    refuse_value("must be a string or a non-empty list of token ids")
+def _listed_prompts(prompt: Any) -> list[str | list[int]]:
+    """A prompt is a string or token ids; a list holds several of one kind."""
+    prompts = prompt if _is_list_of(prompt, str | list) else [prompt]
+    for index, one in enumerate(prompts):
+        if type(one) is not type(prompts[0]):
+            refuse_value(f"prompt {index}: must be of the same kind as the others")
+        if not isinstance(one, str) and not (one and _is_list_of(one, int)):
+            where = f"prompt {index}: " if len(prompts) > 1 else ""
+            refuse_value(f"{where}must be a string or a non-empty list of token ids")
+    return prompts
+
+
+def _is_list_of(content: Any, kind: Any) -> bool:
+    """Whether it is a list, not empty, whose first item says that it is one of these."""
+    if not isinstance(content, list) or not content:
+        return False
+    if kind is int:
+        return all(type(item) is int for item in content)
+    return isinstance(content[0], kind)
+
+
+Prompts = Annotated[
+    list[str | list[int]],
+    PlainValidator(
+        _listed_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
+    ),
+]
 
 
 class Message(StrictFields):
@@ -86,10 +100,22 @@ class Message(StrictFields):
 
 
 class StreamOptions(StrictFields):
-    """What a stream carries besides text."""
+    """What a stream carries besides text.
+
+    As in vLLM, `continuous_usage_stats` asks for the usage at the end as well, unless that is
+    refused, and then says nothing.
+    """
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False  # OpenAI's padding of events: not offered
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # see `obfuscation.py`
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with an event that has the usage."""
+        return self.include_usage or (
+            self.continuous_usage_stats and "include_usage" not in self.model_fields_set
+        )
 
 
 class SpeculationOptions(StrictFields):
@@ -147,7 +173,7 @@ class ChatCompletionRequest(GenerationFields):
 class CompletionRequest(GenerationFields):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    prompt: Prompts
     echo: bool = False
     logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
@@ -188,6 +214,19 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
+}
+
+# vLLM's former fields for constraints, and what has taken their places.
+FORMER_FIELDS: Mapping[str, str] = {
+    "guided_json": "structured_outputs.json",
+    "guided_json_object": "structured_outputs.json_object",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.regex (grammars are not supported)",
+    "guided_decoding_backend": "structured_outputs, which needs no backend",
+    "guided_decoding_disable_any_whitespace": "structured_outputs.json",
+    "guided_decoding_disable_fallback": "structured_outputs, which has no fallback",
+    "guided_whitespace_pattern": "structured_outputs.json",
 }
 
 # --- errors -------------------------------------------------------------------------------------

@@ -41,17 +41,27 @@ class RequestRecord:
         self._first_token_s: float | None = None
         self._asked: dict[str, Any] = {}
         self._num_choices = 0
-        self._ends: list[Finished] = []
+        self._num_prompts = 1
+        self._ends: dict[int, Finished] = {}  # by choice
         self._error: tuple[Exception, int] | None = None
         self._is_client_gone = False
 
-    def start(self, model: str, requests: Sequence[GenerationRequest], *, is_stream: bool) -> None:
-        """The request is understood; its choices are about to run."""
+    def start(
+        self,
+        model: str,
+        requests: Sequence[GenerationRequest],
+        *,
+        is_stream: bool,
+        num_prompts: int = 1,
+    ) -> None:
+        """The request is understood; its choices, as many for each prompt, are about to run."""
         self._num_choices = len(requests)
+        self._num_prompts = num_prompts
+        prompts = requests[:: len(requests) // num_prompts]
         self._asked = {
             "model": model,
             "session_ids": [request.request_id for request in requests],
-            "prompt_tokens": len(requests[0].prompt_ids),
+            "prompt_tokens": sum(len(request.prompt_ids) for request in prompts),
             "stream": is_stream,
         }
 
@@ -60,7 +70,7 @@ class RequestRecord:
         async with aclosing(items):
             async for index, item in items:
                 if isinstance(item, Finished):
-                    self._ends.append(item)
+                    self._ends[index] = item
                 elif self._first_token_s is None and item.token_ids:
                     self._first_token_s = time.perf_counter()
                 yield index, item
@@ -78,7 +88,8 @@ class RequestRecord:
         if self._error is not None:
             self._write_error(*self._error)
         elif self._num_choices and len(self._ends) == self._num_choices:
-            self._write_finished(finished_together(self._ends))
+            ends = [self._ends[index] for index in range(self._num_choices)]
+            self._write_finished(finished_together(ends, self._num_prompts))
         elif self._num_choices or self._is_client_gone:
             fields = {"finish_reason": "client_gone"}
             logger.info(

@@ -6,7 +6,9 @@ limits that come from the config.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from deployments.api.bodies import shown
 from deployments.api.grammar_fields import asked_grammar
@@ -31,7 +33,8 @@ class ServedModel:
     max_num_speculative_tokens: int = 8
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
-    max_choices: int = 8  # answers to one request, each a session of its own
+    max_choices: int = 8  # answers to one request, of all its prompts; each a session of its own
+    max_logprob_entries: int = 262_144  # in one answer, see `logprob_limits.py`
     verification: Verification = "coupled"  # when the request does not say
 
     def check_name(self, name: str) -> None:
@@ -77,28 +80,54 @@ def prepare_chat(
     return _prepare(request, model, request_id, prompt_ids, max_tokens)
 
 
-def prepare_completion(
+def prepare_completions(
     request: CompletionRequest, model: ServedModel, request_id: str
-) -> GenerationRequest:
-    """Tokenise a raw prompt, in which special tokens count; or take its token ids.
+) -> list[GenerationRequest]:
+    """Tokenise raw prompts, in which special tokens count; or take their token ids.
+
+    A request for each prompt, all with the same id and seed.
 
     Raises:
         InvalidRequest: see `_prepare`; or a token id is outside the vocabulary.
     """
     model.check_name(request.model)
-    if isinstance(request.prompt, str):
-        prompt_ids = model.tokenizer.encode(request.prompt)
-    else:
-        prompt_ids = request.prompt
-        for index, token_id in enumerate(prompt_ids):
-            if not 0 <= token_id < model.tokenizer.vocab_size:
-                raise InvalidRequest(
-                    f"prompt[{index}]: token id {token_id} is outside the vocabulary of "
-                    f"{model.tokenizer.vocab_size}",
-                    param="prompt",
-                )
-    max_tokens = _max_tokens(request.max_tokens, len(prompt_ids), model, "prompt", "max_tokens")
-    return _prepare(request, model, request_id, prompt_ids, max_tokens)
+    num_prompts = len(request.prompt)
+    _check_choices(request.n, model, num_prompts)
+    prepared: list[GenerationRequest] = []
+    for index, prompt in enumerate(request.prompt):
+        param = f"prompt[{index}]" if num_prompts > 1 else "prompt"
+        if isinstance(prompt, str):
+            prompt_ids = model.tokenizer.encode(prompt)
+        else:
+            prompt_ids = prompt
+            _check_prompt_ids(prompt_ids, param, model.tokenizer.vocab_size)
+        max_tokens = _max_tokens(request.max_tokens, len(prompt_ids), model, param, "max_tokens")
+        prepared.append(_prepare(request, model, request_id, prompt_ids, max_tokens))
+    seed = prepared[0].sampling.seed  # which may have been drawn
+    return [
+        replace(one, sampling=msgspec.structs.replace(one.sampling, seed=seed)) for one in prepared
+    ]
+
+
+def _check_prompt_ids(prompt_ids: list[int], param: str, vocab_size: int) -> None:
+    for index, token_id in enumerate(prompt_ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"{param}[{index}]: token id {token_id} is outside the vocabulary of {vocab_size}",
+                param="prompt",
+            )
+
+
+def _check_choices(n: int, model: ServedModel, num_prompts: int = 1) -> None:
+    limit = model.max_choices
+    if n > limit:
+        raise InvalidRequest(f"n: at most {limit} choices are allowed (got {n})", param="n")
+    if n * num_prompts > limit:
+        raise InvalidRequest(
+            f"prompt: at most {limit} choices in all are allowed "
+            f"(got {n * num_prompts}: {num_prompts} prompts with n {n})",
+            param="prompt",
+        )
 
 
 def _prepare(
@@ -114,10 +143,7 @@ def _prepare(
         InvalidRequest: a limit is exceeded, or fields contradict each other.
     """
     _check_stream_options(request)
-    if request.n > model.max_choices:
-        raise InvalidRequest(
-            f"n: at most {model.max_choices} choices are allowed (got {request.n})", param="n"
-        )
+    _check_choices(request.n, model)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),

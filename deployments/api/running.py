@@ -7,23 +7,22 @@ from contextlib import aclosing
 
 from deployments.api.choices import ChoiceItems
 from deployments.api.sse import DONE, encode_events
-from deployments.api.writers import Choice, Writer
+from deployments.api.writers import Writer
 from models.errors import InternalError
 from router.generation import Delta, Finished
 
 
-async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> bytes:
-    """The body of an answer that is not streamed."""
-    deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
+async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> list[bytes]:
+    """The body of an answer that is not streamed, in chunks."""
     ends: dict[int, Finished] = {}
     async with aclosing(items):
         async for index, item in items:
             if isinstance(item, Delta):
-                deltas[index].append(item)
+                await writer.add(index, item)
                 continue
             ends[index] = item
             if len(ends) == num_choices:
-                return writer.whole([Choice(deltas[i], ends[i]) for i in range(num_choices)])
+                return writer.whole([ends[i] for i in range(num_choices)])
     raise InternalError("the generation ended without an end")
 
 
@@ -44,26 +43,36 @@ async def event_stream(
     num_choices: int,
     writer: Writer,
     error_body: Callable[[Exception], bytes],
+    sealed: Callable[[bytes], bytes] = lambda body: body,
 ) -> AsyncGenerator[bytes, None]:
-    """Encoded events: one for each block of text, then the ends or one error."""
+    """Encoded events: one for each block of text, then the ends or one error.
+
+    Args:
+        items: of all choices; closed in any case.
+        first: the first of them.
+        num_choices: how many end.
+        writer: of the answer.
+        error_body: the last event, for what broke the stream.
+        sealed: what is done to the body of every event.
+    """
     async with aclosing(items):
-        bodies = writer.opening(num_choices)  # sent together with the first text
+        bodies = writer.opening()  # sent together with the first text
         ends: dict[int, Finished] = {}
         index, item = first
         try:
             while True:
                 if isinstance(item, Delta):
-                    bodies += writer.delta(index, item)
+                    bodies += await writer.delta(index, item)
                 else:
                     ends[index] = item
                     bodies += writer.closing(index, item)
                     if len(ends) == num_choices:
                         break
                 if bodies:
-                    yield encode_events(bodies)
+                    yield encode_events(map(sealed, bodies))
                     bodies = []
                 index, item = await anext(items)
             bodies += writer.trailing([ends[i] for i in range(num_choices)])
-            yield encode_events(bodies) + DONE
+            yield encode_events(map(sealed, bodies)) + DONE
         except Exception as error:  # noqa: BLE001 - the edge: the stream must end with its error
-            yield encode_events([error_body(error)])
+            yield encode_events([sealed(error_body(error))])

@@ -1,4 +1,4 @@
-"""Server-sent events: their encoding, and a response that ends its source with the client.
+"""Server-sent events: their encoding, and responses in chunks that end with their client.
 
 `EventStream` pulls an async generator of encoded events. Whatever ends the response - the last
 event, a client that goes away, one that stops reading, cancellation by the server - the generator
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -40,7 +40,7 @@ class EventStream(Response):
             gone. Behind Serve's proxy no write waits: it takes all and keeps it for the client.
     """
 
-    media_type = "text/event-stream"
+    media_type: str | None = "text/event-stream"
 
     def __init__(
         self,
@@ -86,6 +86,22 @@ class EventStream(Response):
     async def _send(self, send: Send, message: dict[str, object]) -> None:
         async with asyncio.timeout(self._send_timeout_s):
             await send(message)
+
+
+class ChunkedJson(EventStream):
+    """A JSON body in chunks, of which no copy in one piece is ever made."""
+
+    media_type = "application/json"
+
+    def __init__(self, chunks: Sequence[bytes], *, send_timeout_s: float) -> None:
+        super().__init__(_each(chunks), send_timeout_s=send_timeout_s)
+        self.init_headers({"content-length": str(sum(map(len, chunks)))})
+
+
+async def _each(chunks: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    for chunk in chunks:
+        yield chunk
+        await asyncio.sleep(0)  # a server whose writes never wait would take all at once
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:

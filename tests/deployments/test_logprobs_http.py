@@ -11,6 +11,7 @@ from http_clients import client_of, events_of, openai_client
 from http_fakes import SPECIALS, ScriptedGenerator, tiny_tokenizer
 
 from models.messages import TokenLogprobs
+from models.packed_logprobs import pack
 from router.generation import Delta, ShownToken
 
 TOKENIZER = tiny_tokenizer()
@@ -47,7 +48,7 @@ def generator() -> ScriptedGenerator:
 
 
 def with_prompt() -> ScriptedGenerator:
-    first = Delta("a", (A,), (SHOWN[0],), OF_PROMPT)
+    first = Delta("a", (A,), (SHOWN[0],), tuple(map(pack, OF_PROMPT)))
     return ScriptedGenerator(deltas=(first, Delta("a", (A,), (ShownToken(1, SHOWN[0].logprobs),))))
 
 
@@ -203,7 +204,7 @@ async def test_an_echoed_prompt_has_its_logprobs(is_stream, prompt):
 async def test_special_tokens_of_an_echoed_prompt_have_their_place():
     prompt = f"{SPECIALS[2]}a{SPECIALS[0]}"
     prompt_ids = TOKENIZER.encode(prompt)
-    entries = tuple(entry(token_id, -1.0) for token_id in prompt_ids[1:])
+    entries = tuple(pack(entry(token_id, -1.0)) for token_id in prompt_ids[1:])
     scripted = ScriptedGenerator(deltas=(Delta("a", (A,), (SHOWN[0],), entries),))
     body = TEXT | {"prompt": prompt, "echo": True, "logprobs": 0}
     logprobs = (await post(scripted, "/v1/completions", body)).json()["choices"][0]["logprobs"]

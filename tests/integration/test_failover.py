@@ -17,6 +17,7 @@ from models.draft_engine import DraftEngine
 from models.errors import Unavailable
 from models.masks import NoMaskSource
 from models.messages import EngineReply, EngineRequest, TokenLogprobs
+from models.packed_logprobs import unpack
 from models.runner import ModelRunner
 from models.target_engine import TargetEngine
 from router.generation import Delta, Finished
@@ -145,7 +146,7 @@ async def entries(
         if isinstance(event, Delta):
             shown += [token.logprobs for token in event.shown]
             if event.prompt_logprobs is not None:
-                of_prompt.append(event.prompt_logprobs)
+                of_prompt.append(tuple(map(unpack, event.prompt_logprobs)))
             while kill_at and len(shown) >= kill_at[0]:
                 del kill_at[0]
                 target.kill()

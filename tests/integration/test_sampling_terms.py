@@ -17,6 +17,7 @@ from local_service import DEMO, LocalService, demo_tokenizer, local_service, mak
 
 from loadtest.prompts import demo_prompts
 from models.messages import TokenLogprobs
+from models.packed_logprobs import unpack
 from router.generation import Delta, Finished, ShownToken
 
 NUM_TOKENS = 24
@@ -69,7 +70,7 @@ async def ask(service: LocalService, k: int, sampling: dict[str, Any], **fields:
         answer.shown += item.shown
         assert all(token.offset < len(answer.text) for token in item.shown)
         if item.prompt_logprobs is not None:
-            answer.of_prompt.append(item.prompt_logprobs)
+            answer.of_prompt.append(tuple(map(unpack, item.prompt_logprobs)))
     return answer
 
 

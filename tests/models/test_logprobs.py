@@ -28,6 +28,7 @@ from transformers import LlamaForCausalLM
 
 from models.logprobs import token_logprobs
 from models.messages import EngineReply, EngineRequest, Sampling, TokenLogprobs, Verdict
+from models.packed_logprobs import unpack
 
 PROMPT = random_prompt(3, 41)
 SEEDED = Sampling(seed=5, num_logprobs=4)
@@ -140,6 +141,10 @@ def test_an_entry_does_not_depend_on_its_batch(num_rows: int) -> None:
 # --- the prompt -----------------------------------------------------------------------------------
 
 
+def of_prompt(verdict: Verdict) -> list[TokenLogprobs]:
+    return [unpack(entry) for entry in verdict.prompt_logprobs]
+
+
 def prompt_verdict(prompt: list[int], draft: list[int], **limits: int) -> Verdict:
     engine = make_target(**limits)
     engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
@@ -153,7 +158,7 @@ def prompt_verdict(prompt: list[int], draft: list[int], **limits: int) -> Verdic
 @pytest.mark.parametrize("num_drafted", [0, 2])
 def test_prompt_logprobs_over_chunks_of_any_size(max_batch_rows: int, num_drafted: int) -> None:
     verdict = prompt_verdict(PROMPT, [1, 2, 3][:num_drafted], max_batch_rows=max_batch_rows)
-    assert_entries(verdict.prompt_logprobs, PROMPT, 1, 3)
+    assert_entries(of_prompt(verdict), PROMPT, 1, 3)
 
 
 @pytest.mark.parametrize("length", [1, 2])
@@ -193,7 +198,7 @@ def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
     assert session.needs_prompt_logits
     engine.submit(verifying("s", 1, PROMPT, []), "r")
     [verdict] = verdicts_of(drain(engine))
-    assert_entries(verdict.prompt_logprobs, PROMPT, 1, 3)
+    assert_entries(of_prompt(verdict), PROMPT, 1, 3)
     assert engine.stats().prefix_hits == 0
     assert not session.needs_prompt_logits
 
@@ -211,7 +216,7 @@ def test_what_was_gathered_survives_preemption() -> None:
     session.release_blocks()  # as the planner does when an older session needs them
     [verdict] = verdicts_of(drain(engine))
     assert verdict.prompt_logprobs[: len(gathered)] == gathered
-    assert_entries(verdict.prompt_logprobs, prompt, 1, 3)
+    assert_entries(of_prompt(verdict), prompt, 1, 3)
 
 
 def test_they_come_again_until_the_sender_has_them_and_never_later() -> None:
@@ -246,7 +251,7 @@ def test_another_prompt_under_the_same_id_starts_again() -> None:
     other = [*PROMPT[:7], *random_prompt(9, 34)]
     engine.submit(verifying("s", 2, other, []), "r")
     [verdict] = verdicts_of(drain(engine))
-    assert_entries(verdict.prompt_logprobs, other, 1, 3)
+    assert_entries(of_prompt(verdict), other, 1, 3)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -276,7 +281,7 @@ def test_a_link_that_loses_messages_loses_no_logprobs(seed: int) -> None:
     for i, client in enumerate(clients):
         assert client.failures == []
         ids = client.prompt + client.text
-        assert_entries(client.verdicts[0].prompt_logprobs, client.prompt, 1, i % 3)
+        assert_entries(of_prompt(client.verdicts[0]), client.prompt, 1, i % 3)
         assert_entries(of_client(client), ids, len(client.prompt), 2)
         assert all(not verdict.prompt_logprobs for verdict in client.verdicts[1:])
 

@@ -9,6 +9,7 @@ from router_fakes import TIMING, LetterDetokenizer
 
 from models.errors import InternalError
 from models.messages import TokenLogprobs, Verdict
+from models.packed_logprobs import pack, unpack
 from router.logprobs import LogprobsOutbox
 from router.stops import StopChecker
 
@@ -27,7 +28,7 @@ def verdict(tokens: Sequence[int], of_prompt: Sequence[int] = ()) -> Verdict:
         is_last=True,
         timing=TIMING,
         logprobs=entries(tokens),
-        prompt_logprobs=entries(of_prompt),
+        prompt_logprobs=[pack(entry) for entry in entries(of_prompt)],
     )
 
 
@@ -62,7 +63,9 @@ def test_nothing_is_told_where_nothing_was_asked() -> None:
 
 def test_the_prompts_come_once() -> None:
     outbox = LogprobsOutbox(3, is_asked_for_prompt=True)
-    assert outbox.of_prompt(verdict([1], [7, 8])) == tuple(entries([7, 8]))
+    told = outbox.of_prompt(verdict([1], [7, 8]))
+    assert told is not None
+    assert [unpack(entry) for entry in told] == entries([7, 8])
     assert outbox.of_prompt(verdict([1], [7, 8])) is None
     assert LogprobsOutbox(1, is_asked_for_prompt=True).of_prompt(verdict([1])) == ()
 

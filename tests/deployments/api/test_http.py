@@ -64,7 +64,7 @@ async def test_a_chat_answer_is_openais_with_seed_and_metrics():
     assert answer["model"] == "tiny"
     assert abs(answer["created"] - time.time()) < 60
     [choice] = answer["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "The bear."}
+    assert choice["message"] == {"role": "assistant", "content": "The bear.", "refusal": None}
     assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
     num_prompt = len(generator.requests[0].prompt_ids)
     assert answer["usage"] == {

@@ -74,7 +74,7 @@ def test_what_is_no_json_object_is_refused(body):
 
 def test_escaped_surrogate_pairs_are_text():
     body = b'{"model": "m", "prompt": "\\ud83d\\udc3b"}'
-    assert parse(body, CompletionRequest).prompt == "🐻"
+    assert parse(body, CompletionRequest).prompt == ["🐻"]
 
 
 @pytest.mark.parametrize(
@@ -225,17 +225,27 @@ def test_text_parts_are_joined():
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("a", "a"), ([1, 2], [1, 2]), (["a"], "a"), ([[1, 2]], [1, 2]), ("", "")],
+    [
+        ("a", ["a"]),
+        ([1, 2], [[1, 2]]),
+        (["a"], ["a"]),
+        ([[1, 2]], [[1, 2]]),
+        ("", [""]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
 )
-def test_prompt_is_a_string_or_token_ids(prompt, expected):
+def test_prompts_are_strings_or_token_ids(prompt, expected):
     assert completion(prompt=prompt).prompt == expected
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (["a", "b"], "one prompt per request, got 2"),
-        ([[1], [2], [3]], "one prompt per request, got 3"),
+        (["a", [1]], "prompt 1: must be of the same kind"),
+        (["a", 1], "prompt 1: must be of the same kind"),
+        ([[1], []], "prompt 1: must be a string or a non-empty list of token ids"),
+        ([[[1]]], "string or a non-empty list of token ids"),
         ([], "non-empty"),
         ([1, "a"], "string or a non-empty list of token ids"),
         ([True], "token ids"),
@@ -292,3 +302,22 @@ def test_our_own_faults_say_only_the_request_id():
     message = answer_error(error, "req-42").body.error.message
     assert "req-42" in message
     assert "tensor" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "successor"),
+    [
+        ("guided_json", "structured_outputs.json"),
+        ("guided_regex", "structured_outputs.regex"),
+        ("guided_choice", "structured_outputs.choice"),
+        ("guided_grammar", "structured_outputs.regex"),
+        ("guided_decoding_backend", "structured_outputs"),
+        ("guided_whitespace_pattern", "structured_outputs"),
+    ],
+)
+def test_former_fields_name_their_successors(name, successor):
+    error = refusal(**{name: "x"})
+    assert (error.param, error.code) == (name, "unsupported_parameter")
+    assert error.message.startswith(f"{name}: ")
+    assert successor in error.message
+    assert chat(**{name: None}).structured_outputs is None

@@ -10,7 +10,7 @@ from http_fakes import served_model
 
 from deployments.api.bodies import parse
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest
-from deployments.api.requests import ServedModel, prepare_chat, prepare_completion
+from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
 from models.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.messages import Grammar, Sampling
 from router.generation import GenerationRequest, SpeculationSettings
@@ -26,12 +26,16 @@ def chat(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
 
 def completion(model: ServedModel = MODEL, **fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi"} | fields
-    return prepare_completion(parse(json.dumps(body).encode(), CompletionRequest), model, "r1")
+    asked = parse(json.dumps(body).encode(), CompletionRequest)
+    [request] = prepare_completions(asked, model, "r1")
+    return request
 
 
 def prepare_named(name: str) -> GenerationRequest:
     body = {"model": name, "prompt": "hi"}
-    return prepare_completion(parse(json.dumps(body).encode(), CompletionRequest), MODEL, "r1")
+    asked = parse(json.dumps(body).encode(), CompletionRequest)
+    [request] = prepare_completions(asked, MODEL, "r1")
+    return request
 
 
 def test_chat_is_the_templates_ids_and_the_models_ends():

@@ -10,7 +10,7 @@ from http_fakes import served_model, tiny_tokenizer
 
 from deployments.api.bodies import parse
 from deployments.api.openai import ChatCompletionRequest, CompletionRequest
-from deployments.api.requests import prepare_chat, prepare_completion
+from deployments.api.requests import prepare_chat, prepare_completions
 from deployments.api.sampling_terms import bad_word_ids
 from models.errors import InvalidRequest
 from router.generation import GenerationRequest
@@ -27,7 +27,9 @@ def chat(**fields: Any) -> GenerationRequest:
 
 def completion(**fields: Any) -> GenerationRequest:
     body = {"model": "tiny", "prompt": "hi"} | fields
-    return prepare_completion(parse(json.dumps(body).encode(), CompletionRequest), MODEL, "r1")
+    asked = parse(json.dumps(body).encode(), CompletionRequest)
+    [request] = prepare_completions(asked, MODEL, "r1")
+    return request
 
 
 def test_terms_are_taken_over():

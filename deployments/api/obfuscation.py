@@ -1,0 +1,37 @@
+"""Events of a few sizes: OpenAI's `obfuscation`, random text that hides an event's length.
+
+Who sees the encrypted stream sees how long its events are, and from the lengths of tokens answers
+can be guessed (arXiv 2411.01076). Here every event is filled up to a power of two, which is the
+same for all texts of up to some 200 bytes. What remains visible is how many events there are and
+when they come; and longer texts, or lists of logprobs, have the next powers.
+
+It is off unless it is asked for (OpenAI's is on): it doubles what is sent, and in most places
+where this is served nobody but client and server sees the stream.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+_BEFORE, _AFTER = b',"obfuscation":"', b'"}'
+_ENVELOPE_BYTES = 320  # of an event, counts of tokens included, without the model's name
+_TEXT_BYTES = 160  # that at least fit in the smallest size
+
+
+def sealing(model: str) -> Callable[[bytes], bytes]:
+    """What fills the events of one stream, JSON objects, up to its sizes."""
+    smallest = _power_of_two(_ENVELOPE_BYTES + _TEXT_BYTES + len(model.encode()))
+
+    def sealed(body: bytes) -> bytes:
+        bare = body[:-1] + _BEFORE
+        num_bytes = len(bare) + len(_AFTER)
+        room = max(smallest, _power_of_two(num_bytes)) - num_bytes
+        # Random, so that no compression on the way takes it out again.
+        return bare + secrets.token_urlsafe(room)[:room].encode() + _AFTER
+
+    return sealed
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << (at_least - 1).bit_length()
