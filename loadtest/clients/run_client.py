@@ -16,9 +16,10 @@ from loadtest.served import ROOT
 
 def run_client(client: Client, bin_folder: Path, target: Target) -> ClientResult:
     """All checks of a client; what goes wrong with it is in the result, never raised."""
-    result = ClientResult(client.name, version=installed_version(bin_folder, client.name))
+    result = ClientResult(client.name)
     since_s = time.monotonic()
     try:
+        result.version = installed_version(bin_folder, client.name)
         if client.script:
             run_script(client, bin_folder, target, result)
         for load in client.loads:
@@ -67,12 +68,7 @@ def _run(client: Client, command: list[str], bin_folder: Path, folder: Path) -> 
 
 def _environment(client: Client, bin_folder: Path, home: Path) -> dict[str, str]:
     """Nothing of the caller's: no keys, no proxies, no settings of the clients' own."""
-    environment = {
-        "PATH": f"{bin_folder}:/usr/bin:/bin",
-        "HOME": str(home),
-        "LANG": "C.UTF-8",
-        **client.environment,
-    }
+    environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
     if client.script:
         environment["PYTHONPATH"] = str(ROOT)
-    return environment
+    return {**environment, **client.environment}

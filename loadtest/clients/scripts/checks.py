@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 TIMEOUT_S = 60.0  # of one request, for every client
@@ -75,12 +75,12 @@ class Checks:
 
         return add
 
-    def main(self) -> None:
+    def main(self, words: Sequence[str] | None = None) -> None:
         """Run all checks against the server that the command line names."""
         parser = argparse.ArgumentParser()
         parser.add_argument("root_url", help="of the server, without /v1")
         parser.add_argument("model")
-        arguments = parser.parse_args()
+        arguments = parser.parse_args(words)
         service = Service(arguments.root_url.rstrip("/"), arguments.model)
         _say({"checks": [name for name, _, _ in self._checks]})
         for name, needs, check in self._checks:
