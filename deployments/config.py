@@ -10,7 +10,6 @@ neither Ray nor torch; as a command (`python -m deployments.config --check FILE`
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -18,9 +17,8 @@ from pydantic_core import ErrorDetails
 
 from deployments.byte_size import byte_size
 from deployments.check.dotted_keys import nested
+from deployments.model_paths import resolve_folder
 from models.config import check_quantization
-
-REPO_ROOT = Path(__file__).resolve().parent.parent
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -270,6 +268,16 @@ class RouterConfig(Section):
     max_tokens_limit: PositiveInt = Field(
         default=4096, description="Most completion tokens a request may ask for."
     )
+    max_choices: PositiveInt = Field(
+        default=16,
+        description="Most answers to one request (n for each of its prompts), a session each.",
+    )
+    max_logprob_entries: Annotated[int, Field(gt=0, le=1_000_000)] = Field(
+        default=262_144,
+        description="Most logprobs in one answer: (1 + top) for each token of its choices and, "
+        "where asked for, of its prompts. About 75 bytes each in the answer (20 MB), which a proxy "
+        "may have to keep for its client, and at most 26 in a target's message.",
+    )
     api_keys_file: str = Field(
         default="",
         description="File of 'name sha256' lines, reloaded when it changes; empty: no keys needed.",
@@ -375,23 +383,6 @@ def _describe(item: ErrorDetails) -> str:
 def _with_absolute_path(model: ModelConfig, section: str) -> ModelConfig:
     folder = resolve_folder(model.model_path, f"{section}.model_path")
     return model.model_copy(update={"model_path": str(folder)})
-
-
-def resolve_folder(path: str, key: str) -> Path:
-    """The existing folder that `path` names: as given, in the current folder, or in the repo.
-
-    Raises:
-        ValueError: no such folder; the message names the config key and the places looked at.
-    """
-    candidates = [Path(path).expanduser().absolute()]
-    if not Path(path).expanduser().is_absolute():
-        candidates.append(REPO_ROOT / path)
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    places = " and ".join(str(candidate) for candidate in candidates if str(candidate) != path)
-    looked = f" (looked at {places})" if places else ""
-    raise ValueError(f"{key}: no such folder: {path!r}{looked}")
 
 
 if __name__ == "__main__":

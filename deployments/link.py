@@ -22,7 +22,9 @@ from zmq.auth.thread import ThreadAuthenticator
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024  # 64 sessions with 16 mask rows of a 256k vocabulary: 32 MB
+# One message fits: 65 mask rows of a 256k vocabulary are 2 MB. What is gathered for a peer
+# in one tick need not fit (64 such sessions: 136 MB) and is cut into several frames.
+MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_PEERS = 4096  # keys kept on an allow-list; the one not renewed for longest goes first
 _DOMAIN = "outrider"  # ZAP domain; one per context
 _SHORT_SLEEP_S = 5e-5
@@ -45,17 +47,13 @@ class FrameCodec(Generic[Message]):
         """One frame that holds `messages` in order."""
         return self._encoder.encode(messages)
 
-    def frames(self, messages: Sequence[Any]) -> list[bytes]:
-        """The messages in order, in as few frames as their longest allowed size makes it.
-
-        ZMQ closes the whole connection over a frame that is longer; one message never is (masks
-        and logprobs have limits), but what many sessions are told in one tick might be.
-        """
+    def frames(self, messages: Sequence[Any], max_bytes: int = MAX_FRAME_BYTES) -> list[bytes]:
+        """As few frames as hold `messages` in order, none longer, unless one message is."""
         frame = self.encode(messages)
-        if len(frame) <= MAX_FRAME_BYTES or len(messages) == 1:
+        if len(frame) <= max_bytes or len(messages) == 1:
             return [frame]
         half = len(messages) // 2
-        return [*self.frames(messages[:half]), *self.frames(messages[half:])]
+        return [*self.frames(messages[:half], max_bytes), *self.frames(messages[half:], max_bytes)]
 
     def decode(self, frame: bytes | memoryview) -> list[Message]:
         """The messages of a frame; none, with a warning logged, when it is malformed."""

@@ -88,13 +88,13 @@ class LinkServer(Generic[Request]):
         return received
 
     def send(self, replies: Iterable[tuple[Peer, Any]]) -> None:
-        """Send replies, one frame per peer (more where it would be too long). Never blocks."""
+        """Send replies, one frame per peer. Never blocks."""
         for peer, messages in group_by_peer(replies).items():
             try:
                 for frame in self._codec.frames(messages):
                     self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
             except zmq.Again:
-                logger.warning("dropped %d replies: send queue full", len(messages))
+                logger.warning("dropped up to %d replies: send queue full", len(messages))
 
     def close(self) -> None:
         """Close the socket and end the authentication thread. Idempotent."""
@@ -181,6 +181,5 @@ class AsyncLinkServer(Generic[Request]):
                     "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
                 )
                 if sent.exception() is not None:
-                    logger.warning(
-                        "dropped some of %d replies: %s", len(messages), sent.exception()
-                    )
+                    reason = sent.exception()
+                    logger.warning("dropped up to %d replies: %s", len(messages), reason)

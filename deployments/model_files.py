@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.config import AppConfig, ModelConfig, resolve_folder
+from deployments.config import AppConfig, ModelConfig
+from deployments.model_paths import resolve_folder
 from models.stored_weights import missing_shards
 from models.vocabulary import num_shared_ids, read_vocabulary
 

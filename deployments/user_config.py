@@ -35,6 +35,8 @@ LIVE_KEYS: dict[str, frozenset[str]] = {
         {
             "default_max_tokens",
             "max_tokens_limit",
+            "max_choices",
+            "max_logprob_entries",
             "body_limit_bytes",
             "max_sessions",
             "max_queued_sessions",

@@ -2,8 +2,8 @@
 
 Who sees the encrypted stream sees how long its events are, and from the lengths of tokens answers
 can be guessed (arXiv 2411.01076). Here every event is filled up to a power of two, which is the
-same for all texts of up to some 200 bytes. What remains visible is how many events there are and
-when they come; and longer texts, or lists of logprobs, have the next powers.
+same for all texts of up to 160 bytes. What remains visible is how many events there are and when
+they come; and longer texts, or lists of logprobs, have the next powers.
 
 It is off unless it is asked for (OpenAI's is on): it doubles what is sent, and in most places
 where this is served nobody but client and server sees the stream.
@@ -17,21 +17,24 @@ from collections.abc import Callable
 _BEFORE, _AFTER = b',"obfuscation":"', b'"}'
 _ENVELOPE_BYTES = 320  # of an event, counts of tokens included, without the model's name
 _TEXT_BYTES = 160  # that at least fit in the smallest size
+_LARGE_BYTES = 65_536  # longer events, which hold lists of logprobs, have multiples of it
 
 
 def sealing(model: str) -> Callable[[bytes], bytes]:
     """What fills the events of one stream, JSON objects, up to its sizes."""
-    smallest = _power_of_two(_ENVELOPE_BYTES + _TEXT_BYTES + len(model.encode()))
+    smallest = _size(_ENVELOPE_BYTES + _TEXT_BYTES + len(model.encode()))
 
     def sealed(body: bytes) -> bytes:
         bare = body[:-1] + _BEFORE
         num_bytes = len(bare) + len(_AFTER)
-        room = max(smallest, _power_of_two(num_bytes)) - num_bytes
+        room = max(smallest, _size(num_bytes)) - num_bytes
         # Random, so that no compression on the way takes it out again.
         return bare + secrets.token_urlsafe(room)[:room].encode() + _AFTER
 
     return sealed
 
 
-def _power_of_two(at_least: int) -> int:
+def _size(at_least: int) -> int:
+    if at_least > _LARGE_BYTES:
+        return -(-at_least // _LARGE_BYTES) * _LARGE_BYTES
     return 1 << (at_least - 1).bit_length()

@@ -24,8 +24,9 @@ from deployments.check.memory import RankBytes, memory_faults
 from deployments.check.preflight import key_file_faults, sentence
 from deployments.check.serve_file import ServeFile, one_line, read_serve_file
 from deployments.check.shortages import Cluster, shortages
-from deployments.config import AppConfig, ModelConfig, resolve_folder
+from deployments.config import AppConfig, ModelConfig
 from deployments.model_files import file_faults
+from deployments.model_paths import resolve_folder
 
 
 @dataclass(kw_only=True)

@@ -147,7 +147,8 @@ def _router_lines(config: AppConfig) -> list[str]:
         f"{router.max_queued_sessions} more wait up to {router.timeouts.queue_wait_s:g} s, "
         "then 429",
         f"bodies up to {router.body_limit_bytes} bytes, {window} tokens of prompt and completion, "
-        f"max_tokens up to {router.max_tokens_limit}; "
+        f"max_tokens up to {router.max_tokens_limit}, {router.max_choices} choices and "
+        f"{router.max_logprob_entries} logprobs in one answer; "
         + ("API keys are asked for" if router.api_keys_file else "no API keys are asked for"),
     ]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.check.shortages import Cluster, Node
-from deployments.config import AppConfig, ModelConfig, resolve_folder
+from deployments.config import AppConfig, ModelConfig
+from deployments.model_paths import resolve_folder
 from deployments.placement import Placement
 from models.stored_weights import num_stored_parameters
 

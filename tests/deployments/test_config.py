@@ -12,12 +12,15 @@ from deployments.config import (
     GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
+    RouterConfig,
     Section,
     SpeculationConfig,
     TimeoutConfig,
-    resolve_folder,
 )
+from deployments.link import MAX_FRAME_BYTES
 from deployments.model_files import check_models
+from deployments.model_paths import resolve_folder
+from models.packed_logprobs import MAX_PACKED_BYTES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -208,6 +211,17 @@ def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
         assert set(section) == set(model.model_fields)
         for key in section:
             assert re.search(rf"^ *{key}: .* #", text, re.MULTILINE), key
+    for key in ("default_max_tokens", "max_tokens_limit", "max_choices", "max_logprob_entries"):
+        default = RouterConfig.model_fields[key].default
+        comment = rf"#.*(\n +#.*)*?default: {default}$"
+        assert re.search(rf"^ *{key}: {router[key]} +{comment}", text, re.MULTILINE), key
+
+
+def test_no_allowed_number_of_logprobs_makes_a_frame_too_long() -> None:
+    limit = MAX_FRAME_BYTES // (2 * MAX_PACKED_BYTES)  # and half of it for the rest
+    tree = {"target": {"model_path": "x"}, "router": {"max_logprob_entries": limit}}
+    with pytest.raises(ValueError, match=r"router.max_logprob_entries: .*less than or equal to"):
+        AppConfig.model_validate(tree)
 
 
 def test_the_config_without_a_draft_has_none_anywhere() -> None:

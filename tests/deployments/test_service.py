@@ -166,6 +166,8 @@ async def test_limits_come_from_the_config(asked, expected):
         timeouts=TimeoutConfig(queue_wait_s=3, failover_s=7),
         default_max_tokens=9,
         max_tokens_limit=10,
+        max_choices=11,
+        max_logprob_entries=12,
     )
     unused: Any = None
     service = RouterService(router_config, target=unused, draft=None, constraint=None).http
@@ -181,6 +183,7 @@ async def test_limits_come_from_the_config(asked, expected):
     assert (limits.lease_timeout_s, limits.failover_timeout_s) == (3, 7)
     assert service.model.verification == "rejection"
     assert (service.model.default_max_tokens, service.model.max_tokens_limit) == (9, 10)
+    assert (service.model.max_choices, service.model.max_logprob_entries) == (11, 12)
     assert service.model.max_num_speculative_tokens == 6
     assert service.model.name == "demo"
 

@@ -164,6 +164,27 @@ def test_text_completion(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+def test_prompts_with_long_lists_of_logprobs_come_whole_through_the_proxy(
+    client: openai.OpenAI,
+) -> None:
+    """The body comes in chunks; each prompt has the answers that it has alone."""
+    prompts = ["Once upon a time there was a dog. " * 12, "The cat sat. " * 30]
+    options: Any = {"model": MODEL, "n": 2, "seed": 3, "max_tokens": 6}
+    extra = {"prompt_logprobs": 20}
+    raw = client.completions.with_raw_response.create(prompt=prompts, extra_body=extra, **options)
+    together = raw.parse()
+    assert len(raw.content) == int(raw.headers["content-length"]) > 200_000
+    alone = [client.completions.create(prompt=prompt, **options) for prompt in prompts]
+    texts = [choice.text for answer in alone for choice in answer.choices]
+    assert [choice.text for choice in together.choices] == texts
+    lists = [(choice.model_extra or {})["prompt_logprobs"] for choice in together.choices]
+    assert lists[0] == lists[1] != lists[2] == lists[3]
+    num_prompt = sum(answer.usage.prompt_tokens for answer in alone if answer.usage is not None)
+    assert len(lists[0]) + len(lists[2]) == num_prompt
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == num_prompt
+
+
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_answers_obey_their_schema(client: openai.OpenAI, k: int, stream: bool) -> None:
