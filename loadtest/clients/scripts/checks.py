@@ -75,6 +75,10 @@ class Checks:
 
         return add
 
+    def include(self, others: Checks) -> None:
+        """Add the checks of another file."""
+        self._checks += others._checks
+
     def main(self, words: Sequence[str] | None = None) -> None:
         """Run all checks against the server that the command line names."""
         parser = argparse.ArgumentParser()

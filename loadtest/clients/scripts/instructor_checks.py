@@ -7,7 +7,6 @@ from typing import Any
 
 import instructor
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
 
 from loadtest.clients.scripts.checks import (
     ORDER,
@@ -17,18 +16,9 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
+from loadtest.clients.scripts.order import Order
 
 checks = Checks()
-
-
-class Order(BaseModel):
-    """The record that ORDER asks for."""
-
-    customer: str
-    item: str
-    quantity: int
-    price: float
-    city: str
 
 
 def options(service: Service) -> dict[str, Any]:

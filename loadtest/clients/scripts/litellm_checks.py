@@ -8,7 +8,6 @@ from typing import Any
 
 import litellm
 import openai
-from pydantic import BaseModel
 
 from loadtest.clients.scripts.checks import (
     ORDER,
@@ -19,19 +18,10 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
+from loadtest.clients.scripts.order import Order
 
 checks = Checks()
 MESSAGES = [{"role": "user", "content": STORY}]
-
-
-class Order(BaseModel):
-    """The record that ORDER asks for."""
-
-    customer: str
-    item: str
-    quantity: int
-    price: float
-    city: str
 
 
 def of(service: Service, provider: str = "openai") -> dict[str, Any]:

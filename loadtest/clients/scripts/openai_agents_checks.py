@@ -16,7 +16,6 @@ from agents import (
 )
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseTextDeltaEvent
-from pydantic import BaseModel
 
 from loadtest.clients.scripts.checks import (
     ORDER,
@@ -27,19 +26,10 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
+from loadtest.clients.scripts.order import Order
 
 checks = Checks()
 set_tracing_disabled(True)
-
-
-class Order(BaseModel):
-    """The record that ORDER asks for."""
-
-    customer: str
-    item: str
-    quantity: int
-    price: float
-    city: str
 
 
 def client_of(service: Service) -> AsyncOpenAI:

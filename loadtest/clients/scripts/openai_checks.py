@@ -1,16 +1,14 @@
-"""OpenAI's own client: both completion routes, streams, constraints, models, errors."""
+"""OpenAI's own client: chat, streams, constraints, models; with the checks of the other files."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 
-import openai
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
-from pydantic import BaseModel
 
+from loadtest.clients.scripts import openai_completions, openai_errors
 from loadtest.clients.scripts.checks import (
     ORDER,
     STORY,
@@ -20,22 +18,10 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
+from loadtest.clients.scripts.openai_client import client_of
+from loadtest.clients.scripts.order import Order
 
 checks = Checks()
-
-
-class Order(BaseModel):
-    """The record that ORDER asks for."""
-
-    customer: str
-    item: str
-    quantity: int
-    price: float
-    city: str
-
-
-def client_of(service: Service) -> OpenAI:
-    return OpenAI(base_url=service.base_url, api_key="none", timeout=TIMEOUT_S, max_retries=0)
 
 
 def story(service: Service, seed: int = 7) -> ChatCompletion:
@@ -210,51 +196,6 @@ def conversation(service: Service) -> str:
     return repr(second.choices[0].message.content)
 
 
-@checks.named("completions: text, stream, token ids")
-def completions(service: Service) -> str:
-    client = client_of(service)
-    whole = client.completions.create(
-        model=service.model, prompt="Once upon a time", max_tokens=20, seed=7
-    )
-    stream = client.completions.create(
-        model=service.model, prompt="Once upon a time", max_tokens=20, seed=7, stream=True
-    )
-    text = "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
-    expect(text == whole.choices[0].text, f"the stream said {text!r}")
-    ids = client.completions.create(model=service.model, prompt=[5, 6, 7], max_tokens=3)
-    expect(ids.usage and ids.usage.prompt_tokens == 3, "three ids are not three prompt tokens")
-    return repr(text)
-
-
-@checks.named("completions: a list of prompts")
-def prompts(service: Service) -> str:
-    client = client_of(service)
-    texts = ["Once upon a time", "def add(a, b):"]
-    answer = client.completions.create(
-        model=service.model, prompt=texts, max_tokens=12, temperature=0
-    )
-    alone = [
-        client.completions.create(model=service.model, prompt=text, max_tokens=12, temperature=0)
-        for text in texts
-    ]
-    expect([choice.index for choice in answer.choices] == [0, 1], "not choices 0 and 1")
-    together = [choice.text for choice in answer.choices]
-    expect(together == [one.choices[0].text for one in alone], f"together: {together}")
-    return repr(together)
-
-
-@checks.named("completions: logprobs, echo")
-def completion_logprobs(service: Service) -> str:
-    answer = client_of(service).completions.create(
-        model=service.model, prompt="Once upon a time", max_tokens=5, logprobs=2, echo=True
-    )
-    shape = answer.choices[0].logprobs
-    expect(shape and shape.tokens and shape.token_logprobs, "no logprobs")
-    tokens = (shape.tokens if shape else None) or []
-    expect("".join(tokens) == answer.choices[0].text, "tokens do not join to the text")
-    return f"{len(tokens)} tokens"
-
-
 @checks.named("async: eight at once")
 def at_once(service: Service) -> str:
     async def ask() -> list[ChatCompletion]:
@@ -289,67 +230,6 @@ def raw(service: Service) -> str:
     return str(answer.headers.get("x-request-id"))
 
 
-def raised(kind: type[openai.APIStatusError], call: Callable[[], object]) -> openai.APIStatusError:
-    try:
-        call()
-    except openai.APIError as error:
-        expect(type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}: {error}")
-        if isinstance(error, kind):
-            return error
-    expect(False, f"nothing was raised, {kind.__name__} expected")
-    raise AssertionError
-
-
-@checks.named("errors: unknown model, bad value, too long, unknown route")
-def errors(service: Service) -> str:
-    client = client_of(service)
-
-    def ask(text: str = "Hi", model: str = service.model, temperature: float = 1.0) -> object:
-        return client.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": text}], temperature=temperature
-        )
-
-    found = [
-        raised(openai.NotFoundError, lambda: ask(model="no-such-model")),
-        raised(openai.BadRequestError, lambda: ask(temperature=9.0)),
-        raised(openai.BadRequestError, lambda: ask(text="word " * 20_000)),
-        raised(openai.NotFoundError, lambda: client.embeddings.create(model="m", input="x")),
-    ]
-    expect(found[0].param == "model", f"param {found[0].param!r} of an unknown model")
-    expect(found[1].param == "temperature", f"param {found[1].param!r} of a bad temperature")
-    codes = [error.code for error in found]
-    expect(codes[2] == "context_length_exceeded", f"code {codes[2]!r} of a long prompt")
-    return str(codes)
-
-
-@checks.named("errors: a schema that cannot be served")
-def schema_error(service: Service) -> str:
-    error = raised(
-        openai.BadRequestError,
-        lambda: client_of(service).chat.completions.create(
-            model=service.model,
-            messages=[{"role": "user", "content": ORDER}],
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "s", "schema": {"type": "no-such-type"}},
-            },
-        ),
-    )
-    return str(error.message)
-
-
-@checks.named("errors: time-out of the client")
-def timeout(service: Service) -> str:
-    try:
-        client_of(service).with_options(timeout=0.001).chat.completions.create(
-            model=service.model, messages=[{"role": "user", "content": STORY}]
-        )
-    except openai.APITimeoutError as error:
-        return str(error)
-    expect(False, "no APITimeoutError")
-    return ""
-
-
 @checks.named("tools: a required call", needs="tools")
 def tools(service: Service) -> str:
     answer = client_of(service).chat.completions.create(
@@ -374,6 +254,9 @@ def responses(service: Service) -> str:
     answer = client_of(service).responses.create(model=service.model, input=STORY)
     return answer.output_text
 
+
+checks.include(openai_completions.checks)
+checks.include(openai_errors.checks)
 
 if __name__ == "__main__":
     checks.main()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -20,18 +19,9 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
+from loadtest.clients.scripts.order import Order
 
 checks = Checks()
-
-
-class Order(BaseModel):
-    """The record that ORDER asks for."""
-
-    customer: str
-    item: str
-    quantity: int
-    price: float
-    city: str
 
 
 def agent_of(service: Service, **options: Any) -> Agent[None, Any]:
