@@ -93,20 +93,24 @@ class TimeSplit:
 class SpeculationStats:
     """What speculation did for one request. Counts in vLLM's terms (tokens, steps = rounds).
 
-    `num_spec_tokens` counts tokens asked for (sum of k), `num_draft_tokens` those drafted and
-    verified; `acceptance_histogram[a]` counts the rounds in which a draft tokens stood.
+    `num_draft_tokens` counts those drafted and verified; `acceptance_histogram[a]` the rounds in
+    which a draft tokens stood, up to the longest draft, so that it has at least one entry.
     """
 
     num_rounds: int = 0  # every verify answered, plain steps included
     num_spec_steps: int = 0  # rounds that had a draft
-    num_spec_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
-    acceptance_histogram: tuple[int, ...] = ()
+    acceptance_histogram: tuple[int, ...] = (0,)
     per_step_drafted: tuple[int, ...] = ()
     per_step_accepted: tuple[int, ...] = ()
     num_drafted_by: Mapping[DraftSource, int] = field(default_factory=dict)  # verified ones
     time: TimeSplit = field(default_factory=TimeSplit)
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """The longest draft of a round. k varies here; where it is fixed, this is k."""
+        return len(self.acceptance_histogram) - 1
 
     @property
     def mean_acceptance_length(self) -> float:

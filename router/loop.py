@@ -212,7 +212,7 @@ def _judge(parts: SessionParts, asked: _Round, verdict: Verdict) -> list[int]:
     draft, num_accepted = asked.draft, verdict.num_accepted
     if verdict.part > 0 or not draft:
         return [verdict.token]
-    parts.stats.add_acceptance(asked.source, asked.plan.num_draft_tokens, len(draft), num_accepted)
+    parts.stats.add_acceptance(asked.source, len(draft), num_accepted)
     # A drafted eos that the target draws too comes back as its token: it stood all the same.
     is_eos_right = draft[num_accepted : num_accepted + 1] == [verdict.token]
     parts.planner.observe(asked.source, len(draft), num_accepted + is_eos_right)

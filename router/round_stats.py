@@ -20,7 +20,6 @@ class RoundStats:
         self._started_at = time.perf_counter()
         self.num_cached_tokens = 0  # of the prompt
         self._num_rounds = 0
-        self._num_spec_tokens = 0
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
         self._drafted_by: Counter[DraftSource] = Counter()
@@ -47,12 +46,9 @@ class RoundStats:
         self._verify_ms += timing.pass_ms
         self._split(elapsed_ms, timing)
 
-    def add_acceptance(
-        self, source: DraftSource, num_asked: int, num_drafted: int, num_accepted: int
-    ) -> None:
-        """A round with a draft: `num_asked` is k, fewer may have been drafted."""
+    def add_acceptance(self, source: DraftSource, num_drafted: int, num_accepted: int) -> None:
+        """A round with a draft is over."""
         self._drafted_by[source] += num_drafted
-        self._num_spec_tokens += num_asked
         self._per_step_drafted.append(num_drafted)
         self._per_step_accepted.append(num_accepted)
 
@@ -67,13 +63,12 @@ class RoundStats:
     def snapshot(self) -> SpeculationStats:
         """What happened so far."""
         wall_ms = (time.perf_counter() - self._started_at) * 1e3
-        histogram = [0] * (max(self._per_step_drafted, default=-1) + 1)
+        histogram = [0] * (max(self._per_step_drafted, default=0) + 1)
         for num_accepted in self._per_step_accepted:
             histogram[num_accepted] += 1
         return SpeculationStats(
             num_rounds=self._num_rounds,
             num_spec_steps=len(self._per_step_drafted),
-            num_spec_tokens=self._num_spec_tokens,
             num_draft_tokens=sum(self._per_step_drafted),
             num_accepted_draft_tokens=sum(self._per_step_accepted),
             acceptance_histogram=tuple(histogram),

@@ -33,7 +33,6 @@ SPECIALS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 STATS = SpeculationStats(
     num_rounds=5,
     num_spec_steps=4,
-    num_spec_tokens=12,
     num_draft_tokens=10,
     num_accepted_draft_tokens=6,
     acceptance_histogram=(1, 1, 1, 1),

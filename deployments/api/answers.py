@@ -65,7 +65,7 @@ class SpeculativeDecoding(BaseModel):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_draft_tokens_by: dict[DraftSource, int]  # who drafted them: draft_model, ngram
-    num_spec_tokens: int
+    num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
 
 
 class RoundTimes(BaseModel):

@@ -120,7 +120,6 @@ def _stats_together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
     return SpeculationStats(
         num_rounds=sum(one.num_rounds for one in stats),
         num_spec_steps=sum(one.num_spec_steps for one in stats),
-        num_spec_tokens=sum(one.num_spec_tokens for one in stats),
         num_draft_tokens=sum(one.num_draft_tokens for one in stats),
         num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
         acceptance_histogram=tuple(map(sum, histograms)),

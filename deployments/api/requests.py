@@ -181,9 +181,10 @@ def _max_tokens(
     room = model.max_model_len - num_prompt_tokens
     wanted = 1 if asked is None else asked
     if room < wanted:
+        # "maximum context length is": OpenAI's words, by which clients know this error.
         raise ContextTooLong(
-            f"{tokens_param if room > 0 else prompt_param}: the context window is "
-            f"{model.max_model_len} tokens, but the prompt has {num_prompt_tokens} and "
+            f"{tokens_param if room > 0 else prompt_param}: this model's maximum context "
+            f"length is {model.max_model_len} tokens, but the prompt has {num_prompt_tokens} and "
             f"{tokens_param} is {'not given' if asked is None else asked}; "
             "shorten the prompt or ask for fewer tokens",
             param=tokens_param if room > 0 else prompt_param,

@@ -99,6 +99,8 @@ def test_what_does_not_fit_names_all_three_numbers(num_prompt, asked, param):
     assert caught.value.param == param
     for number in (200, num_prompt, "not given" if asked is None else asked):
         assert str(number) in caught.value.message
+    # OpenAI's words: litellm knows the error by them and raises its ContextWindowExceededError.
+    assert "this model's maximum context length is 200 tokens" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""What the clients' scripts share: named checks, run one after another, one JSON line each.
+
+A script runs in its client's own virtual environment, so this file needs the standard library
+only. First comes a line with the names of all checks, so that whoever reads knows which are
+missing when the script dies; then one line per check: `ok`, a `detail` (what was found, or the
+error), and `needs` where the check asks for something that this server is known not to have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+TIMEOUT_S = 60.0  # of one request, for every client
+STORY = "Write a short story about a dog and a ball."
+ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
+ORDERED = {"customer": "Imogen", "quantity": 6, "price": 62.29, "city": "Delhi"}
+
+_MAX_DETAIL = 2000  # characters
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where the server is and what it serves."""
+
+    root_url: str
+    model: str
+
+    @property
+    def base_url(self) -> str:
+        """What OpenAI's clients call `base_url`."""
+        return f"{self.root_url}/v1"
+
+
+Check = Callable[[Service], str]
+
+
+class CheckFailed(Exception):
+    """The answer is not what the check wants."""
+
+
+def expect(condition: object, what: str) -> None:
+    """Fail the check unless `condition`.
+
+    Raises:
+        CheckFailed: with `what` the check wanted and what came.
+    """
+    if not condition:
+        raise CheckFailed(what)
+
+
+def expect_order(found: dict[str, object]) -> str:
+    """Fail unless this is the record of ORDER; the item's wording is the model's own."""
+    wrong = {key: found.get(key) for key, value in ORDERED.items() if found.get(key) != value}
+    expect(not wrong and "lamp" in str(found.get("item")), f"{ORDER!r} became {found!r}")
+    return json.dumps(found)
+
+
+class Checks:
+    """The checks of one script, in the order in which they are written."""
+
+    def __init__(self) -> None:
+        self._checks: list[tuple[str, str, Check]] = []
+
+    def named(self, name: str, *, needs: str = "") -> Callable[[Check], Check]:
+        """Add a check; its function returns what it found. `needs`: what the server lacks."""
+
+        def add(check: Check) -> Check:
+            self._checks.append((name, needs, check))
+            return check
+
+        return add
+
+    def include(self, others: Checks) -> None:
+        """Add the checks of another file."""
+        self._checks += others._checks
+
+    def main(self, words: Sequence[str] | None = None) -> None:
+        """Run all checks against the server that the command line names."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("root_url", help="of the server, without /v1")
+        parser.add_argument("model")
+        arguments = parser.parse_args(words)
+        service = Service(arguments.root_url.rstrip("/"), arguments.model)
+        _say({"checks": [name for name, _, _ in self._checks]})
+        for name, needs, check in self._checks:
+            _say(_line(name, needs, check, service))
+
+
+def _line(name: str, needs: str, check: Check, service: Service) -> dict[str, object]:
+    try:
+        detail, ok = check(service), True
+    except Exception as error:  # noqa: BLE001 - whatever a client raises is a finding
+        traceback.print_exc(file=sys.stderr)
+        reason = str(error)
+        detail = reason if isinstance(error, CheckFailed) else f"{type(error).__name__}: {reason}"
+        ok = False
+    return {"check": name, "ok": ok, "needs": needs, "detail": detail[:_MAX_DETAIL]}
+
+
+def _say(line: dict[str, object]) -> None:
+    print(json.dumps(line), flush=True)

@@ -1,0 +1,55 @@
+"""The openai client's script of `loadtest.clients`, from here, against the demo pair over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from local_service import DEMO, demo_grammar_host, demo_tokenizer, local_service
+
+from deployments.api.health import HealthProbe
+from deployments.api.http import HttpService, create_app
+from deployments.api.requests import ServedModel
+from loadtest.clients.catalog import CLIENTS, Target
+from loadtest.clients.run_client import run_client
+
+NAME = "openai"
+
+
+@asynccontextmanager
+async def demo_over_http() -> AsyncIterator[Target]:
+    tokenizer = demo_tokenizer()
+    model = ServedModel(name="demo", tokenizer=tokenizer, max_model_len=1024, created=0)
+    host = demo_grammar_host()
+    async with local_service(DEMO / "target", DEMO / "draft", grammar_host=host) as service:
+        health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)
+        app = create_app(HttpService(model=model, generator=service.generator, health=health))
+        listener = socket.create_server(("127.0.0.1", 0))  # who comes early waits in its backlog
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+        task = asyncio.create_task(server.serve([listener]))
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield Target(url, model.name, DEMO / "target")
+        finally:
+            server.should_exit = True
+            await task
+            listener.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_openais_own_client_finds_all_it_wants() -> None:
+    pytest.importorskip(NAME, reason="the openai package is not installed")
+    client = next(client for client in CLIENTS if client.name == NAME)
+    async with demo_over_http() as target:
+        bin_folder = Path(sys.executable).parent
+        result = await asyncio.to_thread(run_client, client, bin_folder, target)
+    assert result.failures == []
+    assert set(result.lacking) <= {"tools", "the Responses API"}
+    assert len(result.checks) > 15

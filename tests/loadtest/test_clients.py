@@ -1,0 +1,396 @@
+"""The command that runs other people's clients: its reading, its limits, its table. No network."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from loadtest.clients import __main__ as command
+from loadtest.clients.catalog import CLIENTS, Client, Load, Target
+from loadtest.clients.processes import run_bounded
+from loadtest.clients.reports import (
+    Counts,
+    NoReport,
+    read_aiperf,
+    read_aiperf_speculation,
+    read_guidellm,
+)
+from loadtest.clients.results import CheckResult, ClientResult, read_checks, table
+from loadtest.clients.run_client import run_client
+from loadtest.clients.venvs import NotInstallable, ensured_venv
+from loadtest.served import ROOT
+
+TARGET = Target("http://127.0.0.1:9", "tiny", ROOT)
+BIN = Path(sys.executable).parent
+
+ANNOUNCE = 'import json, time\nprint(json.dumps({"checks": ["a", "b"]}), flush=True)\n'
+PASS_A = 'print(json.dumps({"check": "a", "ok": True, "needs": "", "detail": "x"}), flush=True)\n'
+
+
+# --- what a script says -------------------------------------------------------------------------
+
+
+def test_lines_of_a_script_are_read_among_others() -> None:
+    lines = [
+        "a library's own words",
+        json.dumps({"checks": ["a", "b", "c"]}),
+        json.dumps({"check": "a", "ok": True, "needs": "", "detail": "fine"}),
+        '{"broken',
+        json.dumps({"check": "b", "ok": False, "needs": "tools", "detail": "400"}),
+    ]
+    found = read_checks("\n".join(lines))
+    assert [(check.name, check.ok, check.needs) for check in found] == [
+        ("a", True, ""),
+        ("b", False, "tools"),
+        ("c", False, ""),
+    ]
+    assert found[2].detail == "not reached"
+    assert [check.failed for check in found] == [False, False, True]
+
+
+def test_ok_must_be_true_itself() -> None:
+    assert not read_checks(json.dumps({"check": "a", "ok": "false"}))[0].ok
+
+
+def test_the_checks_run_on_after_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    from loadtest.clients.scripts.checks import Checks, Service, expect
+
+    checks = Checks()
+
+    @checks.named("falls")
+    def falls(service: Service) -> str:
+        expect(service.model == "other", f"model {service.model}")
+        return ""
+
+    @checks.named("raises", needs="tools")
+    def raises(service: Service) -> str:
+        raise ValueError(service.base_url)
+
+    @checks.named("stands")
+    def stands(service: Service) -> str:
+        return "found"
+
+    checks.main(["http://h:1/", "tiny"])
+    found = read_checks(capsys.readouterr().out)
+    assert [(check.ok, check.needs, check.detail) for check in found] == [
+        (False, "", "model tiny"),
+        (False, "tools", "ValueError: http://h:1/v1"),
+        (True, "", "found"),
+    ]
+
+
+# --- what the tools write -----------------------------------------------------------------------
+
+
+def guidellm_report(**totals: int) -> dict[str, Any]:
+    error = {"info": {"error": "400 Bad Request"}}
+    return {
+        "benchmarks": [
+            {
+                "metrics": {"request_totals": totals},
+                "requests": {"errored": [error] * totals["errored"]},
+            }
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("totals", "is_clean", "why"),
+    [
+        ({"successful": 12, "errored": 0, "incomplete": 0}, True, ""),
+        ({"successful": 11, "errored": 1, "incomplete": 0}, False, "400 Bad Request"),
+        ({"successful": 11, "errored": 0, "incomplete": 1}, False, ""),
+        ({"successful": 0, "errored": 0, "incomplete": 0}, False, ""),
+    ],
+    ids=["clean", "one-error", "one-incomplete", "nothing"],
+)
+def test_guidellm(tmp_path: Path, totals: dict[str, int], is_clean: bool, why: str) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(guidellm_report(**totals)))
+    counts = read_guidellm(tmp_path)
+    assert (counts.is_clean, counts.why) == (is_clean, why)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"benchmarks": [{"metrics": {}}]}'])
+def test_another_shape_is_no_report(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(NoReport, match=r"report\.json"):
+        read_guidellm(tmp_path)
+
+
+def aiperf_folder(folder: Path, errors: list[Any], report: dict[str, Any] | None = None) -> Path:
+    records = [{"metrics": {"request_latency": {"value": 1}}, "error": error} for error in errors]
+    lines = "".join(f"{json.dumps(record)}\n" for record in records)
+    (folder / "profile_export.jsonl").write_text(lines)
+    if report is not None:
+        (folder / "profile_export_aiperf.json").write_text(json.dumps(report))
+    return folder
+
+
+def test_aiperf_counts_its_records(tmp_path: Path) -> None:
+    assert read_aiperf(aiperf_folder(tmp_path, [None] * 3)) == Counts(3, 0)
+    counts = read_aiperf(aiperf_folder(tmp_path, [None, {"code": 400}]))
+    assert (counts.num_completed, counts.num_failed) == (1, 1)
+    assert "400" in counts.why
+    assert not read_aiperf(aiperf_folder(tmp_path, [])).is_clean
+
+
+def test_aiperf_without_a_record_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(NoReport, match="profile_export"):
+        read_aiperf(tmp_path)
+    (tmp_path / "profile_export.jsonl").write_text('{"no": "metrics"}\n')
+    with pytest.raises(NoReport, match="metrics"):
+        read_aiperf(tmp_path)
+
+
+def test_requests_without_speculation_figures_have_failed(tmp_path: Path) -> None:
+    folder = aiperf_folder(tmp_path, [None] * 3, {"spec_decode_steps": {"count": 2, "avg": 4.0}})
+    counts = read_aiperf_speculation(folder)
+    assert (counts.num_completed, counts.num_failed) == (2, 1)
+    whole = {
+        "spec_decode_steps": {"count": 3},
+        "spec_decode_token_weighted_acceptance_length": {"avg": 2.5},
+    }
+    counts = read_aiperf_speculation(aiperf_folder(tmp_path, [None] * 3, whole))
+    assert counts.is_clean
+    assert str(counts) == "3 completed, 0 failed; acceptance length 2.50"
+    assert not read_aiperf_speculation(aiperf_folder(tmp_path, [None] * 3, {})).is_clean
+
+
+# --- programs, and their limits -------------------------------------------------------------------
+
+
+def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    child = "import time; time.sleep(600)"
+    program = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    since_s = time.monotonic()
+    ended = run_bounded(
+        [sys.executable, "-c", program], environment=os.environ, folder=tmp_path, timeout_s=3
+    )
+    assert time.monotonic() - since_s < 60
+    assert ended.status is None
+    assert ended.why(3) == "ended after the time limit of 3 s"
+    assert is_gone(int(ended.output))
+
+
+def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
+    child = "import time; time.sleep(600)"
+    program = (
+        "import subprocess, sys\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)\n"
+    )
+    ended = run_bounded(
+        [sys.executable, "-c", program], environment=os.environ, folder=tmp_path, timeout_s=60
+    )
+    assert ended.why(60) == ""
+    assert is_gone(int(ended.output))
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(200):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def scripted(folder: Path, program: str, timeout_s: float = 60.0) -> Client:
+    """A client whose script is `program`."""
+    (folder / "fake_script.py").write_text(program)
+    return Client(
+        name="pytest",
+        requirements=(),
+        script="fake_script",
+        environment={"PYTHONPATH": str(folder)},
+        timeout_s=timeout_s,
+    )
+
+
+def ran(folder: Path, program: str, timeout_s: float = 60.0) -> ClientResult:
+    return run_client(scripted(folder, program, timeout_s), BIN, TARGET)
+
+
+def test_a_script_that_passes(tmp_path: Path) -> None:
+    program = ANNOUNCE + PASS_A + PASS_A.replace('"a"', '"b"')
+    result = ran(tmp_path, program)
+    assert result.failures == []
+    assert [check.ok for check in result.checks] == [True, True]
+    assert result.version == pytest.__version__
+
+
+def test_a_script_that_hangs_keeps_what_it_said(tmp_path: Path) -> None:
+    result = ran(tmp_path, ANNOUNCE + PASS_A + "time.sleep(600)\n", timeout_s=3)
+    assert [(check.name, check.ok) for check in result.checks] == [("a", True), ("b", False)]
+    assert result.failures == ["ended after the time limit of 3 s", "b: not reached"]
+
+
+def test_a_script_that_dies_is_told_apart(tmp_path: Path) -> None:
+    result = ran(tmp_path, "import no_such_module\n")
+    assert result.checks == []
+    assert "No module named 'no_such_module'" in result.failures[0]
+
+
+def test_a_script_that_says_nothing_has_not_passed(tmp_path: Path) -> None:
+    assert ran(tmp_path, "").failures == ["the script reported no checks"]
+
+
+def test_a_script_sees_nothing_of_the_callers_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere")
+    program = "import os\nprint(list(os.environ))\nraise SystemExit(3)"
+    result = ran(tmp_path, program)
+    assert "exit status 3" in result.trouble
+    assert "HOME" in result.trouble
+    assert "OPENAI_BASE_URL" not in result.trouble
+
+
+@pytest.mark.parametrize(
+    ("status", "totals", "ok"),
+    [
+        (0, {"successful": 2, "errored": 0, "incomplete": 0}, True),
+        (0, {"successful": 1, "errored": 1, "incomplete": 0}, False),
+        (1, {"successful": 2, "errored": 0, "incomplete": 0}, False),
+    ],
+    ids=["clean", "errors", "status"],
+)
+def test_a_tool_passes_by_its_status_and_its_report(
+    tmp_path: Path, status: int, totals: dict[str, int], ok: bool
+) -> None:
+    report = json.dumps(guidellm_report(**totals))
+    tool = tmp_path / "tool"
+    program = f"open('report.json', 'w').write({report!r})\nraise SystemExit({status})"
+    tool.write_text(f"#!{sys.executable}\n{program}")
+    (tmp_path / "python").symlink_to(sys.executable)
+    tool.chmod(0o755)
+    load = Load("chat", lambda target: ["run", target.root_url], read_guidellm)
+    client = Client(name="tool", requirements=(), loads=(load,))
+    (check,) = run_client(client, tmp_path, TARGET).checks
+    assert check.ok is ok, check.detail
+
+
+def test_a_program_that_is_not_there_is_a_trouble(tmp_path: Path) -> None:
+    load = Load("chat", lambda target: [], read_guidellm)
+    result = run_client(Client(name="no", requirements=(), loads=(load,)), tmp_path, TARGET)
+    assert result.trouble.startswith("cannot be run:")
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_installed_is_said_and_tried_again(tmp_path: Path) -> None:
+    missing = [str(tmp_path / "no-such-package.whl")]
+    for _ in range(2):
+        with pytest.raises(NotInstallable, match="no-such-package"):
+            ensured_venv(tmp_path, "client", missing)
+    (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (place / "installed.txt").write_text("")
+    assert ensured_venv(tmp_path, "client", missing) == place / "bin"
+    assert ensured_venv_folder(tmp_path, ["other"]) != place
+
+
+def ensured_venv_folder(folder: Path, requirements: list[str]) -> Path:
+    with pytest.raises(NotInstallable):
+        ensured_venv(folder, "client", [*requirements, str(folder / "none.whl")])
+    return max(folder.iterdir(), key=lambda path: path.stat().st_ctime)
+
+
+# --- table and record -----------------------------------------------------------------------------
+
+RESULTS = [
+    ClientResult("one", "1.0", 2.0, checks=[CheckResult("a", ok=True)]),
+    ClientResult(
+        "two",
+        "2.0",
+        3.0,
+        checks=[
+            CheckResult("a", ok=True),
+            CheckResult("b", ok=False, detail="\n400: no\nmore"),
+            CheckResult("c", ok=False, needs="tools", detail="400"),
+        ],
+    ),
+    ClientResult("three", trouble="not installed: no"),
+]
+
+
+def test_the_table_says_why() -> None:
+    assert table(RESULTS).splitlines() == [
+        "client  version  passed  failed  not served yet",
+        "one     1.0      1 of 1  0       0",
+        "two     2.0      1 of 3  1       1 (tools)",
+        "    b: 400: no",
+        "three   -        0 of 0  0!      0",
+        "    not installed: no",
+    ]
+
+
+def test_what_needs_something_else_is_no_failure() -> None:
+    lacking = ClientResult("x", checks=[CheckResult("c", ok=False, needs="tools")])
+    assert command.Report([lacking]).is_clean
+    assert not command.Report(RESULTS).is_clean
+    assert not command.Report([]).is_clean
+    assert not command.Report([lacking], crash="ended early").is_clean
+
+
+def test_a_client_that_cannot_be_installed_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def installed(folder: Path, name: str, requirements: Any) -> Path:
+        if name == "openai":
+            raise NotInstallable("not installed: no index")
+        return tmp_path
+
+    def run(client: Client, bin_folder: Path, target: Target) -> ClientResult:
+        return ClientResult(client.name, "1", checks=[CheckResult("a", ok=True)])
+
+    monkeypatch.setattr(command, "ensured_venv", installed)
+    monkeypatch.setattr(command, "run_client", run)
+    monkeypatch.setattr(command, "target_at", lambda url, tokenizer: TARGET)
+    output = tmp_path / "clients.json"
+    names = ["openai", "litellm", "aiperf"]
+    words = ["--url", "http://127.0.0.1:9", "--only", *names, "--output", str(output)]
+    assert command.main(words) == 1
+    content = json.loads(output.read_text())
+    assert content["command"].startswith("python -m loadtest.clients --url ")
+    assert {client["client"]: client["failures"] for client in content["clients"]} == {
+        "openai": ["not installed: no index"],
+        "litellm": [],
+        "aiperf": [],
+    }
+    assert not content["is_clean"]
+
+
+def test_a_server_that_is_not_there_leaves_a_record_that_is_not_clean(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "ensured_venv", lambda *_: tmp_path)
+    output = tmp_path / "clients.json"
+    with pytest.raises(Exception, match="refused"):
+        command.main(["--url", "http://127.0.0.1:9", "--output", str(output)])
+    content = json.loads(output.read_text())
+    assert "ConnectError" in content["crash"]
+    assert not content["is_clean"]
+
+
+def test_every_client_is_run_somehow() -> None:
+    for client in CLIENTS:
+        assert client.requirements, client.name
+        assert bool(client.script) != bool(client.loads), client.name
+        if client.script:
+            path = ROOT / f"{client.script.replace('.', '/')}.py"
+            assert path.exists(), client.name
+        for load in client.loads:
+            words = " ".join(load.words(TARGET))
+            assert TARGET.root_url in words
+            assert "count" in words  # bounded

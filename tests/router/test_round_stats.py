@@ -1,0 +1,22 @@
+"""What a session's counts say of drafts of several lengths, and of none."""
+
+from __future__ import annotations
+
+from router.round_stats import RoundStats
+
+
+def test_without_a_draft_there_is_one_empty_entry() -> None:
+    stats = RoundStats().snapshot()
+    assert stats.acceptance_histogram == (0,)
+    assert stats.num_spec_tokens == 0
+    assert stats.mean_acceptance_length == 1.0
+
+
+def test_the_longest_draft_ends_the_histogram() -> None:
+    rounds = RoundStats()
+    rounds.add_acceptance("draft_model", 4, 1)
+    rounds.add_acceptance("ngram", 2, 2)
+    stats = rounds.snapshot()
+    assert stats.num_spec_tokens == 4
+    assert stats.acceptance_histogram == (0, 1, 1, 0, 0)
+    assert stats.num_draft_tokens == 6
