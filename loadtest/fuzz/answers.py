@@ -10,7 +10,6 @@ from typing import cast
 from loadtest.fuzz.grammars import disobedience
 from loadtest.fuzz.pair import fuzz_tokenizer
 from models.errors import ServingError
-from models.messages import TokenLogprobs
 from router.generation import Delta, Finished, GenerationRequest, Generator, ShownToken
 
 _COMPARED = ("finish_reason", "num_tokens", "ids", "text", "shown", "prompt_logprobs")
@@ -23,7 +22,7 @@ class Answer:
     ids: tuple[int, ...] = ()
     text: str = ""
     shown: tuple[ShownToken, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[bytes, ...] | None = None  # packed
     finish_reason: str = ""
     num_tokens: int = 0
     num_drafted: int = 0

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from deployments.config import GrammarServiceConfig, LinkConfig
+from deployments.config import LinkConfig
 from deployments.constraint import ConstraintReplica
 from deployments.engine_loop import EngineLoop
+from deployments.grammar_config import GrammarServiceConfig
 from deployments.leader import LinkPort
 from deployments.link_client import LinkChannel, LinkClient
 from deployments.link_masks import LinkMaskSource

@@ -33,7 +33,7 @@ def random_requests(
     while len(requests) < num_requests:
         request = _request(rng, f"r{len(requests)}", stems, salts, verification)
         num_choices = rng.choice((1, 1, 1, 1, 2, 3))
-        requests += choices_of(request, num_choices, is_stream=rng.random() < 0.5)
+        requests += choices_of([request], num_choices, is_stream=rng.random() < 0.5)
     return requests
 
 
