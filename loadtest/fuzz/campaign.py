@@ -51,6 +51,7 @@ async def run_part(
     length_s: float,
     *,
     max_cases: int | None = None,
+    max_failures: int = _MAX_FAILURES,
     tell: Callable[[str], None] = print,
 ) -> PartReport:
     """Cases with the seeds that follow from `seed`, at least one, until the time is over."""
@@ -59,7 +60,7 @@ async def run_part(
     async with open_part() as run_case:
         number = 0
         while number == 0 or time.monotonic() - began_s < length_s:
-            if number == max_cases or len(report.failures) >= _MAX_FAILURES:
+            if number == max_cases or len(report.failures) >= max_failures:
                 break
             await run_one(report, run_case, case_seed(seed, part, number), tell)
             number += 1

@@ -1,8 +1,8 @@
 """Whether the fuzzer's own process, which runs everything under test, grows without bound.
 
-The first third of a part's samples is warm-up: caches fill, kernels compile, the allocator takes
-what it will keep. Growth is the median of the last third less that of the middle one, so a leak of
-a fixed amount per case shows in proportion to the cases between; a part that grows by more than
+The first half of a part's samples is warm-up: caches fill, kernels compile, the allocator takes
+what it will keep. Growth is the median of the last quarter less that of the one before, so a leak
+of a fixed amount per case shows in proportion to the cases between; a part that grows by more than
 `MAX_GROWTH_MIB` fails. Runs of fewer than `_LEAST_SAMPLES` cases say nothing of memory.
 """
 
@@ -12,7 +12,7 @@ from statistics import median
 
 import psutil
 
-MAX_GROWTH_MIB = 48.0  # between two thirds of a part; the allocator's own noise is a few MiB
+MAX_GROWTH_MIB = 48.0  # between two quarters of a part; the allocator's own noise is some MiB
 _LEAST_SAMPLES = 60
 _MIB = 1 << 20
 
@@ -36,11 +36,12 @@ class MemoryLog:
 
     @property
     def growth_mib(self) -> float | None:
-        """From the middle third to the last; None with too few samples to say."""
-        third = len(self.samples) // 3
+        """From the third quarter to the last; None with too few samples to say."""
+        quarter = len(self.samples) // 4
         if len(self.samples) < _LEAST_SAMPLES:
             return None
-        return median(self.samples[-third:]) - median(self.samples[third : 2 * third])
+        last, before = self.samples[-quarter:], self.samples[-2 * quarter : -quarter]
+        return median(last) - median(before)
 
     @property
     def complaint(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from loadtest.served import ROOT
 from models.grammar import GrammarCompiler, VocabularyInfo
@@ -33,6 +34,7 @@ _NOISE = 0.01  # of the draft's weights
 @cache
 def pair_folder() -> Path:
     """A folder with `target` and `draft`, written once per process and removed at its end."""
+    transformers_logging.disable_progress_bar()
     folder = Path(tempfile.mkdtemp(prefix="outrider-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _write_target(folder / "target")
