@@ -48,7 +48,7 @@ _ACTOR_KINDS = {
     "ServeController": "controller",
     "ProxyActor": "proxy",
 }
-_CONSTRAINT_CHILD = "deployments.constraint_child"
+_CONSTRAINT_CHILDREN = frozenset({"deployments.constraint_child", "deployments.constraint_taster"})
 _HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 _STATS_TIMEOUT_S = 20.0
 _POLL_S = 0.2
@@ -189,7 +189,7 @@ class FaultService:
         for replica in list(found["constraint-replica"]):
             with contextlib.suppress(psutil.Error):
                 for child in replica.children():
-                    if _CONSTRAINT_CHILD in child.cmdline():
+                    if _CONSTRAINT_CHILDREN.intersection(child.cmdline()):
                         _append(found["constraint-child"], child.pid)
         return found
 
@@ -251,7 +251,7 @@ class FaultService:
         return [
             process
             for process in family(self._served.folder)
-            if process not in known and _CONSTRAINT_CHILD in _command(process)
+            if process not in known and _CONSTRAINT_CHILDREN.intersection(_command(process))
         ]
 
     def check_kinds(self, kinds: Sequence[str]) -> None:
