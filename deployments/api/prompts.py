@@ -59,7 +59,7 @@ def _check_text(texts: Sequence[str], tokenizer: Tokenizer, max_model_len: int, 
     least = tokenizer.least_tokens(num_bytes)
     if least >= max_model_len:
         raise ContextTooLong(
-            f"{param}: the context window is {max_model_len} tokens, but the prompt of {num_bytes} "
-            f"bytes has at least {least}; shorten the prompt",
+            f"{param}: this model's maximum context length is {max_model_len} tokens, but the "
+            f"prompt of {num_bytes} bytes has at least {least}; shorten the prompt",
             param=param,
         )

@@ -158,7 +158,7 @@ def test_what_cannot_fit_is_refused_by_its_length_before_it_is_tokenised(monkeyp
             prepare(request, model, "r1")
         assert caught.value.param == param
         assert caught.value.code == "context_length_exceeded"
-        assert f"{param}: the context window is 200 tokens" in caught.value.message
+        assert f"{param}: this model's maximum context length is 200 tokens" in caught.value.message
         assert re.search(r"of 1000\d\d bytes has at least \d{4,}", caught.value.message)
 
 
