@@ -12,26 +12,26 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
-from deployments.check.preflight import CannotServe, refuse_unservable
-from deployments.config import (
+from deployments.config.grammar_service import GrammarServiceConfig
+from deployments.config.live_limits import ADMISSION_HEADROOM
+from deployments.config.model_files import with_shared_vocabulary
+from deployments.config.placement import COORDINATOR_CPUS, engine_placement
+from deployments.config.preflight import CannotServe, refuse_unservable
+from deployments.config.schema import (
     AppConfig,
     LinkConfig,
     ModelConfig,
 )
-from deployments.constraint import ConstraintReplica
-from deployments.engine import EngineReplica
-from deployments.grammar_config import GrammarServiceConfig
-from deployments.leader import EngineKind
-from deployments.model_files import with_shared_vocabulary
-from deployments.placement import COORDINATOR_CPUS, engine_placement
-from deployments.router import Router
-from deployments.user_config import ADMISSION_HEADROOM
+from deployments.constraint.replica import ConstraintReplica
+from deployments.engine.rank import EngineKind
+from deployments.engine.replica import EngineReplica
+from deployments.ingress.replica import Router
 
 _SPARE_REQUESTS = 64
 _HEALTH_PERIOD_S = 1.0
 _ROUTER_STALL_TIMEOUT_S = 10.0  # a router silent for longer is replaced
 _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a replica; fixed
-_LEASE_ROUTER = "deployments.lease_router:LeaseRouter"
+_LEASE_ROUTER = "deployments.serve.lease_router:LeaseRouter"
 
 
 class DeployedConfig(AppConfig):

@@ -25,9 +25,9 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
-from loadtest.interleaved import interleave, median_ratio
-from loadtest.run_record import crash_noted, head, told, write_json
-from loadtest.served import POD_ENVIRONMENT, ROOT, Config, served
+from loadtest.report.interleaved import interleave, median_ratio
+from loadtest.report.record import crash_noted, head, told, write_json
+from loadtest.service.served import POD_ENVIRONMENT, ROOT, Config, served
 
 CONFIG = ROOT / "configs" / "smollm2.yaml"
 PLAIN = "plain"

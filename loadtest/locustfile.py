@@ -33,10 +33,10 @@ from locust.clients import HttpSession
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest.load_answers import Judge, StreamedAnswer
-from loadtest.load_shapes import Ramp, Spike, read_trace
-from loadtest.load_workload import MIX, NUM_DISTINCT, Request, Workload
-from loadtest.machine import describe_machine
+from loadtest.client.answers import Judge, StreamedAnswer
+from loadtest.client.shapes import Ramp, Spike, read_trace
+from loadtest.client.workload import MIX, NUM_DISTINCT, Request, Workload
+from loadtest.report.machine import describe_machine
 
 logger = logging.getLogger(__name__)
 

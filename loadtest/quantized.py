@@ -22,14 +22,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from loadtest.acceptance_rounds import EnginePair
-from loadtest.bench_record import PairPath, public_command
-from loadtest.machine import describe_machine
-from loadtest.prompts import demo_prompts
+from loadtest.acceptance.rounds import EnginePair
+from loadtest.bench.record import PairPath, public_command
+from loadtest.report.machine import describe_machine
+from loadtest.report.prompts import demo_prompts
 from models.config import EngineConfig
-from models.kv_cache import BlockTable
-from models.messages import Sampling
-from models.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner, SequenceRows
+from models.kv.block_pool import BlockTable
+from models.protocol.messages import Sampling
 
 QUANTIZATIONS: tuple[str | None, str] = (None, "int8")
 _MAX_MODEL_LEN = 1024

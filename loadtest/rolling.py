@@ -2,9 +2,9 @@
 
     python -m loadtest.rolling --streams 8 --output loadtest/results/rolling.json
 
-Starts a private cluster of nodes in name only (`loadtest.cluster`), with a draft node and a target
-node more than configs/prod.yaml asks for, deploys that config and takes down what 8 free and 8
-constrained streams answer undisturbed. Then, while the streams run on and on, it deploys: other
+Starts a private cluster of nodes in name only (`loadtest.service.cluster`), with a draft node and a
+target node more than configs/prod.yaml asks for, deploys that config and takes down what 8 free and
+8 constrained streams answer undisturbed. Then, while the streams run on and on, it deploys: other
 limits, limits that are wrong, the first limits again, a second draft, a changed key of the router,
 and a changed key of the target (the last two replace every process, Serve's rule for `args`). Every
 request must complete with the same text and valid JSON, each change must have taken effect, and
@@ -24,7 +24,10 @@ from typing import Any
 
 import httpx
 
-from loadtest.cluster import (
+from loadtest.client.cases import constrained_cases, free_cases
+from loadtest.client.streams import FaultLoad
+from loadtest.report.record import crash_noted, head, write_json
+from loadtest.service.cluster import (
     DRAFT,
     ROUTER,
     TARGET,
@@ -34,11 +37,8 @@ from loadtest.cluster import (
     on_one_machine,
     private_cluster,
 )
-from loadtest.fault_cases import constrained_cases, free_cases
-from loadtest.fault_load import FaultLoad
-from loadtest.fault_service import FaultService
-from loadtest.run_record import crash_noted, head, write_json
-from loadtest.served import ROOT, Config
+from loadtest.service.parts import FaultService
+from loadtest.service.served import ROOT, Config
 
 SETTLE_LIMIT_S = 400.0
 _STEADY_LIMIT_S = 120.0

@@ -2,7 +2,7 @@
 
 It holds what an operator decides; sizes that follow from the checkpoint (layers, heads,
 vocabulary) are read from the checkpoint. Values are checked here once and frozen; whether they
-fit the checkpoint is checked by `models/checkpoint.py` when it is loaded.
+fit the checkpoint is checked by `models/checkpoint/loader.py` when it is loaded.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from models.errors import ContextTooLong, InvalidRequest
-from router.generation import Delta, Detokenizer, Finished, GenerationRequest
+from models.protocol.errors import ContextTooLong, InvalidRequest
 from router.limits import SessionLimits, SpeculationLimits
 from router.loop import run_session
 from router.session import Services, Session
+from router.types import Delta, Detokenizer, Finished, GenerationRequest
 
 _CLOSE_TIMEOUT_S = 5.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.messages import DraftSource
+from models.protocol.messages import DraftSource
 
 _LONGEST_PAUSE = 8  # times the first pause
 

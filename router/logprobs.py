@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from models.errors import InternalError
-from models.messages import TokenLogprobs, Verdict
-from router.generation import ShownToken
+from models.protocol.errors import InternalError
+from models.protocol.messages import TokenLogprobs, Verdict
 from router.stops import Taken
+from router.types import ShownToken
 
 
 class LogprobsOutbox:

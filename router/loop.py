@@ -14,18 +14,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from models.errors import ConstraintViolation, MaskUnavailable, Unavailable
-from models.messages import DraftProbs, DraftSource, Proposal, Verdict
-from models.token_log import TokenLog
-from router.draft_length import RoundPlanner
-from router.generation import Delta, FinishReason
+from models.protocol.errors import ConstraintViolation, MaskUnavailable, Unavailable
+from models.protocol.messages import DraftProbs, DraftSource, Proposal, Verdict
+from models.protocol.token_log import TokenLog
 from router.logprobs import LogprobsOutbox
-from router.pass_costs import PassCosts
+from router.planning.costs import PassCosts
+from router.planning.round_plan import RoundPlan
+from router.planning.round_planner import RoundPlanner
+from router.planning.shadow import ShadowDraft
 from router.ports import Constrainer, Drafter, Verifier
-from router.round_plan import RoundPlan
-from router.round_stats import RoundStats
-from router.shadow import ShadowDraft
+from router.stats import RoundStats
 from router.stops import StopChecker
+from router.types import Delta, FinishReason
 
 _MAX_MASK_LOSSES = 4  # times in a row that masks may be lost before the request fails
 

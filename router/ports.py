@@ -1,10 +1,10 @@
 """The seams of the router: what the loop needs from others, and what it needs of a transport.
 
 Upper seam, seen by `loop.py`, one object per session: `Drafter`, `Verifier`, `Constrainer`.
-`draft_session.py`, `target_session.py` and `grammar_session.py` implement them over the protocol
-of `models/messages.py`; `ngram_drafter.py` or a scripted fake implements them without it.
+`remote/draft.py`, `remote/target.py` and `remote/grammar.py` implement them over the protocol
+of `models/protocol/messages.py`; `drafters/ngram.py` or a scripted fake implements them without it.
 
-Lower seam, seen by `engine_session.py` and `grammar_session.py`: `Pool` hands out a `Lease`, a
+Lower seam, seen by `remote/engine.py` and `remote/grammar.py`: `Pool` hands out a `Lease`, a
 lease carries a `Channel`. ZMQ links under Ray Serve leases are one implementation, engines in the
 same process another, a link that loses, doubles, delays and reorders messages a third.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from models.messages import (
+from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
     DraftProbs,
@@ -26,7 +26,7 @@ from models.messages import (
     Proposal,
     Verdict,
 )
-from models.token_log import TokenLog
+from models.protocol.token_log import TokenLog
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_co = TypeVar("Reply_co", covariant=True)

@@ -11,26 +11,31 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from models.errors import UnsupportedGrammar
-from models.messages import DraftSource, Sampling
-from models.token_log import TokenLog
-from router.acceptance import AcceptanceEstimate, AcceptancePool
-from router.draft_length import DraftLengthPolicy, FixedLength, PlannedLength, RoundPlanner
-from router.draft_session import DraftSession
-from router.drafter_choice import FillInDrafter, choose_source, fixed_length
-from router.engine_session import EngineSession, Opening
-from router.generation import Detokenizer, GenerationRequest
-from router.grammar_session import GrammarSession
+from models.protocol.errors import UnsupportedGrammar
+from models.protocol.messages import DraftSource, Sampling
+from models.protocol.token_log import TokenLog
+from router.drafters.choice import FillInDrafter, choose_source, fixed_length
+from router.drafters.ngram import NgramDrafter
 from router.limits import SessionLimits, SpeculationLimits
 from router.logprobs import LogprobsOutbox
 from router.loop import SessionParts
-from router.ngram_drafter import NgramDrafter
-from router.pass_costs import PassCosts
+from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.costs import PassCosts
+from router.planning.groups import RouterPlanner, Seat
+from router.planning.round_planner import (
+    DraftLengthPolicy,
+    FixedLength,
+    PlannedLength,
+    RoundPlanner,
+)
 from router.ports import ConstraintPool, Drafter, EnginePool
-from router.round_stats import RoundStats
-from router.router_planner import RouterPlanner, Seat
+from router.remote.draft import DraftSession
+from router.remote.engine import EngineSession, Opening
+from router.remote.grammar import GrammarSession
+from router.remote.target import TargetSession
+from router.stats import RoundStats
 from router.stops import StopChecker
-from router.target_session import TargetSession
+from router.types import Detokenizer, GenerationRequest
 
 _CREATIVE_TEMPERATURE = 1.1
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from router.generation import Detokenizer, FinishReason
+from router.types import Detokenizer, FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Reads the bytes of a body into a request shape; every refusal names the field.
 
 Unknown fields are refused; OpenAI's fields that are not offered are accepted with the values that
-ask for nothing (`openai.py`).
+ask for nothing (`api/schemas/requests.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deployments.api.openai import (
+from deployments.api.schemas.requests import (
     FORMER_FIELDS,
     IGNORED_FIELDS,
     MAX_MESSAGES,
     NEUTRAL_VALUES,
     GenerationFields,
 )
-from models.errors import InvalidRequest
+from models.protocol.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=GenerationFields)
 

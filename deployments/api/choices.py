@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from router.generation import Delta, Finished, GenerationRequest, SpeculationStats, TimeSplit
+from router.types import Delta, Finished, GenerationRequest, SpeculationStats, TimeSplit
 
 Items = AsyncGenerator[Delta | Finished, None]
 ChoiceItems = AsyncGenerator[tuple[int, Delta | Finished], None]

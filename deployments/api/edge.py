@@ -14,10 +14,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.openai import BodyTooLarge, ErrorAnswer, RouteError, answer_error
 from deployments.api.request_log import RequestRecord
-from deployments.api.sse import disconnected
-from models.errors import InternalError, ServingError
+from deployments.api.schemas.requests import BodyTooLarge, ErrorAnswer, RouteError, answer_error
+from deployments.api.writing.sse import disconnected
+from models.protocol.errors import InternalError, ServingError
 
 Result = TypeVar("Result")
 

@@ -16,10 +16,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
-from models.errors import Overloaded, ServingError
-from models.messages import Sampling
-from models.tokenizer import Tokenizer
-from router.generation import (
+from models.protocol.errors import Overloaded, ServingError
+from models.protocol.messages import Sampling
+from models.text.tokenizer import Tokenizer
+from router.types import (
     Delta,
     Finished,
     GenerationRequest,

@@ -2,12 +2,11 @@
 
 A request for which there is no room is refused unread. Others are read within the body limit
 (`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`),
-run by the `Generator`, and written (`writers.py`, `sse.py`). The first item of the generator is
-awaited before anything is sent, so whatever fails up to then has its proper status; later errors
-end the stream with an error event. A client that goes away ends the generation wherever it
-stands.
-Every request leaves one line in the log (`request_log.py`).
-Every answer has the header `x-request-id`, the client's own one where it sent a sane one.
+run by the `Generator`, and written (`api/writing/writers.py`, `api/writing/sse.py`). The first item
+of the generator is awaited before anything is sent, so whatever fails up to then has its proper
+status; later errors end the stream with an error event. A client that goes away ends the generation
+wherever it stands. Every request leaves one line in the log (`request_log.py`). Every answer has
+the header `x-request-id`, the client's own one where it sent a sane one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from deployments.api.answers import ModelCard, ModelList
 from deployments.api.bodies import parse
 from deployments.api.choices import Items, merged
 from deployments.api.edge import (
@@ -34,23 +32,24 @@ from deployments.api.edge import (
     read_body,
     until_disconnect,
 )
-from deployments.api.grammar_fields import naming_field
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
-from deployments.api.json_chunks import coalesced
 from deployments.api.kept import Kept
+from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.off_loop import OffLoop
-from deployments.api.openai import ChatCompletionRequest, CompletionRequest
-from deployments.api.openapi import OpenApiPage, own_version
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.running import event_stream, first_item, whole_body
-from deployments.api.sse import ChunkedJson, EventStream
-from deployments.api.status_shapes import HealthStatus, LiveStatus, VersionStatus
-from deployments.api_keys import ApiKeys, KeyGate
-from deployments.meters import CONTENT_TYPE
-from models.errors import DeadlineExceeded
-from router.generation import GenerationRequest, Generator
+from deployments.api.schemas.answers import ModelCard, ModelList
+from deployments.api.schemas.grammar_fields import naming_field
+from deployments.api.schemas.openapi import OpenApiPage, own_version
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.writing.json_chunks import coalesced
+from deployments.api.writing.sse import ChunkedJson, EventStream
+from deployments.serve.instruments import CONTENT_TYPE
+from models.protocol.errors import DeadlineExceeded
+from router.types import GenerationRequest, Generator
 
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
 _INLINE_BODY_BYTES = 16_384

@@ -10,16 +10,20 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from deployments.api.chat_writer import ChatWriter
 from deployments.api.choices import choices_of
-from deployments.api.grammar_fields import asked_field
 from deployments.api.logprob_limits import check_logprob_entries
-from deployments.api.obfuscation import sealing
-from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
 from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
-from deployments.api.text_writer import Echo, TextWriter
-from deployments.api.writers import AnswerHead, Writer
-from router.generation import GenerationRequest
+from deployments.api.schemas.grammar_fields import asked_field
+from deployments.api.schemas.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+)
+from deployments.api.writing.chat_writer import ChatWriter
+from deployments.api.writing.obfuscation import sealing
+from deployments.api.writing.text_writer import Echo, TextWriter
+from deployments.api.writing.writers import AnswerHead, Writer
+from router.types import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)

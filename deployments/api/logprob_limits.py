@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from deployments.api.openai import ChatCompletionRequest, CompletionRequest
-from models.errors import InvalidRequest
-from router.generation import GenerationRequest
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from models.protocol.errors import InvalidRequest
+from router.types import GenerationRequest
 
 
 class _Part(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from models.errors import InternalError, Overloaded
+from models.protocol.errors import InternalError, Overloaded
 
 Result = TypeVar("Result")
 

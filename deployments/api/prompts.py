@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from deployments.api.bodies import shown
-from models.errors import ContextTooLong, InvalidRequest
-from models.tokenizer import Tokenizer
+from models.protocol.errors import ContextTooLong, InvalidRequest
+from models.text.tokenizer import Tokenizer
 
 
 def chat_ids(

@@ -17,8 +17,8 @@ from typing import Any
 from starlette.types import Scope
 
 from deployments.api.choices import ChoiceItems, finished_together
-from models.errors import ConstraintViolation, ServingError
-from router.generation import Finished, GenerationRequest
+from models.protocol.errors import ConstraintViolation, ServingError
+from router.types import Finished, GenerationRequest
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,18 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from deployments.api.bodies import shown
-from deployments.api.grammar_fields import asked_grammar
-from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
 from deployments.api.prompts import chat_ids, checked_ids, text_ids
 from deployments.api.sampling_terms import sampling_of
-from models.errors import ContextTooLong, InvalidRequest, UnknownModel
-from models.messages import Verification
-from models.tokenizer import Tokenizer
-from router.generation import GenerationRequest, SpeculationSettings
+from deployments.api.schemas.grammar_fields import asked_grammar
+from deployments.api.schemas.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+)
+from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
+from models.protocol.messages import Verification
+from models.text.tokenizer import Tokenizer
+from router.types import GenerationRequest, SpeculationSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from deployments.api.choices import ChoiceItems
-from deployments.api.sse import DONE, encode_events
-from deployments.api.writers import Writer
-from models.errors import InternalError
-from router.generation import Delta, Finished
+from deployments.api.writing.sse import DONE, encode_events
+from deployments.api.writing.writers import Writer
+from models.protocol.errors import InternalError
+from router.types import Delta, Finished
 
 
 async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> list[bytes]:

@@ -6,10 +6,14 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from deployments.api.bodies import shown
-from deployments.api.openai import ChatCompletionRequest, CompletionRequest, GenerationFields
-from models.errors import InvalidRequest
-from models.messages import Sampling, Verification
-from models.tokenizer import Tokenizer
+from deployments.api.schemas.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+)
+from models.protocol.errors import InvalidRequest
+from models.protocol.messages import Sampling, Verification
+from models.text.tokenizer import Tokenizer
 
 _COLDEST = 1e-5  # lower temperatures are greedy, as in vLLM
 _RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers as doubles

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from loadtest.fuzz.campaign import PartReport, run_one, run_part
 from loadtest.fuzz.parts import PARTS
-from loadtest.run_record import head, told, write_json
+from loadtest.report.record import head, told, write_json
 
 
 def main(words: Sequence[str]) -> int:

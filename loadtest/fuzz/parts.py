@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from loadtest.fuzz.cancel_part import open_cancel
 from loadtest.fuzz.cases import OpenPart
-from loadtest.fuzz.engines_part import open_engines
-from loadtest.fuzz.frames_part import open_frames
-from loadtest.fuzz.http_part import open_http
-from loadtest.fuzz.links_part import open_links
-from loadtest.fuzz.schema_part import open_schema
+from loadtest.fuzz.engines.cancel import open_cancel
+from loadtest.fuzz.engines.part import open_engines
+from loadtest.fuzz.http.part import open_http
+from loadtest.fuzz.http.schema import open_schema
+from loadtest.fuzz.links.frames_part import open_frames
+from loadtest.fuzz.links.part import open_links
 
 PARTS: dict[str, OpenPart] = {
     "engines": open_engines,

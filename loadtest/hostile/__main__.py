@@ -33,8 +33,9 @@ from pathlib import Path
 import httpx
 import yaml
 
-from loadtest.fault_cases import constrained_cases, free_cases
-from loadtest.fault_load import FaultLoad
+from loadtest.client.cases import constrained_cases, free_cases
+from loadtest.client.streams import FaultLoad
+from loadtest.client.thread import LoadThread
 from loadtest.hostile.attacks import (
     Attack,
     fitting_logprob_requests,
@@ -44,9 +45,8 @@ from loadtest.hostile.attacks import (
     ordinary_schema,
     refusal_complaint,
 )
-from loadtest.load_thread import LoadThread
-from loadtest.run_record import crash_noted, head, told, write_json
-from loadtest.served import POD_ENVIRONMENT, ROOT, served
+from loadtest.report.record import crash_noted, head, told, write_json
+from loadtest.service.served import POD_ENVIRONMENT, ROOT, served
 
 _STEADY_LIMIT_S = 60.0
 _SETTLE_S = 3.0  # behind an attack, before a stretch counts as quiet

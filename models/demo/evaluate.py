@@ -18,10 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.demo.chat import Conversation
-from models.demo.extraction import make_extraction
-from models.demo.mixture import SHARES, Mixture, encode
-from models.demo.sampling import generate
+from models.demo.data.chat import Conversation
+from models.demo.data.extraction import make_extraction
+from models.demo.data.mixture import SHARES, Mixture, encode
+from models.demo.training.sampling import generate
 
 MAX_NEW_TOKENS = 320
 ROWS = 32

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.demo.distill import distillation_loss, make_mixed_batch, sample_replies
-from models.demo.mixture import Batch, Mixture, make_batch
-from models.demo.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
-from models.demo.training import (
+from models.demo.data.mixture import Batch, Mixture, make_batch
+from models.demo.training.distill import distillation_loss, make_mixed_batch, sample_replies
+from models.demo.training.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
+from models.demo.training.training import (
     DRAFT_SHAPE,
     TARGET_SHAPE,
     Schedule,

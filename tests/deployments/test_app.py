@@ -3,14 +3,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_service import DEMO
 from ray.serve._private.build_app import build_app
 from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 from ray.serve.exceptions import RayServeException
 
 from deployments.app import DeployedConfig, build
-from deployments.config import AppConfig, LinkConfig
-from deployments.lease_router import LeaseRouter
+from deployments.config.schema import AppConfig, LinkConfig
+from deployments.serve.lease_router import LeaseRouter
+from tests.harness.local import DEMO
 
 
 def config(**sections: Any) -> AppConfig:

@@ -20,7 +20,7 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
-from deployments.config import AppConfig
+from deployments.config.schema import AppConfig
 from deployments.scaling import ConstraintPolicy, DraftPolicy, Need, TargetPolicy, decide
 
 NOW_S = 1_000_000.0

@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.config import EngineConfig
-from models.runner import ModelRunner
+from models.engine.runner import ModelRunner
 
 VOCAB_SIZE = 2048
 MAX_MODEL_LEN = 1024

@@ -6,14 +6,14 @@ import socket
 
 import pytest
 import torch
-from engine_fakes import EPOCH, Client, Link, run_clients
-from engine_messages import opening, proposing
-from gpu.cuda_runners import reference_gap, reference_greedy, runner, text
 
-from models.draft_engine import DraftEngine
-from models.masks import NoMaskSource
-from models.messages import Sampling
-from models.target_engine import TargetEngine
+from models.engine.draft import DraftEngine
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.protocol.messages import Sampling
+from tests.cases.messages import opening, proposing
+from tests.fakes.engines import EPOCH, Client, Link, run_clients
+from tests.gpu.cuda_runners import reference_gap, reference_greedy, runner, text
 
 PROMPTS = [text(seed, 20 + 70 * seed) for seed in range(3)]
 NUM_TOKENS = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.varlen_kernel import AttentionSizes, NoKernel, find_kernel, probe, torch_features
+from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, probe, torch_features
 
 
 def sizes(block_size: int, head_dim: int, key_heads: int, dtype: torch.dtype) -> AttentionSizes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.cuda_runners import MAX_MODEL_LEN, runner, text
 
-from models.kv_cache import BlockTable
-from models.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner, SequenceRows
+from models.kv.block_pool import BlockTable
+from tests.gpu.cuda_runners import MAX_MODEL_LEN, runner, text
 
 # Standard deviation of the difference to that of the logits. In bfloat16 on a CPU the two paths
 # differ by 0.03 to 0.06 with this checkpoint; a wrong key or mask brings it near 1.

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from local_service import DEMO, demo_grammar_host, demo_tokenizer, local_service
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
 from deployments.api.requests import ServedModel
 from loadtest.clients.catalog import CLIENTS, Target
 from loadtest.clients.run_client import run_client
+from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
 
 NAME = "openai"
 

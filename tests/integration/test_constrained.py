@@ -6,8 +6,12 @@ import asyncio
 import json
 
 import pytest
-from constraint_cases import CONSTRAINTS, check_obeys
-from local_service import (
+
+from loadtest.report.prompts import demo_prompts as held_out_prompts
+from models.protocol.errors import UnsupportedGrammar
+from models.protocol.messages import Grammar
+from tests.cases.constraint import CONSTRAINTS, check_obeys
+from tests.harness.local import (
     DEMO,
     LocalService,
     demo_grammar_host,
@@ -15,10 +19,6 @@ from local_service import (
     local_service,
     make_request,
 )
-
-from loadtest.prompts import demo_prompts as held_out_prompts
-from models.errors import UnsupportedGrammar
-from models.messages import Grammar
 
 
 async def answer(

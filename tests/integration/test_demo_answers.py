@@ -9,7 +9,11 @@ import random
 from typing import Any
 
 import pytest
-from local_service import (
+
+from models.demo.data.extraction import make_extraction
+from models.demo.data.mixture import Mixture
+from models.protocol.messages import Grammar
+from tests.harness.local import (
     DEMO,
     LocalService,
     demo_grammar_host,
@@ -17,10 +21,6 @@ from local_service import (
     local_service,
     make_request,
 )
-
-from models.demo.extraction import make_extraction
-from models.demo.mixture import Mixture
-from models.messages import Grammar
 
 NUM_ORDERS = 100
 TYPES = {str: "string", int: "integer", float: "number"}

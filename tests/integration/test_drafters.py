@@ -10,8 +10,13 @@ import asyncio
 import json
 
 import pytest
-from grammar_cases import TEN_SCHEMAS
-from local_service import (
+
+from loadtest.report.prompts import demo_prompts as held_out_prompts
+from models.protocol.messages import DraftSource, Grammar
+from router.limits import SessionLimits, SpeculationLimits
+from router.types import Delta, Finished, GenerationRequest
+from tests.cases.grammar import TEN_SCHEMAS
+from tests.harness.local import (
     DEMO,
     LocalService,
     demo_grammar_host,
@@ -19,11 +24,6 @@ from local_service import (
     local_service,
     make_request,
 )
-
-from loadtest.prompts import demo_prompts as held_out_prompts
-from models.messages import DraftSource, Grammar
-from router.generation import Delta, Finished, GenerationRequest
-from router.limits import SessionLimits, SpeculationLimits
 
 LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=4)
 # Drafts that come, come too late, or never come: what fills in must not depend on it.

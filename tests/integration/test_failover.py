@@ -9,22 +9,22 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from local_service import IdDetokenizer, make_request
 
-from deployments.local_pool import LocalEnginePool
+from deployments.local.pool import LocalEnginePool
 from models.config import EngineConfig
-from models.draft_engine import DraftEngine
-from models.errors import Unavailable
-from models.masks import NoMaskSource
-from models.messages import EngineReply, EngineRequest, TokenLogprobs
-from models.packed_logprobs import unpack
-from models.runner import ModelRunner
-from models.target_engine import TargetEngine
-from router.generation import Delta, Finished
+from models.engine.draft import DraftEngine
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.protocol.errors import Unavailable
+from models.protocol.messages import EngineReply, EngineRequest, TokenLogprobs
+from models.protocol.packed_logprobs import unpack
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.ports import Lease
 from router.session import Services
+from router.types import Delta, Finished
+from tests.harness.local import IdDetokenizer, make_request
 
 MAX_MODEL_LEN = 512
 PROMPTS = [[7, 8, 9, 7, 8], [3, 1, 4, 1, 5, 9, 2, 6], list(range(40, 60)), [5] * 7]

@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from http_clients import events_of
-from local_service import DEMO, demo_tokenizer, local_service
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
 from deployments.api.requests import ServedModel
+from tests.harness.http_clients import events_of
+from tests.harness.local import DEMO, demo_tokenizer, local_service
 
 TOKENIZER = demo_tokenizer()
 CHAT = {

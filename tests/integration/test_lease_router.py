@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_serve import private_serve
 from ray import serve
+
+from tests.harness.private_serve import private_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -21,7 +22,7 @@ WAIT_S = 60.0  # Serve itself would replace a stopped replica after 90 s here: n
     num_replicas=NUM_REPLICAS,
     max_ongoing_requests=100,
     ray_actor_options={"num_cpus": 0.1},
-    request_router_config={"request_router_class": "deployments.lease_router:LeaseRouter"},
+    request_router_config={"request_router_class": "deployments.serve.lease_router:LeaseRouter"},
     health_check_period_s=10,
     health_check_timeout_s=30,
 )

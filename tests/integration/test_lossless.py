@@ -10,11 +10,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from greedy_references import Reference, count_differences, generated
-from local_service import DEMO, LocalService, local_service, make_request
 
-from loadtest.prompts import demo_prompts as held_out_prompts
+from loadtest.report.prompts import demo_prompts as held_out_prompts
 from router.limits import SpeculationLimits
+from tests.harness.greedy_references import Reference, count_differences, generated
+from tests.harness.local import DEMO, LocalService, local_service, make_request
 
 NUM_PROMPTS = 50
 NUM_TOKENS = 40

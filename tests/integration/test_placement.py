@@ -20,10 +20,19 @@ from typing import Any
 import httpx
 import pytest
 import ray
-from local_service import DEMO, demo_tokenizer, local_service, make_request
 from ray.util import placement_group_table
 
-from loadtest.cluster import (
+from loadtest.client.cases import constrained_cases, free_cases
+from loadtest.client.streams import FaultLoad
+from loadtest.rolling import (
+    Check,
+    Outcome,
+    Roller,
+    k_limit_is,
+    refusal_is_told,
+    set_ranks,
+)
+from loadtest.service.cluster import (
     DRAFT,
     ROLE,
     ROUTER,
@@ -35,18 +44,9 @@ from loadtest.cluster import (
     on_one_machine,
     private_cluster,
 )
-from loadtest.fault_cases import constrained_cases, free_cases
-from loadtest.fault_load import FaultLoad
-from loadtest.fault_service import FaultService, actors
-from loadtest.rolling import (
-    Check,
-    Outcome,
-    Roller,
-    k_limit_is,
-    refusal_is_told,
-    set_ranks,
-)
-from loadtest.served import ROOT, Config
+from loadtest.service.parts import FaultService, actors
+from loadtest.service.served import ROOT, Config
+from tests.harness.local import DEMO, demo_tokenizer, local_service, make_request
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 

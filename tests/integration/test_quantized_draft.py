@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from local_service import DEMO, LocalService, local_service, make_request
 
-from loadtest.acceptance_rounds import EnginePair
-from loadtest.prompts import demo_prompts
-from models.messages import Sampling
+from loadtest.acceptance.rounds import EnginePair
+from loadtest.report.prompts import demo_prompts
+from models.protocol.messages import Sampling
+from tests.harness.local import DEMO, LocalService, local_service, make_request
 
 K = 3
 NUM_PROMPTS = 4

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from engine_fakes import random_prompt, reference_greedy, tiny_checkpoint
-from local_service import LocalService, local_service, make_request
 
-from models.errors import ContextTooLong, Overloaded
-from models.messages import Open, Sampling, Verify
-from models.token_log import EMPTY_HASH
+from models.protocol.errors import ContextTooLong, Overloaded
+from models.protocol.messages import Open, Sampling, Verify
+from models.protocol.token_log import EMPTY_HASH
 from router.limits import SessionLimits
 from router.ports import EngineLease
+from tests.fakes.engines import random_prompt, reference_greedy, tiny_checkpoint
+from tests.harness.local import LocalService, local_service, make_request
 
 SILENCE_S = 2.0  # after which a router takes an engine for dead
 KV_TOKENS = 96

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtest.served import ROOT, Served, private_environment, started
+from loadtest.service.served import ROOT, Served, private_environment, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -53,7 +53,7 @@ def test_serve_run_says_what_the_check_says(refused: Served, tmp_path: Path) -> 
     shown = wait_for(SENTENCE, refused)[0]
     checked = run(
         sys.executable,
-        *("-m", "deployments.config", "--check", "configs/prod.yaml"),
+        *("-m", "deployments.config.schema", "--check", "configs/prod.yaml"),
         folder=tmp_path,
     )
     assert checked.returncode == 1

@@ -11,14 +11,14 @@ import struct
 
 import msgspec
 import pytest
-from law_cases import CASES, EOS_ID, NUM_TOKENS, exact_law, p_value
-from law_engines import law_checkpoint
-from local_service import LocalService, local_service, make_request
 
-from models.messages import DraftSource, Proposal
-from router.draft_session import DraftSession
-from router.generation import Finished
+from models.protocol.messages import DraftSource, Proposal
 from router.limits import SpeculationLimits
+from router.remote.draft import DraftSession
+from router.types import Finished
+from tests.cases.law import CASES, EOS_ID, NUM_TOKENS, exact_law, p_value
+from tests.harness.law_engines import law_checkpoint
+from tests.harness.local import LocalService, local_service, make_request
 
 CASE = CASES["plain"]
 NUM_SESSIONS = 2400

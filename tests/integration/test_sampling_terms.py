@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from local_service import DEMO, LocalService, demo_tokenizer, local_service, make_request
 
-from loadtest.prompts import demo_prompts
-from models.messages import TokenLogprobs
-from models.packed_logprobs import unpack
-from router.generation import Delta, Finished, ShownToken
+from loadtest.report.prompts import demo_prompts
+from models.protocol.messages import TokenLogprobs
+from models.protocol.packed_logprobs import unpack
+from router.types import Delta, Finished, ShownToken
+from tests.harness.local import DEMO, LocalService, demo_tokenizer, local_service, make_request
 
 NUM_TOKENS = 24
 EOS_IDS = demo_tokenizer().eos_ids

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.fault_cases import free_cases
-from loadtest.fault_load import FaultLoad
-from loadtest.fault_service import FaultService
-from loadtest.scaling import FAST_METRICS
-from loadtest.scaling_watch import Watch, changes
-from loadtest.served import ROOT, Served, served
+from loadtest.client.cases import free_cases
+from loadtest.client.streams import FaultLoad
+from loadtest.scaling.__main__ import FAST_METRICS
+from loadtest.scaling.replicas import Watch, changes
+from loadtest.service.parts import FaultService
+from loadtest.service.served import ROOT, Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(280)]
 

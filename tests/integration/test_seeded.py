@@ -10,8 +10,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from conftest import write_tiny_llama
-from local_service import (
+from tests.cases.tiny_llama import write_tiny_llama
+
+from loadtest.report.prompts import demo_prompts as held_out_prompts
+from router.limits import SpeculationLimits
+from tests.harness.local import (
     DEMO,
     VOCAB_SIZE,
     LocalService,
@@ -19,9 +22,6 @@ from local_service import (
     local_service,
     make_request,
 )
-
-from loadtest.prompts import demo_prompts as held_out_prompts
-from router.limits import SpeculationLimits
 
 NUM_TOKENS = 40
 SEEDS = (1, 2**63 + 11)

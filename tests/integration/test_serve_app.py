@@ -9,17 +9,15 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from local_service import DEMO
-from private_serve import private_serve
 from ray import serve
 
 from deployments.app import bind_constraint, bind_engine
-from deployments.config import LinkConfig, ModelConfig
-from deployments.grammar_config import GrammarServiceConfig
-from deployments.link_client import LinkClient
-from deployments.pools import constraint_pool, engine_pool
-from models.errors import LinkLost
-from models.messages import (
+from deployments.config.grammar_service import GrammarServiceConfig
+from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.ingress.pools import constraint_pool, engine_pool
+from deployments.link.client import LinkClient
+from models.protocol.errors import LinkLost
+from models.protocol.messages import (
     Endpoint,
     EngineReply,
     Grammar,
@@ -34,8 +32,10 @@ from models.messages import (
     Verdict,
     Verify,
 )
-from models.tokenizer import Tokenizer
+from models.text.tokenizer import Tokenizer
 from router.ports import EngineLease
+from tests.harness.local import DEMO
+from tests.harness.private_serve import private_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,14 +8,14 @@ import time
 
 import psutil
 import pytest
-from served_demo import served_demo
 
-from loadtest.served import ROOT
+from loadtest.service.served import ROOT
+from tests.harness.served_demo import served_demo
 
 SERVES = """
 import time
 from pathlib import Path
-from loadtest.served import started
+from loadtest.service.served import started
 
 with started(Path("configs/demo.yaml")) as service:
     print(service.process.pid, flush=True)

@@ -13,12 +13,12 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from constraint_cases import CONSTRAINTS, check_obeys
-from grammar_cases import TEN_SCHEMAS
 from prometheus_client.parser import text_string_to_metric_families
-from served_demo import ServedDemo, served_demo
 
-from models.messages import Grammar
+from models.protocol.messages import Grammar
+from tests.cases.constraint import CONSTRAINTS, check_obeys
+from tests.cases.grammar import TEN_SCHEMAS
+from tests.harness.served_demo import ServedDemo, served_demo
 
 MODEL = "outrider-demo"
 STORY = [{"role": "user", "content": "Write a short story about a dog and a ball."}]

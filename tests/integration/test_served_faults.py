@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from loadtest.fault_campaign import Campaign, Fault, Outcome
-from loadtest.fault_cases import constrained_cases, free_cases
-from loadtest.fault_load import Answer, FaultLoad
-from loadtest.fault_service import FaultService, fault_config
-from loadtest.served import ROOT, served
+from loadtest.client.cases import constrained_cases, free_cases
+from loadtest.client.streams import Answer, FaultLoad
+from loadtest.faults.campaign import Campaign, Fault, Outcome
+from loadtest.service.parts import FaultService, fault_config
+from loadtest.service.served import ROOT, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.served import ROOT, Config, Served, served
+from loadtest.service.served import ROOT, Config, Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from served_demo import ServedDemo, served_demo
+
+from tests.harness.served_demo import ServedDemo, served_demo
 
 MODEL = "outrider-demo"
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_demo import ServedDemo, served_demo
 
-from loadtest import overload, soak
-from loadtest.gauge_watch import RUNNING, WAITING
-from loadtest.load_answers import Judge
-from loadtest.load_client import LoadClient, Reply
-from loadtest.load_workload import Asking, Workload
-from loadtest.memory_watch import OURS
+from loadtest.client.answers import Judge
+from loadtest.client.client import LoadClient, Reply
+from loadtest.client.workload import Asking, Workload
+from loadtest.overload import __main__ as overload
+from loadtest.service.gauges import RUNNING, WAITING
+from loadtest.service.memory import OURS
+from loadtest.soak import __main__ as soak
+from tests.harness.served_demo import ServedDemo, served_demo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

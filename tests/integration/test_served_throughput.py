@@ -11,9 +11,9 @@ import httpx
 import pytest
 import yaml
 
-from loadtest.fault_service import FaultService
-from loadtest.scaling_watch import metrics_port
-from loadtest.served import POD_ENVIRONMENT, ROOT, Served, served
+from loadtest.scaling.replicas import metrics_port
+from loadtest.service.parts import FaultService
+from loadtest.service.served import POD_ENVIRONMENT, ROOT, Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -9,13 +9,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from engine_fakes import random_prompt
-from local_service import IdDetokenizer, LocalService, local_service, make_request
 
-from loadtest.random_pair import make_random_pair
-from models.messages import DraftSource
-from router.generation import Finished
+from loadtest.bench.random_pair import make_random_pair
+from models.protocol.messages import DraftSource
 from router.limits import SessionLimits, SpeculationLimits
+from router.types import Finished
+from tests.fakes.engines import random_prompt
+from tests.harness.local import IdDetokenizer, LocalService, local_service, make_request
 
 LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=4)
 NO_LOOKUP = SpeculationLimits(prompt_lookup_max=0)

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from greedy_references import Reference, count_differences, generated
-from local_service import LocalService, local_service, make_request
-from served_demo import ServedDemo, served_demo
 
 from loadtest.kinds import read_prompts
-from models.known_models import SMOLLM2
-from models.tokenizer import Tokenizer
+from models.fetch.known import SMOLLM2
+from models.text.tokenizer import Tokenizer
 from router.limits import SpeculationLimits
+from tests.harness.greedy_references import Reference, count_differences, generated
+from tests.harness.local import LocalService, local_service, make_request
+from tests.harness.served_demo import ServedDemo, served_demo
 
 NUM_PROMPTS = 40
 NUM_TOKENS = 16

@@ -18,18 +18,17 @@ import psutil
 import pytest
 import ray
 import torch
-from private_serve import private_serve
 from ray import serve
 from ray.exceptions import RayError
 from transformers import LlamaForCausalLM
 
 from deployments.app import bind_engine
-from deployments.config import LinkConfig, ModelConfig
-from deployments.link_client import LinkChannel, LinkClient
-from deployments.pools import engine_pool
-from deployments.rank_group import RankGroup
-from models.errors import LinkLost, Unavailable
-from models.messages import (
+from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.engine.rank_group import RankGroup
+from deployments.ingress.pools import engine_pool
+from deployments.link.client import LinkChannel, LinkClient
+from models.protocol.errors import LinkLost, Unavailable
+from models.protocol.messages import (
     EngineReply,
     EngineRequest,
     LeaseGrant,
@@ -39,6 +38,7 @@ from models.messages import (
     Verify,
 )
 from router.ports import EngineLease
+from tests.harness.private_serve import private_serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 

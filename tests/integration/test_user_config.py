@@ -13,9 +13,9 @@ import pytest
 import ray
 from ray import serve
 
-from loadtest.cluster import ROUTER, PrivateCluster, private_cluster
-from loadtest.fault_service import APP, actors, leave_ray
-from loadtest.served import Config
+from loadtest.service.cluster import ROUTER, PrivateCluster, private_cluster
+from loadtest.service.parts import APP, actors, leave_ray
+from loadtest.service.served import Config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -20,12 +20,12 @@ from ray._raylet import node_labels_match_selector
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import AppConfig
-from deployments.constraint_meters import ConstraintMeters
-from deployments.engine_meters import EngineMeters
-from deployments.meters import Meters
-from deployments.request_metrics import CLIENT_GONE, RequestMetrics
-from models import errors
+from deployments.config.schema import AppConfig
+from deployments.constraint.meters import ConstraintMeters
+from deployments.engine.meters import EngineMeters
+from deployments.ingress.metrics import CLIENT_GONE, RequestMetrics
+from deployments.serve.instruments import Meters
+from models.protocol import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"

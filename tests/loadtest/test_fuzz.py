@@ -12,20 +12,20 @@ import pytest
 
 from loadtest.fuzz import memory
 from loadtest.fuzz.__main__ import main
-from loadtest.fuzz.answers import Answer, broken_terms, difference, is_prefix
 from loadtest.fuzz.campaign import PartReport, run_one, run_part
 from loadtest.fuzz.cases import Failure, Outcome, case_seed
-from loadtest.fuzz.engines_part import open_engines
-from loadtest.fuzz.grammars import disobedience
-from loadtest.fuzz.http_answers import HttpAnswer, wrong_with
-from loadtest.fuzz.http_attacks import Attack
+from loadtest.fuzz.engines.answers import Answer, broken_terms, difference, is_prefix
+from loadtest.fuzz.engines.grammars import disobedience
+from loadtest.fuzz.engines.part import open_engines
+from loadtest.fuzz.engines.requests import random_requests
+from loadtest.fuzz.http.answers import HttpAnswer, wrong_with
+from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.memory import MemoryLog
 from loadtest.fuzz.parts import PARTS
-from loadtest.fuzz.requests import random_requests
-from models import job_draws
-from models.messages import Grammar, Sampling
-from models.penalties import TokenHistory
-from router.generation import GenerationRequest
+from models.engine import draws as job_draws
+from models.protocol.messages import Grammar, Sampling
+from models.sampling.penalties import TokenHistory
+from router.types import GenerationRequest
 
 SEED = 20
 Patch = pytest.MonkeyPatch

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_clients import served
-from http_fakes import ScriptedGenerator
+
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.http_clients import served
 
 ROOT = Path(__file__).resolve().parents[2]
 

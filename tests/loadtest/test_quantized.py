@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from conftest import write_tiny_llama
+from tests.cases.tiny_llama import write_tiny_llama
 
 from loadtest.quantized import main
 

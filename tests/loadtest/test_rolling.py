@@ -8,12 +8,12 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config import AppConfig
-from deployments.model_files import check_models
-from deployments.user_config import with_user_config
-from loadtest.cluster import arguments, deployment, on_one_machine
+from deployments.config.live_limits import with_user_config
+from deployments.config.model_files import check_models
+from deployments.config.schema import AppConfig
 from loadtest.rolling import Outcome, Report, changes, first_config
-from loadtest.served import ROOT, Config
+from loadtest.service.cluster import arguments, deployment, on_one_machine
+from loadtest.service.served import ROOT, Config
 
 PROD = ROOT / "configs" / "prod.yaml"
 PLACED = (

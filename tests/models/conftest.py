@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.grammar import GrammarCompiler
-from tests.grammar_cases import Vocabulary, small_vocabulary
+from models.grammar.compiler import GrammarCompiler
+from tests.cases.grammar import Vocabulary, small_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from router_fakes import TIMING, LetterDetokenizer
 
-from models.errors import InternalError
-from models.messages import TokenLogprobs, Verdict
-from models.packed_logprobs import pack, unpack
+from models.protocol.errors import InternalError
+from models.protocol.messages import TokenLogprobs, Verdict
+from models.protocol.packed_logprobs import pack, unpack
 from router.logprobs import LogprobsOutbox
 from router.stops import StopChecker
+from tests.fakes.router import TIMING, LetterDetokenizer
 
 
 def entries(tokens: Sequence[int]) -> list[TokenLogprobs]:

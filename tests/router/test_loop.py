@@ -5,7 +5,19 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from router_fakes import (
+
+from models.protocol.errors import ConstraintViolation, MaskUnavailable
+from models.protocol.messages import DraftProbs, DraftSource, Proposal, Verdict
+from models.protocol.token_log import TokenLog
+from router.drafters.ngram import NgramDrafter
+from router.loop import SessionParts, run_session
+from router.planning.costs import PassCosts
+from router.planning.round_planner import DraftLengthPolicy, FixedLength, RoundPlanner
+from router.ports import Drafter
+from router.stats import RoundStats
+from router.stops import StopChecker
+from router.types import Delta
+from tests.fakes.router import (
     TIMING,
     LetterDetokenizer,
     ScriptedConstrainer,
@@ -14,18 +26,6 @@ from router_fakes import (
     continuation,
     letters,
 )
-
-from models.errors import ConstraintViolation, MaskUnavailable
-from models.messages import DraftProbs, DraftSource, Proposal, Verdict
-from models.token_log import TokenLog
-from router.draft_length import DraftLengthPolicy, FixedLength, RoundPlanner
-from router.generation import Delta
-from router.loop import SessionParts, run_session
-from router.ngram_drafter import NgramDrafter
-from router.pass_costs import PassCosts
-from router.ports import Drafter
-from router.round_stats import RoundStats
-from router.stops import StopChecker
 
 PROMPT = [5, 9, 2]
 SOURCES: tuple[DraftSource, ...] = ("draft_model", "ngram")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.round_stats import RoundStats
+from router.stats import RoundStats
 
 
 def test_without_a_draft_there_is_one_empty_entry() -> None:

@@ -5,16 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from router_fakes import (
-    TIMING,
-    AnsweringEngine,
-    LetterDetokenizer,
-    ScriptedPool,
-    continuation,
-)
 
-from models.errors import ContextTooLong, InvalidRequest, MaskUnavailable, Unavailable
-from models.messages import (
+from models.protocol.errors import ContextTooLong, InvalidRequest, MaskUnavailable, Unavailable
+from models.protocol.messages import (
     Close,
     EngineReply,
     EngineRequest,
@@ -26,14 +19,21 @@ from models.messages import (
     Verdict,
     Verify,
 )
-from models.token_log import TokenLog
-from router.draft_session import DraftSession
-from router.engine_session import EngineSession, Opening
-from router.generation import Delta, Finished, GenerationRequest, SpeculationSettings
+from models.protocol.token_log import TokenLog
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
+from router.remote.draft import DraftSession
+from router.remote.engine import EngineSession, Opening
+from router.remote.target import TargetSession
 from router.session import Services
-from router.target_session import TargetSession
+from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
+from tests.fakes.router import (
+    TIMING,
+    AnsweringEngine,
+    LetterDetokenizer,
+    ScriptedPool,
+    continuation,
+)
 
 LIMITS = SessionLimits(
     lease_timeout_s=1.0,

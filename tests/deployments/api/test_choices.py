@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from http_clients import client_of, events_of
-from http_fakes import STATS, ScriptedGenerator
 
 from deployments.api.choices import finished_together
-from models.errors import Overloaded, Unavailable
-from router.generation import Finished, SpeculationStats, TimeSplit
+from models.protocol.errors import Overloaded, Unavailable
+from router.types import Finished, SpeculationStats, TimeSplit
+from tests.fakes.http import STATS, ScriptedGenerator
+from tests.harness.http_clients import client_of, events_of
 
 BODIES = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},

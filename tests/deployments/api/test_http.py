@@ -12,18 +12,18 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from http_clients import client_of, events_of, openai_client, served
-from http_fakes import STATS, ScriptedGenerator, http_service, tiny_tokenizer
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import create_app
-from models.errors import (
+from models.protocol.errors import (
     ConstraintViolation,
     DeadlineExceeded,
     Overloaded,
     Unavailable,
     UnsupportedGrammar,
 )
+from tests.fakes.http import STATS, ScriptedGenerator, http_service, tiny_tokenizer
+from tests.harness.http_clients import client_of, events_of, openai_client, served
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}

@@ -12,18 +12,18 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from http_clients import openai_client
-from http_fakes import STATS, ScriptedGenerator, http_service, served_model, tiny_tokenizer
 
-from deployments.api.chat_writer import ChatWriter
 from deployments.api.http import create_app
-from deployments.api.json_chunks import JsonItems, coalesced, items_in_one, with_value
-from deployments.api.slices import SLICE_S, in_slices
-from deployments.api.text_writer import TextWriter
-from deployments.api.writers import AnswerHead
-from models.messages import TokenLogprobs, Verdict
-from models.packed_logprobs import MAX_PACKED_BYTES, pack, unpack
-from router.generation import Delta, Finished, ShownToken
+from deployments.api.writing.chat_writer import ChatWriter
+from deployments.api.writing.json_chunks import JsonItems, coalesced, items_in_one, with_value
+from deployments.api.writing.slices import SLICE_S, in_slices
+from deployments.api.writing.text_writer import TextWriter
+from deployments.api.writing.writers import AnswerHead
+from models.protocol.messages import TokenLogprobs, Verdict
+from models.protocol.packed_logprobs import MAX_PACKED_BYTES, pack, unpack
+from router.types import Delta, Finished, ShownToken
+from tests.fakes.http import STATS, ScriptedGenerator, http_service, served_model, tiny_tokenizer
+from tests.harness.http_clients import openai_client
 
 TOKENIZER = tiny_tokenizer()
 NUM_TOP = 20

@@ -12,13 +12,18 @@ from typing import Any
 
 import httpx
 import pytest
-from http_fakes import ScriptedGenerator, http_service, served_model
 
 from deployments.api.bodies import MAX_FIELDS, parse
 from deployments.api.http import create_app
-from deployments.api.openai import MAX_MESSAGES, MAX_PARTS, ChatCompletionRequest, CompletionRequest
 from deployments.api.requests import prepare_chat, prepare_completions
-from models.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
+from deployments.api.schemas.requests import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
+from tests.fakes.http import ScriptedGenerator, http_service, served_model
 
 # What no machine takes for a step of the loop; the code that this is about took seconds.
 LONGEST_GAP_S = 0.5

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from http_clients import client_of
-from http_fakes import ScriptedGenerator, http_service
 
 from deployments.api.http import create_app
+from tests.fakes.http import ScriptedGenerator, http_service
+from tests.harness.http_clients import client_of
 
 CHAT = '{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], %s}'
 TEXT = '{"model": "tiny", "prompt": "hi", %s}'

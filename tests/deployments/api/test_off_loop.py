@@ -6,12 +6,12 @@ import asyncio
 import threading
 
 import pytest
-from http_clients import client_of
-from http_fakes import ScriptedGenerator
 
 from deployments.api import http
 from deployments.api.off_loop import OffLoop
-from models.errors import InternalError, Overloaded
+from models.protocol.errors import InternalError, Overloaded
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.http_clients import client_of
 
 
 async def until_waiting(off_loop: OffLoop, num_waiting: int) -> None:

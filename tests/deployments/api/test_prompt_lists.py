@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from http_clients import client_of, events_of, openai_client
-from http_fakes import STATS, ScriptedGenerator, tiny_tokenizer
 
-from models.messages import TokenLogprobs
-from models.packed_logprobs import pack
-from router.generation import Delta, Detokenizer, Finished, GenerationRequest, ShownToken
+from models.protocol.messages import TokenLogprobs
+from models.protocol.packed_logprobs import pack
+from router.types import Delta, Detokenizer, Finished, GenerationRequest, ShownToken
+from tests.fakes.http import STATS, ScriptedGenerator, tiny_tokenizer
+from tests.harness.http_clients import client_of, events_of, openai_client
 
 TOKENIZER = tiny_tokenizer()
 PROMPTS = ["The", "old bear", "a€"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_clients import client_of, events_of
-from http_fakes import ScriptedGenerator, tiny_tokenizer
 
-from models.messages import TokenLogprobs
-from router.generation import Delta, ShownToken
+from models.protocol.messages import TokenLogprobs
+from router.types import Delta, ShownToken
+from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
+from tests.harness.http_clients import client_of, events_of
 
 TOKENIZER = tiny_tokenizer()
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_clients import client_of
-from http_fakes import ScriptedGenerator
 from ray._common.formatters import JSONFormatter
 
-from deployments.logs import PACKAGES, configure_rank, is_json, join_serve
-from models.errors import ConstraintViolation, Overloaded, Unavailable
+from deployments.serve.logs import PACKAGES, configure_rank, is_json, join_serve
+from models.protocol.errors import ConstraintViolation, Overloaded, Unavailable
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.http_clients import client_of
 
 SECRET = "the-heron-sings-at-noon"
 ANSWER = "an-answer-nobody-logs"
@@ -159,7 +159,7 @@ def test_our_lines_are_serves_also_when_it_is_configured_anew(
         kept = Kept()
         serve_logger.handlers = [kept]
         serve_logger.setLevel(level)
-        logging.getLogger("deployments.pools").info("one")
+        logging.getLogger("deployments.ingress.pools").info("one")
         assert [record.getMessage() for record in kept.records] == expected
 
 
@@ -168,7 +168,7 @@ def test_a_rank_writes_to_its_stderr(
     serve_logger: logging.Logger, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     configure_rank(as_json=as_json, component="rank", rank=1)
-    logging.getLogger("deployments.engine_loop").info("idle", extra={"session_id": "s-1"})
+    logging.getLogger("deployments.engine.loop").info("idle", extra={"session_id": "s-1"})
     [line] = capsys.readouterr().err.splitlines()
     if as_json:
         content = json.loads(line)

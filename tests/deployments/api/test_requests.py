@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from http_fakes import served_model
 
 from deployments.api.bodies import parse
-from deployments.api.openai import ChatCompletionRequest, CompletionRequest
 from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
-from models.errors import ContextTooLong, InvalidRequest, UnknownModel
-from models.messages import Grammar, Sampling
-from router.generation import GenerationRequest, SpeculationSettings
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
+from models.protocol.messages import Grammar, Sampling
+from router.types import GenerationRequest, SpeculationSettings
+from tests.fakes.http import served_model
 
 MODEL = served_model()
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}

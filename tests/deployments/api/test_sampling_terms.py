@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from http_fakes import served_model, tiny_tokenizer
 
 from deployments.api.bodies import parse
-from deployments.api.openai import ChatCompletionRequest, CompletionRequest
 from deployments.api.requests import prepare_chat, prepare_completions
 from deployments.api.sampling_terms import bad_word_ids
-from models.errors import InvalidRequest
-from router.generation import GenerationRequest
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from models.protocol.errors import InvalidRequest
+from router.types import GenerationRequest
+from tests.fakes.http import served_model, tiny_tokenizer
 
 MODEL = served_model()
 TOKENIZER = tiny_tokenizer()

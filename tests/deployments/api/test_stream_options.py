@@ -6,13 +6,13 @@ import random
 from typing import Any
 
 import pytest
-from http_clients import client_of, events_of, openai_client
-from http_fakes import ScriptedGenerator, tiny_tokenizer
 
-from deployments.api.obfuscation import sealing
-from models.errors import Unavailable
-from models.messages import TokenLogprobs
-from router.generation import Delta, ShownToken
+from deployments.api.writing.obfuscation import sealing
+from models.protocol.errors import Unavailable
+from models.protocol.messages import TokenLogprobs
+from router.types import Delta, ShownToken
+from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
+from tests.harness.http_clients import client_of, events_of, openai_client
 
 BODIES = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},

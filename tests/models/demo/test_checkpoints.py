@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models.demo.tokenizer import VOCAB_SIZE
+from models.demo.training.tokenizer import VOCAB_SIZE
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 PAIR = ("target", "draft")

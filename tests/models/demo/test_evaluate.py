@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.demo.chat import ask
+from models.demo.data.chat import ask
 from models.demo.evaluate import (
     coupled_acceptance,
     rejection_acceptance,

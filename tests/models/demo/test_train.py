@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.demo import train
-from models.demo.mixture import Mixture
-from models.demo.training import Schedule, Shape
+from models.demo.data.mixture import Mixture
+from models.demo.training.training import Schedule, Shape
 
 TINY = Shape(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16)
 

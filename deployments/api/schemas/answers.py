@@ -1,0 +1,224 @@
+"""Shapes of successful answers, as OpenAI has them; `api/writing/writers.py` fills them.
+
+Answers carry two things OpenAI does not have: `seed`, with which a request that named none can be
+repeated, and `metrics`, whose `speculative_decoding` has vLLM's field names and is there whether
+or not anything was drafted. In a stream both are on the trailing usage event, or, where none was
+asked for, on the event with the `finish_reason`.
+
+Lists of logprobs are None here: writers put their JSON into the place of `null`
+(`api/writing/json_chunks.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
+
+from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from models.protocol.messages import DraftSource
+from router.types import Finished, SpeculationStats
+
+
+class Answer(BaseModel):
+    """A JSON answer. Fields named in `optional` are written only when they were set."""
+
+    model_config = ConfigDict(protected_namespaces=())
+    optional: ClassVar[frozenset[str]] = frozenset({"usage", "metrics", "seed", "prompt_logprobs"})
+
+    def to_json(self) -> bytes:
+        """The answer as UTF-8 JSON."""
+        return self.model_dump_json(exclude=set(self.optional - self.model_fields_set)).encode()
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int  # found in the target's prefix cache when the request was admitted
+
+
+class TokenCounts(BaseModel):
+    """Tokens of one choice so far, on each event of a stream that asks for them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Usage(TokenCounts):
+    """Tokens of one request."""
+
+    prompt_tokens_details: PromptTokensDetails
+
+
+class SpeculativeDecoding(BaseModel):
+    """What speculation did, in vLLM's words.
+
+    A step is a round that had a draft; without any (speculation off) the counts are 0, the rate
+    is 0 and the length 1. `mean_acceptance_length` counts the target's own token of each step.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]  # [a]: steps in which a draft tokens stood
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_draft_tokens_by: dict[DraftSource, int]  # who drafted them: draft_model, ngram
+    num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
+
+
+class RoundTimes(BaseModel):
+    """Where the request's rounds spent their time, milliseconds, summed over `num_rounds`."""
+
+    num_rounds: int
+    draft_ms: float
+    verify_ms: float
+    mask_ms: float
+    queue_ms: float
+    link_ms: float
+    grammar_ms: float
+    loop_ms: float
+    emit_ms: float
+
+
+class Metrics(BaseModel):
+    """Measurements of one request."""
+
+    speculative_decoding: SpeculativeDecoding
+    rounds: RoundTimes
+
+
+class AssistantMessage(BaseModel):
+    """The answer's message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None  # OpenAI's shape requires it
+
+
+class ChatChoice(BaseModel):
+    """One choice of a chat answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(Answer):
+    """Answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    seed: int
+    metrics: Metrics
+
+
+class ChatChunkChoice(BaseModel):
+    """New text of a chat stream; `delta` has a role, a content, or nothing."""
+
+    index: int
+    delta: dict[Literal["role", "content"], str]
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ChatCompletionChunk(Answer):
+    """One event of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: SerializeAsAny[TokenCounts] | None = None
+    seed: int | None = None
+    metrics: Metrics | None = None
+
+
+class TextChoice(BaseModel):
+    """One choice of a completion; in a stream, its new text."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class TextChoiceOfPrompt(TextChoice):
+    """A choice whose request asked for the prompt's logprobs."""
+
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(Answer):
+    """Answer of POST /v1/completions, and each event of its stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[SerializeAsAny[TextChoice]]
+    usage: SerializeAsAny[TokenCounts] | None = None
+    seed: int | None = None
+    metrics: Metrics | None = None
+
+
+class ModelCard(Answer):
+    """One served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "outrider"
+    max_model_len: int
+
+
+class ModelList(Answer):
+    """Answer of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+def counts_of(num_prompt_tokens: int, num_completion_tokens: int) -> TokenCounts:
+    """Token counts in OpenAI's words."""
+    return TokenCounts(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_completion_tokens,
+        total_tokens=num_prompt_tokens + num_completion_tokens,
+    )
+
+
+def usage_of(finished: Finished) -> Usage:
+    """All tokens of a request in OpenAI's words."""
+    return Usage(
+        prompt_tokens=finished.num_prompt_tokens,
+        completion_tokens=finished.num_completion_tokens,
+        total_tokens=finished.num_prompt_tokens + finished.num_completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=finished.num_cached_tokens),
+    )
+
+
+def metrics_of(stats: SpeculationStats) -> Metrics:
+    """Measurements of one request in vLLM's words."""
+    return Metrics(
+        speculative_decoding=SpeculativeDecoding(
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_acceptance_rate=stats.draft_acceptance_rate,
+            acceptance_histogram=list(stats.acceptance_histogram),
+            num_spec_steps=stats.num_spec_steps,
+            num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_draft_tokens_by=dict(stats.num_drafted_by),
+            num_spec_tokens=stats.num_spec_tokens,
+        ),
+        rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),
+    )

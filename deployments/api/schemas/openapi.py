@@ -1,0 +1,271 @@
+"""What GET /openapi.json says: every route, what it takes and how it answers (OpenAPI 3.1).
+
+Bodies and answers are described by the very models that read and write them (`requests.py`,
+`answers.py`, `status.py`); the table below says which route has which. Source: OpenAPI
+Specification 3.1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from deployments.api.requests import ServedModel
+from deployments.api.schemas.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ModelCard,
+    ModelList,
+)
+from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest, ErrorBody
+from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+
+_ABOUT = """OpenAI's routes for chat and text completions, with vLLM's and own extensions.
+
+`null` means absent, for every field that is not required. Integers are written without a decimal
+point. Beyond what the schemas say a request is refused (400) when prompt and `max_tokens` do not
+fit in the context window, when `max_tokens` and `max_completion_tokens` differ, when `min_tokens`
+exceeds `max_tokens`, with `stream_options` without `stream: true`, with `prompt_logprobs` and
+`stream: true`, with `top_logprobs` without `logprobs: true`, with two constraints on one answer or
+one that cannot be compiled, with `json_schema` in a `response_format` of another type or missing
+in its own, and when a key of `logit_bias` is no token id of the model. The body has a limit of
+bytes (413).
+"""
+_MEANINGS = {
+    400: "The request is at fault: message, `param` and `code` say how.",
+    401: "An API key is needed, or it is not known.",
+    404: "Another model is served here, or there is no such route.",
+    413: "The body is longer than the limit.",
+    429: "There is no room now; try again after `Retry-After` seconds.",
+    500: "A fault of the server, which its log explains.",
+    503: "A part of the service cannot be reached now.",
+    504: "A wait reached its limit.",
+}
+_OF_A_COMPLETION = (400, 404, 413, 429, 500, 503, 504)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """One operation. `errors` are statuses with an error body, those of keys aside."""
+
+    path: str
+    name: str
+    about: str
+    answers: Mapping[int, type[BaseModel] | str]  # by status; a string: a media type of text
+    takes: type[BaseModel] | None = None
+    streams: type[BaseModel] | None = None  # what the events of a stream hold
+    errors: tuple[int, ...] = (500,)
+    is_open: bool = True  # needs no API key
+    parameters: list[Schema] = field(default_factory=list)
+
+
+_HEALTH: Mapping[int, type[BaseModel] | str] = {200: HealthStatus, 503: HealthStatus}
+_NAME: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_ROUTES = (
+    _Route(
+        path="/v1/chat/completions",
+        name="createChatCompletion",
+        about="The assistant's next turn of a conversation.",
+        takes=ChatCompletionRequest,
+        answers={200: ChatCompletion},
+        streams=ChatCompletionChunk,
+        errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
+        path="/v1/completions",
+        name="createCompletion",
+        about="The text that follows a prompt.",
+        takes=CompletionRequest,
+        answers={200: Completion},
+        streams=Completion,
+        errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
+        path="/v1/models",
+        name="listModels",
+        about="The served model, as a list of one.",
+        answers={200: ModelList},
+        is_open=False,
+    ),
+    _Route(
+        path="/v1/models/{name}",
+        name="getModel",
+        about="The served model, by its name, in which slashes count as they are.",
+        answers={200: ModelCard},
+        errors=(404, 500),
+        is_open=False,
+        parameters=[_NAME],
+    ),
+    _Route(
+        path="/health",
+        name="getHealth",
+        about="Whether a round through the target works now, or others' streams make progress.",
+        answers=_HEALTH,
+    ),
+    _Route(
+        path="/readyz",
+        name="getReadiness",
+        about="The same as /health.",
+        answers=_HEALTH,
+    ),
+    _Route(
+        path="/livez",
+        name="getLiveness",
+        about="This process answers; whether the engines do is what /readyz says.",
+        answers={200: LiveStatus},
+    ),
+    _Route(
+        path="/metrics",
+        name="getMetrics",
+        about="Metrics in Prometheus' text format.",
+        answers={200: "text/plain"},
+    ),
+    _Route(
+        path="/version",
+        name="getVersion",
+        about="The version of this server.",
+        answers={200: VersionStatus},
+    ),
+    _Route(
+        path="/openapi.json",
+        name="getOpenApi",
+        about="This page.",
+        answers={200: "application/json"},
+    ),
+)
+
+
+class OpenApiPage:
+    """The page of one server, built when it is first asked for and when the model's limits change.
+
+    Args:
+        asks_for_keys: whether the routes under /v1 need an API key.
+    """
+
+    def __init__(self, *, asks_for_keys: bool) -> None:
+        self._asks_for_keys = asks_for_keys
+        self._built: tuple[ServedModel, str, bytes] | None = None
+
+    def text(self, model: ServedModel, root_path: str) -> bytes:
+        """The page as UTF-8 JSON.
+
+        Args:
+            model: what is served.
+            root_path: what stands before every path, as ASGI has it; empty: nothing.
+        """
+        built = self._built
+        if built is None or built[0] is not model or built[1] != root_path:
+            page = openapi_page(model, asks_for_keys=self._asks_for_keys, root_path=root_path)
+            built = self._built = (model, root_path, json.dumps(page).encode())
+        return built[2]
+
+
+def openapi_page(model: ServedModel, *, asks_for_keys: bool, root_path: str = "") -> Schema:
+    """The page as JSON has it; see `OpenApiPage`."""
+    shapes: set[type[BaseModel]] = {ErrorBody}
+    for route in _ROUTES:
+        shown = (*route.answers.values(), route.streams)
+        shapes.update(shape for shape in shown if isinstance(shape, type))
+    _, described = models_json_schema(
+        [(shape, "serialization") for shape in shapes], ref_template=REF_TEMPLATE
+    )
+    paths: dict[str, Any] = {}
+    for route in _ROUTES:
+        method = "get" if route.takes is None else "post"
+        paths[route.path] = {method: _operation(route, asks_for_keys=asks_for_keys)}
+    components: Schema = {"schemas": {**described["$defs"], **request_schemas(model)}}
+    if asks_for_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Outrider", "version": own_version(), "description": _ABOUT},
+        "servers": [{"url": root_path or "/"}],
+        "paths": paths,
+        "components": components,
+    }
+
+
+def own_version() -> str:
+    """The version of this package, as it is installed."""
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _operation(route: _Route, *, asks_for_keys: bool) -> Schema:
+    needs_key = asks_for_keys and not route.is_open
+    answers: dict[int, Schema] = {status: _error(status) for status in route.errors}
+    if needs_key:
+        answers[401] = _error(401)
+    for status, shape in route.answers.items():
+        answers[status] = _success(status, shape, route.streams)
+    operation: Schema = {
+        "operationId": route.name,
+        "summary": route.about,
+        "security": [{"key": []}] if needs_key else [],
+        "parameters": [*route.parameters, _REQUEST_ID],
+        "responses": {str(status): answer for status, answer in sorted(answers.items())},
+    }
+    if route.takes is not None:
+        operation["requestBody"] = {"required": True, "content": _json_of(route.takes)}
+    return operation
+
+
+_REQUEST_ID: Schema = {
+    "name": "x-request-id",
+    "in": "header",
+    "description": "Kept where it is 1 to 128 letters, digits, '.', '_', ':' or '-'.",
+    "schema": {"type": "string"},
+}
+_HEADERS: Schema = {
+    "x-request-id": {
+        "description": "Under which the server's log has this request.",
+        "schema": {"type": "string"},
+    }
+}
+_SECONDS: Schema = {"schema": {"type": "string", "pattern": "^[0-9]+$"}}
+_ERROR_HEADERS: Mapping[int, Schema] = {
+    401: {"www-authenticate": {"schema": {"const": "Bearer"}}},
+    429: {"retry-after": _SECONDS},
+    503: {"retry-after": _SECONDS},
+}
+
+
+def _success(status: int, shape: type[BaseModel] | str, streams: type[BaseModel] | None) -> Schema:
+    if isinstance(shape, str):
+        kind = "object" if shape == "application/json" else "string"
+        content: Schema = {shape: {"schema": {"type": kind}}}
+    else:
+        content = _json_of(shape)
+    if streams is not None:
+        told = (
+            f"With `stream: true`: events `data: {streams.__name__}`, in the end `data: [DONE]`. "
+            "What fails after the first event ends the stream with an event `data: ErrorBody`."
+        )
+        content["text/event-stream"] = {"schema": {"type": "string", "description": told}}
+    about = "As asked for." if status == 200 else "The same shape, with the reason."
+    return {"description": about, "headers": _HEADERS, "content": content}
+
+
+def _error(status: int) -> Schema:
+    return {
+        "description": _MEANINGS[status],
+        "headers": {**_HEADERS, **_ERROR_HEADERS.get(status, {})},
+        "content": _json_of(ErrorBody),
+    }
+
+
+def _json_of(shape: type[BaseModel]) -> Schema:
+    ref = REF_TEMPLATE.format(model=shape.__name__)
+    return {"application/json": {"schema": {"$ref": ref}}}

@@ -1,0 +1,132 @@
+"""JSON schemas of the request bodies as this server reads them, for the OpenAPI page.
+
+They are pydantic's own schemas of the shapes in `requests.py`, loosened by what `bodies.py` lets
+pass before a shape sees it (nulls, fields without effect, values that ask for nothing) and
+tightened by the limits of the served model (`requests.py`). Rules between two fields are not in
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from deployments.api.bodies import MAX_FIELDS
+from deployments.api.requests import ServedModel
+from deployments.api.schemas.requests import (
+    IGNORED_FIELDS,
+    NEUTRAL_VALUES,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+
+Schema = dict[str, Any]
+
+REF_TEMPLATE = "#/components/schemas/{model}"
+
+_NULL: Schema = {"type": "null"}
+_NULL_OR_EMPTY: Schema = {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]}
+# What means "absent" within each shape, for any field that is not required and for unknown ones.
+_ABSENT = {
+    "ChatCompletionRequest": _NULL,
+    "CompletionRequest": _NULL,
+    "StreamOptions": _NULL,
+    "SpeculationOptions": _NULL,
+    "ResponseFormat": _NULL,
+    "StructuredOutputs": _NULL,
+    "Message": _NULL_OR_EMPTY,
+}
+
+
+def request_schemas(model: ServedModel) -> dict[str, Schema]:
+    """Schemas by name: `ChatCompletionRequest`, `CompletionRequest` and what they refer to."""
+    requests = (ChatCompletionRequest, CompletionRequest)
+    _, described = models_json_schema(
+        [(request, "validation") for request in requests], ref_template=REF_TEMPLATE
+    )
+    schemas: dict[str, Schema] = described["$defs"]
+    for request in requests:
+        _take_neutral(schemas[request.__name__])
+        # Pydantic says what keys of the pattern hold, not that there are no others.
+        schemas[request.__name__]["properties"]["logit_bias"]["additionalProperties"] = False
+    outputs = schemas["StructuredOutputs"]["properties"]
+    as_text = {"type": "string", "contentMediaType": "application/json"}
+    outputs["json"] = _either(outputs["json"], as_text)
+    logprobs = schemas["CompletionRequest"]["properties"]
+    logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
+    for name, absent in _ABSENT.items():
+        _take_absent(schemas[name], absent)
+    for request in requests:
+        _limit(schemas[request.__name__]["properties"], model)
+    _bound(
+        schemas["SpeculationOptions"]["properties"]["k"],
+        "integer",
+        maximum=model.max_num_speculative_tokens,
+    )
+    return schemas
+
+
+def _take_neutral(shape: Schema) -> None:
+    properties = shape["properties"]
+    for name in sorted(IGNORED_FIELDS):
+        properties[name] = {"description": "Accepted, without effect."}
+    for name, values in NEUTRAL_VALUES.items():
+        if name not in properties:
+            told = "Not offered: only values that ask for nothing are accepted."
+            properties[name] = {"enum": [*values, None], "description": told}
+
+
+def _take_absent(shape: Schema, absent: Schema) -> None:
+    required = shape.get("required", ())
+    for name, schema in shape["properties"].items():
+        if name not in required and not _takes_anything(schema):
+            shape["properties"][name] = _either(schema, absent)
+    shape["additionalProperties"] = absent
+    shape["maxProperties"] = MAX_FIELDS
+
+
+def _takes_anything(schema: Schema) -> bool:
+    return not set(schema) - {"description"} or None in schema.get("enum", ())
+
+
+def _limit(properties: Schema, model: ServedModel) -> None:
+    """Put in the limits of the served model."""
+    longest = min(model.max_tokens_limit, model.max_model_len - 1)
+    ids = {"minimum": 0, "maximum": model.tokenizer.vocab_size - 1}
+    properties["model"]["const"] = model.name
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        if name in properties:
+            _bound(properties[name], "integer", maximum=longest)
+    _bound(properties["n"], "integer", maximum=model.max_choices)
+    _bound(properties["stop"], "string", maxLength=model.max_stop_chars)
+    _bound(properties["stop"], "array", maxItems=model.max_stop_strings)
+    _bound(properties["stop_token_ids"], "integer", **ids)
+    if "prompt" in properties:
+        _bound(properties["prompt"], "integer", **ids)
+        _bound(properties["prompt"], "string", minLength=0 if model.tokenizer.encode("") else 1)
+
+
+def _bound(schema: Schema, kind: str, **limits: int) -> None:
+    for part in _parts(schema):
+        if part.get("type") == kind:
+            part.update(limits)
+
+
+def _parts(schema: Schema) -> Iterator[Schema]:
+    yield schema
+    inner = [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())]
+    for part in inner:
+        yield from _parts(part)
+
+
+def _either(schema: Schema, other: Schema) -> Schema:
+    """Either of two; what is said about the first stays on the outside."""
+    told: Schema = {
+        key: schema[key] for key in ("title", "description", "default") if key in schema
+    }
+    bare = {key: value for key, value in schema.items() if key not in told}
+    options = bare["anyOf"] if set(bare) == {"anyOf"} else [bare]
+    added = other["anyOf"] if set(other) == {"anyOf"} else [other]
+    return {**told, "anyOf": [*options, *(option for option in added if option not in options)]}

@@ -1,0 +1,341 @@
+"""The OpenAI wire format: what requests may say, what errors look like and which status they have.
+
+Only shapes and their own limits are here; constraints are in `grammar_fields.py`, reading a body
+in `bodies.py`, limits that come from the config in `requests.py`, the shapes of successful answers
+in `answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
+parameter never passes silently. Extensions to OpenAI's own fields: `top_k`, `min_p`,
+`repetition_penalty`, `ignore_eos`, `min_tokens`, `bad_words`, `stop_token_ids`, `prompt_logprobs`,
+`include_stop_str_in_output`, `structured_outputs` and `cache_salt` (vLLM's words), `speculation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
+
+from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
+from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
+from deployments.api.schemas.strict_fields import StrictFields, refuse_value
+from models.protocol.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ServingError,
+    Unavailable,
+    UnknownModel,
+    UnsupportedGrammar,
+)
+from models.protocol.messages import DraftSource, Verification
+
+MAX_LOGPROBS = 20  # of the likeliest tokens, for each position
+# Far more turns than conversations have; to check and to render as many takes about 20 ms.
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096  # of one message's content
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def _joined_text(content: Any) -> str:
+    """Content is a string or a list of text parts, which are joined by line breaks."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        refuse_value("must be a string or a non-empty list of text parts")
+    if len(content) > MAX_PARTS:
+        refuse_value(f"at most {MAX_PARTS} parts are allowed (got {len(content)})")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            refuse_value(f"part {index}: type {kind!r} is not supported, only 'text'")
+        if not isinstance(part.get("text"), str):
+            refuse_value(f"part {index}: text must be a string")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _listed_stop(stop: Any) -> list[str]:
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        refuse_value("must be a string or a list of strings")
+    if not all(texts):
+        refuse_value("a stop string must not be empty")
+    return texts
+
+
+def _listed_prompts(prompt: Any) -> list[str | list[int]]:
+    """A prompt is a string or token ids; a list holds several of one kind."""
+    prompts = prompt if _is_list_of(prompt, str | list) else [prompt]
+    for index, one in enumerate(prompts):
+        if type(one) is not type(prompts[0]):
+            refuse_value(f"prompt {index}: must be of the same kind as the others")
+        if not isinstance(one, str) and not (one and _is_list_of(one, int)):
+            where = f"prompt {index}: " if len(prompts) > 1 else ""
+            refuse_value(f"{where}must be a string or a non-empty list of token ids")
+    return prompts
+
+
+def _is_list_of(content: Any, kind: Any) -> bool:
+    """Whether it is a list, not empty, whose first item says that it is one of these."""
+    if not isinstance(content, list) or not content:
+        return False
+    if kind is int:
+        return all(type(item) is int for item in content)
+    return isinstance(content[0], kind)
+
+
+# What the validators above let through, as the OpenAPI page tells it.
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+_ContentIn = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+_StopText = Annotated[str, Field(min_length=1)]
+_StopIn = _StopText | list[_StopText]
+_TokenIdsIn = Annotated[list[int], Field(min_length=1)]
+_Listed = Field(min_length=1)
+_PromptIn = (
+    str | _TokenIdsIn | Annotated[list[str], _Listed] | Annotated[list[_TokenIdsIn], _Listed]
+)
+
+
+Prompts = Annotated[
+    list[str | list[int]], PlainValidator(_listed_prompts, json_schema_input_type=_PromptIn)
+]
+
+
+class Message(StrictFields):
+    """One turn. `developer` is today's word for `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_joined_text, json_schema_input_type=_ContentIn)]
+    name: str | None = None
+
+
+class StreamOptions(StrictFields):
+    """What a stream carries besides text.
+
+    As in vLLM, `continuous_usage_stats` asks for the usage at the end as well, unless that is
+    refused, and then says nothing.
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # see `api/writing/obfuscation.py`
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the stream ends with an event that has the usage."""
+        return self.include_usage or (
+            self.continuous_usage_stats and "include_usage" not in self.model_fields_set
+        )
+
+
+class SpeculationOptions(StrictFields):
+    """Whether, how far and by whom to draft ahead, and how drafts are judged.
+
+    The law of the text never depends on it; under `coupled` no text with a seed does.
+    """
+
+    enabled: bool = True
+    k: int | None = Field(default=None, ge=0)  # upper limit: the config's
+    verification: Verification | None = None  # None: the config's
+    drafter: DraftSource | None = None  # None: the config's
+
+
+class GenerationFields(StrictFields):
+    """What both routes understand."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=-1, lt=2**31)  # 0 and -1: off
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    # Any logit times or divided by it stays far within float32.
+    repetition_penalty: float = Field(default=1.0, ge=0.001, le=1000.0)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    logit_bias: LogitBias = Field(default_factory=list)
+    min_tokens: int = Field(default=0, ge=0)
+    bad_words: BadWords = Field(default_factory=list)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    n: int = Field(default=1, ge=1)  # upper limit: the served model's
+    stop: Annotated[list[str], BeforeValidator(_listed_stop, json_schema_input_type=_StopIn)] = (
+        Field(default_factory=list)
+    )
+    stop_token_ids: StopTokenIds = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    ignore_eos: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
+
+
+class ChatCompletionRequest(GenerationFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+
+class CompletionRequest(GenerationFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Prompts
+    echo: bool = False
+    logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+
+# Accepted and without effect: they describe the client or its billing, not the text.
+IGNORED_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+    }
+)
+
+# Fields with an effect we do not offer: only the values that ask for nothing are accepted.
+# `null` is accepted everywhere and means absent.
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "top_logprobs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+}
+
+# vLLM's former fields for constraints, and what has taken their places.
+FORMER_FIELDS: Mapping[str, str] = {
+    "guided_json": "structured_outputs.json",
+    "guided_json_object": "structured_outputs.json_object",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.regex (grammars are not supported)",
+    "guided_decoding_backend": "structured_outputs, which needs no backend",
+    "guided_decoding_disable_any_whitespace": "structured_outputs.json",
+    "guided_decoding_disable_fallback": "structured_outputs, which has no fallback",
+    "guided_whitespace_pattern": "structured_outputs.json",
+}
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+class ErrorDetail(BaseModel):
+    """The inside of an OpenAI error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """Every answer that is not a success, and the event that ends a broken stream."""
+
+    error: ErrorDetail
+
+    def to_json(self) -> bytes:
+        """The body as UTF-8 JSON."""
+        return self.model_dump_json().encode()
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is longer than the configured limit."""
+
+    code = "body_too_large"
+
+
+class RouteError(InvalidRequest):
+    """No such route (404), or not with this method (405)."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message, code="unknown_route" if status == 404 else "invalid_request")
+        self.status = status
+
+
+class Unauthorized(InvalidRequest):
+    """No API key, or one that is not known."""
+
+    code = "invalid_api_key"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """An error as HTTP has it."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: ErrorBody
+
+
+# The first class that fits counts, so children stand before their parents.
+_STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
+    (UnknownModel, 404, "invalid_request_error"),
+    (BodyTooLarge, 413, "invalid_request_error"),
+    (Unauthorized, 401, "invalid_request_error"),
+    (ContextTooLong, 400, "invalid_request_error"),
+    (UnsupportedGrammar, 400, "invalid_request_error"),
+    (InvalidRequest, 400, "invalid_request_error"),
+    (Overloaded, 429, "rate_limit_error"),
+    (DeadlineExceeded, 504, "timeout_error"),
+    (Unavailable, 503, "service_unavailable_error"),
+)
+
+
+def answer_error(error: ServingError, request_id: str) -> ErrorAnswer:
+    """The HTTP answer for an error: the only place where a status is chosen.
+
+    What is the server's own fault (500) says no more than the id under which it was logged.
+    """
+    status, kind = next(
+        ((status, kind) for cls, status, kind in _STATUSES if isinstance(error, cls)),
+        (500, "server_error"),
+    )
+    if isinstance(error, RouteError):
+        status = error.status
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif isinstance(error, Unavailable):
+        headers["retry-after"] = "1"
+    elif isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    message = error.message
+    if status == 500:
+        message = f"the server failed to complete this request; its log has request {request_id}"
+    detail = ErrorDetail(message=message, type=kind, param=error.param, code=error.code)
+    return ErrorAnswer(status, headers, ErrorBody(error=detail))

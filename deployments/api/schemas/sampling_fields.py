@@ -1,0 +1,84 @@
+"""Request fields that say what may be drawn and what is told of it: shapes and their own limits.
+
+Limits that need the vocabulary are in `sampling_terms.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from deployments.api.schemas.strict_fields import refuse_value
+
+MAX_BIASES = 300  # OpenAI's
+_BIAS_LIMIT = 100
+_MAX_WORDS = 256  # every row looks at each of them
+_MAX_WORD_CHARS = 256
+_MAX_STOP_IDS = 128
+_ID = re.compile(r"[0-9]{1,9}")
+
+
+def _biases(content: Any) -> list[tuple[int, float]]:
+    """OpenAI's map of token id (JSON has only strings as keys) to bias."""
+    if not isinstance(content, dict):
+        refuse_value("must be an object of token ids and biases")
+    if len(content) > MAX_BIASES:
+        refuse_value(f"at most {MAX_BIASES} entries are allowed (got {len(content)})")
+    biases = []
+    for key, bias in content.items():
+        if not _ID.fullmatch(key):
+            refuse_value(f"keys must be token ids (got {key[:40]!r})")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) == math.inf:
+            refuse_value(f"the bias of token {key} must be a number (got {bias!r:.40})")
+        if not -_BIAS_LIMIT <= bias <= _BIAS_LIMIT:
+            refuse_value(
+                f"the bias of token {key} must be within -{_BIAS_LIMIT}..{_BIAS_LIMIT} "
+                f"(got {bias!r:.40})"
+            )
+        biases.append((int(key), float(bias)))
+    return biases
+
+
+def _words(content: Any) -> list[str]:
+    if not isinstance(content, list) or not all(isinstance(word, str) for word in content):
+        refuse_value("must be a list of strings")
+    if len(content) > _MAX_WORDS:
+        refuse_value(f"at most {_MAX_WORDS} words are allowed (got {len(content)})")
+    for word in content:
+        if not word.strip():
+            refuse_value("a bad word must not be empty")
+        if len(word) > _MAX_WORD_CHARS:
+            refuse_value(f"at most {_MAX_WORD_CHARS} characters each (got {len(word)})")
+    return content
+
+
+def _token_ids(content: Any) -> list[int]:
+    if not isinstance(content, list) or not all(type(item) is int for item in content):
+        refuse_value("must be a list of token ids")
+    if len(content) > _MAX_STOP_IDS:
+        refuse_value(f"at most {_MAX_STOP_IDS} ids are allowed (got {len(content)})")
+    return content
+
+
+def _no_false(content: Any) -> Any:
+    """Chat's `logprobs: false` is sent to completions too; there it asks for nothing."""
+    return None if content is False else content
+
+
+# What the validators above let through, as the OpenAPI page tells it.
+_IdText = Annotated[str, StringConstraints(pattern=f"^{_ID.pattern}$")]
+_Bias = Annotated[float, Field(ge=-_BIAS_LIMIT, le=_BIAS_LIMIT)]
+_BiasesIn = Annotated[dict[_IdText, _Bias], Field(max_length=MAX_BIASES)]
+_Word = Annotated[str, StringConstraints(pattern=r"\S", max_length=_MAX_WORD_CHARS)]
+_WordsIn = Annotated[list[_Word], Field(max_length=_MAX_WORDS)]
+_TokenIdsIn = Annotated[list[int], Field(max_length=_MAX_STOP_IDS)]
+
+LogitBias = Annotated[
+    list[tuple[int, float]], BeforeValidator(_biases, json_schema_input_type=_BiasesIn)
+]
+BadWords = Annotated[list[str], BeforeValidator(_words, json_schema_input_type=_WordsIn)]
+StopTokenIds = Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
+NoFalse = BeforeValidator(_no_false)

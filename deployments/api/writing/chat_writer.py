@@ -1,0 +1,114 @@
+"""Bodies and events of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from deployments.api.choices import finished_together
+from deployments.api.schemas.answers import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    metrics_of,
+    usage_of,
+)
+from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
+from deployments.api.writing.json_chunks import with_value
+from deployments.api.writing.slices import in_slices
+from deployments.api.writing.writers import AnswerHead, RunningCounts, closed, listed, trailed
+from router.types import Delta, Finished, FinishReason
+
+
+class ChatWriter:
+    """Implements `Writer`."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head = head
+        self._names = TokenNames(head.tokenizer)
+        self._counts = RunningCounts(head)
+        # Of an answer that is not streamed:
+        self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
+        self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
+        self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
+
+    async def add(self, index: int, delta: Delta) -> None:
+        """See `Writer`."""
+        self._texts[index].append(delta.text)
+        await in_slices(delta.shown, self._logprobs[index].add)
+        await in_slices(delta.prompt_logprobs or (), self._of_prompt.add)
+
+    def whole(self, ends: Sequence[Finished]) -> list[bytes]:
+        """See `Writer`."""
+        head = self._head
+        together = finished_together(ends)
+        answer = ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[],
+            usage=usage_of(together),
+            seed=head.seed,
+            metrics=metrics_of(together.speculation),
+        )
+        if head.num_prompt_logprobs >= 0:
+            answer.prompt_logprobs = None  # written, and then replaced
+        choices = listed([self._choice(index, end) for index, end in enumerate(ends)])
+        *chunks, tail = with_value(answer.to_json(), "choices", choices, instead="[]")
+        if head.num_prompt_logprobs < 0:
+            return [*chunks, tail]
+        return [*chunks, *with_value(tail, "prompt_logprobs", self._of_prompt.chunks)]
+
+    def opening(self) -> list[bytes]:
+        """See `Writer`."""
+        delta: dict[Literal["role", "content"], str] = {"role": "assistant", "content": ""}
+        return [self._chunk(index, delta).to_json() for index in range(self._head.num_choices)]
+
+    async def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """See `Writer`."""
+        self._counts.add(index, delta)
+        if not delta.text and not delta.shown:
+            return []
+        body = self._chunk(index, {"content": delta.text}).to_json()
+        if self._head.num_logprobs < 0:
+            return [body]
+        logprobs = ChatLogprobsJson(self._names)
+        await in_slices(delta.shown, logprobs.add)
+        return [b"".join(with_value(body, "logprobs", logprobs.chunks))]
+
+    def closing(self, index: int, finished: Finished) -> list[bytes]:
+        """See `Writer`."""
+        last = self._chunk(index, {}, finish_reason=finished.finish_reason)
+        return [closed(last, self._head, finished)]
+
+    def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
+        """See `Writer`."""
+        return trailed(self._chunk(0, {}), self._head, ends)
+
+    def _choice(self, index: int, end: Finished) -> list[bytes]:
+        choice = ChatChoice(
+            index=index,
+            message=AssistantMessage(content="".join(self._texts[index])),
+            finish_reason=end.finish_reason,
+        )
+        body = choice.model_dump_json().encode()
+        if self._head.num_logprobs < 0:
+            return [body]
+        return with_value(body, "logprobs", self._logprobs[index].chunks)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[Literal["role", "content"], str],
+        finish_reason: FinishReason | None = None,
+    ) -> ChatCompletionChunk:
+        head = self._head
+        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=finish_reason)
+        chunk = ChatCompletionChunk(
+            id=head.id, created=head.created, model=head.model, choices=[choice]
+        )
+        if head.include_usage:  # OpenAI then writes null on every event but the last
+            chunk.usage = self._counts.of(index) if head.has_continuous_usage else None
+        return chunk

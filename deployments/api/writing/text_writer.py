@@ -1,0 +1,156 @@
+"""Bodies and events of POST /v1/completions; an `echo` is put in front of each choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deployments.api.choices import finished_together
+from deployments.api.schemas.answers import Completion, TextChoice, TextChoiceOfPrompt, usage_of
+from deployments.api.schemas.logprobs import (
+    PromptLogprobsJson,
+    TextLogprobsJson,
+    TokenNames,
+    prompt_offsets,
+)
+from deployments.api.writing.json_chunks import with_value
+from deployments.api.writing.slices import in_slices
+from deployments.api.writing.writers import (
+    AnswerHead,
+    RunningCounts,
+    add_totals,
+    closed,
+    listed,
+    trailed,
+)
+from models.protocol.packed_logprobs import unpack
+from router.types import Delta, Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """A prompt that is part of the answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class TextWriter:
+    """Implements `Writer`.
+
+    Args:
+        head: of the answer.
+        echoes: each prompt, where they are part of the answer; else empty.
+    """
+
+    def __init__(self, head: AnswerHead, echoes: Sequence[Echo] = ()) -> None:
+        self._head = head
+        self._echoes = echoes
+        self._names = TokenNames(head.tokenizer)
+        self._counts = RunningCounts(head)
+        self._echoed: dict[int, TextLogprobsJson] = {}  # by prompt: of an echo, all its choices'
+        self._begun: set[int] = set()  # choices of a stream whose echo is out
+        # Of an answer that is not streamed, by choice and by prompt:
+        self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
+        self._logprobs = [self._new_logprobs(index) for index in range(head.num_choices)]
+        self._of_prompt = [
+            PromptLogprobsJson(self._names, head.num_prompt_logprobs) for _ in head.prompt_lens
+        ]
+
+    async def add(self, index: int, delta: Delta) -> None:
+        """See `Writer`."""
+        self._texts[index].append(delta.text)
+        await in_slices(delta.shown, self._logprobs[index].add)
+        if delta.prompt_logprobs is None:
+            return
+        prompt = self._head.prompt_of(index)
+        if self._head.num_prompt_logprobs >= 0:
+            await in_slices(delta.prompt_logprobs, self._of_prompt[prompt].add)
+        await self._take_echo(prompt, delta.prompt_logprobs)
+
+    def whole(self, ends: Sequence[Finished]) -> list[bytes]:
+        """See `Writer`."""
+        together = finished_together(ends, len(self._head.prompt_lens))
+        answer = self._completion([])
+        add_totals(answer, self._head, together)
+        answer.usage = usage_of(together)
+        choices = listed([self._choice(index, end) for index, end in enumerate(ends)])
+        return with_value(answer.to_json(), "choices", choices, instead="[]")
+
+    def opening(self) -> list[bytes]:
+        """See `Writer`."""
+        return []
+
+    async def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """See `Writer`."""
+        self._counts.add(index, delta)
+        prompt = self._head.prompt_of(index)
+        is_first = bool(self._echoes) and index not in self._begun
+        if not is_first and not delta.text and not delta.shown:
+            return []
+        text = self._echoes[prompt].text + delta.text if is_first else delta.text
+        body = self._chunk(TextChoice(index=index, text=text)).to_json()
+        if self._head.num_logprobs < 0:
+            self._begun.add(index)
+            return [body]
+        if is_first:
+            self._begun.add(index)
+            await self._take_echo(prompt, delta.prompt_logprobs or ())
+        logprobs = self._new_logprobs(index)
+        await in_slices(delta.shown, logprobs.add)
+        chunks = logprobs.chunks_after(self._echoed[prompt] if is_first else None)
+        return [b"".join(with_value(body, "logprobs", chunks))]
+
+    def closing(self, index: int, finished: Finished) -> list[bytes]:
+        """See `Writer`."""
+        choice = TextChoice(index=index, text="", finish_reason=finished.finish_reason)
+        return [closed(self._chunk(choice), self._head, finished)]
+
+    def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
+        """See `Writer`."""
+        return trailed(self._chunk(TextChoice(index=0, text="")), self._head, ends)
+
+    def _choice(self, index: int, end: Finished) -> list[bytes]:
+        head, prompt = self._head, self._head.prompt_of(index)
+        text = "".join(self._texts[index])
+        if self._echoes:
+            text = self._echoes[prompt].text + text
+        kind = TextChoice if head.num_prompt_logprobs < 0 else TextChoiceOfPrompt
+        chunks = [
+            kind(index=index, text=text, finish_reason=end.finish_reason).model_dump_json().encode()
+        ]
+        if head.num_logprobs >= 0:
+            logprobs = self._logprobs[index].chunks_after(self._echoed.get(prompt))
+            chunks = with_value(chunks[0], "logprobs", logprobs)
+        if head.num_prompt_logprobs >= 0:
+            *chunks, tail = chunks
+            chunks += with_value(tail, "prompt_logprobs", self._of_prompt[prompt].chunks)
+        return chunks
+
+    def _new_logprobs(self, index: int) -> TextLogprobsJson:
+        echo = self._echoes[self._head.prompt_of(index)] if self._echoes else None
+        return TextLogprobsJson(self._names, 0 if echo is None else len(echo.text))
+
+    async def _take_echo(self, prompt: int, packed: Sequence[bytes]) -> None:
+        """Encode the logprobs of an echoed prompt, where they are asked for, once."""
+        if not self._echoes or self._head.num_logprobs < 0 or prompt in self._echoed:
+            return
+        echo, num_top = self._echoes[prompt], self._head.num_logprobs
+        logprobs = self._echoed[prompt] = TextLogprobsJson(self._names)
+        offsets = prompt_offsets(echo.token_ids, echo.text, self._head.tokenizer)
+        next(offsets)  # 0: that of the first
+        logprobs.add_first(echo.token_ids[0])
+        await in_slices(
+            packed, lambda entry: logprobs.add_entry(next(offsets), unpack(entry), num_top)
+        )
+
+    def _chunk(self, choice: TextChoice) -> Completion:
+        chunk = self._completion([choice])
+        if self._head.include_usage:  # OpenAI then writes null on every event but the last
+            is_running = self._head.has_continuous_usage
+            chunk.usage = self._counts.of(choice.index) if is_running else None
+        return chunk
+
+    def _completion(self, choices: list[TextChoice]) -> Completion:
+        head = self._head
+        return Completion(id=head.id, created=head.created, model=head.model, choices=choices)

@@ -1,0 +1,133 @@
+"""From what the generator yields to JSON: a whole answer, or the events of a stream.
+
+A writer is made for one request and knows its id, model and seed; `chat_writer.py` and
+`text_writer.py` differ in shape only. Long lists of logprobs are encoded as they come, in slices
+(`slices.py`), and put into their places as chunks (`json_chunks.py`); those of a prompt are encoded
+once, whatever the number of its choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.api.choices import finished_together
+from deployments.api.schemas.answers import (
+    ChatCompletionChunk,
+    Completion,
+    TokenCounts,
+    counts_of,
+    metrics_of,
+    usage_of,
+)
+from models.text.tokenizer import Tokenizer
+from router.types import Delta, Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What every answer and every event of one request repeats, and what it asked for."""
+
+    id: str
+    created: int  # Unix time, seconds
+    model: str
+    seed: int
+    tokenizer: Tokenizer
+    prompt_lens: tuple[int, ...] = (0,)  # tokens of each prompt
+    choices_per_prompt: int = 1  # of prompt i: from i times this on
+    include_usage: bool = False  # of a stream: an event with it at the end
+    has_continuous_usage: bool = False  # and counts so far on all others
+    num_logprobs: int = -1  # -1: none
+    num_prompt_logprobs: int = -1  # as the client asked for them; -1: none
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts."""
+        return len(self.prompt_lens) * self.choices_per_prompt
+
+    def prompt_of(self, choice: int) -> int:
+        """Which prompt a choice answers."""
+        return choice // self.choices_per_prompt
+
+
+class Writer(Protocol):
+    """Turns what the generator yields into JSON."""
+
+    async def add(self, index: int, delta: Delta) -> None:
+        """Take new text of a choice, of an answer that is not streamed."""
+        ...
+
+    def whole(self, ends: Sequence[Finished]) -> list[bytes]:
+        """The body of that answer, in chunks; `ends` are those of all choices, in order."""
+        ...
+
+    def opening(self) -> list[bytes]:
+        """Events before the first text."""
+        ...
+
+    async def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """The events for new text of a choice."""
+        ...
+
+    def closing(self, index: int, finished: Finished) -> list[bytes]:
+        """Events behind the last text of a choice."""
+        ...
+
+    def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
+        """Events behind all choices."""
+        ...
+
+
+class RunningCounts:
+    """Tokens of each choice of a stream so far, as events tell them."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head = head
+        self._num_completion = [0] * head.num_choices
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Count new tokens of a choice, whether or not their text is out."""
+        self._num_completion[index] += len(delta.token_ids)
+
+    def of(self, index: int) -> TokenCounts:
+        """Of one choice and its prompt, as vLLM has it on every event."""
+        num_prompt = self._head.prompt_lens[self._head.prompt_of(index)]
+        return counts_of(num_prompt, self._num_completion[index])
+
+
+def listed(values: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """A JSON list of values that are in chunks each."""
+    chunks = [b"["]
+    for value in values:
+        if len(chunks) > 1:
+            chunks.append(b",")
+        chunks += value
+    return [*chunks, b"]"]
+
+
+def closed(last: ChatCompletionChunk | Completion, head: AnswerHead, finished: Finished) -> bytes:
+    """The event with the finish reason, and with the totals if no usage event follows."""
+    if not head.include_usage:
+        add_totals(last, head, finished)
+    return last.to_json()
+
+
+def trailed(
+    shape: ChatCompletionChunk | Completion, head: AnswerHead, ends: Sequence[Finished]
+) -> list[bytes]:
+    """The event with the usage, if asked for."""
+    if not head.include_usage:
+        return []
+    together = finished_together(ends, len(head.prompt_lens))
+    trailing = shape.model_copy(update={"choices": [], "usage": usage_of(together)})
+    add_totals(trailing, head, together)
+    return [trailing.to_json()]
+
+
+def add_totals(
+    answer: ChatCompletionChunk | Completion, head: AnswerHead, finished: Finished
+) -> None:
+    """Put seed and measurements into the last thing that is said."""
+    answer.seed = head.seed
+    answer.metrics = metrics_of(finished.speculation)

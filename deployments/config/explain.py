@@ -1,0 +1,199 @@
+"""A config in words: what goes where, what it takes, how far it drafts, whom it admits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deployments.config.memory import gigabytes
+from deployments.config.placement import Placement
+from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What is known of one model; bytes are those of each rank."""
+
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_tokens: int | None  # None: only the loaded model will tell
+    source: str = ""  # what the folder was converted from
+
+
+def explanation(
+    config: AppConfig,
+    placements: list[Placement],
+    sizes: Mapping[str, ModelSizes],
+    unknown: Mapping[str, str],
+) -> list[str]:
+    """Lines for people.
+
+    Args:
+        config: what is explained.
+        placements: of its deployments.
+        sizes: by section, of the models whose files are here.
+        unknown: by section, why nothing is known of the others.
+    """
+    lines = []
+    for placement in placements:
+        section = placement.name.lower()
+        lines.append(f"{placement.name:<11}{_replicas(placement)}")
+        details = []
+        if section in ("target", "draft"):
+            details = model_lines(
+                getattr(config, section), sizes.get(section), unknown.get(section)
+            )
+        elif section == "router":
+            details = _router_lines(config)
+        elif section == "constraint":
+            details = [
+                f"child processes: {config.constraint.num_children}, of at most "
+                f"{config.constraint.memory_limit_mb} MB each; "
+                f"{config.constraint.max_sessions} sessions"
+            ]
+        lines += [f"{'':<11}{detail}" for detail in details]
+    lines.append(f"{'k':<11}{_k_range(config)}")
+    lines.append(f"{'in all':<11}{_in_all(placements)}")
+    return lines
+
+
+def admission_notes(
+    config: AppConfig, placements: list[Placement], router: RouterConfig
+) -> list[str]:
+    """Whether routers let in more sessions than targets hold, at the fewest or the most replicas.
+
+    Whoever is let in and finds no place on a target waits `queue_wait_s` and gets 503, where the
+    routers' own queue would have said 429 at once.
+    """
+    by_name = {placement.name: placement for placement in placements}
+    routers, targets = by_name["Router"], by_name["Target"]
+    held_each, let_in_each = config.target.max_sessions, router.max_sessions
+    for num_routers, num_targets in (
+        (routers.max_replicas, targets.max_replicas),
+        (routers.min_replicas, targets.min_replicas),
+    ):
+        let_in, held = num_routers * let_in_each, num_targets * held_each
+        if let_in > held:
+            return [
+                f"routers let in {num_routers} x {let_in_each} = {let_in} sessions "
+                f"(router.max_sessions), targets hold {num_targets} x {held_each} = {held} "
+                "(target.max_sessions): the rest wait router.timeouts.queue_wait_s, "
+                f"{router.timeouts.queue_wait_s:g} s, and get 503, not 429"
+            ]
+    return []
+
+
+def drafting_notes(config: AppConfig) -> list[str]:
+    """Whether texts may grow longer than the draft model can read."""
+    speculation, draft = config.router.speculation, config.draft
+    if draft is None or not speculation.enabled or speculation.method == "ngram":
+        return []
+    limits = {"target.max_model_len": config.target.max_model_len}
+    if config.router.max_model_len:
+        limits["router.max_model_len"] = config.router.max_model_len
+    name, longest = min(limits.items(), key=lambda item: item[1])
+    if draft.max_model_len >= longest:
+        return []
+    by_lookup = speculation.prompt_lookup_max > 0
+    what = "are drafted for by prompt lookup only" if by_lookup else "are not drafted for at all"
+    return [
+        f"draft.max_model_len {draft.max_model_len} is below {name} {longest}: sessions longer "
+        f"than {draft.max_model_len} tokens {what}"
+    ]
+
+
+def _replicas(placement: Placement) -> str:
+    fewest, most = placement.min_replicas, placement.max_replicas
+    count = f"{fewest} to {most} replicas" if most != fewest else f"{fewest} replica"
+    count += "s" if most == fewest != 1 else ""
+    pieces = Counter(f"{_resources(unit)}{_where(labels)}" for unit, labels in placement.units)
+    held = " + ".join(f"{n} x {piece}" if n > 1 else piece for piece, n in pieces.items())
+    packed = f", {placement.strategy}" if len(placement.bundles) > 1 else ""
+    return f"{count} of {held}{packed}"
+
+
+def _resources(unit: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{kind}: {amount:g}" for kind, amount in unit.items()) + "}"
+
+
+def _where(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return " on nodes with " + ", ".join(f"{key}={value}" for key, value in labels.items())
+
+
+def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | None) -> list[str]:
+    """What one model takes."""
+    rounded = f", {model.quantization}" if model.quantization else ""
+    ranks = f"{model.tensor_parallel_size} rank"
+    ranks += "s" if model.tensor_parallel_size > 1 else ""
+    head = f"{model.model_path}: {ranks} on {model.device}, {model.dtype}{rounded}"
+    if sizes is None:
+        return [head, f"sizes unknown: {unknown}", _kv_asked(model)]
+    lines = [
+        f"{head}; {sizes.num_parameters / 1e6:,.1f} M parameters, "
+        f"{gigabytes(sizes.weight_bytes)} of weights per rank",
+        *([f"dequantised {sizes.source}"] if sizes.source else []),
+    ]
+    per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
+    if sizes.kv_tokens is None:
+        return [*lines, f"{per_token}; {_kv_asked(model)}"]
+    num_longest = sizes.kv_tokens // model.max_model_len
+    lines.append(
+        f"{per_token}; {sizes.kv_tokens} tokens are "
+        f"{gigabytes(sizes.kv_tokens * sizes.kv_bytes_per_token)} per rank and hold {num_longest} "
+        f"sessions of max_model_len {model.max_model_len}; {model.max_sessions} sessions at once"
+    )
+    return lines
+
+
+def _kv_asked(model: ModelConfig) -> str:
+    if model.gpu_memory_utilization is not None:
+        return (
+            f"KV tokens: what {model.gpu_memory_utilization:g} of the GPU's memory leaves beside "
+            "the weights"
+        )
+    if model.kv_cache_memory is not None:
+        return f"KV tokens: what fits in {gigabytes(model.kv_cache_memory)} per rank"
+    return f"KV tokens: {model.kv_cache_tokens}"
+
+
+def _router_lines(config: AppConfig) -> list[str]:
+    router = config.router
+    window = router.max_model_len or config.target.max_model_len
+    return [
+        f"serves {router.model_name!r}; {router.max_sessions} sessions per replica, "
+        f"{router.max_queued_sessions} more wait up to {router.timeouts.queue_wait_s:g} s, "
+        "then 429",
+        f"bodies up to {router.body_limit_bytes} bytes, {window} tokens of prompt and completion, "
+        f"max_tokens up to {router.max_tokens_limit}, {router.max_choices} choices and "
+        f"{router.max_logprob_entries} logprobs in one answer; "
+        + ("API keys are asked for" if router.api_keys_file else "no API keys are asked for"),
+    ]
+
+
+def _k_range(config: AppConfig) -> str:
+    speculation = config.router.speculation
+    if not speculation.enabled:
+        return "0: nothing is drafted"
+    who = speculation.method or ("draft_model" if config.draft is not None else "ngram")
+    limit, asked = speculation.max_num_speculative_tokens, speculation.num_speculative_tokens
+    extent = f"adaptive, 0 to {limit}" if asked == "adaptive" else f"{asked}"
+    text = f"{extent}, drafted by {who}"
+    if who == "draft_model" and speculation.prompt_lookup_max > 0:
+        text += " (prompt lookup while it is away)"
+    return f"{text}; a request may ask for 0 to {limit}; {speculation.verification}"
+
+
+def _in_all(placements: list[Placement]) -> str:
+    parts = []
+    for kind in ("CPU", "GPU"):
+        amounts = [
+            sum(unit.get(kind, 0.0) for unit, _ in placement.units) for placement in placements
+        ]
+        fewest = sum(n * one.min_replicas for n, one in zip(amounts, placements, strict=True))
+        most = sum(n * one.max_replicas for n, one in zip(amounts, placements, strict=True))
+        parts.append(f"{fewest:g} {kind}" if fewest == most else f"{fewest:g} to {most:g} {kind}")
+    return ", ".join(parts)

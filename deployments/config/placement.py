@@ -1,0 +1,139 @@
+"""What each deployment asks of the cluster: the defaults of `build`, and what a file makes of them.
+
+A Serve config file overrides options by deployment name. What comes out says how many replicas
+there are at least and at most, and what one of them reserves. Knows neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deployments.config.schema import AppConfig, ModelConfig
+
+COORDINATOR_CPUS = 0.1  # of a process that holds no model
+STRICT_PACK = "STRICT_PACK"
+_MAX_REPLICAS_OF_AUTO = 100  # Serve's, for `num_replicas: auto`
+
+Resources = Mapping[str, float]  # "CPU", "GPU" and custom ones
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One deployment's replicas.
+
+    Attributes:
+        name: of the deployment.
+        own: what the replica's own process reserves; of the first bundle, where there are bundles.
+        bundles: what a replica reserves instead, one for each rank.
+        labels: selector of the node of each bundle, or of the replica's; one may count for all.
+        strategy: of the bundles; STRICT_PACK: all on one node.
+    """
+
+    name: str
+    own: Resources
+    bundles: tuple[Resources, ...] = ()
+    labels: tuple[Labels, ...] = ()
+    strategy: str = STRICT_PACK
+    min_replicas: int = 1
+    max_replicas: int = 1
+
+    @property
+    def units(self) -> list[tuple[Resources, Labels]]:
+        """What one replica reserves, piece by piece, and where."""
+        pieces = self.bundles or (self.own,)
+        labels = self.labels or ({},)
+        if len(labels) == 1:
+            labels = labels * len(pieces)
+        return list(zip(pieces, labels, strict=True))
+
+
+def engine_placement(name: str, model: ModelConfig) -> Placement:
+    """Of Target or Draft: a bundle per rank; the coordinator shares the first."""
+    bundle: dict[str, float] = {"CPU": 1}
+    if model.device.startswith("cuda"):
+        bundle["GPU"] = 1
+    return Placement(
+        name=name,
+        own={"CPU": COORDINATOR_CPUS},
+        bundles=tuple(dict(bundle) for _ in range(model.tensor_parallel_size)),
+    )
+
+
+def default_placements(config: AppConfig) -> list[Placement]:
+    """What `build` asks for when the file says nothing."""
+    placements = [
+        Placement(name="Router", own={"CPU": COORDINATOR_CPUS}),
+        engine_placement("Target", config.target),
+        Placement(name="Constraint", own={"CPU": COORDINATOR_CPUS}),
+    ]
+    if config.draft is not None:
+        placements.insert(2, engine_placement("Draft", config.draft))
+    return placements
+
+
+def placements_of(config: AppConfig, overrides: Iterable[Mapping[str, Any]]) -> list[Placement]:
+    """The placements with the `deployments:` section of a Serve config file laid over them.
+
+    Raises:
+        ValueError: the section names a deployment that there is not, or too few bundles.
+    """
+    by_name = {str(options["name"]): options for options in overrides}
+    placements = [
+        _overridden(placement, by_name.pop(placement.name, {}))
+        for placement in default_placements(config)
+    ]
+    if by_name:
+        known = ", ".join(placement.name for placement in placements)
+        raise ValueError(f"deployments: there is no {sorted(by_name)[0]!r}, only {known}")
+    for section, model in (("Target", config.target), ("Draft", config.draft)):
+        if model is not None:
+            _check_bundles(section, model, placements)
+    return placements
+
+
+def _check_bundles(name: str, model: ModelConfig, placements: Iterable[Placement]) -> None:
+    [placement] = [one for one in placements if one.name == name]
+    if len(placement.bundles) < model.tensor_parallel_size:
+        raise ValueError(
+            f"deployments: {name}: placement_group_bundles has {len(placement.bundles)} bundles, "
+            f"tensor_parallel_size {model.tensor_parallel_size} needs one per rank"
+        )
+
+
+def _overridden(placement: Placement, options: Mapping[str, Any]) -> Placement:
+    actor = options.get("ray_actor_options") or {}
+    own = dict(placement.own) | {
+        kind: float(actor[key])
+        for key, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
+        if actor.get(key) is not None
+    }
+    own |= {kind: float(amount) for kind, amount in (actor.get("resources") or {}).items()}
+    bundles = options.get("placement_group_bundles") or placement.bundles
+    labels = options.get("placement_group_bundle_label_selector") or placement.labels
+    if not bundles and actor.get("label_selector"):
+        labels = (actor["label_selector"],)
+    fewest, most = _num_replicas(options)
+    return replace(
+        placement,
+        own=own,
+        bundles=tuple(bundles),
+        labels=tuple(labels),
+        strategy=options.get("placement_group_strategy") or placement.strategy,
+        min_replicas=fewest,
+        max_replicas=most,
+    )
+
+
+def _num_replicas(options: Mapping[str, Any]) -> tuple[int, int]:
+    """At least and at most."""
+    scaling = options.get("autoscaling_config")
+    fixed = options.get("num_replicas")
+    if scaling:
+        fewest = int(scaling.get("min_replicas", 1))
+        return fewest, int(scaling.get("max_replicas", max(1, fewest)))
+    if fixed == "auto":
+        return 1, _MAX_REPLICAS_OF_AUTO
+    return (1, 1) if fixed is None else (int(fixed), int(fixed))

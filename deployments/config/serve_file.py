@@ -1,0 +1,172 @@
+"""A Serve config file of ours: read, changed on the command line, and checked for its shape.
+
+Whatever is wrong with it is one message that names the key and the value; Serve's own schema would
+leave out unknown keys without a word, and ends with a traceback where a section has another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from deployments.config.dotted_keys import put
+from deployments.config.live_limits import with_user_config
+from deployments.config.placement import Placement, placements_of
+from deployments.config.schema import AppConfig, RouterConfig
+
+IMPORT_PATH = "deployments.app:build"
+_MAX_PORT = 65_535
+_SECTIONS = tuple(AppConfig.model_fields)
+Tree = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFile:
+    """A Serve config file of ours, validated. `router`: with its `user_config` in force."""
+
+    tree: Tree
+    config: AppConfig
+    placements: list[Placement]
+    router: RouterConfig
+
+    @property
+    def http(self) -> tuple[str, int]:
+        """Address and port it would listen at."""
+        return _http(self.tree)
+
+
+def read_serve_file(path: Path, changes: dict[str, Any] | None = None) -> ServeFile:
+    """Parse, change and validate a file.
+
+    Raises:
+        ValueError: one message: it is no Serve config, not ours, or a key is wrong.
+    """
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot be read: {one_line(error)}") from None
+    application = _our_application(tree)
+    for key, value in (changes or {}).items():
+        _change(tree, application, key, value)
+    application = _our_application(tree)
+    if unknown := unknown_keys(tree):
+        raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
+    try:
+        ServeDeploySchema.model_validate(tree)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        )
+        raise ValueError(faults) from None
+    _check_port(tree)
+    config = AppConfig.model_validate(application.get("args") or {})
+    overrides = application.get("deployments") or []
+    placements = placements_of(config, overrides)
+    router = config.router
+    for options in overrides:
+        if options["name"] == "Router":
+            router = with_user_config(router, options.get("user_config"))
+    return ServeFile(tree=tree, config=config, placements=placements, router=router)
+
+
+def unknown_keys(tree: Tree) -> list[str]:
+    """Keys outside `args` that Serve would leave out without a word, by their path."""
+    from ray.serve import schema
+    from ray.serve.config import AutoscalingConfig
+
+    sections: list[tuple[str, Any, Any]] = [
+        ("", tree, schema.ServeDeploySchema),
+        ("http_options.", tree.get("http_options"), schema.HTTPOptionsSchema),
+        ("logging_config.", tree.get("logging_config"), schema.LoggingConfig),
+    ]
+    for application in tree["applications"]:
+        sections.append(("applications.", application, schema.ServeApplicationSchema))
+        for options in application.get("deployments") or []:
+            name = f"deployments.{options.get('name')}."
+            actor, scaling = options.get("ray_actor_options"), options.get("autoscaling_config")
+            sections.append((name, options, schema.DeploymentSchema))
+            sections.append((f"{name}ray_actor_options.", actor, schema.RayActorOptionsSchema))
+            sections.append((f"{name}autoscaling_config.", scaling, AutoscalingConfig))
+    return [
+        f"{path}{key}"
+        for path, values, model in sections
+        if isinstance(values, dict)
+        for key in values
+        if key not in model.model_fields
+    ]
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def _our_application(tree: object) -> Tree:
+    if not isinstance(tree, dict) or not isinstance(tree.get("applications"), list):
+        raise ValueError("this is no Serve config file: it has no list of applications")
+    if faults := list(_shape_faults(tree["applications"])):
+        raise ValueError("; ".join(faults))
+    ours = [one for one in tree["applications"] if one.get("import_path") == IMPORT_PATH]
+    if len(ours) != 1:
+        raise ValueError(
+            f"{len(ours)} of its applications have import_path {IMPORT_PATH}, must be 1"
+        )
+    application: Tree = ours[0]
+    return application
+
+
+def _shape_faults(applications: list[Any]) -> Iterator[str]:
+    """Lists and mappings that are none, down to each deployment."""
+    for number, application in enumerate(applications):
+        path = f"applications.{number}"
+        if not isinstance(application, dict):
+            yield f"{path}: must be a mapping, got {application!r}"
+            continue
+        deployments = application.get("deployments", [])
+        if not isinstance(deployments, list):
+            yield f"{path}.deployments: must be a list of mappings, got {deployments!r}"
+            continue
+        for index, options in enumerate(deployments):
+            if not isinstance(options, dict):
+                yield f"{path}.deployments.{index}: must be a mapping, got {options!r}"
+
+
+def _http(tree: Tree) -> tuple[str, int]:
+    options = tree.get("http_options") or {}
+    return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
+
+
+def _check_port(tree: Tree) -> None:
+    """Serve's own schema takes any number."""
+    _, port = _http(tree)
+    if not 0 <= port <= _MAX_PORT:
+        raise ValueError(f"http_options.port: must be from 0 to {_MAX_PORT}, got {port}")
+
+
+def _change(tree: Tree, application: Tree, key: str, value: Any) -> None:
+    """Put a value where its key belongs: a deployment's option, `args`, or the file's top.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    path = key.split(".")
+    if path[0] in _SECTIONS:
+        put(application, ["args", *path], value)
+    elif path[0][:1].isupper():
+        if len(path) == 1:
+            raise ValueError(f"{key}: name an option of this deployment, like {key}.num_replicas=2")
+        deployments = application.setdefault("deployments", [])
+        options = next((one for one in deployments if one.get("name") == path[0]), None)
+        if options is None:
+            options = {"name": path[0]}
+            deployments.append(options)
+        put(options, path[1:], value)
+    else:
+        put(tree, path, value)

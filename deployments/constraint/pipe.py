@@ -1,0 +1,253 @@
+"""What the constraint service's parent and its child processes share: config, frames, progress.
+
+A frame is a little-endian 32-bit length and a msgpack array. Parent to child: first the
+`ConstraintConfig` (alone, not an array), then arrays of requests: `ConstraintRequest` to a child
+that holds sessions, `Trial` to the taster. Child to parent: arrays of pairs, the request's number
+(from 0, as sent) and its answer, nil where there is none; a grammar that is being compiled is
+answered after what came behind it. Before all of them one `ChildReady` or `ChildFailed`, whose
+number means nothing.
+
+The `ProgressPage` is shared memory in which the child notes the messages it works on. It outlives
+the child: that is how the parent knows which grammar a dead child was busy with.
+
+Imports nothing heavy: the child's memory is counted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from models.protocol.messages import ConstraintReply, ConstraintRequest, Grammar
+
+OUT_OF_MEMORY_EXIT = 70
+_RECEIVE_BYTES = 1 << 18
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class ConstraintConfig:
+    """Settings of one constraint replica.
+
+    `vocab_size` is that of the models' logits and may exceed the tokenizer's; `eos_ids` are all
+    ids that end a text. What a grammar may cost is counted in CPU time and memory of a trial of
+    its own, so that neither a busy machine nor other grammars speak against it. Deadlines
+    (`*_timeout_s`) are wall-clock, from when the child can take a message up.
+    """
+
+    tokenizer_path: str  # a tokenizer.json, or a folder that has one
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    num_children: int = 1  # that hold sessions; one more, the taster, tries new grammars
+    memory_limit_mb: int = 512  # of each child
+    compile_cpu_s: float = 1.0  # CPU time one grammar may take to compile
+    compile_memory_mb: int = 32  # memory one grammar may take to compile
+    # A trial's and a compile's wall-clock; below the 20 s a router waits for an answer.
+    compile_timeout_s: float = 15.0
+    mask_timeout_s: float = 2.0  # masks and commits; a child without CPU gets more, see `process`
+    start_timeout_s: float = 60.0  # until a child has read the tokenizer
+    cache_size: int = 128  # compiled grammars in each child
+    max_schema_bytes: int = 65_536
+    max_sessions: int = 1024  # in each child
+    max_queue: int = 4096  # unanswered messages of each child
+    # Of trials and compiles, above that of masks. As much as the engines put on top of theirs on
+    # a CPU: a compile shares cores with passes like one of them, and is not starved by them.
+    niceness: int = 4
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("num_children", "cache_size", "max_schema_bytes", "max_sessions", "max_queue"),
+            "compile_memory_mb",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        for name in ("compile_cpu_s", "compile_timeout_s", "mask_timeout_s", "start_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be above 0")
+        if self.memory_limit_mb < 128:
+            raise ValueError(f"memory_limit_mb is {self.memory_limit_mb}, the least is 128")
+        if self.compile_memory_mb > self.memory_limit_mb // 4:
+            raise ValueError(
+                f"compile_memory_mb is {self.compile_memory_mb}, it must be at most a quarter of "
+                f"memory_limit_mb, {self.memory_limit_mb}"
+            )
+        if not 0 <= self.niceness <= 19:
+            raise ValueError(f"niceness is {self.niceness}, it must be within 0..19")
+
+
+class ChildReady(msgspec.Struct, frozen=True, kw_only=True, tag="child_ready"):
+    """The child has read the tokenizer; rows have `row_bytes` bytes."""
+
+    row_bytes: int
+
+
+class ChildFailed(msgspec.Struct, frozen=True, kw_only=True, tag="child_failed"):
+    """The child cannot serve with this config; it ends."""
+
+    message: str
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    """Compile `grammar` in a process of its own, for as long as `cpu_s` of CPU time."""
+
+    grammar: Grammar
+    cpu_s: float
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
+    """How a trial ended, and what it took.
+
+    `compiled`: within the limits; `refused`: by the compiler, `message` says why; `costly`: over
+    the limit on CPU time or memory, or it ended its process: `message` says which; `failed`: for
+    no fault of the grammar, such as no CPU or no memory to be had.
+    """
+
+    outcome: Literal["compiled", "refused", "costly", "failed"]
+    message: str = ""
+    cpu_s: float = 0.0
+    memory_mb: float = 0.0  # by which the process grew; 0 where that cannot be known
+
+
+ChildRequest = ConstraintRequest | Trial
+ChildReply = ConstraintReply | Tried
+ChildEntry = tuple[int, ChildReply | ChildReady | ChildFailed | None]
+
+
+def to_frame(payload: bytes) -> bytes:
+    """`payload` with its length in front."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameSplitter:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+        """Payloads that are complete now that `data` has arrived."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + _LENGTH.size : end])
+            start = end
+        del self._buffer[:start]
+
+
+class FrameReader:
+    """Blocking reader of frames.
+
+    Into one buffer for good: a new one for each read, cut down to what came, leaves holes in the
+    heap, which then grows for hours.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._splitter = FrameSplitter()
+        self._buffer = memoryview(bytearray(_RECEIVE_BYTES))
+        self._ready: list[bytes] = []
+
+    def next(self) -> bytes | None:
+        """The next frame; None when the other side has closed."""
+        while not self._ready:
+            if not self._receive():
+                return None
+        return self._ready.pop(0)
+
+    def ready(self) -> list[bytes]:
+        """Frames that are here already."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def take(self) -> list[bytes] | None:
+        """What one read brings, maybe no whole frame; None when the other side has closed."""
+        return self.ready() if self._receive() else None
+
+    def _receive(self) -> bool:
+        num_bytes = self._link.recv_into(self._buffer)
+        self._ready += self._splitter.feed(self._buffer[:num_bytes])
+        return num_bytes > 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one thread of a child is at: the number of a request, None when at none."""
+
+    num_begun: int  # requests so far
+    number: int | None
+    cpu_ns_at_begin: int  # CPU time the thread had used when it began this request
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a child is."""
+
+    num_taken: int  # requests read from the socket
+    serving: Work  # of the thread that answers
+    compiling: Work  # of the thread that compiles
+
+
+class Lane:
+    """One thread's place on the page (child side)."""
+
+    _WORDS = struct.Struct("<QQQ")
+
+    def __init__(self, page: mmap.mmap, start: int) -> None:
+        self._page = page
+        self._start = start
+        self._num_begun = 0
+
+    def begin(self, number: int) -> None:
+        """Note, on the thread itself, that it takes up a request."""
+        self._num_begun += 1
+        words = (self._num_begun, number + 1, time.thread_time_ns())
+        self._WORDS.pack_into(self._page, self._start, *words)
+
+    def finish(self) -> None:
+        """Note that it is done."""
+        struct.pack_into("<Q", self._page, self._start + 8, 0)
+
+    @classmethod
+    def read(cls, page: mmap.mmap, start: int) -> Work:
+        """What the thread is at (parent side)."""
+        num_begun, number, cpu_ns = cls._WORDS.unpack_from(page, start)
+        return Work(num_begun, number - 1 if number else None, cpu_ns)
+
+
+class ProgressPage:
+    """Shared memory with one writer, the child. A torn read is put right by the next one."""
+
+    NUM_BYTES = 64
+    _SERVING, _COMPILING = 8, 32
+
+    def __init__(self, file_descriptor: int) -> None:
+        self._page = mmap.mmap(file_descriptor, self.NUM_BYTES)
+        self._num_taken = 0
+        self.serving = Lane(self._page, self._SERVING)
+        self.compiling = Lane(self._page, self._COMPILING)
+
+    def take(self, num_requests: int) -> None:
+        """Note that so many more requests were read (child side)."""
+        self._num_taken += num_requests
+        struct.pack_into("<Q", self._page, 0, self._num_taken)
+
+    def read(self) -> Progress:
+        """The child's progress (parent side)."""
+        (num_taken,) = struct.unpack_from("<Q", self._page, 0)
+        serving, compiling = (Lane.read(self._page, i) for i in (self._SERVING, self._COMPILING))
+        return Progress(num_taken, serving, compiling)
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._page.close()

@@ -1,0 +1,348 @@
+"""One child process of the constraint service, seen from the parent.
+
+Sends requests as one frame per tick of the event loop, hands out replies as they come, and ends
+the child when it makes no progress, stopped or hanging. However a child ends, `on_death` is called
+exactly once, with what was left unanswered and, when the message it was busy with may be the
+cause, with that message.
+
+Deadlines are wall-clock, but a child that had no CPU is not one that hangs: it gets
+`_STARVED_FACTOR` times as long. A message may be the cause when the child ended itself within it
+(memory limit, stack overflow, alarm, exception), or used CPU for a tenth of the deadline it
+exceeded. A child that was stopped or killed from outside blames nobody. Knows no grammars and no
+routing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from deployments.constraint.pipe import (
+    OUT_OF_MEMORY_EXIT,
+    ChildEntry,
+    ChildFailed,
+    ChildReady,
+    ChildReply,
+    ChildRequest,
+    ConstraintConfig,
+    FrameSplitter,
+    Progress,
+    ProgressPage,
+    Work,
+    to_frame,
+)
+
+SESSIONS = "deployments.constraint.child"
+TASTER = "deployments.constraint.taster"
+
+Reply = Callable[[Any], None]  # with the kind of `ChildReply` that belongs to the request
+_GRACE_S = 2.0  # for a child that is ending by itself
+_BLAME_SHARE = 0.1  # of the deadline as CPU time: low, for one that hangs on a busy machine
+_STARVED_FACTOR = 5.0
+_HAD_CPU = 0.5  # of the deadline as CPU time: who had as much and is not done hangs
+# Of a compile beyond `compile_timeout_s`: the taster ends a trial itself, and in a child with
+# sessions a compile that was tried is only ever late for lack of CPU.
+_TASTER_GRACE_S = 2.0
+_COMPILE_PATIENCE = 4.0
+_SELF_ENDED = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGALRM})
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A request without an answer yet."""
+
+    request: ChildRequest
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a child: what it leaves behind and why."""
+
+    unanswered: list[Pending]
+    reason: str
+    culprit: ChildRequest | None  # the message that may be to blame, if one is
+    was_ready: bool
+
+
+class _Patience:
+    """How long something that should change has not."""
+
+    def __init__(self, now: float) -> None:
+        self._seen: object = None
+        self._since = now
+
+    def waited_s(self, seen: object, now: float) -> float:
+        """Seconds for which `seen` has been what it is; None: nothing is waited for."""
+        if seen is None or seen != self._seen:
+            self._seen = seen
+            self._since = now
+        return now - self._since
+
+
+class ChildProcess(asyncio.Protocol):
+    """One child; not restartable. Create, `await launch()`, `send`, `await stop()`."""
+
+    def __init__(
+        self,
+        config: ConstraintConfig,
+        on_death: Callable[[Death], None],
+        module: str = SESSIONS,
+    ) -> None:
+        self._config = config
+        self._module = module
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(list[ChildEntry])
+        self._splitter = FrameSplitter()
+        self._transport: asyncio.Transport | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._page: ProgressPage | None = None
+        self._outbox: list[ChildRequest] = []
+        self._pending: dict[int, Pending] = {}  # by number, in order
+        self._num_sent = 0
+        self._num_answered = 0
+        self._ready: asyncio.Future[ChildReady] = self._loop.create_future()
+        self._launched_at = self._loop.time()
+        self._serving = _Patience(self._launched_at)
+        self._compiling = _Patience(self._launched_at)
+        self._blamed: int | None = None  # number of the request it was killed for
+        self._kill_reason = ""
+        self._end: asyncio.Task[None] | None = None
+        self._gone = asyncio.Event()
+
+    @property
+    def num_pending(self) -> int:
+        """Requests without an answer."""
+        return len(self._pending)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, once launched."""
+        return self._popen.pid if self._popen else None
+
+    async def launch(self) -> None:
+        """Start the process; it is not ready yet, but messages may be sent."""
+        here, there = socket.socketpair()
+        with tempfile.TemporaryFile() as file, there:
+            file.truncate(ProgressPage.NUM_BYTES)
+            self._page = ProgressPage(file.fileno())
+            fds = (there.fileno(), file.fileno())
+            try:
+                self._popen = await asyncio.to_thread(_spawn, self._module, fds)
+            except BaseException:
+                here.close()  # a child that starts all the same ends with it
+                raise
+        here.setblocking(False)
+        transport, _ = await self._loop.create_unix_connection(lambda: self, sock=here)
+        self._transport = transport
+        self._launched_at = self._loop.time()
+        transport.write(to_frame(self._encoder.encode(self._config)))
+        self._flush()
+
+    async def ready(self) -> int:
+        """Bytes of a mask row, once the child is ready.
+
+        Raises:
+            ValueError: the child cannot serve with this config.
+            ConnectionError: it ended before it was ready, or reached the start timeout.
+        """
+        return (await asyncio.shield(self._ready)).row_bytes
+
+    def send(self, request: ChildRequest, reply: Reply) -> None:
+        """Queue a request for this tick's frame; `reply` is called once, or `on_death` tells."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(request)
+        self._pending[self._num_sent] = Pending(request, reply)
+        self._num_sent += 1
+
+    def take_pending(self) -> list[Pending]:
+        """What has no answer, which is then the caller's to give."""
+        pending, self._pending = list(self._pending.values()), {}
+        return pending
+
+    def check_deadlines(self) -> None:
+        """End the child when its start, or what it is at, takes too long."""
+        if self._page is None or self._transport is None or self._kill_reason:
+            return
+        now = self._loop.time()
+        if not self._ready.done():
+            if now - self._launched_at > self._config.start_timeout_s:
+                self._kill(f"not ready after {self._config.start_timeout_s} s (start_timeout_s)")
+            return
+        progress = self._page.read()
+        self._check_serving(progress, now)
+        self._check_compiling(progress.compiling, now)
+
+    async def stop(self) -> None:
+        """End the child; its unanswered requests go to `on_death`. Idempotent."""
+        self._kill_reason = self._kill_reason or "the service stops"
+        if self._transport is not None:
+            self._transport.abort()
+            await self._gone.wait()
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out replies."""
+        for frame in self._splitter.feed(data):
+            for number, entry in self._decoder.decode(frame):
+                self._take(number, entry)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The child has closed its end: it is gone or about to be."""
+        self._end = self._loop.create_task(self._finish())
+
+    # --- inner --------------------------------------------------------------------------------
+
+    def _take(self, number: int, entry: ChildReply | ChildReady | ChildFailed | None) -> None:
+        if isinstance(entry, ChildReady):
+            self._ready.set_result(entry)
+        elif isinstance(entry, ChildFailed):
+            self._kill_reason = entry.message
+            self._ready.set_exception(ValueError(entry.message))
+            self._ready.exception()  # retrieved here; `ready` may have no caller
+        else:
+            self._num_answered += 1
+            pending = self._pending.pop(number)
+            if entry is not None:
+                pending.reply(entry)
+
+    def _flush(self) -> None:
+        if self._transport is None or self._transport.is_closing() or not self._outbox:
+            return
+        self._transport.write(to_frame(self._encoder.encode(self._outbox)))
+        self._outbox = []
+
+    def _check_serving(self, progress: Progress, now: float) -> None:
+        """Of the thread that answers: within a message, or with messages to take up."""
+        work = progress.serving
+        is_busy = work.number is not None or progress.num_taken < self._num_sent
+        seen = (progress.num_taken, work, self._num_answered) if is_busy else None
+        limit_s = self._config.mask_timeout_s
+        waited_s = self._serving.waited_s(seen, now)
+        if waited_s <= limit_s:
+            return
+        cpu_s = self._cpu_s(work)
+        if waited_s > _STARVED_FACTOR * limit_s or cpu_s is None or cpu_s >= _HAD_CPU * limit_s:
+            if cpu_s is not None and cpu_s >= _BLAME_SHARE * limit_s:
+                self._blamed = work.number
+            self._kill(f"no answer within {limit_s} s (mask_timeout_s)")
+
+    def _check_compiling(self, work: Work, now: float) -> None:
+        seen = work if work.number is not None else None
+        limit_s = self._config.compile_timeout_s
+        patience_s = (
+            limit_s + _TASTER_GRACE_S if self._module == TASTER else _COMPILE_PATIENCE * limit_s
+        )
+        if self._compiling.waited_s(seen, now) > patience_s:
+            self._blamed = work.number if self._module == SESSIONS else None
+            self._kill(f"no answer within {limit_s} s (compile_timeout_s)")
+
+    def _cpu_s(self, work: Work) -> float | None:
+        """CPU time of the first thread in its message; None: it is stopped, or it cannot be known.
+
+        One that had none and is not stopped waits for a core.
+        """
+        state, cpu_s = _first_thread(self.pid)
+        if state in ("", "T", "t"):
+            return None
+        return cpu_s - work.cpu_ns_at_begin / 1e9 if work.number is not None else 0.0
+
+    def _kill(self, reason: str) -> None:
+        self._kill_reason = reason
+        if self._popen is not None and self._popen.returncode is None:
+            os.kill(self._popen.pid, signal.SIGKILL)  # also ends a stopped process
+
+    async def _finish(self) -> None:
+        """Reap the child and tell why it ended."""
+        assert self._popen is not None
+        assert self._page is not None
+        # One that closed the socket by itself is ending; how it ends tells why.
+        grace_s = 0.0 if self._kill_reason else _GRACE_S
+        status = await asyncio.to_thread(_reap, self._popen, grace_s)
+        progress = self._page.read()
+        self._page.close()
+        was_ready = self._ready.done() and self._ready.exception() is None
+        reason = self._kill_reason or _describe(status)
+        if not self._ready.done():
+            self._ready.set_exception(ConnectionError(f"constraint child: {reason}"))
+            self._ready.exception()
+        unanswered = list(self._pending.values())
+        culprit = self._pending.get(self._number_to_blame(status, progress))
+        self._pending.clear()
+        self._gone.set()
+        request = culprit.request if culprit else None
+        self._on_death(Death(unanswered, reason, request, was_ready))
+
+    def _number_to_blame(self, status: int, progress: Progress) -> int:
+        """Number of the request that may be the cause; -1: none."""
+        if self._kill_reason:
+            number = self._blamed
+        elif status > 0 or -status in _SELF_ENDED:
+            compiling, serving = progress.compiling.number, progress.serving.number
+            number = serving if compiling is None else compiling
+        else:
+            number = None
+        return -1 if number is None else number
+
+
+def _spawn(module: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
+    """Start a child of this module that inherits `fds` and finds the same packages."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "MALLOC_ARENA_MAX": "2",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *(str(fd) for fd in fds)],
+        pass_fds=fds,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _reap(popen: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Wait for a process that is ending, then kill it; exit status as subprocess gives it."""
+    give_up_at = time.monotonic() + grace_s
+    pid, status = os.waitpid(popen.pid, os.WNOHANG)
+    while not pid and time.monotonic() < give_up_at:
+        time.sleep(0.005)
+        pid, status = os.waitpid(popen.pid, os.WNOHANG)
+    if not pid:
+        os.kill(popen.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
+        _, status = os.waitpid(popen.pid, 0)
+    popen.returncode = os.waitstatus_to_exitcode(status)
+    return popen.returncode
+
+
+def _first_thread(pid: int | None) -> tuple[str, float]:
+    """State and CPU seconds of a process's first thread; "" and 0 where that cannot be known."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "", 0.0
+    ticks = int(fields[11]) + int(fields[12])  # utime and stime: proc(5)
+    return fields[0].decode(), ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _describe(status: int) -> str:
+    if status == OUT_OF_MEMORY_EXIT:
+        return "memory limit reached"
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"

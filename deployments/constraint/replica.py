@@ -1,0 +1,215 @@
+"""The Serve deployment Constraint: leases and a link in front of the grammar processes.
+
+Routers open and commit grammars here, engines ask for masks; both over the same link. A router's
+key is let in by its lease, an engine's key by the router that introduces it (`GrammarOpen.peers`).
+What grammars are and what they may cost is `constraint_workers`' business; this file only passes
+messages between a socket and its `submit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import ray
+from ray import serve
+from ray.serve.schema import ReplicaRank
+
+from deployments.config.grammar_service import GrammarServiceConfig
+from deployments.config.live_limits import refuse_any, take_user_config
+from deployments.config.model_files import read_vocab_size
+from deployments.config.schema import LinkConfig
+from deployments.constraint.meters import ConstraintMeters
+from deployments.constraint.pipe import ConstraintConfig
+from deployments.constraint.workers import ConstraintWorkers
+from deployments.link.server import AsyncLinkServer, Peer
+from deployments.serve.instruments import Meters
+from deployments.serve.logs import join_serve
+from deployments.serve.meters import RayMirror
+from deployments.serve.page import Page
+from models.protocol.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    GrammarClose,
+    GrammarOpen,
+    GrammarRefused,
+    LeaseGrant,
+    LeaseRequest,
+)
+from models.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("ray.serve")
+
+_SWEEP_PERIOD_S = 2.0
+_METER_PERIOD_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _SessionLease:
+    ended: asyncio.Event
+    last_seen_s: float
+
+
+class ConstraintReplica:
+    """One replica of Constraint.
+
+    Args:
+        service: children and their limits.
+        link: how to listen.
+        model_path: the target's checkpoint: its tokenizer, eos ids and vocabulary size.
+        model_name: what clients ask for, a label of the metrics.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str
+    ) -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self._is_serving = False
+        join_serve()
+        self._idle_timeout_s = service.lease_idle_timeout_s
+        self._leases: dict[str, _SessionLease] = {}
+        self._meters = ConstraintMeters(
+            Meters({"model_name": model_name, "engine": "constraint"}, RayMirror())
+        )
+        self._workers = ConstraintWorkers(workers_config(service, model_path))
+        logger.info("constraint: starting %d children", service.num_children)
+        started_s = time.monotonic()
+        await self._workers.start()
+        host = ray.util.get_node_ip_address() if link.host == "node" else "127.0.0.1"
+        self._server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(
+            ConstraintRequest, self._on_messages, host=host, high_water_mark=link.high_water_mark
+        )
+        self._server.start()
+        self._grant = LeaseGrant(endpoint=self._server.endpoint)
+        self._sweeping = asyncio.create_task(self._sweep(), name="sweep-leases")
+        self._metering = asyncio.create_task(self._meter(), name="meter")
+        logger.info(
+            "constraint: ready in %.1f s: pid %d, %s",
+            time.monotonic() - started_s,
+            os.getpid(),
+            self._server.endpoint.address,
+        )
+
+    async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant, None]:
+        """Admit one session: yields where to send messages, then stays open with the lease."""
+        self._server.allow(request.public_key)
+        lease = _SessionLease(asyncio.Event(), time.monotonic())
+        old = self._leases.get(request.session_id)
+        if old is not None:
+            old.ended.set()  # nobody else would ever end it
+        self._leases[request.session_id] = lease
+        try:
+            yield self._grant
+            await lease.ended.wait()
+        finally:
+            if self._leases.get(request.session_id) is lease:
+                del self._leases[request.session_id]
+                self._forget(request.session_id)
+
+    async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
+        """Called by Serve at the start and when a `user_config` comes up, which is refused here.
+
+        Raises:
+            ValueError: the application is just being deployed with one.
+        """
+        await take_user_config(refuse_any, user_config, "Constraint", is_serving=self._is_serving)
+        self._is_serving = True
+
+    async def check_health(self) -> None:
+        """Called by Serve. Dead children are replaced by the workers themselves.
+
+        Raises:
+            RuntimeError: messages are no longer taken from the link.
+        """
+        if not self._server.is_receiving:
+            raise RuntimeError("constraint: the link takes no messages any more")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the deployment has an autoscaling_config; see `scaling`."""
+        return {"queue_length": float(self._workers.stats.queue_length)}
+
+    async def metrics_page(self) -> Page:
+        """The replica's id and its instruments, for the page of a router."""
+        return serve.get_replica_context().replica_id.unique_id, self._meters.text()
+
+    async def stats(self) -> dict[str, float]:
+        """Counters for tests and status pages."""
+        counters: dict[str, float] = asdict(self._workers.stats)
+        return counters | {"num_leases": len(self._leases)}
+
+    async def __del__(self) -> None:  # Serve awaits it
+        """Called by Serve when the replica is stopped."""
+        sweeping = getattr(self, "_sweeping", None)
+        if sweeping is None:
+            return
+        sweeping.cancel()
+        self._metering.cancel()
+        await self._server.close()
+        await self._workers.stop()
+
+    def _on_messages(self, peer: Peer, messages: list[ConstraintRequest]) -> None:
+        now_s = time.monotonic()
+        for message in messages:
+            lease = self._leases.get(message.session_id)
+            if lease is not None:
+                lease.last_seen_s = now_s
+            if isinstance(message, GrammarOpen):
+                if lease is None:
+                    self._server.reply(peer, _no_lease(message))
+                    continue
+                for public_key in message.peers:
+                    self._server.allow(public_key)
+            self._workers.submit(message, partial(self._server.reply, peer))
+
+    def _forget(self, session_id: str) -> None:
+        close = GrammarClose(session_id=session_id, epoch=self._grant.endpoint.epoch)
+        self._workers.submit(close, _ignore)
+
+    async def _meter(self) -> None:
+        while True:
+            self._meters.update(self._workers.stats, len(self._leases))
+            await asyncio.sleep(_METER_PERIOD_S)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEP_PERIOD_S, self._idle_timeout_s / 2))
+            idle_since_s = time.monotonic() - self._idle_timeout_s
+            for lease in list(self._leases.values()):
+                if lease.last_seen_s < idle_since_s:
+                    lease.ended.set()
+
+
+def workers_config(service: GrammarServiceConfig, model_path: str) -> ConstraintConfig:
+    """What the children need, from the service's tree and the target's checkpoint."""
+    return ConstraintConfig(
+        tokenizer_path=model_path,
+        vocab_size=read_vocab_size(Path(model_path)),
+        eos_ids=Tokenizer.load(model_path).eos_ids,
+        num_children=service.num_children,
+        memory_limit_mb=service.memory_limit_mb,
+        compile_cpu_s=service.compile_cpu_s,
+        compile_memory_mb=service.compile_memory_mb,
+        compile_timeout_s=service.compile_timeout_s,
+        mask_timeout_s=service.mask_timeout_s,
+        cache_size=service.cache_size,
+        max_schema_bytes=service.max_schema_bytes,
+        max_sessions=service.max_sessions,
+    )
+
+
+def _no_lease(message: GrammarOpen) -> GrammarRefused:
+    return GrammarRefused(
+        session_id=message.session_id,
+        message="the session holds no lease on this replica",
+        is_client_error=False,
+    )
+
+
+def _ignore(reply: ConstraintReply) -> None:
+    """Nobody waits for this reply."""

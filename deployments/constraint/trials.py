@@ -1,0 +1,231 @@
+"""Which grammars may be served: trials in the taster, whose turn is next, what is remembered.
+
+A grammar that was not served before is compiled in a process of its own first, twice at most. The
+first trial is short: `_FIRST_CPU_S` and a little for each byte, in which almost every ordinary
+grammar is done. One that is not gets a second trial, alone and fresh as the first, with all of
+`compile_cpu_s`; who fails that as well is refused, with what was measured, for `_REFUSED_S`.
+
+First trials go in the order they came; at least one second trial runs behind `_FIRST_IN_A_ROW`
+of them. So a grammar waits for the short trials before it and one long one in each eight, and a
+slow grammar every few seconds takes no more than its own turn from others. At most `_MAX_SECOND`
+grammars wait for a second trial, and none waits for longer than `compile_timeout_s`: beyond, the
+answer is that it is not to be had now, which is nobody's fault.
+
+Knows no sessions and no processes: `send` is the way to the taster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
+from models.grammar.limits import NOUNS
+from models.protocol.messages import Grammar
+
+# Ordinary schemas: 1-10 ms, and 2-3 us a byte at most where they are large, on an idle core.
+_FIRST_CPU_S = 0.05
+_FIRST_CPU_S_PER_BYTE = 1e-5
+_FIRST_IN_A_ROW = 8
+_MAX_SECOND = 8
+_MAX_KNOWN = 1024  # grammars remembered as served; as many again as refused
+_REFUSED_S = 300.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`message` is empty where the grammar may be served, and says why not elsewhere."""
+
+    message: str = ""
+    is_client_error: bool = False
+
+
+SERVED = Verdict()
+_T = TypeVar("_T")
+Then = Callable[[Verdict], None]
+
+
+@dataclass(eq=False)
+class _Case:
+    grammar: Grammar
+    began_at: float
+    thens: list[Then] = field(default_factory=list)
+    is_second: bool = False
+
+
+class Trials:
+    """The queue to one taster.
+
+    Args:
+        config: limits.
+        send: hands a trial to the taster; False when there is none now.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        config: ConstraintConfig,
+        send: Callable[[Trial], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._send = send
+        self._clock = clock
+        # By digest: a grammar may have `max_schema_bytes`.
+        self._served: OrderedDict[bytes, None] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when
+        self._suspects: OrderedDict[bytes, float] = OrderedDict()  # ended a child, until when
+        self._slow: OrderedDict[bytes, None] = OrderedDict()  # did not finish a first trial
+        self._cases: dict[bytes, _Case] = {}  # all that have no verdict yet
+        self._first: deque[bytes] = deque()
+        self._second: deque[bytes] = deque()
+        self._running: bytes | None = None
+        self._num_in_a_row = 0
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def known(self, grammar: Grammar) -> Verdict | None:
+        """The verdict on a grammar, where no trial is needed for it."""
+        digest = _digest(grammar)
+        if digest in self._served:
+            self._served.move_to_end(digest)
+            return SERVED
+        reason, until = self._refused.get(digest, ("", 0.0))
+        if self._clock() < until:
+            return Verdict(reason, is_client_error=True)
+        return None
+
+    def submit(self, grammar: Grammar, then: Then) -> None:
+        """Have a grammar tried that is not `known`; `then` is called once with the verdict."""
+        digest = _digest(grammar)
+        case = self._cases.get(digest)
+        if case is not None:
+            case.thens.append(then)
+            return
+        self._cases[digest] = _Case(grammar, self._clock(), [then])
+        if digest in self._slow:
+            self._queue_second(digest)
+        else:
+            self._first.append(digest)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Send the next trial, if none runs and there is a taster."""
+        if self._running is not None:
+            return
+        is_long = not self._first or self._num_in_a_row >= _FIRST_IN_A_ROW
+        queue = self._second if self._second and is_long else self._first
+        if not queue:
+            return
+        digest = queue[0]
+        case = self._cases[digest]
+        if self._send(Trial(grammar=case.grammar, cpu_s=self._cpu_s(case))):
+            queue.popleft()
+            self._running = digest
+            self._num_in_a_row = 0 if case.is_second else self._num_in_a_row + 1
+
+    def take(self, tried: Tried) -> None:
+        """The taster's answer to the trial that runs."""
+        digest, self._running = self._running, None
+        assert digest is not None
+        case = self._cases[digest]
+        if tried.outcome == "costly" and not case.is_second:
+            self._queue_second(digest)
+        elif tried.outcome == "compiled":
+            _remember(self._served, digest, None)
+            self._decide(digest, SERVED)
+        elif tried.outcome == "failed":
+            self._decide(digest, Verdict(tried.message))
+        else:
+            reason = tried.message
+            if tried.outcome == "costly":
+                reason = f"the {NOUNS[case.grammar.kind]} is too complex: {reason}"
+            self._refuse(digest, reason)
+            self._decide(digest, Verdict(reason, is_client_error=True))
+        self.go_on()
+
+    def lose(self, reason: str) -> None:
+        """The taster has ended: the trial that ran has no verdict, the others wait for the next."""
+        digest, self._running = self._running, None
+        if digest is not None:
+            self._decide(digest, Verdict(reason))
+
+    def end(self, reason: str) -> None:
+        """No more trials: answer all that wait."""
+        self._running = None
+        self._first.clear()
+        self._second.clear()
+        for digest in list(self._cases):
+            self._decide(digest, Verdict(reason))
+
+    def check(self) -> None:
+        """Answer those that have waited for too long."""
+        limit_s = self._config.compile_timeout_s
+        late = self._clock() - limit_s
+        for queue in (self._first, self._second):
+            for digest in [digest for digest in queue if self._cases[digest].began_at < late]:
+                queue.remove(digest)
+                message = (
+                    f"others' grammars were tried for {limit_s} s, which is the limit for a "
+                    "grammar to wait (compile_timeout_s)"
+                )
+                self._decide(digest, Verdict(message))
+
+    def suspect(self, grammar: Grammar, reason: str) -> bool:
+        """A child with sessions ended within this grammar; True when it is refused for it.
+
+        Once may be chance, or the doing of what else was in that child: the grammar is tried
+        again. The second time within minutes it is refused for minutes.
+        """
+        digest = _digest(grammar)
+        self._served.pop(digest, None)
+        now = self._clock()
+        if self._suspects.get(digest, 0.0) <= now:
+            _remember(self._suspects, digest, now + _REFUSED_S)
+            return False
+        noun = NOUNS[grammar.kind]
+        self._refuse(
+            digest,
+            f"the {noun} is too complex, it ended the process that served it twice: {reason}; "
+            f"its memory limit is {self._config.memory_limit_mb} MB",
+        )
+        return True
+
+    def _cpu_s(self, case: _Case) -> float:
+        limit_s = self._config.compile_cpu_s
+        if case.is_second:
+            return limit_s
+        num_bytes = len(case.grammar.text)
+        return min(_FIRST_CPU_S + _FIRST_CPU_S_PER_BYTE * num_bytes, limit_s)
+
+    def _queue_second(self, digest: bytes) -> None:
+        _remember(self._slow, digest, None)
+        if len(self._second) >= _MAX_SECOND:
+            message = f"{len(self._second)} slow grammars wait for a trial, which is the limit"
+            self._decide(digest, Verdict(message))
+            return
+        self._cases[digest].is_second = True
+        self._second.append(digest)
+
+    def _refuse(self, digest: bytes, reason: str) -> None:
+        _remember(self._refused, digest, (reason, self._clock() + _REFUSED_S))
+
+    def _decide(self, digest: bytes, verdict: Verdict) -> None:
+        for then in self._cases.pop(digest).thens:
+            then(verdict)
+
+
+def _remember(memory: OrderedDict[bytes, _T], digest: bytes, value: _T) -> None:
+    memory[digest] = value
+    memory.move_to_end(digest)
+    if len(memory) > _MAX_KNOWN:
+        memory.popitem(last=False)
+
+
+def _digest(grammar: Grammar) -> bytes:
+    text = f"{grammar.kind}:{grammar.text}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

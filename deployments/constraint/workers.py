@@ -1,0 +1,372 @@
+"""The parent side of one constraint replica: children, routing, deadlines, respawn, blame.
+
+A session lives in the child its id hashes to. A grammar that was not served before is first tried
+by the taster, in a process of its own and within limits on CPU time and memory
+(`constraint_trials`): what a child with sessions compiles has been compiled before, and what it
+takes is known. Messages of a session wait while its grammar is tried, so they keep their order.
+
+When a child ends, whatever it had not answered is answered as failed, its sessions are unknown
+in its successor, and the callers open and replay them: the parent keeps no tokens. A grammar
+within which children ended twice is refused by name, as the client's error, for some minutes.
+
+Every request is answered exactly once (a close and a commit that came too late never are), on the
+event loop, also when the queue is full and when the service stops. Knows no sockets to the outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+
+from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
+from deployments.constraint.process import SESSIONS, TASTER, ChildProcess, Death, Reply
+from deployments.constraint.trials import Trials, Verdict
+from models.grammar.limits import SchemaLimits, check_size
+from models.protocol.errors import UnsupportedGrammar
+from models.protocol.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    Grammar,
+    GrammarClose,
+    GrammarCommit,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    GrammarStale,
+    MaskMiss,
+    MaskRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
+_LAST_BACKOFF_S = 5.0
+
+
+@dataclass
+class ConstraintStats:
+    """Counters since the start, and the queue now."""
+
+    queue_length: int = 0  # requests without an answer, all children
+    opens: int = 0  # sessions opened
+    cache_hits: int = 0  # of these, with a grammar that was compiled before
+    compile_ms_total: float = 0.0
+    compile_ms_max: float = 0.0
+    refusals: int = 0  # grammars refused as the client's error
+    restarts: int = 0  # children that ended and were replaced
+    rejected: int = 0  # requests answered "queue full" or "restarting"
+
+
+class ConstraintWorkers:
+    """Child processes that hold the grammars, behind one `submit`.
+
+    Call `start`, `submit` and `stop` on one event loop.
+    """
+
+    def __init__(self, config: ConstraintConfig) -> None:
+        self._config = config
+        self._schema_limits = SchemaLimits(max_schema_bytes=config.max_schema_bytes)
+        self._taster = config.num_children  # its index: behind those that hold sessions
+        self._children: list[ChildProcess | None] = [None] * (config.num_children + 1)
+        self._backoff_s = [_FIRST_BACKOFF_S] * (config.num_children + 1)
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()  # by session, newest last
+        self._trials = Trials(config, self._send_trial, time.monotonic)
+        self._held: dict[str, list[tuple[ConstraintRequest, Reply]]] = {}  # while that goes on
+        self._stats = ConstraintStats()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._row_bytes = 0
+
+    @property
+    def stats(self) -> ConstraintStats:
+        """Live counters; `queue_length` is brought up to date by this call."""
+        num_pending = sum(child.num_pending for child in self._children[:-1] if child)
+        self._stats.queue_length = num_pending + len(self._trials)
+        return self._stats
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a mask row; known after `start`."""
+        return self._row_bytes
+
+    @property
+    def num_running(self) -> int:
+        """Children that run now, the taster included: `num_children + 1` when all is well."""
+        return sum(child is not None for child in self._children)
+
+    async def start(self) -> None:
+        """Start all children and wait until they are ready.
+
+        Raises:
+            ValueError: the tokenizer cannot be read or does not fit the config.
+            ConnectionError: a child ended, or was not ready within `start_timeout_s`.
+        """
+        self._spawn_task(self._watch())
+        children = [self._new_child(i) for i in range(len(self._children))]
+        try:
+            for child in children:
+                await child.launch()
+            for child in children:
+                self._row_bytes = await child.ready()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End all children; unanswered requests are answered as failed. Idempotent."""
+        self._stopping.set()
+        # A replacement that is being launched must exist before it can be ended.
+        await asyncio.gather(*self._tasks)
+        for child in self._children:
+            if child is not None:
+                await child.stop()
+        self._trials.end("the service stops")
+
+    def submit(self, message: ConstraintRequest, reply: Reply) -> None:
+        """Hand a message to its session's child; `reply` is called later, on the event loop.
+
+        Several submits of one tick share a frame. `reply` must not raise.
+        """
+        held = self._held.get(message.session_id)
+        if held is not None:
+            if len(held) < self._config.max_queue:
+                held.append((message, reply))
+            else:
+                self._reject(message, reply, _full(len(held)))
+            return
+        if not isinstance(message, GrammarOpen):
+            self._forward(message, reply)
+            return
+        try:
+            check_size(message.grammar, self._schema_limits)
+        except UnsupportedGrammar as error:
+            self._refuse(message, reply, Verdict(error.message, is_client_error=True))
+            return
+        verdict = self._trials.known(message.grammar)
+        if verdict is not None and not verdict.message:
+            self._forward(message, reply)
+        elif verdict is not None:
+            self._refuse(message, reply, verdict)
+        elif self._stopping.is_set():
+            self._reject(message, reply, "the service stops")
+        elif len(self._held) >= self._config.max_queue:
+            self._reject(message, reply, _full(len(self._held)))
+        else:
+            self._held[message.session_id] = []
+            judge = partial(self._soon, self._judge, message, reply)
+            self._trials.submit(message.grammar, judge)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _index(self, session_id: str) -> int:
+        return zlib.crc32(session_id.encode()) % self._config.num_children
+
+    def _forward(self, message: ConstraintRequest, reply: Reply) -> None:
+        """To the child that holds the session."""
+        self._remember(message)
+        self._send(self._index(message.session_id), message, partial(self._deliver, reply))
+
+    def _send(self, index: int, message: ConstraintRequest, reply: Reply) -> None:
+        child = self._children[index]
+        if child is None or self._stopping.is_set():
+            self._reject(message, reply, "the constraint child is being replaced")
+        elif child.num_pending >= self._config.max_queue:
+            self._reject(message, reply, _full(child.num_pending))
+        else:
+            child.send(message, reply)
+
+    def _send_trial(self, trial: Trial) -> bool:
+        taster = self._children[-1]
+        if taster is None:
+            return False
+        taster.send(trial, self._trials.take)
+        return True
+
+    def _judge(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
+        """The grammar was tried: open the session, or refuse; then what has waited for it."""
+        if verdict.message:
+            self._refuse(message, reply, verdict)
+        else:
+            self._forward(message, reply)
+        for held in self._held.pop(message.session_id):
+            self.submit(*held)
+
+    def _refuse(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
+        if verdict.is_client_error:
+            self._stats.refusals += 1
+        else:
+            self._stats.rejected += 1
+        self._soon(
+            reply,
+            GrammarRefused(
+                session_id=message.session_id,
+                message=verdict.message,
+                is_client_error=verdict.is_client_error,
+            ),
+        )
+
+    def _reject(self, message: ConstraintRequest, reply: Reply, reason: str) -> None:
+        self._stats.rejected += 1
+        answer = _failed(message, reason)
+        if answer is not None:
+            self._soon(reply, answer)
+
+    def _soon(self, call: Callable[..., None], *arguments: object) -> None:
+        asyncio.get_running_loop().call_soon(call, *arguments)
+
+    def _remember(self, message: ConstraintRequest) -> None:
+        """Know each session's grammar, for the case that a mask or a commit ends the child."""
+        if isinstance(message, GrammarClose):
+            self._grammars.pop(message.session_id, None)
+        elif isinstance(message, GrammarOpen):
+            self._grammars[message.session_id] = message.grammar
+            self._grammars.move_to_end(message.session_id)
+            if len(self._grammars) > 2 * self._config.num_children * self._config.max_sessions:
+                self._grammars.popitem(last=False)
+
+    def _deliver(self, reply: Reply, answer: ConstraintReply) -> None:
+        stats = self._stats
+        if isinstance(answer, GrammarReady):
+            stats.opens += 1
+            stats.cache_hits += answer.compile_ms == 0.0
+            stats.compile_ms_total += answer.compile_ms
+            stats.compile_ms_max = max(stats.compile_ms_max, answer.compile_ms)
+        elif isinstance(answer, GrammarRefused):
+            stats.refusals += answer.is_client_error
+        reply(answer)
+
+    # --- children -----------------------------------------------------------------------------
+
+    def _new_child(self, index: int) -> ChildProcess:
+        module = TASTER if index == self._taster else SESSIONS
+        child = ChildProcess(self._config, partial(self._on_death, index), module)
+        self._children[index] = child
+        return child
+
+    def _on_death(self, index: int, death: Death) -> None:
+        self._lose(index, death)
+        if not self._stopping.is_set():
+            self._stats.restarts += 1
+            _log_death(index, death)
+            if death.was_ready:
+                self._backoff_s[index] = _FIRST_BACKOFF_S
+            self._spawn_task(self._replace(index, wait=not death.was_ready))
+
+    def _lose(self, index: int, death: Death) -> None:
+        self._children[index] = None
+        if index == self._taster:
+            self._trials.lose(f"the process that tries grammars ended: {death.reason}")
+        else:
+            self._lose_sessions(index, death)
+
+    def _lose_sessions(self, index: int, death: Death) -> None:
+        harmful = self._grammar_of(death.culprit)
+        if harmful is not None and not self._trials.suspect(harmful, death.reason):
+            harmful = None
+        for session_id in [s for s in self._grammars if self._index(s) == index]:
+            del self._grammars[session_id]
+        for pending in death.unanswered:
+            request = pending.request
+            assert not isinstance(request, Trial)
+            answer = self._answer_death(request, death, harmful)
+            if answer is not None:
+                pending.reply(answer)
+
+    def _answer_death(
+        self, request: ConstraintRequest, death: Death, harmful: Grammar | None
+    ) -> ConstraintReply | None:
+        if harmful is not None:
+            is_open = isinstance(request, GrammarOpen) and request.grammar == harmful
+            is_commit = isinstance(request, GrammarCommit) and request is death.culprit
+            verdict = self._trials.known(harmful)
+            if (is_open or is_commit) and verdict is not None:
+                return GrammarRefused(
+                    session_id=request.session_id, message=verdict.message, is_client_error=True
+                )
+        return _failed(request, f"the constraint child ended: {death.reason}")
+
+    def _grammar_of(self, request: ChildRequest | None) -> Grammar | None:
+        """The grammar within which a child ended, where one may be the cause."""
+        if request is None:
+            return None
+        if isinstance(request, GrammarOpen | Trial):
+            return request.grammar
+        return self._grammars.get(request.session_id)
+
+    async def _replace(self, index: int, *, wait: bool) -> None:
+        """Launch a successor; after a child that never became ready, wait longer each time."""
+        while not self._stopping.is_set():
+            if wait:
+                pause_s = self._backoff_s[index]
+                self._backoff_s[index] = min(2 * pause_s, _LAST_BACKOFF_S)
+                if await self._stops_within(pause_s):
+                    return
+            child = self._new_child(index)
+            try:
+                await child.launch()
+            except OSError as error:  # no process or no descriptor to be had now
+                reason = f"cannot be started: {error.strerror}"
+                self._lose(index, Death(child.take_pending(), reason, None, was_ready=False))
+                wait = True
+            else:
+                self._trials.go_on()  # those that have waited for a taster
+                return
+
+    async def _stops_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self._stopping.is_set()
+
+    async def _watch(self) -> None:
+        """Look at every child's deadline, often enough to overshoot by a tenth."""
+        config = self._config
+        pause_s = min(config.mask_timeout_s, config.compile_timeout_s, 2.0) / 10
+        while not self._stopping.is_set():
+            for child in self._children:
+                if child is not None:
+                    child.check_deadlines()
+            self._trials.check()
+            await self._stops_within(pause_s)
+
+    def _spawn_task(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _log_death(index: int, death: Death) -> None:
+    """Whose message it was in, and not what grammar that is."""
+    culprit = getattr(death.culprit, "session_id", None)
+    fields = {"child": index, "session_id": culprit, "num_unanswered": len(death.unanswered)}
+    logger.warning("constraint child %d ended: %s", index, death.reason, extra=fields)
+
+
+def _full(num_waiting: int) -> str:
+    return f"{num_waiting} requests are waiting, which is the limit"
+
+
+def _failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
+    """The answer to a request that no child can answer now: the caller opens and replays."""
+    match request:
+        case MaskRequest():
+            return MaskMiss(
+                session_id=request.session_id,
+                ticket=request.ticket,
+                reason="failed",
+                message=reason,
+            )
+        case GrammarCommit():
+            return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
+        case GrammarOpen():
+            return GrammarRefused(
+                session_id=request.session_id, message=reason, is_client_error=False
+            )
+        case GrammarClose():
+            return None

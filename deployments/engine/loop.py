@@ -1,0 +1,311 @@
+"""The one thread that drives an engine: take what arrived, form a batch, step, answer.
+
+The same loop runs in a leader process behind sockets (`rank.py`) and in a test or notebook
+behind queues (`local/pool.py`); an `EnginePort` is the difference. It knows neither Ray nor ZMQ.
+
+Only leased sessions are served: an `Open` without a lease is dropped, so that a late message
+cannot bring back a session that was released. A lease ends by `release`, or by itself when its
+session is idle for too long; `ended` tells which did until told that this is known. A session that
+the engine works for, or whose message came during a long step, is not idle. Apart from `run`, every
+method may be called from another thread. An exception out of `step` is the engine's death and
+leaves `run`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from models.engine.load import EngineLoad
+from models.protocol.messages import EngineReply, EngineRequest, Failed, Open, Propose, Verify
+
+logger = logging.getLogger(__name__)
+
+_MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
+_IDLE_SWEEP_S = 1.0  # idle sessions are looked for this often
+_LOOK_PERIOD_S = 0.5  # the engine's load is looked at this often; its own thread must do that
+# A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
+# that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
+_FIRST_MESSAGE_S = 30.0
+# What a message's values may bring about in Python; errors of a device are not among them.
+_REFUSALS = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+class Engine(Protocol):
+    """What the loop needs of `models.engine.draft` and `models.engine.target`."""
+
+    def submit(self, message: EngineRequest, reply_to: object) -> None:
+        """Take a message; its replies come out of later steps, addressed to `reply_to`."""
+        ...
+
+    def step(self) -> list[tuple[object, EngineReply]]:
+        """Do one unit of work; the replies that are ready."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        ...
+
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that sessions hold. May be read from any thread."""
+        ...
+
+    def wait_s(self, now: float) -> float:
+        """How long the next step should still wait for more sessions to arrive, seconds."""
+        ...
+
+    def idle_s(self) -> dict[str, float]:
+        """Seconds since each session's last message or answer; 0 while it is being worked for."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """How full and how busy the engine is."""
+        ...
+
+    def close(self, session_id: str) -> None:
+        """Forget a session. Idempotent."""
+        ...
+
+
+class EnginePort(Protocol):
+    """Where an engine's messages come from and go to."""
+
+    def receive(self, timeout_s: float) -> Iterable[tuple[object, EngineRequest]]:
+        """Messages with who sent them; waits up to `timeout_s` for the first, or for `wake`."""
+        ...
+
+    def send(self, replies: list[tuple[object, EngineReply]]) -> None:
+        """Deliver the replies of one tick. Never blocks."""
+        ...
+
+    def wake(self) -> None:
+        """End a wait of `receive` early, from any thread; it may do nothing."""
+        ...
+
+
+@dataclass(slots=True)
+class _SessionLease:
+    lease_id: int
+    last_seen_s: float
+    has_spoken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """Counters of a loop since its start."""
+
+    num_ticks: int  # turns of the loop, idle ones too: rises while the thread is alive
+    num_steps: int
+    num_sessions: int
+    num_used_blocks: int  # KV blocks that sessions hold
+    is_stepping: bool  # in a step now
+    step_age_s: float  # for how long, if so
+    load: EngineLoad = field(default_factory=EngineLoad)  # the last look at the engine
+    looked_at_s: float = 0.0  # when that was, by the loop's clock
+
+
+class EngineLoop:
+    """Drives `engine` from `port` until `stop`.
+
+    Args:
+        engine: owned by the thread in `run`.
+        port: likewise, apart from `wake`.
+        idle_timeout_s: a leased session that is silent for longer is closed and its lease ended.
+        poll_s: longest wait for messages before the loop looks for a stop or idle sessions.
+        clock: seconds, monotonic; the same clock as the engine's.
+        keep_alive: called in every turn, from the engine's thread; for those who follow the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        port: EnginePort,
+        *,
+        idle_timeout_s: float,
+        poll_s: float = 0.1,
+        clock: Callable[[], float] = time.perf_counter,
+        keep_alive: Callable[[], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._port = port
+        self._idle_timeout_s = idle_timeout_s
+        self._poll_s = poll_s
+        self._clock = clock
+        self._keep_alive = keep_alive
+        self._stopping = threading.Event()
+        self._leases: dict[str, _SessionLease] = {}
+        self._num_leases = 0
+        self._to_close: deque[str] = deque()
+        self._ended: dict[tuple[str, int], None] = {}  # in order
+        self._lock = threading.Lock()
+        self._num_ticks = 0
+        self._num_steps = 0
+        self._step_started_s: float | None = None
+        self._next_sweep_s = 0.0
+        self._look = (engine.load(), clock())  # replaced as a whole: other threads read it
+
+    # --- from any thread
+
+    def admit(self, session_id: str) -> int:
+        """Lease a place to a session; returns the lease's id, which `release` takes.
+
+        A lease that the session had ends: nobody else would ever end it.
+        """
+        with self._lock:
+            old = self._leases.get(session_id)
+            if old is not None:
+                self._ended[session_id, old.lease_id] = None
+            self._num_leases += 1
+            self._leases[session_id] = _SessionLease(self._num_leases, self._clock())
+            return self._num_leases
+
+    def release(self, session_id: str, lease_id: int) -> None:
+        """End a lease and close its session, unless the session has a newer lease. Idempotent."""
+        with self._lock:
+            lease = self._leases.get(session_id)
+            if lease is None or lease.lease_id != lease_id:
+                return
+            del self._leases[session_id]
+            self._to_close.append(session_id)
+        self._port.wake()
+
+    def ended(self) -> list[tuple[str, int]]:
+        """(session id, lease id) of leases that ended by idling or by a newer one of the session,
+        and were not acknowledged yet."""
+        with self._lock:
+            return list(self._ended)
+
+    def acknowledge(self, leases: Iterable[tuple[str, int]]) -> None:
+        """Stop telling these in `ended`. Idempotent."""
+        with self._lock:
+            for lease in leases:
+                self._ended.pop(lease, None)
+
+    def stop(self) -> None:
+        """Make `run` return soon. Idempotent."""
+        self._stopping.set()
+        self._port.wake()
+
+    def stats(self) -> LoopStats:
+        """A snapshot of the counters."""
+        started_s = self._step_started_s
+        load, looked_at_s = self._look
+        return LoopStats(
+            num_ticks=self._num_ticks,
+            num_steps=self._num_steps,
+            num_sessions=len(self._leases),
+            num_used_blocks=self._engine.num_used_blocks,
+            is_stepping=started_s is not None,
+            step_age_s=0.0 if started_s is None else self._clock() - started_s,
+            load=load,
+            looked_at_s=looked_at_s,
+        )
+
+    # --- in the engine's thread
+
+    def run(self) -> None:
+        """Turn until `stop`; what the engine raises comes out of here."""
+        while not self._stopping.is_set():
+            self.tick()
+
+    def tick(self) -> None:
+        """One turn: messages in, at most one step, replies out."""
+        self._num_ticks += 1
+        if self._keep_alive is not None:
+            self._keep_alive()
+        self._take(0.0 if self._engine.has_work else self._poll_s)
+        self._sweep()  # behind the messages: those of a long step must count
+        self._look_at_load()
+        if not self._engine.has_work:
+            return
+        self._form_batch()
+        self._step_started_s = self._clock()
+        replies = self._engine.step()
+        self._step_started_s = None
+        self._num_steps += 1
+        if replies:
+            self._port.send(replies)
+            self._touch(reply.session_id for _, reply in replies)
+
+    def _form_batch(self) -> None:
+        """Wait as long as the engine wants for sessions that are about to come back."""
+        began_s = now_s = self._clock()
+        while now_s - began_s < _MAX_FORMING_S and self._engine.has_work:
+            wait_s = self._engine.wait_s(now_s)
+            if wait_s <= 0.0:
+                return
+            self._take(min(wait_s, _MAX_FORMING_S))
+            now_s = self._clock()
+
+    def _take(self, timeout_s: float) -> None:
+        messages = self._port.receive(timeout_s)
+        self._close_released()  # first: a session leased anew may be opening again right here
+        for sender, message in messages:
+            if isinstance(message, Open) and message.session_id not in self._leases:
+                continue
+            try:
+                self._engine.submit(message, sender)
+            except _REFUSALS as error:
+                # A peer's message must not end the process that holds everybody's cache.
+                logger.exception(
+                    "session %s: message refused",
+                    message.session_id,
+                    extra={"session_id": message.session_id},
+                )
+                if isinstance(message, Propose | Verify):
+                    self._port.send([(sender, _invalid(message, error))])
+            self._touch((message.session_id,))
+
+    def _touch(self, session_ids: Iterable[str]) -> None:
+        now_s = self._clock()
+        for session_id in session_ids:
+            lease = self._leases.get(session_id)
+            if lease is not None:
+                lease.last_seen_s = now_s
+                lease.has_spoken = True
+
+    def _sweep(self) -> None:
+        now_s = self._clock()
+        if now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + min(_IDLE_SWEEP_S, self._idle_timeout_s / 2)
+            self._end_idle(now_s)
+
+    def _look_at_load(self) -> None:
+        now_s = self._clock()
+        if now_s >= self._look[1] + _LOOK_PERIOD_S:
+            self._look = (self._engine.load(), now_s)
+
+    def _close_released(self) -> None:
+        while self._to_close:
+            self._engine.close(self._to_close.popleft())
+
+    def _end_idle(self, now_s: float) -> None:
+        engine_idle_s = self._engine.idle_s()
+        with self._lock:
+            for session_id, lease in list(self._leases.items()):
+                idle_s = now_s - lease.last_seen_s
+                limit_s = self._idle_timeout_s
+                if not lease.has_spoken:
+                    limit_s = min(limit_s, _FIRST_MESSAGE_S)
+                if min(idle_s, engine_idle_s.get(session_id, idle_s)) > limit_s:
+                    del self._leases[session_id]
+                    self._to_close.append(session_id)
+                    self._ended[session_id, lease.lease_id] = None
+                    logger.info(
+                        "session %s: idle, lease ended",
+                        session_id,
+                        extra={"session_id": session_id},
+                    )
+
+
+def _invalid(message: Propose | Verify, error: Exception) -> Failed:
+    return Failed(
+        session_id=message.session_id, seq=message.seq, code="invalid", message=str(error)
+    )

@@ -1,0 +1,311 @@
+"""One rank of a model replica: a process that holds the model or its share. Rank 0 is the leader.
+
+The leader alone talks to routers and alone samples: one plain thread drains the sockets, steps
+the engine and answers (`engine_loop`). The others (tensor_parallel_size > 1) compute the passes it
+announces (`models.parallel.ranks`). Ray only starts ranks, watches them and passes control calls,
+which run in a second thread group. torch is imported by `load`, in the rank's own process, so that
+coordinators, which import this module, stay small.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import ray
+import zmq
+
+from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.engine.loop import Engine, EngineLoop, LoopStats
+from deployments.link.frames import wait_readable
+from deployments.link.masks import LinkMaskSource
+from deployments.link.server import LinkServer, Peer
+from deployments.serve.logs import configure_rank
+from models.config import EngineConfig
+from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
+
+if TYPE_CHECKING:
+    from models.engine.runner import ModelRunner
+    from models.parallel.ranks import TensorParallel
+
+logger = logging.getLogger(__name__)
+
+EngineKind = Literal["draft", "target"]
+LeaseKey = tuple[str, int]  # session id, lease id
+
+LOOPBACK = "127.0.0.1"
+_NICENESS = 4  # above that of Ray's other processes, 15; 19 is the limit
+LOAD_TIMEOUT_S = 1800.0  # a large checkpoint from a slow disk; a dead rank is noticed at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What a rank says once its model, or its share, is loaded."""
+
+    grant: LeaseGrant | None  # followers have nothing to grant
+    load_s: float
+    kv_cache_tokens: int
+    kv_bytes_per_token: int  # of this rank
+    weight_bytes: int  # of this rank
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a rank's process runs."""
+
+    node_id: str
+    pid: int
+
+
+class LinkPort:
+    """`engine_loop.EnginePort` over a link server."""
+
+    def __init__(self, server: LinkServer[EngineRequest]) -> None:
+        self._server = server
+        self._poller = zmq.Poller()
+        self._poller.register(server.socket, zmq.POLLIN)
+
+    def receive(self, timeout_s: float) -> list[tuple[Peer, EngineRequest]]:
+        """See `EnginePort.receive`."""
+        messages = self._server.receive()
+        if not messages and timeout_s > 0.0 and wait_readable(self._poller, timeout_s):
+            messages = self._server.receive()
+        return messages
+
+    def send(self, replies: list[tuple[object, EngineReply]]) -> None:
+        """See `EnginePort.send`."""
+        self._server.send((peer, reply) for peer, reply in replies if isinstance(peer, bytes))
+
+    def wake(self) -> None:
+        """Does nothing: the loop's own poll interval is short enough."""
+
+
+class Rank:
+    """A Ray actor class; `deployments.engine.rank_group` turns it into one.
+
+    Args:
+        kind: which engine answers.
+        model: what to load and how much of it.
+        link: where and how the leader listens.
+        rank: of this process among `world_size`; 0 leads.
+        world_size: processes that share the model.
+        logs_json: whether log lines are JSON.
+    """
+
+    def __init__(
+        self,
+        kind: EngineKind,
+        model: ModelConfig,
+        link: LinkConfig,
+        rank: int,
+        world_size: int,
+        logs_json: bool = False,
+    ) -> None:
+        configure_rank(as_json=logs_json, component="rank", model_kind=kind, rank=rank)
+        if model.device == "cpu":
+            # Where passes and HTTP share cores, a short answer must not wait behind a long pass.
+            os.nice(_NICENESS)
+        self._kind = kind
+        self._model = model
+        self._link = link
+        self._rank = rank
+        self._world_size = world_size
+        self._runner: ModelRunner | None = None
+        self._server: LinkServer[EngineRequest] | None = None
+        self._loop: EngineLoop | None = None
+
+    # --- default group: the engine's thread
+
+    def load(self, meeting: str = "") -> RankReport:
+        """Load the model, and on the leader bind the link. Call once, before `run_loop`.
+
+        The leader of several ranks returns when all others are in `run_loop`.
+
+        Args:
+            meeting: where ranks meet, see `meet`; unused by a rank that is alone.
+
+        Raises:
+            ValueError: the checkpoint cannot be served.
+            RuntimeError: another rank is gone.
+        """
+        from models.engine.runner import ModelRunner
+
+        started_s = time.monotonic()
+        ranks = None
+        if self._world_size > 1:
+            ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
+        runner = self._runner = ModelRunner(engine_config(self._model), ranks)
+        grant = self._listen(runner) if self._rank == 0 else None
+        logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
+        return RankReport(
+            grant=grant,
+            load_s=time.monotonic() - started_s,
+            kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
+            kv_bytes_per_token=runner.kv_bytes_per_token,
+            weight_bytes=runner.weight_bytes,
+            pid=os.getpid(),
+        )
+
+    def run_loop(self) -> None:
+        """Serve until `stop`, or follow the leader until it stops.
+
+        The outstanding call is how the coordinator notices a death.
+        """
+        if self._runner is None:
+            raise RuntimeError("rank used before load()")
+        if self._loop is None:
+            self._runner.follow()
+        else:
+            self._loop.run()
+        self._runner.close()
+
+    def _listen(self, runner: ModelRunner) -> LeaseGrant:
+        masks = LinkMaskSource(high_water_mark=self._link.high_water_mark)
+        host = ray.util.get_node_ip_address() if self._link.host == "node" else LOOPBACK
+        server: LinkServer[EngineRequest] = LinkServer(
+            EngineRequest, host=host, high_water_mark=self._link.high_water_mark
+        )
+        engine = make_engine(self._kind, runner, masks, server.endpoint.epoch)
+        self._server = server
+        self._loop = EngineLoop(
+            engine,
+            LinkPort(server),
+            idle_timeout_s=self._model.lease_idle_timeout_s,
+            keep_alive=runner.keep_alive,
+        )
+        return LeaseGrant(
+            endpoint=server.endpoint,
+            asker_key=masks.public_key,
+            max_model_len=runner.max_model_len,
+            batch_invariant=runner.batch_invariant,
+            kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
+        )
+
+    # --- control group: any other thread
+
+    @ray.method(concurrency_group="control")
+    def place(self) -> RankPlace:
+        """Where this process runs."""
+        return RankPlace(node_id=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+
+    @ray.method(concurrency_group="control")
+    def meet(self, on_one_node: bool) -> str:
+        """A new place where ranks can meet, for `load`. Leader only.
+
+        On one node that is a file in a folder of its own, so that nothing is reachable from
+        outside; else an address of this node.
+        """
+        if on_one_node:
+            return f"file://{tempfile.mkdtemp(prefix='outrider-ranks-')}/meeting"
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+        return f"tcp://{host}:{port}"
+
+    @ray.method(concurrency_group="control")
+    def admit(self, session_id: str, public_key: str) -> int:
+        """Let a router in and lease it a session; returns the lease's id."""
+        if self._server is not None:
+            self._server.allow(public_key)  # first: a key that is none leaves no lease behind
+        return self._started_loop().admit(session_id)
+
+    @ray.method(concurrency_group="control")
+    def release(self, session_id: str, lease_id: int) -> None:
+        """End a lease and free its session, unless there is a newer one. Idempotent."""
+        self._started_loop().release(session_id, lease_id)
+
+    @ray.method(concurrency_group="control")
+    def settle(self, released: list[LeaseKey], acknowledged: list[LeaseKey]) -> list[LeaseKey]:
+        """End `released` leases; returns those that ended otherwise and are not `acknowledged`.
+
+        Idempotent, so that a call whose answer was lost is simply made again.
+        """
+        loop = self._started_loop()
+        for session_id, lease_id in released:
+            loop.release(session_id, lease_id)
+        loop.acknowledge(acknowledged)
+        return loop.ended()
+
+    @ray.method(concurrency_group="control")
+    def stats(self) -> LoopStats:
+        """Counters; the number of ticks rises while the engine's thread is alive. Leader only."""
+        return self._started_loop().stats()
+
+    @ray.method(concurrency_group="control")
+    def pulse(self) -> LoopStats | None:
+        """Answered while the process is alive; the leader's counters."""
+        return None if self._loop is None else self._loop.stats()
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        """Make `run_loop` return, here and on the followers. Leader only."""
+        self._started_loop().stop()
+
+    def _started_loop(self) -> EngineLoop:
+        if self._loop is None:
+            raise RuntimeError("rank used before load(), or not the leader")
+        return self._loop
+
+
+def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> TensorParallel:
+    """Set up this process's place among the ranks of `model`; returns when all have come.
+
+    Raises:
+        RuntimeError: another rank did not come.
+    """
+    from models.parallel.ranks import TensorParallel
+
+    if meeting.startswith("file:"):  # all on this node: gloo needs no other interface
+        names = [name for _, name in socket.if_nameindex()]
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if "lo" in names else "lo0"
+    return TensorParallel(
+        rank,
+        world_size,
+        meeting,
+        device=model.device,
+        load_timeout_s=LOAD_TIMEOUT_S,
+        step_timeout_s=model.step_timeout_s,
+        # By then the coordinator has ended a group whose leader stands still.
+        idle_timeout_s=model.step_timeout_s + model.stall_timeout_s,
+    )
+
+
+def engine_config(model: ModelConfig) -> EngineConfig:
+    """`models.config.EngineConfig` from the service's tree."""
+    return EngineConfig(
+        model_path=model.model_path,
+        device=model.device,
+        dtype=model.dtype,
+        max_model_len=model.max_model_len,
+        kv_cache_tokens=model.kv_cache_tokens,
+        kv_cache_memory=model.kv_cache_memory,
+        gpu_memory_utilization=model.gpu_memory_utilization,
+        block_size=model.block_size,
+        max_batch_rows=model.max_batch_rows,
+        max_prefill_slowdown=model.max_prefill_slowdown,
+        attention=model.attention,
+        graphs=model.graphs,
+        num_threads=model.num_threads,
+        tensor_parallel_size=model.tensor_parallel_size,
+        enable_prefix_caching=model.enable_prefix_caching,
+        vocab_size=model.vocab_size,
+        quantization=model.quantization,
+    )
+
+
+def make_engine(kind: EngineKind, runner: ModelRunner, masks: LinkMaskSource, epoch: int) -> Engine:
+    """The engine that answers for a draft or for a target."""
+    if kind == "draft":
+        from models.engine.draft import DraftEngine
+
+        return DraftEngine(runner, masks, epoch)
+    from models.engine.target import TargetEngine
+
+    return TargetEngine(runner, masks, epoch)

@@ -1,0 +1,138 @@
+"""The ingress deployment: pools over Serve handles, behind the HTTP routes.
+
+Thin: routes are in `api/http.py`, their wiring in `service.py`, the algorithm in package `router`.
+A replica holds no state that outlives its streams, so there may be any number of them. Its own
+health does not depend on the engines (a dead target would otherwise restart every router);
+GET /health does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ReplicaRank
+
+from deployments.api.http import create_app
+from deployments.config.live_limits import changes_of, take_user_config, with_user_config
+from deployments.config.schema import LinkConfig, RouterConfig
+from deployments.ingress.pools import constraint_pool, engine_pool
+from deployments.ingress.service import RouterService
+from deployments.link.client import LinkClient
+from deployments.serve.logs import join_serve
+from deployments.serve.meters import RayMirror
+from deployments.serve.page import ReplicaPages
+
+logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
+
+_READY_PAUSE_S = 0.5
+_READY_LIMIT_S = 900.0  # engines may load for long; the line is not worth waiting for longer
+
+
+@serve.deployment(name="Router")
+@serve.ingress()
+class Router:
+    """A replica of the HTTP side.
+
+    Args:
+        config: the resolved `router` section of the config.
+        link: limits of the links.
+        draft: handle of the Draft deployment, if there is one.
+        target: handle of the Target deployment.
+        constraint: handle of the Constraint deployment.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        link: LinkConfig,
+        draft: DeploymentHandle[Any] | None,
+        target: DeploymentHandle[Any],
+        constraint: DeploymentHandle[Any],
+    ) -> None:
+        self._config = self._config_in_force = config
+        self._is_serving = False
+        join_serve()
+        self._links = LinkClient(high_water_mark=link.high_water_mark)
+        others = [handle for handle in (target, draft, constraint) if handle is not None]
+        self._service = RouterService(
+            config,
+            target=engine_pool(target, self._links),
+            draft=None if draft is None else engine_pool(draft, self._links),
+            constraint=constraint_pool(constraint, self._links),
+            mirror=RayMirror(),
+            other_metrics=ReplicaPages(others).text,
+        )
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._announce()),
+            loop.create_task(self._service.metrics.keep_telling()),
+        ]
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """What Serve serves (late-bound ingress)."""
+        return create_app(self._service.http, sends_request_id=False)  # the proxy does
+
+    async def reconfigure(self, user_config: Any, rank: ReplicaRank) -> None:
+        """Called by Serve at the start and when `user_config` changes.
+
+        It asks for `rank` because Serve then calls it as well when `user_config` is taken away.
+
+        Raises:
+            ValueError: the application is just being deployed with a `user_config` that is refused.
+        """
+        is_taken = await take_user_config(
+            self._set_limits, user_config, "Router", is_serving=self._is_serving
+        )
+        self._is_serving = True
+        self._service.metrics.set_refused(not is_taken)
+
+    async def _set_limits(self, user_config: Any) -> None:
+        config = with_user_config(self._config, user_config)
+        changes = changes_of(self._config_in_force, config)
+        await self._service.set_limits(config)
+        self._config_in_force = config
+        if changes:
+            logger.info("limits changed: %s", ", ".join(changes))
+
+    async def __del__(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._links.close()
+
+    async def _announce(self) -> None:
+        """Say once how to reach the service, when it has answered for the first time."""
+        end = time.monotonic() + _READY_LIMIT_S
+        while not (await self._service.http.health.check()).is_healthy:
+            if time.monotonic() > end:
+                return
+            await asyncio.sleep(_READY_PAUSE_S)
+        url = await asyncio.to_thread(_root_url, serve.get_replica_context().app_name)
+        logger.info(ready_line(url, self._service.http.model.name))
+
+
+def ready_line(url: str, model_name: str) -> str:
+    """One line with the URL and a command to try it with."""
+    return (
+        f"ready at {url} - try: curl {url}/v1/chat/completions -H 'content-type: application/json' "
+        f'-d \'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
+    )
+
+
+def _root_url(app_name: str) -> str:
+    """Where an application is reached through Serve's HTTP proxy, without a slash at the end.
+
+    Serve has no public way to ask for it.
+    """
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return "http://127.0.0.1:8000"
+    application = client.get_serve_details()["applications"].get(app_name, {})
+    return f"{client.root_url}{application.get('route_prefix') or ''}".rstrip("/")

@@ -1,0 +1,159 @@
+"""From the router's config and pools to what the HTTP routes need. Neither Ray nor sockets.
+
+The only place where config keys meet the limits of the package `router`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from deployments.api.health import HealthProbe
+from deployments.api.http import HttpService
+from deployments.api.keys import ApiKeys
+from deployments.api.requests import ServedModel
+from deployments.config.schema import RouterConfig
+from deployments.ingress.admission import AdmittingGenerator
+from deployments.ingress.metrics import MeteredGenerator, RequestMetrics
+from deployments.serve.instruments import Meters, Mirror
+from models.protocol.errors import Overloaded
+from models.text.tokenizer import Tokenizer
+from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits, SpeculationLimits
+from router.ports import ConstraintPool, EnginePool
+from router.session import Services
+
+_HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
+
+
+class RouterService:
+    """What a router serves, over given pools. Make it in the event loop that will serve.
+
+    Args:
+        config: a resolved one: `tokenizer_path` and `max_model_len` are filled in.
+        target: who verifies.
+        draft: the draft model; None: only prompt lookup drafts, where it is on.
+        constraint: who guards grammars; None: requests with one are refused.
+        mirror: where metrics are written beside GET /metrics.
+        other_metrics: of other processes, for the same page.
+
+    A client that takes nothing for `token_gap_s` counts as gone, where the server's writes wait for
+    the client. Behind Serve's proxy they never do.
+
+    Raises:
+        ValueError: the tokenizer or the file of API keys cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        target: EnginePool,
+        draft: EnginePool | None,
+        constraint: ConstraintPool | None,
+        mirror: Mirror | None = None,
+        other_metrics: Callable[[], Awaitable[bytes]] | None = None,
+    ) -> None:
+        tokenizer = Tokenizer.load(config.tokenizer_path)
+        services = Services(
+            target_pool=target,
+            draft_pool=draft,
+            constraint_pool=constraint,
+            speculation=speculation_limits(config),
+            limits=session_limits(config),
+        )
+        self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
+        keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
+        self.metrics = RequestMetrics(
+            Meters({"model_name": config.model_name}, mirror),
+            (lambda: 0) if keys is None else (lambda: keys.num_refused),
+        )
+        self._admitting = AdmittingGenerator(
+            self._generator,
+            max_sessions=config.max_sessions,
+            max_queued=config.max_queued_sessions,
+            queue_wait_s=config.timeouts.queue_wait_s,
+            on_load=self.metrics.set_load,
+        )
+        self.http = HttpService(
+            model=_served_model(config, tokenizer, created=int(time.time())),
+            generator=MeteredGenerator(self._admitting, self.metrics),
+            refuse_when_full=self._refuse_when_full,
+            metrics=self.metrics.text,
+            other_metrics=other_metrics,
+            # Past the admission: whether the target answers is not a question of how many wait.
+            health=HealthProbe(
+                self._generator,
+                tokenizer,
+                timeout_s=_HEALTH_TIMEOUT_S,
+                last_progress_s=lambda: self._admitting.last_item_s,
+            ),
+            api_keys=keys,
+            body_limit_bytes=config.body_limit_bytes,
+            send_timeout_s=config.timeouts.token_gap_s,
+        )
+
+    def _refuse_when_full(self) -> None:
+        try:
+            self._admitting.refuse_when_full()
+        except Overloaded as error:
+            self.metrics.add_failure(error.code)  # it does not come as far as the metered generator
+            raise
+
+    async def set_limits(self, config: RouterConfig) -> None:
+        """Apply the limits of `config`, which is the service's own but for its limits
+        (`user_config.LIVE_KEYS`). Requests that have begun keep those they began with."""
+        model = self.http.model
+        self.http.model = _served_model(config, model.tokenizer, created=model.created)
+        self.http.body_limit_bytes = config.body_limit_bytes
+        self.http.send_timeout_s = config.timeouts.token_gap_s
+        self._generator.set_limits(speculation_limits(config), session_limits(config))
+        await self._admitting.set_limits(
+            max_sessions=config.max_sessions,
+            max_queued=config.max_queued_sessions,
+            queue_wait_s=config.timeouts.queue_wait_s,
+        )
+
+
+def _served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -> ServedModel:
+    return ServedModel(
+        name=config.model_name,
+        tokenizer=tokenizer,
+        max_model_len=config.max_model_len,
+        created=created,
+        default_max_tokens=config.default_max_tokens,
+        max_tokens_limit=config.max_tokens_limit,
+        max_choices=config.max_choices,
+        max_logprob_entries=config.max_logprob_entries,
+        max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
+        verification=config.speculation.verification,
+    )
+
+
+def speculation_limits(config: RouterConfig) -> SpeculationLimits:
+    """How far requests may speculate."""
+    speculation = config.speculation
+    asked = speculation.num_speculative_tokens
+    return SpeculationLimits(
+        enabled=speculation.enabled,
+        num_speculative_tokens=None if asked == "adaptive" else asked,
+        max_speculative_tokens=speculation.max_num_speculative_tokens,
+        run_on_tokens=speculation.run_on_tokens,
+        method=speculation.method,
+        prompt_lookup_min=speculation.prompt_lookup_min,
+        prompt_lookup_max=speculation.prompt_lookup_max,
+    )
+
+
+def session_limits(config: RouterConfig) -> SessionLimits:
+    """How long sessions wait for engines and constraint replicas."""
+    timeouts = config.timeouts
+    return SessionLimits(
+        lease_timeout_s=timeouts.queue_wait_s,
+        failover_timeout_s=timeouts.failover_s,
+        first_answer_timeout_s=timeouts.first_token_s,
+        answer_timeout_s=timeouts.token_gap_s,
+        queue_timeout_s=timeouts.queue_timeout_s,
+        propose_timeout_s=timeouts.draft_ms / 1e3,
+    )

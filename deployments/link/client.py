@@ -1,0 +1,224 @@
+"""The asking end of a link, for routers: sessions in an event loop.
+
+`LinkClient` is one per process: one CURVE key, one DEALER socket per endpoint, shared by all
+sessions there and demultiplexed by session id. Channels are bounded; the oldest reply of a session
+that does not read is dropped, as a lossy link would. Replies for sessions that are not open here
+are dropped. A process that is stopped answers neither heartbeats nor handshakes: after
+`silence_timeout_s` its connection is closed and the sessions on it are told. The plain-thread
+form, for engines that ask for masks, is `link_masks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Generic, TypeVar, cast
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from deployments.link.frames import SILENCE_TIMEOUT_S, FrameCodec, KeyPair, configure_client
+from deployments.link.mailbox import Mailbox
+from models.protocol.errors import Unavailable
+from models.protocol.messages import Endpoint
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+_DECISIVE = (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED)
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_IDLE_CONNECTION_S = 60.0  # a connection without sessions is kept this long for the next one
+
+
+class LinkChannel(Generic[Request, Reply]):
+    """Implements `router.ports.Channel` over a shared connection."""
+
+    def __init__(self, connection: _Connection, session_id: str) -> None:
+        self._connection = connection
+        self._session_id = session_id
+        self.mailbox: Mailbox[Reply] = Mailbox()
+
+    def send(self, message: Request) -> None:
+        """See `router.ports.Channel.send`."""
+        if not self.mailbox.is_lost:
+            self._connection.send(message)
+
+    async def receive(self) -> Reply:
+        """See `router.ports.Channel.receive`."""
+        return await self.mailbox.get()
+
+    def mark_lost(self, reason: str) -> None:
+        """Make `receive` raise `LinkLost`, at once. Idempotent."""
+        self.mailbox.mark_lost(reason)
+
+    def close(self) -> None:
+        """Receive no more. What was sent before still goes out. Idempotent."""
+        self.mailbox.mark_lost("the session's channel is closed")
+        self._connection.forget(self._session_id, self)
+
+
+class _Connection:
+    """One DEALER socket and the sessions that share it."""
+
+    def __init__(self, client: LinkClient, endpoint: Endpoint, reply_type: Any) -> None:
+        self.endpoint = endpoint
+        self._client = client
+        self._codec: FrameCodec[Any] = FrameCodec(reply_type)
+        self._channels: dict[str, LinkChannel[Any, Any]] = {}
+        self._outbox: list[Any] = []
+        self._socket = client.context.socket(zmq.DEALER)
+        # Half the time for a heartbeat, and half to be connected again after a missed one.
+        self._reconnect_limit_s = client.silence_timeout_s / 2
+        configure_client(
+            self._socket,
+            client.keys,
+            endpoint.public_key,
+            client.high_water_mark,
+            heartbeat_timeout_s=client.silence_timeout_s / 2,
+        )
+        self._monitor = self._socket.get_monitor_socket(_MONITORED)
+        self._watching = asyncio.create_task(self._watch(), name=f"watch {endpoint.address}")
+        self._socket.connect(endpoint.address)
+        self._receiving = asyncio.create_task(self._receive(), name=f"link {endpoint.address}")
+        self._receiving.add_done_callback(self._on_deaf)
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    def open(self, session_id: str) -> LinkChannel[Any, Any]:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        channel: LinkChannel[Any, Any] = LinkChannel(self, session_id)
+        self._channels[session_id] = channel
+        return channel
+
+    def forget(self, session_id: str, channel: LinkChannel[Any, Any]) -> None:
+        if self._channels.get(session_id) is not channel:
+            return  # the session has a newer channel here
+        del self._channels[session_id]
+        if not self._channels and not self._socket.closed:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(
+                _IDLE_CONNECTION_S, self._client.drop, self.endpoint, "idle"
+            )
+
+    def send(self, message: Any) -> None:
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def close(self, reason: str) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._receiving.cancel()
+        self._watching.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+        for channel in list(self._channels.values()):
+            channel.mark_lost(reason)
+        self._channels.clear()
+
+    def _on_deaf(self, receiving: asyncio.Task[None]) -> None:
+        """A connection that receives no more must not look alive to its sessions."""
+        error = None if receiving.cancelled() else receiving.exception()
+        if error is not None:
+            logger.error("link %s failed", self.endpoint.address, exc_info=error)
+            self._client.drop(self.endpoint, f"the link failed: {error}")
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(self._receiving, self._watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Give the endpoint up when it is not connected for too long."""
+        is_connected = False
+        while True:
+            limit_s = None if is_connected else self._reconnect_limit_s
+            try:
+                async with asyncio.timeout(limit_s):
+                    event = await recv_monitor_message(self._monitor)
+                    while event["event"] not in _DECISIVE:
+                        event = await recv_monitor_message(self._monitor)
+            except TimeoutError:
+                break
+            is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        logger.warning("link %s: no sign of life", self.endpoint.address)
+        self._client.drop(self.endpoint, "the process at the other end is silent")
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        if self._socket.closed:
+            return
+        for frame in self._codec.encode(outbox):
+            # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+            sent = cast("asyncio.Future[Any]", self._socket.send(frame, zmq.NOBLOCK))
+            if sent.exception() is not None:
+                logger.warning("dropped a frame to %s: send queue full", self.endpoint.address)
+
+    async def _receive(self) -> None:
+        while True:
+            for reply in self._codec.decode(await self._socket.recv()):
+                channel = self._channels.get(reply.session_id)
+                if channel is not None:
+                    channel.mailbox.put(reply)
+
+
+class LinkClient:
+    """All links of one process, in one event loop."""
+
+    def __init__(
+        self, *, high_water_mark: int = 4096, silence_timeout_s: float = SILENCE_TIMEOUT_S
+    ) -> None:
+        self.keys = KeyPair.generate()
+        self.high_water_mark = high_water_mark
+        self.silence_timeout_s = silence_timeout_s
+        self.context = zmq.asyncio.Context()
+        self._connections: dict[Endpoint, _Connection] = {}
+        self._is_closed = False
+
+    @property
+    def public_key(self) -> str:
+        """The key that servers must allow before `channel` can get through."""
+        return self.keys.public_key
+
+    def channel(
+        self, endpoint: Endpoint, session_id: str, reply_type: Any
+    ) -> LinkChannel[Any, Any]:
+        """A session's channel to an endpoint; connects on first use, without waiting.
+
+        Args:
+            endpoint: from a lease's grant.
+            session_id: replies are given to the newest channel of this id.
+            reply_type: union of message types the endpoint sends; the same for all its sessions.
+
+        Raises:
+            Unavailable: this client was closed.
+        """
+        if self._is_closed:  # a socket opened now would be waited for in `close` for ever
+            raise Unavailable(f"session {session_id}: the links of this process are closed")
+        connection = self._connections.get(endpoint)
+        if connection is None:
+            connection = _Connection(self, endpoint, reply_type)
+            self._connections[endpoint] = connection
+        return connection.open(session_id)
+
+    def drop(self, endpoint: Endpoint, reason: str) -> None:
+        """Close the connection to an endpoint, if there is one: the `receive` of its sessions
+        raises `LinkLost` at once. Idempotent."""
+        connection = self._connections.pop(endpoint, None)
+        if connection is not None:
+            connection.close(reason)
+
+    async def close(self) -> None:
+        """Close all links, for good. Idempotent, also while another call of it is under way."""
+        self._is_closed = True
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:  # all before any wait: `term` waits for every open socket
+            connection.close("the link client is closed")
+        for connection in connections:
+            await connection.wait_closed()
+        if not self.context.closed:
+            self.context.destroy(linger=0)

@@ -1,0 +1,63 @@
+"""A session's bounded queue of replies in an event loop, as every `Channel` here needs one.
+
+When its reader does not keep up the oldest reply is dropped, as a lossy link would; the protocol
+asks again. Marking it lost wakes the reader at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from models.protocol.errors import LinkLost
+
+Reply = TypeVar("Reply")
+
+_MAX_UNREAD_REPLIES = 1024  # per session; run_on streams at most a few hundred ahead
+
+
+class Mailbox(Generic[Reply]):
+    """A bounded queue of one session's replies, in the event loop; losing it wakes the reader."""
+
+    def __init__(self, max_unread: int = _MAX_UNREAD_REPLIES) -> None:
+        self._replies: deque[Reply] = deque(maxlen=max_unread)
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost: str | None = None
+
+    def put(self, reply: Reply) -> None:
+        """Add a reply; drops the oldest one when full."""
+        self._replies.append(reply)
+        self._wake()
+
+    def mark_lost(self, reason: str) -> None:
+        """Make `get` raise `LinkLost` from now on. Idempotent."""
+        if self._lost is None:
+            self._lost = reason
+        self._wake()
+
+    async def get(self) -> Reply:
+        """The next reply.
+
+        Raises:
+            LinkLost: the mailbox was marked lost, also while waiting.
+        """
+        while True:
+            if self._lost is not None:
+                raise LinkLost(self._lost)
+            if self._replies:
+                return self._replies.popleft()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether `mark_lost` was called."""
+        return self._lost is not None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,198 @@
+"""The serving end of a link: a ROUTER socket for a plain thread, and one for an event loop.
+
+`LinkServer` is polled by an engine's leader thread, `AsyncLinkServer` calls back from the
+constraint service's event loop. Both bind a random port, let in only keys on their allow-list, and
+send all replies of one tick to one peer as one frame. A peer that cannot take a frame (gone, or
+its queue is full) loses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar, cast
+
+import zmq
+import zmq.asyncio
+
+from deployments.link.frames import AllowList, FrameCodec, Gatekeeper, KeyPair, configure_server
+from models.protocol.messages import Endpoint
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Peer = bytes  # ZMQ's routing id of one connection
+
+
+def _bind(socket: zmq.Socket[Any], host: str) -> str:
+    port = socket.bind_to_random_port(f"tcp://{host}")
+    return f"tcp://{host}:{port}"
+
+
+def group_by_peer(replies: Iterable[tuple[Peer, Any]]) -> dict[Peer, list[Any]]:
+    """Replies per peer, in order."""
+    grouped: dict[Peer, list[Any]] = {}
+    for peer, reply in replies:
+        grouped.setdefault(peer, []).append(reply)
+    return grouped
+
+
+class LinkServer(Generic[Request]):
+    """A ROUTER socket owned by one plain thread; only `allow` may be called from others.
+
+    Args:
+        request_type: union of the message types that peers may send.
+        host: address to bind to.
+        high_water_mark: frames queued per peer and direction.
+        max_frames: frames taken per `receive`, so that one flood cannot hold up a step.
+    """
+
+    def __init__(
+        self,
+        request_type: Any,
+        *,
+        host: str = "127.0.0.1",
+        high_water_mark: int = 4096,
+        max_frames: int = 1024,
+    ) -> None:
+        self._codec: FrameCodec[Request] = FrameCodec(request_type)
+        self._allowed = AllowList()
+        self._max_frames = max_frames
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gatekeeper = Gatekeeper(self._context, self._allowed)
+        keys = KeyPair.generate()
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        configure_server(self.socket, keys, high_water_mark)
+        self.endpoint = Endpoint(
+            address=_bind(self.socket, host),
+            public_key=keys.public_key,
+            epoch=secrets.randbits(62),
+        )
+
+    def allow(self, public_key: str) -> None:
+        """Let the owner of a CURVE key connect. Idempotent."""
+        self._allowed.add(public_key)
+
+    @property
+    def num_dropped_frames(self) -> int:
+        """Frames that were malformed, since the start."""
+        return self._codec.num_dropped
+
+    def receive(self) -> list[tuple[Peer, Request]]:
+        """Everything that has arrived, without waiting; poll `socket` to wait."""
+        received: list[tuple[Peer, Request]] = []
+        for _ in range(self._max_frames):
+            try:
+                peer, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            for part in parts:
+                received.extend((peer, message) for message in self._codec.decode(part))
+        return received
+
+    def send(self, replies: Iterable[tuple[Peer, Any]]) -> None:
+        """Send replies, one frame per peer. Never blocks."""
+        for peer, messages in group_by_peer(replies).items():
+            try:
+                for frame in self._codec.encode(messages):
+                    self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
+            except zmq.Again:
+                logger.warning("dropped up to %d replies: send queue full", len(messages))
+
+    def close(self) -> None:
+        """Close the socket and end the authentication thread. Idempotent."""
+        self._gatekeeper.close()
+        self.socket.close(linger=0)
+        self._context.term()
+
+
+class AsyncLinkServer(Generic[Request]):
+    """A ROUTER socket in an event loop.
+
+    `on_messages` is called in the loop with everything one frame brought; it must not block, and
+    answers by `reply` at any later time. What it raises is logged and costs that frame alone.
+    Replies of one loop iteration leave as one frame per peer.
+    """
+
+    def __init__(
+        self,
+        request_type: Any,
+        on_messages: Callable[[Peer, list[Request]], None],
+        *,
+        host: str = "127.0.0.1",
+        high_water_mark: int = 4096,
+    ) -> None:
+        self._codec: FrameCodec[Request] = FrameCodec(request_type)
+        self._on_messages = on_messages
+        self._allowed = AllowList()
+        self._context = zmq.asyncio.Context()
+        self._gatekeeper = Gatekeeper(zmq.Context(self._context), self._allowed)
+        keys = KeyPair.generate()
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure_server(self._socket, keys, high_water_mark)
+        self.endpoint = Endpoint(
+            address=_bind(self._socket, host),
+            public_key=keys.public_key,
+            epoch=secrets.randbits(62),
+        )
+        self._outbox: list[tuple[Peer, Any]] = []
+        self._receiving: asyncio.Task[None] | None = None
+
+    def allow(self, public_key: str) -> None:
+        """Let the owner of a CURVE key connect. Idempotent."""
+        self._allowed.add(public_key)
+
+    def start(self) -> None:
+        """Begin to receive, in the running event loop."""
+        self._receiving = asyncio.create_task(self._receive(), name="link-server")
+
+    @property
+    def num_dropped_frames(self) -> int:
+        """Frames that were malformed, or that `on_messages` failed at, since the start."""
+        return self._codec.num_dropped
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether messages are still taken; False after an error in taking them."""
+        return self._receiving is not None and not self._receiving.done()
+
+    def reply(self, peer: Peer, message: Any) -> None:
+        """Queue a reply for the frame that leaves at the end of this loop iteration."""
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append((peer, message))
+
+    async def close(self) -> None:
+        """Stop receiving and close the socket. Idempotent."""
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)
+            self._receiving = None
+        if not self._socket.closed:
+            self._gatekeeper.close()
+            self._socket.close(linger=0)
+            self._context.term()
+
+    async def _receive(self) -> None:
+        while True:
+            peer, *parts = await self._socket.recv_multipart()
+            for part in parts:
+                try:
+                    self._on_messages(peer, self._codec.decode(part))
+                except Exception as error:  # noqa: BLE001  # others' messages come here too
+                    self._codec.note_refused(error)
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        if self._socket.closed:
+            return
+        for peer, messages in group_by_peer(outbox).items():
+            for frame in self._codec.encode(messages):
+                # With NOBLOCK pyzmq sends at once and returns a future that is already done.
+                sent = cast(
+                    "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+                )
+                if sent.exception() is not None:
+                    logger.warning("dropped a frame of replies: %s", sent.exception())

@@ -1,0 +1,168 @@
+"""Engines of one device, stepped by turns in the event loop itself: no thread, no socket, no Ray.
+
+For measurements of engines and loop alone, and wherever draft and target share a device: a step of
+one is a step the other must wait for anyway. Engines that come first go first, so with the draft
+before the target all drafts are ready before the target's pass, and one pass judges them all.
+
+Between steps the event loop gets turns until every session has come back with its next message,
+or until nobody has said anything for a while. That is what `models.scheduler.batch_window` does
+with a clock; here nothing is on its way, so a few turns are enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from deployments.engine.loop import Engine
+from deployments.local.pool import LocalChannel, LocalLease
+from models.protocol.errors import Unavailable
+from models.protocol.messages import (
+    Endpoint,
+    EngineReply,
+    EngineRequest,
+    LeaseGrant,
+    Propose,
+    Verdict,
+    Verify,
+)
+
+# A reply reaches its session and comes back as a message within some six turns of the event loop.
+_QUIET_TURNS = 12
+
+EngineChannel = LocalChannel[EngineRequest, EngineReply]
+
+
+class InlinePool:
+    """Implements `router.ports.EnginePool` over one engine of an `InlineDevice`."""
+
+    def __init__(
+        self, device: InlineDevice, engine: Engine, *, epoch: int, max_model_len: int
+    ) -> None:
+        self.engine = engine
+        self.grant = LeaseGrant(
+            endpoint=Endpoint(address="inline", public_key="", epoch=epoch),
+            asker_key="inline",
+            max_model_len=max_model_len,
+        )
+        self._device = device
+        self._sessions: set[str] = set()
+
+    async def lease(
+        self, session_id: str, *, timeout_s: float
+    ) -> LocalLease[EngineRequest, EngineReply]:
+        """See `router.ports.Pool.lease`. Always at once, until the device has failed or closed."""
+        self._device.check()
+        self._sessions.add(session_id)
+        channel: EngineChannel = LocalChannel(self._submit)
+        self._device.add(channel)
+
+        def release() -> None:
+            self._sessions.discard(session_id)
+            self._device.remove(channel, session_id)
+            channel.mailbox.mark_lost("the lease was released")
+            self.engine.close(session_id)
+
+        return LocalLease(self.grant, channel, release)
+
+    @property
+    def session_ids(self) -> set[str]:
+        """Sessions with a lease."""
+        return self._sessions
+
+    def _submit(self, channel: EngineChannel, message: EngineRequest) -> None:
+        if message.session_id in self._sessions:
+            self.engine.submit(message, channel)
+            self._device.note(message)
+
+
+class InlineDevice:
+    """Drives the engines of its pools until closed. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._pools: list[InlinePool] = []
+        self._channels: set[EngineChannel] = set()
+        self._busy: set[str] = set()  # sessions that wait for an answer
+        self._num_messages = 0
+        self._awake = asyncio.Event()
+        self._lost: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def pool(self, engine: Engine, *, epoch: int, max_model_len: int) -> InlinePool:
+        """A pool over a further engine, which comes after those before it."""
+        pool = InlinePool(self, engine, epoch=epoch, max_model_len=max_model_len)
+        self._pools.append(pool)
+        return pool
+
+    async def close(self) -> None:
+        """End the leases and the stepping. Idempotent."""
+        self._fail("the device is closed")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- the pools' side
+
+    def check(self) -> None:
+        """Raise `Unavailable` if nothing is served any more; start stepping otherwise."""
+        if self._lost is not None:
+            raise Unavailable(self._lost)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="inline-device")
+
+    def add(self, channel: EngineChannel) -> None:
+        """Tell `channel` when the device is lost."""
+        self._channels.add(channel)
+
+    def remove(self, channel: EngineChannel, session_id: str) -> None:
+        """Forget a channel, and expect no more of its session."""
+        self._channels.discard(channel)
+        self._busy.discard(session_id)
+
+    def note(self, message: EngineRequest) -> None:
+        """A message was taken by an engine."""
+        self._num_messages += 1
+        if isinstance(message, Propose | Verify):
+            self._busy.add(message.session_id)
+        self._awake.set()
+
+    # --- stepping
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._settle()
+                pool = next((p for p in self._pools if p.engine.has_work), None)
+                if pool is None:
+                    self._awake.clear()
+                    await self._awake.wait()
+                else:
+                    self._deliver(pool.engine.step())
+        except Exception as error:
+            self._fail(f"the engine died: {error}")
+            raise
+
+    async def _settle(self) -> None:
+        """Let sessions that were answered come back."""
+        await asyncio.sleep(0)
+        quiet_turns, num_messages = 0, self._num_messages
+        while quiet_turns < _QUIET_TURNS and self._expects_more():
+            await asyncio.sleep(0)
+            quiet_turns = quiet_turns + 1 if num_messages == self._num_messages else 0
+            num_messages = self._num_messages
+
+    def _expects_more(self) -> bool:
+        return any(not pool.session_ids <= self._busy for pool in self._pools)
+
+    def _deliver(self, replies: Sequence[tuple[object, EngineReply]]) -> None:
+        for channel, reply in replies:
+            if not isinstance(reply, Verdict) or reply.is_last:
+                self._busy.discard(reply.session_id)
+            if isinstance(channel, LocalChannel):
+                channel.mailbox.put(reply)
+
+    def _fail(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        for channel in self._channels:
+            channel.mailbox.mark_lost(self._lost)
+        self._channels.clear()

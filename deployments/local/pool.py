@@ -1,0 +1,309 @@
+"""Engines and grammars in this process behind the same ports as everywhere: no Ray, no sockets.
+
+For tests, notebooks and the offline benchmark. Each engine is driven by one worker thread with the
+loop that leaders run (`engine_loop`); the grammar host has one of its own. Sessions live in the
+event loop that leased them. `fail` plays the death of the process behind a pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from deployments.engine.loop import Engine, EngineLoop, LoopStats
+from deployments.link.mailbox import Mailbox
+from models.protocol.errors import Unavailable
+from models.protocol.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    Endpoint,
+    EngineReply,
+    EngineRequest,
+    LeaseGrant,
+)
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+_MAX_INBOX = 65536  # messages; beyond it the oldest is lost, as on a link
+_JOIN_S = 10.0
+
+
+class LocalChannel(Generic[Request, Reply]):
+    """Implements `router.ports.Channel` by a function call and a mailbox."""
+
+    def __init__(self, forward: Callable[[LocalChannel[Request, Reply], Request], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.mailbox: Mailbox[Reply] = Mailbox()
+        self._forward = forward
+
+    def send(self, message: Request) -> None:
+        """See `router.ports.Channel.send`."""
+        if not self.mailbox.is_lost:
+            self._forward(self, message)
+
+    async def receive(self) -> Reply:
+        """See `router.ports.Channel.receive`."""
+        return await self.mailbox.get()
+
+
+class LocalLease(Generic[Request, Reply]):
+    """Implements `router.ports.Lease`."""
+
+    def __init__(
+        self,
+        grant: LeaseGrant,
+        channel: LocalChannel[Request, Reply],
+        on_release: Callable[[], None],
+    ) -> None:
+        self.grant = grant
+        self.channel = channel
+        self._on_release: Callable[[], None] | None = on_release
+
+    async def release(self) -> None:
+        """See `router.ports.Lease.release`."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()
+
+
+class _LocalPort:
+    """`engine_loop.EnginePort` over a deque; senders are channels."""
+
+    def __init__(self) -> None:
+        self._inbox: deque[tuple[object, EngineRequest]] = deque(maxlen=_MAX_INBOX)
+        self._arrived = threading.Event()
+
+    def put(self, messages: Sequence[tuple[object, EngineRequest]]) -> None:
+        self._inbox.extend(messages)
+        self._arrived.set()
+
+    def receive(self, timeout_s: float) -> list[tuple[object, EngineRequest]]:
+        if not self._inbox and timeout_s > 0.0:
+            self._arrived.wait(timeout_s)
+        self._arrived.clear()  # before the inbox is emptied: what comes after sets it again
+        messages = []
+        while self._inbox:
+            messages.append(self._inbox.popleft())
+        return messages
+
+    def send(self, replies: list[tuple[object, EngineReply]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, EngineReply]]] = {}
+        for channel, reply in replies:
+            if isinstance(channel, LocalChannel):
+                by_loop.setdefault(channel.loop, []).append((channel, reply))
+        for loop, deliveries in by_loop.items():
+            _call_in(loop, partial(_deliver, deliveries))
+
+    def wake(self) -> None:
+        self._arrived.set()
+
+
+class LocalEnginePool:
+    """Implements `router.ports.EnginePool` over one engine in this process.
+
+    Args:
+        engine: a draft or target engine; the pool's thread owns it from `start` on.
+        epoch: the epoch the engine was made with.
+        max_model_len, batch_invariant, kv_cache_tokens: told to lessees in the grant.
+        asker_key: the name by which the engine is introduced to constraint services.
+        max_sessions: leases at a time; a further one waits for its turn.
+        idle_timeout_s: leases of sessions silent for longer end.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        epoch: int,
+        max_model_len: int,
+        batch_invariant: bool = False,
+        kv_cache_tokens: int = 0,
+        asker_key: str = "local",
+        max_sessions: int = 256,
+        idle_timeout_s: float = 600.0,
+    ) -> None:
+        self.grant = LeaseGrant(
+            endpoint=Endpoint(address="local", public_key="", epoch=epoch),
+            asker_key=asker_key,
+            max_model_len=max_model_len,
+            batch_invariant=batch_invariant,
+            kv_cache_tokens=kv_cache_tokens,
+        )
+        self._port = _LocalPort()
+        self._loop = EngineLoop(engine, self._port, idle_timeout_s=idle_timeout_s)
+        self._places = asyncio.Semaphore(max_sessions)
+        self._outbox: list[tuple[object, EngineRequest]] = []
+        self._channels: set[LocalChannel[EngineRequest, EngineReply]] = set()
+        self._lost: str | None = None
+        self._thread: threading.Thread | None = None
+
+    async def lease(
+        self, session_id: str, *, timeout_s: float
+    ) -> LocalLease[EngineRequest, EngineReply]:
+        """See `router.ports.Pool.lease`."""
+        if self._lost is not None:
+            raise Unavailable(self._lost)
+        self._start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Unavailable(f"no free place on the engine within {timeout_s:g} s") from None
+        if self._lost is not None:  # while this one waited
+            self._places.release()
+            raise Unavailable(self._lost)
+        lease_id = self._loop.admit(session_id)
+        channel: LocalChannel[EngineRequest, EngineReply] = LocalChannel(self._forward)
+        self._channels.add(channel)
+
+        def release() -> None:
+            self._flush()
+            self._channels.discard(channel)
+            channel.mailbox.mark_lost("the lease was released")
+            self._loop.release(session_id, lease_id)
+            self._places.release()
+
+        return LocalLease(self.grant, channel, release)
+
+    def stats(self) -> LoopStats:
+        """Counters of the engine's loop."""
+        return self._loop.stats()
+
+    def fail(self, reason: str = "the engine's process is gone") -> None:
+        """Lose the engine as if its process had died: leases end, none is granted again."""
+        self._lost = self._lost or reason
+        self._loop.stop()
+        for channel in self._channels:
+            channel.mailbox.mark_lost(self._lost)
+        self._channels.clear()
+
+    async def close(self) -> None:
+        """Stop the engine's thread. Idempotent."""
+        self.fail("the pool is closed")
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _JOIN_S)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            home = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._run, args=(home,), name="local-engine", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self, home: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._loop.run()
+        except Exception as error:
+            logger.exception("local engine died")
+            reason = f"the engine died: {error}"
+            _call_in(home, partial(self.fail, reason))
+
+    def _forward(
+        self, channel: LocalChannel[EngineRequest, EngineReply], message: EngineRequest
+    ) -> None:
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append((channel, message))
+
+    def _flush(self) -> None:
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._port.put(outbox)
+
+
+class ConstraintHost(Protocol):
+    """What the constraint pool needs of `models.grammar.host.GrammarHost`."""
+
+    def handle(self, requests: list[ConstraintRequest]) -> list[ConstraintReply]:
+        """Replies to `requests`, in order."""
+        ...
+
+
+class LockedHost:
+    """A grammar host that several threads may ask; engines get masks from it directly."""
+
+    def __init__(self, host: ConstraintHost) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+
+    def handle(self, requests: list[ConstraintRequest]) -> list[ConstraintReply]:
+        """See `ConstraintHost.handle`."""
+        with self._lock:
+            return self._host.handle(requests)
+
+
+class LocalConstraintPool:
+    """Implements `router.ports.ConstraintPool` over a grammar host in this process.
+
+    `host` is the same host behind a lock: give `LocalMaskSource(pool.host)` to the engines.
+    """
+
+    def __init__(self, host: ConstraintHost, *, epoch: int = 1) -> None:
+        self.host = LockedHost(host)
+        self.grant = LeaseGrant(
+            endpoint=Endpoint(address="local", public_key="", epoch=epoch), asker_key=""
+        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="local-grammar")
+        self._channels: set[LocalChannel[ConstraintRequest, ConstraintReply]] = set()
+        self._lost: str | None = None
+
+    async def lease(
+        self, session_id: str, *, timeout_s: float
+    ) -> LocalLease[ConstraintRequest, ConstraintReply]:
+        """See `router.ports.Pool.lease`."""
+        if self._lost is not None:
+            raise Unavailable(self._lost)
+        channel: LocalChannel[ConstraintRequest, ConstraintReply] = LocalChannel(self._forward)
+        self._channels.add(channel)
+
+        def release() -> None:
+            self._channels.discard(channel)
+            channel.mailbox.mark_lost("the lease was released")
+
+        return LocalLease(self.grant, channel, release)
+
+    def fail(self, reason: str = "the constraint process is gone") -> None:
+        """Lose the host as if its process had died: leases end, none is granted again."""
+        self._lost = self._lost or reason
+        for channel in self._channels:
+            channel.mailbox.mark_lost(self._lost)
+        self._channels.clear()
+
+    async def close(self) -> None:
+        """Stop the host's thread. Idempotent."""
+        self.fail("the pool is closed")
+        await asyncio.to_thread(self._worker.shutdown)
+
+    def _forward(
+        self, channel: LocalChannel[ConstraintRequest, ConstraintReply], message: ConstraintRequest
+    ) -> None:
+        self._worker.submit(self._answer, channel, message)
+
+    def _answer(
+        self, channel: LocalChannel[ConstraintRequest, ConstraintReply], message: ConstraintRequest
+    ) -> None:
+        replies = self.host.handle([message])
+        _call_in(channel.loop, partial(_deliver, [(channel, reply) for reply in replies]))
+
+
+def _deliver(deliveries: Sequence[tuple[LocalChannel[Any, Any], Any]]) -> None:
+    for channel, reply in deliveries:
+        channel.mailbox.put(reply)
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run `callback` in an event loop; dropped when that loop is closed, with its sessions."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        logger.debug("a session's event loop is closed; its replies are dropped")

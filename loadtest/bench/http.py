@@ -1,0 +1,103 @@
+"""Tokens per second over HTTP: `serve run` of the demo's config with a pair, asked as clients ask.
+
+The service is private and ends with the block (`loadtest.service.served`). Prompts are sent as
+token ids and streamed back, so that every way answers exactly what the engines were asked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from loadtest.bench.loop import Prompts
+from loadtest.service.served import POD_ENVIRONMENT, ROOT, Config, served
+
+_TIMEOUT_S = 300.0
+_CONFIG = ROOT / "configs" / "demo.yaml"
+
+
+class HttpBench:
+    """Streams completions of a running service, one after another. Made by `http_served`."""
+
+    def __init__(self, client: httpx.Client, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    def tokens_per_s(self, prompts: Prompts, k: int | None, num_tokens: int) -> float:
+        """All prompts greedily, `num_tokens` each; k None is adaptive.
+
+        Raises:
+            RuntimeError: an answer is an error or has another number of tokens.
+        """
+        started_at = time.perf_counter()
+        for prompt in prompts:
+            num_received = self._complete(list(prompt), k, num_tokens)
+            if num_received != num_tokens:
+                raise RuntimeError(f"{num_tokens} tokens were asked for, got {num_received}")
+        return len(prompts) * num_tokens / (time.perf_counter() - started_at)
+
+    def _complete(self, prompt: list[int], k: int | None, num_tokens: int) -> int:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if k is not None:
+            body["speculation"] = {"k": k}
+        num_tokens_said = 0
+        with self._client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise RuntimeError(f"HTTP {response.status_code}: {response.read().decode()}")
+            for line in response.iter_lines():
+                num_tokens_said = max(num_tokens_said, _completion_tokens(line))
+        return num_tokens_said
+
+
+@contextmanager
+def http_served(pair: Path, *, dtype: str, threads: tuple[int, int]) -> Iterator[HttpBench]:
+    """Serve a pair, target and draft with `threads` each, until the block ends."""
+    names: list[str] = []
+
+    def change(config: Config) -> None:
+        arguments = config["applications"][0]["args"]
+        for part, num_threads in zip(("target", "draft"), threads, strict=True):
+            arguments[part] |= {
+                "model_path": str((pair / part).resolve()),
+                "dtype": dtype,
+                "num_threads": num_threads,
+                "enable_prefix_caching": False,  # as in the engine part
+            }
+        arguments["router"]["speculation"]["prompt_lookup_max"] = 0  # only the draft model drafts
+        arguments["router"]["timeouts"]["draft_ms"] = 10_000  # on a slow machine it is waited for
+        names.append(arguments["router"]["model_name"])
+
+    with (
+        served(_CONFIG, change=change, environment=POD_ENVIRONMENT) as service,
+        httpx.Client(base_url=service.base_url, timeout=_TIMEOUT_S) as client,
+    ):
+        yield HttpBench(client, names[0])
+
+
+def _completion_tokens(line: str) -> int:
+    """Completion tokens by the usage of one SSE line; 0 where it has none.
+
+    Raises:
+        RuntimeError: the line is an error event.
+    """
+    data = line.removeprefix("data: ")
+    if data == line or data == "[DONE]":
+        return 0
+    event = json.loads(data)
+    if "error" in event:
+        raise RuntimeError(f"the stream ended with {event['error']}")
+    return int((event.get("usage") or {}).get("completion_tokens", 0))

@@ -1,0 +1,78 @@
+"""The same loop with draft and target in processes of their own, behind real links. No HTTP.
+
+What serving costs over the engines: leases, frames and the waking of other processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from deployments.config.schema import ModelConfig
+from deployments.engine.rank import EngineKind
+from loadtest.bench.loop import LoopRun, Prompts, make_services, serve_all
+from loadtest.bench.ranks import ProcessPool
+from router.generator import SpeculativeGenerator
+
+Result = TypeVar("Result")
+
+_CACHED_SESSIONS = 16
+
+
+class LinkBench:
+    """Draft and target processes, and the router's loop in this one. Made by `linked`."""
+
+    def __init__(
+        self, runner: asyncio.Runner, target: ProcessPool, draft: ProcessPool, max_model_len: int
+    ) -> None:
+        self._runner = runner
+        self._target = target
+        self._draft = draft
+        self.max_model_len = max_model_len
+        self._num_runs = 0
+
+    def run(self, prompts: Prompts, *, batch: int, k: int | None, num_tokens: int) -> LoopRun:
+        """See `EngineLoopBench.run`."""
+        self._num_runs += 1
+        name = f"link-{self._num_runs}"
+        return self.use(k, lambda generator: serve_all(generator, prompts, batch, num_tokens, name))
+
+    def use(
+        self, k: int | None, work: Callable[[SpeculativeGenerator], Coroutine[Any, Any, Result]]
+    ) -> Result:
+        """The result of `work` with a generator of its own; k None is adaptive."""
+        services = make_services(self._target, None if k == 0 else self._draft, k)
+        return self._runner.run(
+            work(SpeculativeGenerator(services, max_model_len=self.max_model_len))
+        )
+
+
+@contextmanager
+def linked(
+    pair: Path, *, dtype: str, target_threads: int, draft_threads: int, max_model_len: int
+) -> Iterator[LinkBench]:
+    """Load both models in processes of their own; they end with the block."""
+
+    def load(kind: EngineKind, num_threads: int) -> ProcessPool:
+        model = ModelConfig(
+            model_path=str((pair / kind).resolve()),
+            dtype=dtype,  # type: ignore[arg-type]  # checked there
+            max_model_len=max_model_len,
+            kv_cache_tokens=_CACHED_SESSIONS * max_model_len,
+            enable_prefix_caching=False,  # as in the engine part
+            num_threads=num_threads,
+        )
+        return ProcessPool(kind, model)
+
+    pools = [load("target", target_threads), load("draft", draft_threads)]
+    with asyncio.Runner() as runner:  # sockets stay with their event loop
+        try:
+            for pool in pools:
+                pool.wait_ready()
+            yield LinkBench(runner, pools[0], pools[1], max_model_len)
+        finally:
+            for pool in pools:
+                runner.run(pool.close())

@@ -1,0 +1,30 @@
+"""What every command that drives a service by itself can be told of the requests it sends."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from loadtest.client.workload import Workload
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `workload_of` reads, and where results go."""
+    parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
+    parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
+    parser.add_argument("--shared-words", type=int, default=150, help="of the shared prompt")
+    parser.add_argument("--any-text", action="store_true", help="do not expect one text per seed")
+    parser.add_argument("--seed", type=int, default=1, help="of everything that is sent, and when")
+    parser.add_argument("--output", type=Path, help="JSON file; the figure is written beside it")
+
+
+def workload_of(arguments: argparse.Namespace, config: dict[str, Any]) -> Workload:
+    """The requests for the model of a parsed Serve config file."""
+    return Workload(
+        config["applications"][0]["args"]["router"]["model_name"],
+        arguments.seed,
+        max_tokens=arguments.max_tokens,
+        record_max_tokens=arguments.record_max_tokens,
+        shared_words=arguments.shared_words,
+    )

@@ -1,0 +1,298 @@
+"""Streams over HTTP that never rest, each checked against the text it must have.
+
+The streams run in an event loop in a thread of their own. A stream repeats its case for as long as
+the load runs; every answer must be complete, equal its reference and, under a schema, validate.
+Every wait of a stream for its next chunk, the first one included, is timed; `longest_wait` tells
+afterwards (or while it lasts) how long the worst wait was that touched a stretch of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import httpx
+import jsonschema
+
+from loadtest.client.cases import Case
+from loadtest.client.thread import LoadThread
+
+_READ_TIMEOUT_S = 240.0  # longer than any recovery may take: a pause is measured, not cut
+_KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
+_DONE = "[DONE]"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one request ended. `error` is empty when the stream came to its proper end."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    num_draft_tokens: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that did not do what it must."""
+
+    case: str
+    began_s: float  # time.monotonic
+    ended_s: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.ended_s - self.began_s:.1f} s: {self.reason}"
+
+
+class _Wait(NamedTuple):
+    """A wait for a chunk, by `time.monotonic`."""
+
+    began_s: float
+    ended_s: float
+    is_first: bool  # for an answer's first chunk: a place in the queue and the prompt are in it
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One stream's clock: the wait it is in, and the waits it was in."""
+
+    case: Case
+    waiting_since_s: float = 0.0
+    awaits_first: bool = True
+    num_answers: int = 0
+    waits: list[_Wait] = field(default_factory=list)
+
+    def ask(self) -> float:
+        """A request is sent; the time."""
+        self.waiting_since_s, self.awaits_first = time.monotonic(), True
+        return self.waiting_since_s
+
+    def tick(self) -> None:
+        """A chunk has come."""
+        wait = _Wait(self.waiting_since_s, time.monotonic(), self.awaits_first)
+        if wait.ended_s - wait.began_s >= _KEPT_WAIT_S:
+            self.waits.append(wait)
+        self.waiting_since_s, self.awaits_first = wait.ended_s, False
+
+
+class FaultLoad:
+    """Runs one stream per case between `start` and `stop`; `api_key` is sent with each."""
+
+    def __init__(self, base_url: str, cases: Sequence[Case], *, api_key: str = "") -> None:
+        self._url = f"{base_url}/v1/chat/completions"
+        self._api_key = api_key
+        self._references: dict[str, Answer] = {}
+        self._streams = [_Stream(case) for case in cases]
+        self._failures: list[Failure] = []
+        self._thread = LoadThread("fault-load", self._run_streams)
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that run at a time."""
+        return len(self._streams)
+
+    @property
+    def num_answers(self) -> int:
+        """Requests that came to an end, well or not."""
+        return sum(stream.num_answers for stream in self._streams)
+
+    def take_failures(self) -> list[Failure]:
+        """The failures since the last call."""
+        taken, self._failures = self._failures, []
+        return taken
+
+    def collect_references(self) -> dict[str, Answer]:
+        """Ask every case once, all at a time, while nothing fails.
+
+        Raises:
+            RuntimeError: an answer is not one to compare with; the message says why.
+        """
+        cases = [stream.case for stream in self._streams]
+        answers = asyncio.run(self._ask_all(cases))
+        for case, answer in zip(cases, answers, strict=True):
+            reason = answer.error or invalid(case, answer)
+            if reason:
+                raise RuntimeError(f"reference of {case.name}: {reason}")
+            self._references[case.name] = answer
+        return self._references
+
+    def expect(self, references: Mapping[str, Answer]) -> None:
+        """Compare with what another load with these cases has collected."""
+        self._references = {
+            stream.case.name: references[stream.case.name] for stream in self._streams
+        }
+
+    def start(self) -> None:
+        """Begin all streams."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let every stream come to its end; see `LoadThread.stop`."""
+        self._thread.stop()
+
+    def wait_steady(self, limit_s: float) -> bool:
+        """Wait until every stream has received something; False when that takes too long."""
+        since_s = time.monotonic()
+        while time.monotonic() - since_s < limit_s:
+            if all(stream.waiting_since_s > since_s for stream in self._streams):
+                return True
+            time.sleep(0.02)
+        return False
+
+    def measure_calm(self, for_s: float, steady_limit_s: float) -> dict[str, float]:
+        """Longest wait of free and of constrained streams, seconds, over `for_s` seconds from the
+        moment when all streams run (waited for at most `steady_limit_s`)."""
+        self.wait_steady(steady_limit_s)
+        began_s = time.monotonic()
+        time.sleep(for_s)
+        now_s = time.monotonic()
+        return {
+            "free": self.longest_wait(began_s, now_s, is_constrained=False),
+            "constrained": self.longest_wait(began_s, now_s, is_constrained=True),
+        }
+
+    def waits(self, from_s: float, to_s: float) -> list[tuple[Case, float, float]]:
+        """(case, from, to) of each wait that touched this stretch of time, open ones included."""
+        touched = self._touched(from_s, to_s)
+        return [(stream.case, wait.began_s, wait.ended_s) for stream, wait in touched]
+
+    def longest_wait(self, from_s: float, to_s: float, *, is_constrained: bool) -> float:
+        """Seconds of the longest wait of such a stream that touched this stretch of time."""
+        lengths = [
+            ended_s - began_s
+            for case, began_s, ended_s in self.waits(from_s, to_s)
+            if case.is_constrained == is_constrained
+        ]
+        return max(lengths, default=0.0)
+
+    def longest_gap(self, from_s: float, to_s: float) -> float:
+        """Seconds of the longest wait of any stream, but for those for an answer's first chunk."""
+        touched = self._touched(from_s, to_s)
+        lengths = [wait.ended_s - wait.began_s for _, wait in touched if not wait.is_first]
+        return max(lengths, default=0.0)
+
+    def _touched(self, from_s: float, to_s: float) -> list[tuple[_Stream, _Wait]]:
+        """All waits that touched this stretch of time, open ones included."""
+        found = []
+        for stream in self._streams:
+            now = _Wait(stream.waiting_since_s, time.monotonic(), stream.awaits_first)
+            for wait in [*stream.waits, now]:
+                if wait.began_s < to_s and wait.ended_s > from_s:
+                    found.append((stream, wait))
+        return found
+
+    async def _ask_all(self, cases: Sequence[Case]) -> list[Answer]:
+        async with _client(self._api_key) as client:
+            return list(await asyncio.gather(*(ask(client, self._url, case) for case in cases)))
+
+    async def _run_streams(self) -> None:
+        async with _client(self._api_key) as client:
+            await asyncio.gather(*(self._repeat(client, stream) for stream in self._streams))
+
+    async def _repeat(self, client: httpx.AsyncClient, stream: _Stream) -> None:
+        while not self._thread.is_stopping:
+            began_s = stream.ask()
+            answer = await ask(client, self._url, stream.case, stream)
+            reason = self._judge(stream.case, answer)
+            if reason:
+                failure = Failure(stream.case.name, began_s, time.monotonic(), reason)
+                self._failures.append(failure)
+                await asyncio.sleep(0.5)  # a service that refuses is not to be hammered
+            stream.num_answers += 1
+
+    def _judge(self, case: Case, answer: Answer) -> str:
+        """Why the answer is wrong; empty when it is right."""
+        if answer.error:
+            return answer.error
+        wanted = self._references[case.name]
+        if (answer.text, answer.finish_reason) != (wanted.text, wanted.finish_reason):
+            return f"another text: {_first_difference(wanted, answer)}"
+        return invalid(case, answer)
+
+
+async def ask(
+    client: httpx.AsyncClient, url: str, case: Case, stream: _Stream | None = None
+) -> Answer:
+    """Send one case and read its stream to the end. Whatever goes wrong is in the answer."""
+    text, finish_reason, num_draft_tokens, is_done = "", None, 0, False
+    try:
+        async with client.stream("POST", url, json=case.body) as response:
+            if response.status_code != httpx.codes.OK:
+                body = (await response.aread()).decode(errors="replace")
+                return Answer(error=f"HTTP {response.status_code}: {body[:500]}")
+            async for event in _events(response):
+                if event == _DONE:
+                    is_done = True
+                    continue  # and read to the end, or the service sees a client that goes away
+                if stream is not None:
+                    stream.tick()
+                chunk = json.loads(event)
+                if "error" in chunk:
+                    return Answer(text, error=f"error event: {event[:500]}")
+                for choice in chunk["choices"]:
+                    text += choice["delta"].get("content") or ""
+                    finish_reason = choice.get("finish_reason") or finish_reason
+                num_draft_tokens = _num_draft_tokens(chunk) or num_draft_tokens
+    except (httpx.HTTPError, OSError) as error:
+        return Answer(text, error=f"{type(error).__name__}: {error} after {len(text)} characters")
+    if is_done:
+        return Answer(text, finish_reason, num_draft_tokens)
+    return Answer(text, error=f"the stream was cut after {len(text)} characters")
+
+
+def ask_once(base_url: str, case: Case, *, api_key: str = "") -> Answer:
+    """`ask` from plain code, on a connection of its own."""
+
+    async def once() -> Answer:
+        async with _client(api_key) as client:
+            return await ask(client, f"{base_url}/v1/chat/completions", case)
+
+    return asyncio.run(once())
+
+
+def invalid(case: Case, answer: Answer) -> str:
+    """Why the answer does not obey its case; empty when it does."""
+    if case.schema is None:
+        return "" if answer.text else "no text"
+    if answer.finish_reason != "stop":
+        return f"ended by {answer.finish_reason!r} before its JSON did: {answer.text[-80:]!r}"
+    try:
+        jsonschema.validate(json.loads(answer.text), case.schema)
+    except (ValueError, jsonschema.ValidationError) as error:
+        return f"invalid JSON: {str(error).splitlines()[0]}: {answer.text[:200]!r}"
+    return ""
+
+
+def _client(api_key: str = "") -> httpx.AsyncClient:
+    timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
+    # Every stream keeps a connection; a shared pool must not make them queue for one.
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[str]:
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+
+
+def _num_draft_tokens(chunk: dict[str, Any]) -> int:
+    metrics = chunk.get("metrics") or {}
+    return int((metrics.get("speculative_decoding") or {}).get("num_draft_tokens", 0))
+
+
+def _first_difference(wanted: Answer, got: Answer) -> str:
+    if wanted.text == got.text:
+        return f"finish_reason {got.finish_reason!r} for {wanted.finish_reason!r}"
+    at = next(
+        (i for i, (a, b) in enumerate(zip(wanted.text, got.text, strict=False)) if a != b),
+        min(len(wanted.text), len(got.text)),
+    )
+    start = max(0, at - 30)
+    return f"at {at}: {got.text[start : at + 30]!r} for {wanted.text[start : at + 30]!r}"

@@ -1,0 +1,179 @@
+"""Part `engines`: a request gets the same text alone and undrafted, crowded and drafted.
+
+Each case draws some seven requests, runs each alone through a target of its own without drafts,
+prefix cache or want of room, then all together on engines with few KV blocks, drafted by whatever
+each asks for. Under `coupled` the answers must be equal to the last bit. Under `rejection` the text
+depends on the draft (README), so there it must be one the target could have drawn, and keep the
+request's own terms; without drafts it is `coupled`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from deployments.local.inline import InlineDevice
+from deployments.local.pool import LocalConstraintPool
+from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.engines.answers import Answer, answer_of, broken_terms, difference
+from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, grammar_host
+from loadtest.fuzz.engines.requests import random_requests, undrafted
+from loadtest.fuzz.engines.support import undrawable
+from loadtest.fuzz.engines.world import (
+    MAX_K,
+    blocks_needed,
+    emptied,
+    fresh_engines,
+    left_tasks,
+    reference_runner,
+)
+from models.engine.target import TargetEngine
+from models.grammar.host import GrammarHost
+from models.grammar.masks import LocalMaskSource
+from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits, SpeculationLimits
+from router.session import Services
+from router.types import GenerationRequest
+
+NUM_REQUESTS = 7
+# Nothing is lost here: whoever misses an engine has found a dead one, and need not look for long.
+LIMITS = SessionLimits(
+    propose_timeout_s=20.0, failover_timeout_s=2.0, lease_timeout_s=5.0, max_losses=2
+)
+
+
+@asynccontextmanager
+async def open_engines() -> AsyncIterator[RunCase]:
+    """The part, ready to run cases."""
+    host = grammar_host()
+
+    async def run(seed: int) -> Outcome:
+        return await _case(seed, host)
+
+    yield run
+
+
+async def _case(seed: int, host: GrammarHost) -> Outcome:
+    rng = random.Random(seed)
+    requests = random_requests(rng, NUM_REQUESTS)
+    expected = await answers_alone(requests, host)
+    outcome = await _crowded(rng, requests, expected, host)
+    outcome.counts["cases"] += 1
+    return outcome
+
+
+async def answers_alone(requests: list[GenerationRequest], host: GrammarHost) -> list[Answer]:
+    """Each request's answer from a target of its own, one after the other, without drafts.
+
+    `rejection` without drafts is asked as `coupled`: they are the same text.
+    """
+    constraint = LocalConstraintPool(host)
+    target = TargetEngine(emptied(reference_runner()), LocalMaskSource(constraint.host), epoch=1)
+    device = InlineDevice()
+    services = Services(
+        target_pool=device.pool(target, epoch=1, max_model_len=MAX_MODEL_LEN),
+        draft_pool=None,
+        constraint_pool=constraint,
+        speculation=SpeculationLimits(enabled=False),
+        limits=LIMITS,
+    )
+    generator = SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN)
+    answers = []
+    for request in requests:
+        sampling = msgspec.structs.replace(request.sampling, verification="coupled")
+        alone = dataclasses.replace(undrafted(request), sampling=sampling)
+        answers.append(await answer_of(generator, alone))
+    await device.close()
+    await constraint.close()
+    return answers
+
+
+async def _crowded(
+    rng: random.Random,
+    requests: list[GenerationRequest],
+    expected: list[Answer],
+    host: GrammarHost,
+) -> Outcome:
+    before = asyncio.all_tasks()
+    constraint = LocalConstraintPool(host)
+    least = max(blocks_needed(request) for request in requests)
+    engines = fresh_engines(
+        LocalMaskSource(constraint.host),
+        LocalMaskSource(constraint.host),
+        target_blocks=least + rng.randint(0, 16),
+        draft_blocks=least + rng.randint(-4, 24),
+    )
+    device = InlineDevice()
+    draft_pool = device.pool(engines.draft, epoch=1, max_model_len=MAX_MODEL_LEN)
+    target_pool = device.pool(engines.target, epoch=1, max_model_len=MAX_MODEL_LEN)
+    services = Services(
+        target_pool=target_pool,
+        draft_pool=draft_pool,
+        constraint_pool=constraint,
+        speculation=SpeculationLimits(
+            max_speculative_tokens=MAX_K,
+            run_on_tokens=rng.choice((0, 1, 4, 32)),
+            prompt_lookup_max=rng.choice((1, 2, 4)),
+        ),
+        limits=LIMITS,
+    )
+    generator = SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN)
+    places = asyncio.Semaphore(NUM_REQUESTS)
+
+    async def one(request: GenerationRequest, num_turns: int) -> Answer:
+        async with places:
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            return await answer_of(generator, request)
+
+    turns = [rng.choice((0, 0, 30, 200)) for _ in requests]
+    answers = await asyncio.gather(*map(one, requests, turns))
+    leases = len(target_pool.session_ids) + len(draft_pool.session_ids)
+    await device.close()
+    await constraint.close()
+    outcome = Outcome(complaints=engines.held(host) + await left_tasks(before))
+    if leases:
+        outcome.complaints.append(f"{leases} leases are left")
+    outcome.counts["preemptions"] += engines.target.load().num_preemptions
+    outcome.counts["draft preemptions"] += engines.draft.load().num_preemptions
+    outcome.counts["prefix hits"] += engines.target.load().prefix_hits
+    for request, alone, answer in zip(requests, expected, answers, strict=True):
+        outcome.add(judged(request, alone, answer, host))
+    return outcome
+
+
+def judged(request: GenerationRequest, alone: Answer, answer: Answer, host: GrammarHost) -> Outcome:
+    """An answer beside the one that the same request got alone and undrafted."""
+    outcome = Outcome(Counter(_counts(request, answer)))
+    outcome.complaints += broken_terms(request, answer)
+    is_free = request.sampling.verification == "rejection" and request.sampling.temperature > 0
+    if is_free and answer.num_drafted and alone.error is None:
+        outcome.counts["held to their support"] += 1
+        if answer.error is not None:
+            outcome.complaints.append(f"{request.request_id}: {answer.error!r}, alone it was none")
+        else:
+            outcome.complaints += undrawable(request, answer.ids, host)
+    else:
+        outcome.counts["compared"] += 1
+        outcome.complaints += difference(request.request_id, alone, answer)
+    return outcome
+
+
+def _counts(request: GenerationRequest, answer: Answer) -> dict[str, int]:
+    counts = {
+        "requests": 1,
+        "tokens": len(answer.ids),
+        "drafted": answer.num_drafted,
+        "accepted": answer.num_accepted,
+        f"finish {answer.finish_reason or type(answer.error).__name__}": 1,
+    }
+    if request.grammar is not None:
+        counts[f"grammar {request.grammar.kind}"] = 1
+        counts["grammars finished"] = int(answer.ids[-1:] == request.eos_ids[:1])
+    return counts

@@ -1,0 +1,107 @@
+"""Random bodies of the completion routes that must be served."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+from loadtest.fuzz.engines.grammars import random_grammar, random_schema
+from loadtest.fuzz.engines.pair import VOCAB_SIZE
+
+MODEL = "fuzz"
+PATHS = ("/v1/chat/completions", "/v1/completions")
+_TEXTS = ("The dog", "a", "Füße, 東京 🙂", '{"a": [1, 2]}', "x " * 40, "<|im_end|>", "\u0000\u001b")
+
+
+def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
+    """A body that must be served."""
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": rng.randint(1, 12)}
+    is_chat = path == PATHS[0]
+    if is_chat:
+        body["messages"] = [
+            {"role": rng.choice(("system", "user", "assistant")), "content": _content(rng)}
+            for _ in range(rng.randint(1, 3))
+        ]
+    else:
+        body["prompt"] = rng.choice(
+            (rng.choice(_TEXTS), [rng.randrange(2, VOCAB_SIZE) for _ in range(5)], ["one text"])
+        )
+    for name, make in FIELDS.items():
+        if rng.random() < 0.15:
+            body[name] = make(rng)
+    if "min_tokens" in body:
+        body["min_tokens"] = min(body["min_tokens"], body["max_tokens"])
+    if body.get("stream"):
+        body.pop("prompt_logprobs", None)
+    else:
+        body.pop("stream_options", None)
+    _add_logprobs(rng, body, is_chat=is_chat)
+    if rng.random() < 0.3:
+        _constrain(rng, body)
+    return body
+
+
+def _add_logprobs(rng: random.Random, body: dict[str, Any], *, is_chat: bool) -> None:
+    if rng.random() > 0.25:
+        return
+    if is_chat:
+        body["logprobs"] = True
+        if rng.random() < 0.7:
+            body["top_logprobs"] = rng.randint(0, 20)
+    else:
+        body["logprobs"] = rng.randint(0, 20)
+        body["echo"] = rng.random() < 0.5 and not body.get("stream")
+
+
+def _constrain(rng: random.Random, body: dict[str, Any]) -> None:
+    body.pop("ignore_eos", None)
+    grammar = random_grammar(rng)
+    if grammar.kind == "json_schema" and rng.random() < 0.5:
+        schema = {"name": "s", "schema": random_schema(rng)}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif grammar.kind == "json_schema":
+        body["structured_outputs"] = {"json": json.loads(grammar.text)}
+    elif grammar.kind == "json_object":
+        body["response_format"] = {"type": "json_object"}
+    elif grammar.kind == "regex":
+        body["structured_outputs"] = {"regex": grammar.text}
+    else:
+        body["structured_outputs"] = {"choice": json.loads(grammar.text)}
+
+
+def _content(rng: random.Random) -> Any:
+    text = rng.choice(_TEXTS)
+    return text if rng.random() < 0.8 else [{"type": "text", "text": text}]
+
+
+FIELDS: dict[str, Callable[[random.Random], Any]] = {
+    "temperature": lambda rng: rng.choice((0, 0.7, 2)),
+    "top_p": lambda rng: rng.uniform(0.01, 1),
+    "top_k": lambda rng: rng.choice((-1, 0, 7, 2**31 - 1)),
+    "min_p": lambda rng: rng.random(),
+    "presence_penalty": lambda rng: rng.uniform(-2, 2),
+    "frequency_penalty": lambda rng: rng.uniform(-2, 2),
+    "repetition_penalty": lambda rng: rng.choice((0.001, 1, 1.3, 1000)),
+    "seed": lambda rng: rng.choice((0, -1, 2**64 - 1, -(2**63))),
+    "logit_bias": lambda rng: {str(rng.randrange(VOCAB_SIZE)): rng.uniform(-100, 100)},
+    "min_tokens": lambda rng: rng.randint(0, 5),
+    "bad_words": lambda rng: rng.choice(([], ["dog"], [" the", "é"])),
+    "prompt_logprobs": lambda rng: rng.randint(0, 20),
+    "n": lambda rng: rng.randint(1, 4),
+    "stop": lambda rng: rng.choice(("a", ["the", "."], [])),
+    "stop_token_ids": lambda rng: [rng.randrange(VOCAB_SIZE) for _ in range(3)],
+    "include_stop_str_in_output": lambda rng: True,
+    "stream": lambda rng: True,
+    "stream_options": lambda rng: {"include_usage": rng.random() < 0.5},
+    "ignore_eos": lambda rng: True,
+    "cache_salt": lambda rng: "salt",
+    "speculation": lambda rng: {
+        "k": rng.randint(0, 8),
+        "drafter": rng.choice(("ngram", "draft_model")),
+        "verification": rng.choice(("coupled", "rejection")),
+    },
+    "user": lambda rng: "somebody",
+    "tools": lambda rng: [],
+}

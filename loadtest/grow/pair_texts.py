@@ -1,0 +1,108 @@
+"""Texts that a model writes itself, greedily and sampled: where draft and target are compared.
+
+Prompts are those the demo pair is tried on, from the held-out side, in the checkpoint's own
+tokens and chat template. Another model may answer them badly; it is still its own text, which is
+what a draft has to guess. How well it can be guessed depends on the kind of prompt: where the
+next token is certain, as in copying, a draft is right whatever noise it has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from models.demo.data.mixture import Mixture
+from models.text.tokenizer import Tokenizer
+
+_ROWS = 32  # prompts generated together
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt and what the model wrote behind it, end token included."""
+
+    prompt: list[int]
+    reply: list[int]
+    is_sampled: bool  # at temperature 1; otherwise greedy
+
+
+def draw_texts(
+    model: Any, path: Path, num_texts: int, *, kind: str | None, num_tokens: int, seed: int
+) -> list[Text]:
+    """Replies of `model` to `num_texts` prompts, each greedily and sampled.
+
+    Args:
+        model: a causal language model of transformers.
+        path: its checkpoint's directory, for the tokenizer.
+        num_texts: prompts; twice as many texts come back.
+        kind: of prompts, a key of `models.demo.data.mixture.SHARES`; None draws them by their
+        share. num_tokens: the most tokens of a reply. seed: of prompts and of sampling.
+
+    Raises:
+        ValueError: the checkpoint has no tokenizer, or its context is too short.
+    """
+    tokenizer = Tokenizer.load(path)
+    longest = model.config.max_position_embeddings - num_tokens
+    prompts = _prompts(tokenizer, num_texts, longest, kind, seed)
+    texts: list[Text] = []
+    with torch.random.fork_rng(devices=()), tqdm(total=2 * num_texts, desc="texts") as bar:
+        torch.manual_seed(seed)
+        for is_sampled in (False, True):
+            for start in range(0, num_texts, _ROWS):
+                some = prompts[start : start + _ROWS]
+                replies = _generate(model, some, num_tokens, is_sampled)
+                pairs = zip(some, replies, strict=True)
+                texts += [Text(prompt, reply, is_sampled) for prompt, reply in pairs]
+                bar.update(len(some))
+    return texts
+
+
+def _prompts(
+    tokenizer: Tokenizer, num_prompts: int, longest: int, kind: str | None, seed: int
+) -> list[list[int]]:
+    mixture = Mixture.load(None, held_out=True)
+    rng = random.Random(f"pair texts:{seed}")
+    prompts: list[list[int]] = []
+    for _ in range(100 * num_prompts):
+        turns = mixture.draw(rng, kind).turns[:-1]
+        if not turns:
+            continue  # a story without a request
+        messages = [{"role": role, "content": content} for role, content in turns]
+        if tokenizer.has_chat_template:
+            ids = tokenizer.encode_chat(messages)
+        else:
+            ids = tokenizer.encode(messages[-1]["content"])
+        if len(ids) <= longest:
+            prompts.append(ids)
+        if len(prompts) == num_prompts:
+            return prompts
+    raise ValueError(f"the texts leave {longest} tokens of the model's context for prompts")
+
+
+@torch.inference_mode()
+def _generate(
+    model: Any, prompts: Sequence[list[int]], num_tokens: int, is_sampled: bool
+) -> list[list[int]]:
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    law = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if is_sampled else {}
+    ends = model.generation_config.eos_token_id
+    config = GenerationConfig(
+        max_new_tokens=num_tokens, do_sample=is_sampled, eos_token_id=ends, pad_token_id=0, **law
+    )
+    output = model.generate(ids, attention_mask=mask, generation_config=config)
+    end_ids = {ends} if isinstance(ends, int) else set(ends or ())
+    return [_until_end(row, end_ids) for row in output[:, longest:].tolist()]
+
+
+def _until_end(ids: list[int], end_ids: set[int]) -> list[int]:
+    stops = [index + 1 for index, token_id in enumerate(ids) if token_id in end_ids]
+    return ids[: stops[0]] if stops else ids

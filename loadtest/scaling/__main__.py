@@ -1,0 +1,252 @@
+"""Replicas follow a load that rises and falls, and no stream notices.
+
+    python -m loadtest.scaling --output loadtest/results/scaling.json
+
+Starts `serve run configs/demo.yaml` privately and takes down what every stream answers with one
+replica of each kind. Then serves it again with an autoscaling_config for every deployment
+(`scaling_config`: limits and delays made small, so that a laptop reaches them within minutes) and
+lets groups of streams come one after the other and leave again. The first group goes on until every
+deployment is back at one replica, so that replicas that leave have sessions to wait for. Every
+request must complete with the text it had without scaling and valid JSON. Prints numbers of
+replicas over time; the file holds every sample, with what the replicas themselves reported through
+Ray's metrics. Ends with status 1 when a request failed or a deployment did not go up and come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest.client.cases import Case, constrained_cases, free_cases
+from loadtest.client.streams import Answer, FaultLoad
+from loadtest.report.record import crash_noted, head, write_json
+from loadtest.scaling.replicas import Sample, Watch, changes, drained_sessions
+from loadtest.service.parts import FaultService
+from loadtest.service.served import ROOT, Config, served
+
+_PERIOD_S = 1.0
+_UP_LIMIT_S = 60.0  # for every deployment to have two replicas under all groups
+_BACK_LIMIT_S = 120.0  # for the numbers to come back under the first group
+_DRAIN_S = 120  # longest wait of a replica that leaves; longer than any answer here
+
+# Serve's replicas and handles tell their load every ten seconds otherwise, Ray's agents as well.
+FAST_METRICS = {
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.1",
+    "RAY_metrics_report_interval_ms": "1000",
+}
+
+_LIMITS: dict[str, dict[str, float]] = {
+    "Target": {"kv_use": 0.4, "waiting_tokens": 400},
+    "Draft": {"busy": 0.4},
+    "Constraint": {"queue_length": 4, "sessions": 4},
+}
+_KV_CACHE_TOKENS = 4096
+
+
+def scaling_config(config: Config) -> None:
+    """Give every deployment of the demo an autoscaling_config from one to two replicas."""
+    [application] = config["applications"]
+    _same_cache(config)
+    for deployment in application["deployments"]:
+        name = deployment["name"]
+        del deployment["num_replicas"]
+        deployment["graceful_shutdown_timeout_s"] = _DRAIN_S
+        scaling: dict[str, Any] = {
+            "min_replicas": 1,
+            "max_replicas": 2,
+            "look_back_period_s": 11,
+            "upscale_delay_s": 3,
+            "downscale_delay_s": 8,
+        }
+        if name == "Router":
+            scaling["target_ongoing_requests"] = 10
+        else:
+            policy = f"deployments.scaling:{name}Policy"
+            scaling["policy"] = {"policy_function": policy, "policy_kwargs": _LIMITS[name]}
+        deployment["autoscaling_config"] = scaling
+
+
+def _same_cache(config: Config) -> None:
+    [application] = config["applications"]
+    application["args"]["target"]["kv_cache_tokens"] = _KV_CACHE_TOKENS
+
+
+@dataclass
+class Report:
+    """What a run has found. Written whatever ends it."""
+
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    num_answers: int = 0
+    is_back: bool = False
+    crash: str = ""
+
+    @property
+    def deployments(self) -> list[str]:
+        """Those that were seen."""
+        return sorted({name for sample in self.samples for name in sample.replicas})
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no request failed and every deployment went up and came back."""
+        return not (self.failures or self.crash or self.stayed) and self.is_back
+
+    @property
+    def stayed(self) -> list[str]:
+        """Deployments that never had a second replica."""
+        return [
+            name
+            for name in self.deployments
+            if max(sample.num_running(name) for sample in self.samples) < 2
+        ]
+
+    def changes(self) -> dict[str, list[tuple[float, int]]]:
+        """Running replicas over time, by deployment."""
+        return {name: changes(self.samples, name) for name in self.deployments}
+
+    def drained(self) -> dict[str, int]:
+        """See `drained_sessions`."""
+        return {name: drained_sessions(self.samples, name) for name in self.deployments}
+
+
+def run(config: Path, num_groups: int, stage_s: float, report: Report) -> None:
+    """Serve, let the load rise and fall, and watch."""
+    cases = groups(num_groups)
+    references = _references(config, cases)
+    with (
+        served(config, change=scaling_config, environment=FAST_METRICS) as service,
+        FaultService(service) as watched,
+    ):
+        loads = [FaultLoad(watched.base_url, group) for group in cases]
+        for load in loads:
+            load.expect(references)
+        running: list[FaultLoad] = []
+        watch = Watch(_PERIOD_S, lambda: sum(load.num_streams for load in running))
+        watch.start()
+        try:
+            _rise_and_fall(loads, running, stage_s, watch, report)
+        finally:
+            for load in running:
+                load.stop()
+            watch.stop()
+            report.samples = watch.samples
+            report.num_answers = sum(load.num_answers for load in loads)
+            report.failures += [str(late) for load in loads for late in load.take_failures()]
+            report.failures += watch.errors
+
+
+def groups(num_groups: int) -> list[list[Case]]:
+    """The streams that come and leave together: three free ones and three under a schema each.
+
+    The first group, which stays, is smaller and does not draft: one replica of each kind is enough.
+    A draft on the same cores is busy for half of the time with one stream as with fifteen, because
+    those share its passes.
+    """
+    free, constrained = free_cases(3 * num_groups), constrained_cases(3 * num_groups)
+    plain = {"speculation": {"enabled": False}}
+    first = [replace(case, body=case.body | plain) for case in (*free[:2], constrained[0])]
+    rest = [free[3 * i : 3 * i + 3] + constrained[3 * i : 3 * i + 3] for i in range(1, num_groups)]
+    return [first, *rest]
+
+
+def _references(config: Path, cases: Sequence[Sequence[Case]]) -> dict[str, Answer]:
+    """What every case answers without scaling."""
+    found: dict[str, Answer] = {}
+    with served(config, change=_same_cache) as service:
+        for group in cases:
+            found |= FaultLoad(service.base_url, group).collect_references()
+    return found
+
+
+def _rise_and_fall(
+    loads: Sequence[FaultLoad],
+    running: list[FaultLoad],
+    stage_s: float,
+    watch: Watch,
+    report: Report,
+) -> None:
+    for load in loads:
+        load.start()
+        running.append(load)
+        _say(watch, "a group comes")
+        time.sleep(stage_s)
+    watch.wait(lambda sample: _has_all_at(sample, 2), _UP_LIMIT_S)
+    while len(running) > 1:
+        _say(watch, "a group leaves")
+        running[-1].stop()
+        running.pop()
+    _say(watch, "the first group is left")
+    report.is_back = watch.wait(lambda sample: sample.is_settled_at(1), _BACK_LIMIT_S)
+    _say(watch, "back at one replica each" if report.is_back else "the numbers did not come back")
+
+
+def _has_all_at(sample: Sample, num_replicas: int) -> bool:
+    return all(sample.num_running(name) >= num_replicas for name in sample.replicas)
+
+
+def _say(watch: Watch, what: str) -> None:
+    if watch.samples:
+        last = watch.samples[-1]
+        numbers = ", ".join(f"{name} {last.num_running(name)}" for name in last.replicas)
+        print(f"{last.at_s:6.1f} s: {what} ({last.num_streams} streams; {numbers})", flush=True)
+
+
+def _write(arguments: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
+    content = head("loadtest.scaling", words, arguments) | {
+        "limits": _LIMITS,
+        "kv_cache_tokens": _KV_CACHE_TOKENS,
+        "environment": FAST_METRICS,
+        "is_clean": report.is_clean,
+        "num_answers": report.num_answers,
+        "crash": report.crash,
+        "failures": report.failures,
+        "replicas": report.changes(),
+        "sessions_served_while_stopping": report.drained(),
+    }
+    write_json(arguments.output, content, samples=[asdict(sample) for sample in report.samples])
+
+
+def _print(report: Report) -> None:
+    for name, steps in report.changes().items():
+        print(f"{name}: " + ", ".join(f"{number} at {at_s:g} s" for at_s, number in steps))
+    drained = ", ".join(f"{name} {number}" for name, number in report.drained().items())
+    print(f"sessions served by replicas that were stopping, at least: {drained}")
+    for failure in [*report.failures, *filter(None, [report.crash])]:
+        print(f"FAILURE: {failure}")
+    for name in report.stayed:
+        print(f"FAILURE: {name} never had a second replica")
+    verdict = "every request had its text" if report.is_clean else "something failed"
+    print(f"result: {report.num_answers} requests, {verdict}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; the exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser.add_argument(
+        "--groups", type=int, default=3, help="of six streams each, the first of three"
+    )
+    parser.add_argument("--stage", type=float, default=15.0, help="seconds from group to group")
+    parser.add_argument("--output", type=Path, help="JSON file for the results")
+    arguments = parser.parse_args(words)
+    report = Report()
+    try:
+        with crash_noted(report):
+            run(arguments.config, arguments.groups, arguments.stage, report)
+    finally:
+        _print(report)
+        if arguments.output is not None:
+            _write(arguments, report, words)
+    return 0 if report.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

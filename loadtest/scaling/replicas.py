@@ -1,0 +1,156 @@
+"""Numbers of replicas over time and what each replica says of its load, seen from outside.
+
+Replicas by state come from Serve's status, their load from what Ray exports on the node, as
+Prometheus would read it. Call within `fault_service.FaultService`, which connects to the cluster.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import httpx
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+from ray import serve
+
+from loadtest.service.parts import APP
+
+_MEASURES = {
+    "ray_vllm_kv_cache_usage_perc": "kv_use",
+    "ray_outrider_waiting_tokens": "waiting_tokens",
+    "ray_outrider_sessions_running": "running",
+    "ray_outrider_pass_seconds_total": "pass_s",
+    "ray_outrider_constraint_queue_length": "queue_length",
+    "ray_outrider_leases": "leases",
+}
+_HTTP_TIMEOUT_S = 5.0
+_END_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look. `load` has a line per replica that has reported: its deployment, its id, its
+    measures; a replica that is draining or has just gone is still in it."""
+
+    at_s: float  # since the watch began
+    num_streams: int
+    replicas: dict[str, dict[str, int]]  # deployment -> state -> number
+    load: list[dict[str, str | float]]
+
+    def num_running(self, deployment: str) -> int:
+        """Replicas that take new sessions."""
+        return self.replicas.get(deployment, {}).get("RUNNING", 0)
+
+    def is_settled_at(self, num_replicas: int) -> bool:
+        """Whether every deployment has so many replicas, none of them on its way in or out."""
+        return all(states == {"RUNNING": num_replicas} for states in self.replicas.values())
+
+
+@dataclass
+class Watch:
+    """Takes a sample every `period_s` in a thread of its own, from `start` to `stop`."""
+
+    period_s: float
+    num_streams: Callable[[], int]
+    samples: list[Sample] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # looks that failed
+
+    def start(self) -> None:
+        """Begin; the first sample is taken at once."""
+        self._began_s = time.monotonic()
+        self._port = metrics_port()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._stopping.set()
+        self._thread.join(_END_LIMIT_S)  # of one look; the thread is a daemon
+
+    def wait(self, is_reached: Callable[[Sample], bool], limit_s: float) -> bool:
+        """Wait for a sample of which that is true; False when none comes within `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if self.samples and is_reached(self.samples[-1]):
+                return True
+            time.sleep(self.period_s / 4)
+        return False
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.samples.append(self._look())
+            except Exception as error:  # noqa: BLE001  # a look that fails must end no campaign
+                self.errors.append(f"{type(error).__name__}: {error}")
+            if self._stopping.wait(self.period_s):
+                return
+
+    def _look(self) -> Sample:
+        deployments = serve.status().applications[APP].deployments
+        replicas = {
+            name: {
+                getattr(state, "value", str(state)): count
+                for state, count in d.replica_states.items()
+            }
+            for name, d in deployments.items()
+        }
+        text = httpx.get(f"http://127.0.0.1:{self._port}/metrics", timeout=_HTTP_TIMEOUT_S).text
+        return Sample(
+            at_s=round(time.monotonic() - self._began_s, 1),
+            num_streams=self.num_streams(),
+            replicas=replicas,
+            load=replica_loads(text),
+        )
+
+
+def metrics_port() -> int:
+    """Where the node's agent exports metrics."""
+    [node] = [node for node in ray.nodes() if node["Alive"]]
+    return int(node["MetricsExportPort"])
+
+
+def replica_loads(text: str) -> list[dict[str, str | float]]:
+    """Measures by replica, from what Ray exports in Prometheus' format."""
+    ours = "\n".join(line for line in text.splitlines() if line.startswith(tuple(_MEASURES)))
+    found: dict[tuple[str, str], dict[str, str | float]] = {}
+    for family in text_string_to_metric_families(ours + "\n"):
+        for sample in family.samples:
+            name = _MEASURES.get(sample.name)
+            labels = sample.labels
+            if name is None or "replica" not in labels:
+                continue
+            key = labels["deployment"], labels["replica"]
+            line = found.setdefault(key, {"deployment": key[0], "replica": key[1]})
+            line[name] = round(sample.value, 3)
+    return [found[key] for key in sorted(found)]
+
+
+def changes(samples: Iterable[Sample], deployment: str) -> list[tuple[float, int]]:
+    """(when, how many running replicas) at the first sample and wherever the number changed."""
+    steps: list[tuple[float, int]] = []
+    for sample in samples:
+        number = sample.num_running(deployment)
+        if not steps or steps[-1][1] != number:
+            steps.append((sample.at_s, number))
+    return steps
+
+
+def drained_sessions(samples: Iterable[Sample], deployment: str) -> int:
+    """Sessions that a replica still served while it was stopping, the most that were seen.
+
+    Which of two replicas is the one that stops is not told; it has at least the smaller number.
+    """
+    most = 0
+    for sample in samples:
+        if sample.replicas.get(deployment) != {"RUNNING": 1, "STOPPING": 1}:
+            continue
+        leases = [
+            int(line.get("leases", 0)) for line in sample.load if line["deployment"] == deployment
+        ]
+        if len(leases) == 2:
+            most = max(most, min(leases))
+    return most

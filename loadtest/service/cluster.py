@@ -1,0 +1,223 @@
+"""Several Ray nodes on this machine, to which configs are deployed as an operator does it.
+
+Each node is a raylet of its own with labels, CPUs and GPUs in name only: Ray counts them, nobody
+computes on them. Everything is private (own folder, own ports) and ends with the block. A config
+meant for real nodes is fitted by `on_one_machine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from loadtest.service.served import ROOT, Config, free_port, private_environment
+
+ROLE = "outrider/role"
+DEPLOY_TIMEOUT_S = 60.0
+_HEALTH_TIMEOUT_S = 15.0
+_OBJECT_STORE_BYTES = 100 * 1024 * 1024
+_DEMO = ROOT / "models" / "demo"
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a node of one label has, as Ray counts it."""
+
+    name: str
+    num_cpus: int
+    num_gpus: int = 0
+
+
+# As the worker groups of k8s/base/rayservice.yaml, with fewer CPUs than those have.
+ROUTER = Role("router", num_cpus=16)
+DRAFT = Role("draft", num_cpus=4, num_gpus=1)
+TARGET = Role("target", num_cpus=12, num_gpus=4)
+
+
+class PrivateCluster:
+    """A running cluster; make one with `private_cluster`. Starts as a head without CPUs."""
+
+    def __init__(self, folder: Path) -> None:
+        from ray.cluster_utils import Cluster  # reads the environment
+
+        self.folder = folder
+        self._port = free_port()
+        self._dashboard = f"http://127.0.0.1:{(dashboard_port := free_port())}"
+        self._nodes = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": True,
+                "dashboard_host": "127.0.0.1",
+                "dashboard_port": dashboard_port,
+                "dashboard_agent_listen_port": free_port(),
+                "object_store_memory": _OBJECT_STORE_BYTES,
+            },
+        )
+
+    @property
+    def base_url(self) -> str:
+        """Where deployed configs are served."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def gcs_address(self) -> str:
+        """What `ray.init` takes."""
+        return str(self._nodes.gcs_address)
+
+    def add(self, role: Role) -> Any:
+        """A node of this role, alive; give it to `remove`."""
+        return self._nodes.add_node(
+            num_cpus=role.num_cpus,
+            num_gpus=role.num_gpus,
+            labels={ROLE: role.name},
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+
+    def remove(self, node: Any) -> None:
+        """Kill the node and all that runs on it, as a machine that loses its power."""
+        self._nodes.remove_node(node, allow_graceful=False)
+
+    def deploy(self, config: Config) -> None:
+        """`serve deploy` of a config, at this cluster's own port. Returns before it is in force.
+
+        Raises:
+            RuntimeError: it was refused; with what was printed.
+        """
+        config["http_options"] |= {"host": "127.0.0.1", "port": self._port}
+        path = self.folder / "deployed.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        serve = Path(sys.executable).with_name("serve")
+        done = subprocess.run(
+            [str(serve), "deploy", "--address", self._dashboard, str(path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=DEPLOY_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"serve deploy: {done.stdout}{done.stderr}")
+
+    def wait_healthy(self, limit_s: float) -> None:
+        """Wait until what is deployed answers.
+
+        Raises:
+            TimeoutError: it does not after `limit_s`; with what it said last.
+        """
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                answer = httpx.get(f"{self.base_url}/health", timeout=_HEALTH_TIMEOUT_S)
+            except httpx.HTTPError as error:
+                said = repr(error)
+            else:
+                if answer.status_code == httpx.codes.OK:
+                    return
+                said = answer.text
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not healthy after {limit_s:g} s: {said}")
+            time.sleep(0.5)
+
+    def close(self) -> None:
+        """End every node."""
+        self._nodes.shutdown()
+
+
+@contextlib.contextmanager
+def private_cluster() -> Iterator[PrivateCluster]:
+    """A head node until the block ends, then nothing is left of it."""
+    folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        with _environment({**private_environment(folder), "PYTHONPATH": path}):
+            cluster = PrivateCluster(folder)
+            try:
+                yield cluster
+            finally:
+                cluster.close()
+                with warnings.catch_warnings():  # Ray leaves its daemons' Popen to the collector
+                    warnings.simplefilter("ignore", ResourceWarning)
+                    gc.collect()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables until the block ends: Ray's daemons take over those of this process."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# --- configs ------------------------------------------------------------------------------------
+
+
+def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
+    """A config for real nodes and GPUs, with as little changed as lets it run on nodes in name.
+
+    The demo pair in place of its models, in float32 (only there 4 ranks give the text of 1), on
+    CPUs, with a context and a KV cache that fit them; the demo's name; one HTTP proxy, because all
+    nodes share one port; as many replicas as autoscaling begins with. Placement stays as it is.
+    """
+    config: Config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config["proxy_location"] = "HeadOnly"
+    [application] = config["applications"]
+    args = application["args"]
+    for name in ("target", "draft"):
+        args[name] |= {
+            "model_path": str(_DEMO / name),
+            "device": "cpu",
+            "dtype": "float32",
+            "max_model_len": 2048,
+            "kv_cache_tokens": 32768,
+        }
+    args["router"] |= {
+        "model_name": "outrider-demo",
+        "tokenizer_path": str(_DEMO / "target"),
+        "api_keys_file": "" if api_keys_file is None else str(api_keys_file),
+    }
+    for deployment in application["deployments"]:
+        autoscaling = deployment.pop("autoscaling_config", None)
+        if autoscaling is not None:
+            deployment["num_replicas"] = autoscaling.get("min_replicas", 1)
+    return config
+
+
+def deployment(config: Config, name: str) -> dict[str, Any]:
+    """The `deployments` entry of that name, to be read and changed in place."""
+    [application] = config["applications"]
+    [found] = [entry for entry in application["deployments"] if entry["name"] == name]
+    return _dict(found)
+
+
+def arguments(config: Config) -> dict[str, Any]:
+    """The `args` of the application, to be read and changed in place."""
+    [application] = config["applications"]
+    return _dict(application["args"])
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    assert isinstance(value, dict)
+    return value

@@ -1,0 +1,83 @@
+"""Reads the memory of every process of a served config, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import psutil
+
+from loadtest.service.parts import KINDS
+from loadtest.soak.judge import Memory, Series
+
+# What the service consists of; Serve's proxy and controller and Ray's daemons are Ray's own.
+OURS = tuple(kind for kind in KINDS if kind not in ("controller", "proxy"))
+TOGETHER = "ours together"
+RAY_TOGETHER = "Ray's together"
+# By a word of the command line, first match wins; Ray sets the titles of its workers.
+_RAY_KINDS = {
+    "gcs_server": "gcs",
+    "raylet/raylet": "raylet",
+    "ray::DashboardAgent": "dashboard-agent",
+    "ray::RuntimeEnvAgent": "runtime-env-agent",
+    "log_monitor.py": "log-monitor",
+    "autoscaler/_private/monitor.py": "autoscaler-monitor",
+    "ray::IDLE": "idle-worker",
+    "dashboard": "dashboard",
+}
+_DRIVER = "serve-run"
+
+
+class MemoryWatch:
+    """Samples of all processes since the start.
+
+    Args:
+        parts: living processes by the part they play.
+        tree: all living processes of the service, its root first.
+    """
+
+    def __init__(
+        self,
+        parts: Callable[[], dict[str, list[psutil.Process]]],
+        tree: Callable[[], Iterable[psutil.Process]],
+    ) -> None:
+        self._parts = parts
+        self._tree = tree
+        self._together = Series(kind=TOGETHER, pid=0, is_ours=True)
+        self._ray_together = Series(kind=RAY_TOGETHER, pid=0, is_ours=False)
+        self._series: dict[psutil.Process, Series] = {}
+
+    @property
+    def series(self) -> list[Series]:
+        """One per process, ours first, then the sums."""
+        ours_first = sorted(self._series.values(), key=lambda s: (not s.is_ours, s.kind, s.pid))
+        return [*ours_first, self._together, self._ray_together]
+
+    def sample(self, at_s: float) -> int:
+        """Read all processes; returns bytes of all together (PSS)."""
+        kinds = {process: kind for kind, found in self._parts().items() for process in found}
+        sums = {True: Memory(), False: Memory()}
+        for index, process in enumerate(self._tree()):
+            try:
+                memory = _read(process)
+                kind = kinds.get(process) or (_DRIVER if index == 0 else _ray_kind(process))
+            except psutil.Error:
+                continue  # it has ended just now
+            is_ours = kind in OURS
+            series = self._series.setdefault(
+                process, Series(kind=kind, pid=process.pid, is_ours=is_ours)
+            )
+            series.add(at_s, memory)
+            sums[is_ours] += memory
+        self._together.add(at_s, sums[True])
+        self._ray_together.add(at_s, sums[False])
+        return sums[True].proportional + sums[False].proportional
+
+
+def _read(process: psutil.Process) -> Memory:
+    read = process.memory_full_info()
+    return Memory(read.uss + read.swap, read.pss + read.swap, read.rss)
+
+
+def _ray_kind(process: psutil.Process) -> str:
+    command = " ".join(process.cmdline())
+    return next((kind for word, kind in _RAY_KINDS.items() if word in command), "other")

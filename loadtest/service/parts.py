@@ -1,0 +1,327 @@
+"""A served config seen from outside: which process plays which part, and what it still holds.
+
+Parts are found through Ray's actor table (a rank's owner is its coordinator), so the service needs
+to know nothing of being watched. One of these per Python process: Ray knows one cluster at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.context import _set_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from loadtest.service.served import Config
+
+APP = "outrider"
+INGRESS = "Router"
+
+# What may be killed; the last two are where clients are connected, so they notice.
+HIDDEN_KINDS = (
+    "target-coordinator",
+    "target-rank",
+    "draft-coordinator",
+    "draft-rank",
+    "constraint-replica",
+    "constraint-child",
+    "controller",
+)
+EDGE_KINDS = ("proxy", "router")
+KINDS = (*HIDDEN_KINDS, *EDGE_KINDS)
+
+_ACTOR_KINDS = {
+    "ServeReplica:outrider:Target": "target-coordinator",
+    "ServeReplica:outrider:Draft": "draft-coordinator",
+    "ServeReplica:outrider:Constraint": "constraint-replica",
+    "ServeReplica:outrider:Router": "router",
+    "ServeController": "controller",
+    "ProxyActor": "proxy",
+}
+_CONSTRAINT_CHILDREN = frozenset({"deployments.constraint.child", "deployments.constraint.taster"})
+_HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
+_STATS_TIMEOUT_S = 20.0
+_POLL_S = 0.2
+
+
+def fault_config(num_replicas: int, patience_s: float) -> Callable[[Config], None]:
+    """A change of a Serve config: `num_replicas` of Target and Constraint; waits of `patience_s`.
+
+    With one replica a new stream has to wait while the only target loads again; how long it may
+    is the operator's choice, and here it is the test's.
+    """
+
+    def change(config: Config) -> None:
+        [application] = config["applications"]
+        for deployment in application["deployments"]:
+            if deployment["name"] in ("Target", "Constraint"):
+                deployment["num_replicas"] = num_replicas
+        timeouts = application["args"].setdefault("router", {}).setdefault("timeouts", {})
+        timeouts |= {"queue_wait_s": patience_s, "failover_s": patience_s}
+
+    return change
+
+
+class Watched(Protocol):
+    """A service on this machine that can be looked into: `Served`, `PrivateCluster`."""
+
+    @property
+    def base_url(self) -> str:
+        """Where it serves HTTP."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it keeps its files; every process of it has this as its RAY_TMPDIR."""
+
+    def gcs_address(self) -> str:
+        """Where its Ray is reached."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A living actor that plays one of `KINDS`, and where."""
+
+    kind: str
+    pid: int
+    node_id: str
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs or could be woken; a zombie has ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether it is alive and stopped by a signal."""
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
+def family(folder: Path) -> list[psutil.Process]:
+    """Every living process that was started for the service with this private folder."""
+    marker = f"RAY_TMPDIR={folder}".encode()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if marker in environment.split(b"\0") and is_alive(process):
+                found.append(process)
+    return found
+
+
+def wait_gone(folder: Path, limit_s: float) -> list[psutil.Process]:
+    """Wait until nothing of `family` lives any more; what still does after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while (left := family(folder)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return left
+
+
+def leave_ray() -> None:
+    """Disconnect from Ray, and have Serve forget the controller it knew there.
+
+    Serve tells controllers apart by the number of this process's connection, which another cluster
+    may give again: it would then speak to a controller that is gone.
+    """
+    ray.shutdown()
+    _set_global_client(None)
+
+
+class Watchable(Watched, Protocol):
+    """A service whose processes are looked at: `Served`, `Attached`."""
+
+    def processes(self) -> list[psutil.Process]:
+        """All its living processes, the root first."""
+
+
+class FaultService:
+    """Parts, state and books of a running service. Use as a context manager."""
+
+    def __init__(self, served: Watched) -> None:
+        self._served = served
+        self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._expected: dict[str, int] = {}
+
+    @property
+    def base_url(self) -> str:
+        """Where it serves HTTP."""
+        return self._served.base_url
+
+    def __enter__(self) -> FaultService:
+        ray.init(
+            address=self._served.gcs_address(),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="faults",
+        )
+        try:
+            names = set(serve.status().applications[APP].deployments) - {INGRESS}
+            self._handles = {name: serve.get_deployment_handle(name, APP) for name in names}
+            self._expected = {kind: len(found) for kind, found in self.parts().items()}
+        except BaseException:
+            leave_ray()  # or this process ends with that Ray
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        leave_ray()
+
+    def parts(self) -> dict[str, list[psutil.Process]]:
+        """Living processes by kind (`KINDS`)."""
+        found: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
+        for part in actors():
+            _append(found[part.kind], part.pid)
+        for replica in list(found["constraint-replica"]):
+            with contextlib.suppress(psutil.Error):
+                for child in replica.children():
+                    if _CONSTRAINT_CHILDREN.intersection(child.cmdline()):
+                        _append(found["constraint-child"], child.pid)
+        return found
+
+    def missing(self) -> str:
+        """What is not as it was at the start, for people; empty when the service is whole.
+
+        Asks Serve last: a stopped controller would not answer.
+        """
+        parts = self.parts()
+        for kind, wanted in self._expected.items():
+            if len(parts[kind]) != wanted:
+                return f"{len(parts[kind])} of {wanted} {kind} processes"
+            for process in parts[kind]:
+                if is_stopped(process):
+                    return f"{kind} {process.pid} is stopped"
+        return unhealthy()
+
+    def wait_deployed(self, limit_s: float) -> None:
+        """Wait until Serve has done what it was told last; that is whole from now on.
+
+        Raises:
+            TimeoutError: it has not after `limit_s`.
+        """
+        _wait(unhealthy, limit_s)
+        self._expected = {kind: len(found) for kind, found in self.parts().items()}
+
+    def stats(self) -> dict[str, list[dict[str, float]]]:
+        """Each replica's own counters, by deployment."""
+        return {
+            name: list(handle.broadcast("stats").results(timeout_s=_STATS_TIMEOUT_S))
+            for name, handle in self._handles.items()
+        }
+
+    def held(self) -> list[str]:
+        """Sessions, leases and KV blocks that are not free, one line each."""
+        lines = []
+        try:
+            stats_by_name = self.stats()
+        except (RayError, RayServeException, TimeoutError) as error:
+            return [f"no counters to be had: {error}"]  # a fresh handle knows no replicas yet
+        for name, replicas in stats_by_name.items():
+            for index, stats in enumerate(replicas):
+                for key in _HELD:
+                    if stats.get(key):
+                        lines.append(f"{name} {index}: {key} is {stats[key]:g}")
+        return lines
+
+    def wait_freed(self, limit_s: float) -> list[str]:
+        """Wait until nothing is held any more; what still is after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while (held := self.held()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return held
+
+    def orphans(self) -> list[psutil.Process]:
+        """Constraint children whose replica is gone: Ray does not know them, so nobody ends them
+        but they themselves."""
+        known = set(self.parts()["constraint-child"])
+        return [
+            process
+            for process in family(self._served.folder)
+            if process not in known and _CONSTRAINT_CHILDREN.intersection(_command(process))
+        ]
+
+    def check_kinds(self, kinds: Sequence[str]) -> None:
+        """Check that there is a process of each kind.
+
+        Raises:
+            ValueError: there is none.
+        """
+        parts = self.parts()
+        for kind in kinds:
+            if not parts[kind]:
+                raise ValueError(f"--kinds: this config has no {kind} process")
+
+
+def unhealthy() -> str:
+    """What Serve has still to do or cannot do, for people; empty when all replicas run."""
+    try:
+        application = serve.status().applications[APP]
+    except RayError as error:
+        return f"the controller does not answer: {error}"
+    for name, deployment in application.deployments.items():
+        states = {str(state): count for state, count in deployment.replica_states.items()}
+        if deployment.status != "HEALTHY" or set(states) != {"RUNNING"}:
+            return f"{name} is {deployment.status}: {states} {deployment.message}"
+    if application.status != "RUNNING":
+        return f"the application is {application.status}: {application.message}"
+    return ""
+
+
+def actors() -> list[Part]:
+    """The living actors that have a part. Needs `ray.init`."""
+    import ray._private.state as state  # the public state API needs the dashboard
+
+    table = [actor for actor in state.actors().values() if actor["State"] == "ALIVE"]
+    kinds = {}
+    for actor in table:
+        kind = _ACTOR_KINDS.get(actor["ActorClassName"])
+        if kind is not None:
+            kinds[_address(actor["Address"])] = kind
+    found = []
+    for actor in table:
+        kind = kinds.get(_address(actor["Address"]), "")
+        engine, _, part = kinds.get(_address(actor["OwnerAddress"]), "").partition("-")
+        if not kind and part == "coordinator":
+            kind = f"{engine}-rank"
+        if kind:
+            found.append(Part(kind, actor["Pid"], actor["Address"]["NodeID"]))
+    return found
+
+
+def _address(address: dict[str, Any]) -> tuple[str, int]:
+    return address["IPAddress"], address["Port"]
+
+
+def _append(processes: list[psutil.Process], pid: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if is_alive(process):
+            processes.append(process)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _wait(complaint: Callable[[], str], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while missing := complaint():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {limit_s:g} s: {missing}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,220 @@
+"""`serve run` of a config file as a user starts it, but private: own Ray, own port, own group.
+
+What is started here is ended here, the whole process group; nothing else on the machine is
+touched. The config file is the given one apart from the HTTP port and what `change` does to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from loadtest.service.attached import gcs_address
+
+ROOT = Path(__file__).parents[2]
+# As the pods have it (k8s/base/rayservice.yaml): one event loop for Serve's part and ours.
+POD_ENVIRONMENT = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running service. `folder` holds its log and Ray's; it goes with the service."""
+
+    base_url: str
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    folder: Path
+
+    def log(self) -> str:
+        """What `serve run` has printed so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def stop(self) -> int:
+        """Ctrl-C, as a user does; returns the exit status."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def processes(self) -> list[psutil.Process]:
+        """`serve run` itself and all that descends from it and lives."""
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def descendants(self, title: str) -> list[psutil.Process]:
+        """Processes of this service whose title (Ray sets it to the actor's class) has `title`."""
+        found = []
+        for process in self.processes()[1:]:
+            with contextlib.suppress(psutil.Error):
+                if title in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def gcs_address(self) -> str:
+        """Where this service's Ray is reached.
+
+        Raises:
+            RuntimeError: its raylet is gone.
+        """
+        return gcs_address(self.processes())
+
+    def memory_bytes(self) -> int:
+        """Proportional set size of the whole tree."""
+        total = 0
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
+        return total
+
+
+@contextlib.contextmanager
+def served(
+    config_path: Path,
+    *,
+    change: Callable[[Config], None] | None = None,
+    keeps_folder: Callable[[], bool] = lambda: False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
+    """Serve a config file until the block ends; ready when the block begins.
+
+    Args:
+        config_path: a Serve config file.
+        change: edits the parsed file in place before it is used.
+        keeps_folder: asked at the end whether to leave the logs where they are.
+        environment: further variables of the service's processes.
+
+    Raises:
+        RuntimeError: it ended, or was not ready within READY_TIMEOUT_S; with the log's end.
+    """
+    with started(
+        config_path, change=change, keeps_folder=keeps_folder, environment=environment
+    ) as service:
+        _wait_ready(service)
+        yield service
+
+
+@contextlib.contextmanager
+def started(
+    config_path: Path,
+    *,
+    change: Callable[[Config], None] | None = None,
+    keeps_folder: Callable[[], bool] = lambda: False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
+    """As `served`, but does not wait: it may never be ready."""
+    folder = Path(tempfile.mkdtemp(prefix="or-"))  # short: Ray's sockets live below it
+    port = free_port()
+    path, prefix = _write_config(config_path, folder, port, change)
+    log_path = folder / "serve.log"
+    serve = Path(sys.executable).with_name("serve")
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [str(serve), "run", str(path)],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                **private_environment(folder),
+                "PYTHONUNBUFFERED": "1",
+                **(environment or {}),
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_take_interrupts,
+        )
+    try:
+        with _ended_in_order():
+            yield Served(f"http://127.0.0.1:{port}{prefix}", process, log_path, folder)
+    finally:
+        _end(process)
+        if not keeps_folder():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def private_environment(folder: Path) -> dict[str, str]:
+    """What makes Ray below `folder` private to us."""
+    return {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ADDRESS": "local",
+    }
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _write_config(
+    source: Path, folder: Path, port: int, change: Callable[[Config], None] | None
+) -> tuple[Path, str]:
+    """The file that is served, and what stands before the paths of its (first) application."""
+    config = yaml.safe_load(source.read_text(encoding="utf-8"))
+    config["http_options"]["port"] = port
+    if change is not None:
+        change(config)
+    path = folder / source.name
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path, (config["applications"][0].get("route_prefix") or "/").rstrip("/")
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does: what it has started must not outlive it."""
+    if threading.current_thread() is not threading.main_thread():  # only that one takes signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _take_interrupts() -> None:
+    """What runs in the background of a shell ignores Ctrl-C; the service must not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _wait_ready(service: Served) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if service.process.poll() is not None:
+            raise RuntimeError(f"serve run ended:\n{service.log()[-4000:]}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{service.base_url}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"not ready within {READY_TIMEOUT_S:g} s:\n{service.log()[-4000:]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Whatever is left of the service's own process group and tree."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_TIMEOUT_S)

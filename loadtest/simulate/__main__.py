@@ -1,0 +1,276 @@
+"""How draft lengths and batch forming work together, in simulated time: no clock, no model.
+
+    python -m loadtest.simulate                  # all scenarios, one line each
+    python -m loadtest.simulate --only cpu-demo --seconds 60
+
+For each scenario: tokens per second for k = 0, for every fixed k, for sessions that decide each
+for itself, and for the router's planner, which decides for all together; and the share the
+planner reaches of the best that is fixed (0 included). The planner, what it learns by, and the
+forming of batches are the code that serves; engines, links and acceptance are simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
+from loadtest.simulate.sessions import (
+    Acceptance,
+    RequestKind,
+    SimulatedClient,
+    SimulatedRouter,
+    World,
+)
+from models.protocol.messages import DraftSource
+from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.costs import PassCosts
+from router.planning.groups import RouterPlanner
+from router.planning.round_planner import (
+    DraftLengthPolicy,
+    FixedLength,
+    PlannedLength,
+    RoundPlanner,
+)
+
+FIXED_LENGTHS = (1, 2, 3, 4, 6, 8)
+MAX_LENGTH = 8
+_RUN_ON = 32
+_SOURCES: tuple[DraftSource, ...] = ("draft_model", "ngram")
+_WARM_UP_SHARE = 0.1  # of the time, not counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Machines, clients and routers."""
+
+    name: str
+    machine: Machine
+    kinds: Sequence[RequestKind]  # one client each
+    num_routers: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave."""
+
+    tokens_per_s: float
+    mean_batch: float  # sessions in a pass
+    mean_k: float  # of the planner's choices; 0.0 where lengths are fixed
+    predicted_share: float  # predicted over actual time of rounds with a draft
+    lengths: dict[int, int]  # how often the planner chose each k
+
+
+class Learning:
+    """What the sessions of one router share."""
+
+    def __init__(self) -> None:
+        self.planner = RouterPlanner(PassCosts())
+        self.pools = {source: AcceptancePool("free", source) for source in _SOURCES}
+
+    def joint(self, source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
+        """A session planned with all others."""
+        return self._planned(self.planner, source)
+
+    def alone(self, source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
+        """A session that decides for itself, from the same measured costs."""
+        return self._planned(RouterPlanner(self.planner.costs), source)
+
+    def _planned(
+        self, planner: RouterPlanner, source: DraftSource | None
+    ) -> tuple[RoundPlanner, PassCosts]:
+        seat = planner.seat(lambda: "target")
+        lengths: dict[DraftSource, DraftLengthPolicy] = {
+            each: PlannedLength(seat, each, AcceptanceEstimate(self.pools[each]), MAX_LENGTH)
+            for each in _SOURCES
+        }
+        return RoundPlanner(lengths, _RUN_ON, seat), planner.costs
+
+    def fixed(self, num_tokens: int) -> Callable[..., tuple[RoundPlanner, PassCosts]]:
+        """Sessions that always draft `num_tokens`; 0: never."""
+
+        def new(source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
+            lengths: dict[DraftSource, DraftLengthPolicy] = dict.fromkeys(
+                _SOURCES, FixedLength(num_tokens)
+            )
+            return RoundPlanner(lengths, _RUN_ON), self.planner.costs
+
+        return new
+
+
+def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0) -> Outcome:
+    """Simulate `seconds` of a scenario under "joint", "alone" or a fixed k."""
+    events, random_ = Events(), random.Random(seed)
+    machine = scenario.machine
+    world = World(
+        events=events,
+        machine=machine,
+        random_=random_,
+        target=SimulatedTarget(events, machine, random_),
+        draft=SimulatedDraft(events, machine, random_),
+    )
+    learning = [Learning() for _ in range(scenario.num_routers)]
+    routers = [SimulatedRouter(events, machine) for _ in learning]
+    clients = []
+    for index, kind in enumerate(scenario.kinds):
+        which = index % scenario.num_routers
+        new_planner = _new_planner(learning[which], policy)
+        used = RequestKind(
+            acceptance=kind.acceptance,
+            source=None if policy == 0 else kind.source,
+            num_tokens=kind.num_tokens,
+        )
+        clients.append(SimulatedClient(f"{index}", world, routers[which], used, new_planner))
+    events.run(_WARM_UP_SHARE * seconds * 1e3)
+    before = sum(client.num_tokens for client in clients)
+    events.run(seconds * 1e3)
+    num_tokens = sum(client.num_tokens for client in clients) - before
+    return _outcome(num_tokens / ((1.0 - _WARM_UP_SHARE) * seconds), world, learning)
+
+
+def _new_planner(
+    learning: Learning, policy: str | int
+) -> Callable[[DraftSource | None], tuple[RoundPlanner, PassCosts]]:
+    if isinstance(policy, int):
+        return learning.fixed(policy)
+    return learning.joint if policy == "joint" else learning.alone
+
+
+def _outcome(tokens_per_s: float, world: World, learning: Sequence[Learning]) -> Outcome:
+    stats = [each.planner.stats for each in learning]
+    chosen = sum(sum(stat.lengths.values()) for stat in stats)
+    drafted = sum(k * count for stat in stats for k, count in stat.lengths.items())
+    actual_ms = sum(stat.actual_ms for stat in stats)
+    return Outcome(
+        tokens_per_s,
+        statistics.fmean(world.target.batch_sizes),
+        drafted / max(chosen, 1),
+        sum(stat.predicted_ms for stat in stats) / max(actual_ms, 1e-9),
+        dict(sum((stat.lengths for stat in stats), Counter())),
+    )
+
+
+# --- scenarios ----------------------------------------------------------------------------------
+
+
+def line(base_ms: float, row_ms: float) -> Callable[[int, int], float]:
+    """A pass of `base_ms` and `row_ms` for each row."""
+    return lambda num_rows, num_sessions: base_ms + row_ms * num_rows
+
+
+CPU_DEMO = Machine(pass_ms=line(6.6, 0.4), step_ms=lambda n: 1.85 + 0.15 * n, net_ms=0.15)
+CPU_349M = Machine(
+    pass_ms=lambda rows, sessions: 44.0 + 1.8 * sessions + 0.6 * rows + 0.04 * sessions * rows,
+    step_ms=lambda n: 2.5 + 0.3 * n,
+    net_ms=0.15,
+)
+GPU = Machine(pass_ms=line(20.0, 0.25), step_ms=lambda n: 2.0 + 0.01 * n, net_ms=0.5)
+GPU_FULL = Machine(  # compute-bound from 32 rows on
+    pass_ms=lambda rows, sessions: max(20.0, 0.62 * rows), step_ms=lambda n: 2.0, net_ms=0.5
+)
+
+
+def constant(acceptance: float) -> Acceptance:
+    """The same all the time."""
+    return lambda now_ms: acceptance
+
+
+def turning(first: float, then: float, at_ms: float) -> Acceptance:
+    """`first` until `at_ms`, then the other."""
+    return lambda now_ms: first if now_ms < at_ms else then
+
+
+def _same(acceptance: Acceptance, num_clients: int) -> list[RequestKind]:
+    return [RequestKind(acceptance=acceptance) for _ in range(num_clients)]
+
+
+def _spread(num_clients: int) -> list[RequestKind]:
+    rates = (0.9, 0.5, 0.8, 0.3)
+    return [RequestKind(acceptance=constant(rates[i % 4])) for i in range(num_clients)]
+
+
+def scenarios() -> list[Scenario]:
+    """What the table shows and the tests hold the planner to."""
+    found = []
+    machines = {"cpu-demo": CPU_DEMO, "cpu-349m": CPU_349M, "gpu": GPU, "gpu-full": GPU_FULL}
+    for name, machine in machines.items():
+        for batch in (1, 4, 8, 16):
+            for acceptance in (0.5, 0.7, 0.9):
+                found.append(
+                    Scenario(
+                        name=f"{name} x{batch} a={acceptance}",
+                        machine=machine,
+                        kinds=_same(constant(acceptance), batch),
+                    )
+                )
+        for batch in (4, 16):
+            found.append(
+                Scenario(name=f"{name} x{batch} mixed", machine=machine, kinds=_spread(batch))
+            )
+    for name in ("cpu-demo", "gpu"):
+        for first, then in ((0.9, 0.2), (0.2, 0.9)):
+            found.append(
+                Scenario(
+                    name=f"{name} x8 {first}->{then}",
+                    machine=machines[name],
+                    kinds=_same(turning(first, then, 10_000.0), 8),
+                )
+            )
+        found.append(
+            Scenario(
+                name=f"{name} x8 a=0.7 2 routers",
+                machine=machines[name],
+                kinds=_same(constant(0.7), 8),
+                num_routers=2,
+            )
+        )
+        lookup = RequestKind(acceptance=constant(0.4), source="ngram")
+        found.append(
+            Scenario(
+                name=f"{name} x8 half lookup",
+                machine=machines[name],
+                kinds=[*_same(constant(0.7), 4), *[lookup] * 4],
+            )
+        )
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="simulated, for each run")
+    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(
+        f"{'':28}{'k=0':>7}{'best k':>7}{'of it':>7}{'alone':>7}{'joint':>7}"
+        f"{'alone':>8}{'joint':>8}{'mean k':>8}{'batch':>7}{'predicted':>11}"
+    )
+    print(f"{'':28}{'tokens/s':>35}{'share of the best':>16}")
+    for scenario in scenarios():
+        if arguments.only in scenario.name:
+            _print_line(scenario, arguments.seconds, arguments.seed)
+
+
+def _print_line(scenario: Scenario, seconds: float, seed: int) -> None:
+    plain = run(scenario, 0, seconds=seconds, seed=seed).tokens_per_s
+    fixed = {k: run(scenario, k, seconds=seconds, seed=seed).tokens_per_s for k in FIXED_LENGTHS}
+    best = max(fixed, key=fixed.__getitem__)
+    alone = run(scenario, "alone", seconds=seconds, seed=seed)
+    joint = run(scenario, "joint", seconds=seconds, seed=seed)
+    top = max(plain, fixed[best])
+    print(
+        f"{scenario.name:28}{plain:>7.0f}{best:>7}{fixed[best]:>7.0f}{alone.tokens_per_s:>7.0f}"
+        f"{joint.tokens_per_s:>7.0f}{alone.tokens_per_s / top:>8.0%}"
+        f"{joint.tokens_per_s / top:>8.0%}{joint.mean_k:>8.1f}{joint.mean_batch:>7.1f}"
+        f"{joint.predicted_share:>11.0%}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

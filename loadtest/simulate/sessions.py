@@ -1,0 +1,214 @@
+"""Sessions and routers in simulated time: the router's own planners, acceptance by dice.
+
+A session does what `router.loop` does, without tokens: plan, draft, verify, learn. Whether a draft
+token stands is drawn with a probability that may differ by session and over time. When a request
+has all its tokens the next one takes its place, so the load stays the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
+from models.protocol.messages import DraftSource, Proposal, Timing, Verdict
+from router.planning.costs import PassCosts
+from router.planning.round_plan import RoundPlan
+from router.planning.round_planner import RoundPlanner
+
+Acceptance = Callable[[float], float]  # probability that a draft token stands, by time in ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestKind:
+    """What a client sends over and over."""
+
+    acceptance: Acceptance
+    source: DraftSource | None = "draft_model"
+    num_tokens: int = 192
+
+
+class SimulatedRouter:
+    """One router process: its messages wait for each other."""
+
+    def __init__(self, events: Events, machine: Machine) -> None:
+        self._events = events
+        self._machine = machine
+        self._free_at_ms = 0.0
+
+    def deliver(self, action: Callable[[], None]) -> None:
+        """Have `action` happen when a message sent now was taken off the link and worked on."""
+        self._events.after(self._machine.net_ms, lambda: self._work(action))
+
+    def _work(self, action: Callable[[], None]) -> None:
+        begin_ms = max(self._events.now_ms, self._free_at_ms)
+        self._free_at_ms = begin_ms + self._machine.router_ms
+        self._events.after(self._free_at_ms - self._events.now_ms, action)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Everything a session meets."""
+
+    events: Events
+    machine: Machine
+    random_: random.Random
+    target: SimulatedTarget
+    draft: SimulatedDraft
+
+
+class SimulatedClient:
+    """Sends one request after the other through one router.
+
+    Args:
+        new_planner: what a new session's rounds are planned by, and where costs are noted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        router: SimulatedRouter,
+        kind: RequestKind,
+        new_planner: Callable[[DraftSource | None], tuple[RoundPlanner, PassCosts]],
+    ) -> None:
+        self._name = name
+        self._world = world
+        self._router = router
+        self._kind = kind
+        self._new_planner = new_planner
+        self._num_requests = 0
+        self._num_rounds = 0
+        self.num_tokens = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._num_requests += 1
+        self._session_id = f"{self._name}-{self._num_requests}"
+        self._planner, self._costs = self._new_planner(self._kind.source)
+        self._num_left = self._kind.num_tokens
+        self._shadow: tuple[int, int] | None = None
+        self._is_first = True
+        self._router.deliver(self._round)
+
+    def _end(self) -> None:
+        self._planner.close()
+        self._world.target.forget(self._session_id)
+        self._world.draft.forget(self._session_id)
+        self._begin()
+
+    def _round(self) -> None:
+        if self._shadow is not None:
+            self._planner.observe_shadow(*self._shadow)
+            self._shadow = None
+        limit = 0 if self._is_first else self._num_left - 1  # the draft model reads the prompt
+        source = self._kind.source
+        plan = self._planner.plan(source, limit)
+        began_ms = self._world.events.now_ms
+        if plan.num_draft_tokens == 0:
+            if plan.num_shadow_tokens > 0 and source is not None:
+                self._propose(source, plan.num_shadow_tokens, self._take_shadow)
+            self._verify(plan, 0, began_ms)
+            return
+        if source is not None:
+            self._propose(
+                source, plan.num_draft_tokens, lambda drafted: self._verify(plan, drafted, began_ms)
+            )
+
+    def _propose(self, source: DraftSource, length: int, then: Callable[[int], None]) -> None:
+        if source == "ngram":
+            then(length)
+            return
+        asked_ms, session_id = self._world.events.now_ms, self._session_id
+
+        def take(num_drafted: int, timing: Timing, step_ms: float) -> None:
+            def learn() -> None:
+                if session_id == self._session_id:
+                    proposal = Proposal(
+                        session_id=session_id,
+                        seq=0,
+                        tokens=[0] * num_drafted,
+                        timing=timing,
+                        step_ms=step_ms,
+                    )
+                    self._costs.observe_draft(proposal, self._world.events.now_ms - asked_ms)
+                    self._planner.observe_steps(timing)
+                    then(num_drafted)
+
+            self._router.deliver(learn)
+
+        draft = self._world.draft
+        self._world.events.after(
+            self._world.machine.net_ms, lambda: draft.propose(session_id, length, take)
+        )
+
+    def _take_shadow(self, num_drafted: int) -> None:
+        self._shadow = (num_drafted, self._accepted(num_drafted))
+
+    def _verify(self, plan: RoundPlan, num_drafted: int, began_ms: float) -> None:
+        run_on = max(0, min(plan.run_on, self._num_left - 1 - num_drafted))
+        asked_ms = self._world.events.now_ms
+        self._num_rounds += 1
+        session_id, this_round = self._session_id, self._num_rounds
+
+        def take(part: int, timing: Timing, is_last: bool) -> None:
+            def learn() -> None:
+                if this_round == self._num_rounds:
+                    asked = asked_ms if part == 0 else None
+                    self._judge(plan, num_drafted, part, timing, began_ms, asked)
+                    if self._num_left <= 0:
+                        self._end()
+                    elif is_last or self._planner.is_awaited:
+                        self._round()
+
+            self._router.deliver(learn)
+
+        target = self._world.target
+        self._world.events.after(
+            self._world.machine.net_ms,
+            lambda: target.verify(session_id, num_drafted, run_on, take),
+        )
+
+    def _judge(
+        self,
+        plan: RoundPlan,
+        num_drafted: int,
+        part: int,
+        timing: Timing,
+        began_ms: float,
+        asked_ms: float | None,
+    ) -> None:
+        num_accepted = self._accepted(num_drafted) if part == 0 else 0
+        committed = min(1 + num_accepted, self._num_left)
+        self._num_left -= committed
+        self.num_tokens += committed
+        is_first, self._is_first = self._is_first, False
+        if is_first:
+            return
+        self._costs.observe_pass(timing.num_rows, timing.pass_ms)
+        self._planner.observe_pass(timing)
+        if asked_ms is None:
+            return
+        now_ms = self._world.events.now_ms
+        if plan.is_typical or num_drafted == 0:
+            verdict = Verdict(
+                session_id=self._session_id,
+                seq=0,
+                part=part,
+                num_accepted=num_accepted,
+                token=0,
+                is_last=False,
+                timing=timing,
+            )
+            self._costs.observe_verify(verdict, now_ms - asked_ms, num_drafted)
+        if num_drafted > 0 and self._kind.source is not None:
+            self._planner.observe_round(plan, now_ms - began_ms)
+            self._planner.observe(self._kind.source, num_drafted, num_accepted)
+
+    def _accepted(self, num_drafted: int) -> int:
+        stands = self._kind.acceptance(self._world.events.now_ms)
+        num_accepted = 0
+        while num_accepted < num_drafted and self._world.random_.random() < stands:
+            num_accepted += 1
+        return num_accepted

@@ -1,0 +1,217 @@
+"""Keeps a service saturated for a while and looks whether it stays as it is.
+
+    python -m loadtest.soak --minutes 20 --output loadtest/results/soak.json
+
+Starts `serve run` of a config (`--config`, the demo's by default) privately, or attaches to one
+that runs here (`--url`), keeps every place taken by the users of `load_workload` (chats, JSON
+records, a shared long prompt, readers who leave, bad requests), and samples the memory of every
+process, the queues and the KV cache. Fails unless memory stays within 3% after the warm-up in every
+process of ours and in all of ours together, every request gets what it must, no queue exceeds its
+limit, and nothing is held or left running at the end. Writes a JSON file and a figure beside it.
+Ends with status 1 when something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from loadtest.client.answers import Judge
+from loadtest.client.options import add_load_options, workload_of
+from loadtest.report.record import head, told, write_json
+from loadtest.service.attached import attach
+from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, limits
+from loadtest.service.memory import MemoryWatch
+from loadtest.service.parts import FaultService, Watchable, wait_gone
+from loadtest.service.served import ROOT, served
+from loadtest.soak.judge import judge_bounds, judge_memory, saturation
+from loadtest.soak.load import SoakLoad, Tally
+from loadtest.soak.plot import draw
+from loadtest.soak.record import Report, table
+
+_NUM_SAMPLES = 300
+_LEAST_PERIOD_S = 1.0
+_REPLICAS_EVERY = 4  # samples; between two of them replicas are not asked
+_LEAST_SATURATION = 0.9  # of all samples after the warm-up
+_FREED_LIMIT_S = 30.0
+_GONE_LIMIT_S = 20.0
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Serve, load, watch, and look at what is left."""
+    config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
+    folder: Path | None = None
+    with _service(arguments, report) as (service, is_ours), FaultService(service) as watched:
+        folder = service.folder if is_ours else None
+        memory = MemoryWatch(watched.parts, service.processes)
+        gauges = GaugeWatch(service.base_url, watched.stats)
+        load = _load(arguments, service.base_url, config)
+        load.start()
+        try:
+            report.length_s = _watch(arguments, memory, gauges, load.tally)
+        finally:
+            load.stop()
+            report.tally = load.tally
+            report.load_cpu_share = load.cpu_s / max(report.length_s, 1e-9)
+        _judge(arguments, config, report, memory, gauges)
+        report.violations += watched.wait_freed(_FREED_LIMIT_S)
+        idle = gauges.sample(report.length_s)
+        report.violations += [
+            f"{name} is {idle[name]:g} after the end"
+            for name in (RUNNING, WAITING)
+            if idle.get(name)
+        ]
+        report.violations += gauges.complaints
+    if folder is not None:
+        left = wait_gone(folder, _GONE_LIMIT_S)
+        report.violations += [f"left over: {process}" for process in left]
+
+
+@contextlib.contextmanager
+def _service(arguments: argparse.Namespace, report: Report) -> Iterator[tuple[Watchable, bool]]:
+    """The service, and whether it is this command's own."""
+    if arguments.url:
+        yield attach(arguments.url), False
+        return
+    with served(arguments.config, keeps_folder=lambda: bool(report.violations)) as service:
+        print(f"the service and its logs are in {service.folder}", flush=True)
+        yield service, True
+        errors = [line for line in service.log().splitlines() if " ERROR " in line]
+        report.violations += [f"in the log: {line[:300]}" for line in errors[:10]]
+
+
+def _load(arguments: argparse.Namespace, base_url: str, config: dict[str, Any]) -> SoakLoad:
+    workload = workload_of(arguments, config)
+    judge = Judge(expects_same_text=not arguments.any_text)
+    return SoakLoad(
+        base_url, workload, judge, num_users=_num_users(arguments, config), seed=arguments.seed
+    )
+
+
+def capacity(config: dict[str, Any]) -> int:
+    """Sessions that all routers of a config run at once."""
+    [application] = config["applications"]
+    replicas = {d["name"]: d.get("num_replicas", 1) for d in application["deployments"]}
+    return int(application["args"]["router"]["max_sessions"]) * int(replicas.get("Router", 1))
+
+
+def _num_users(arguments: argparse.Namespace, config: dict[str, Any]) -> int:
+    places = capacity(config)
+    return int(arguments.users or 2 * places)
+
+
+def _watch(
+    arguments: argparse.Namespace, memory: MemoryWatch, gauges: GaugeWatch, tally: Tally
+) -> float:
+    """Sample until the time is over; seconds that took."""
+    length_s = 60.0 * arguments.minutes
+    period_s = _period_s(length_s)
+    began_s = time.monotonic()
+    with tqdm(total=round(length_s), desc="soak", unit="s") as bar:
+        while (at_s := time.monotonic() - began_s) < length_s:
+            num_bytes = memory.sample(at_s)
+            full = gauges.sample(at_s, asks_replicas=len(gauges.at_s) % _REPLICAS_EVERY == 0)
+            bar.set_postfix_str(
+                f"{num_bytes / (1 << 20):.0f} MiB, {full.get(RUNNING, 0):.0f} running, "
+                f"{full.get(WAITING, 0):.0f} waiting, {tally.ended.total()} ended, "
+                f"{tally.turned_away.total()} turned away, {tally.failed.total()} failed"
+            )
+            bar.update(round(at_s) - bar.n)
+            spent_s = time.monotonic() - began_s - at_s
+            time.sleep(max(0.0, min(period_s - spent_s, length_s - at_s)))
+        bar.update(bar.total - bar.n)
+    return time.monotonic() - began_s
+
+
+def _period_s(length_s: float) -> float:
+    return max(_LEAST_PERIOD_S, length_s / _NUM_SAMPLES)
+
+
+def _judge(
+    arguments: argparse.Namespace,
+    config: dict[str, Any],
+    report: Report,
+    memory: MemoryWatch,
+    gauges: GaugeWatch,
+) -> None:
+    """Fill in what is to be said of the time under load."""
+    from_s = 60.0 * _warm_up(arguments)
+    report.judged = judge_memory(memory.series, from_s=from_s, limit=arguments.limit)
+    report.gauge_at_s, report.gauges = gauges.at_s, gauges.values
+    running = report.gauges.get(RUNNING, [])
+    warm = [v for t, v in zip(report.gauge_at_s, running, strict=False) if t >= from_s]
+    places = limits(config)[RUNNING]  # of the router that /metrics happened to be of
+    report.saturation = saturation(warm, min(places, _num_users(arguments, config)))
+    for judged in report.judged:
+        if judged.complaint and judged.series.is_ours:
+            report.violations.append(
+                f"memory of {judged.series.kind} {judged.series.pid}: {judged.complaint}"
+            )
+    report.violations += judge_bounds(report.gauges, limits(config))
+    if report.saturation < _LEAST_SATURATION:
+        report.violations.append(
+            f"the load filled the places in {report.saturation:.0%} of samples only, "
+            f"at least {_LEAST_SATURATION:.0%} are wanted: more --users"
+        )
+    num_failed = report.tally.failed.total()
+    if num_failed:
+        report.violations.append(f"{num_failed} requests failed, at first {_first(report.tally)}")
+
+
+def _first(tally: Tally) -> str:
+    return "; ".join(tally.complaints[:3])
+
+
+def _warm_up(arguments: argparse.Namespace) -> float:
+    """Minutes."""
+    given = arguments.warm_up
+    return float(arguments.minutes / 4 if given is None else given)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser.add_argument("--url", default="", help="of a service of that config that runs here")
+    parser.add_argument("--minutes", type=float, default=20.0, help="length of the load")
+    parser.add_argument("--warm-up", type=float, help="minutes not judged; default: a quarter")
+    parser.add_argument("--limit", type=float, default=0.03, help="growth allowed, as a share")
+    parser.add_argument("--users", type=int, default=0, help="default: 2 per place")
+    add_load_options(parser)
+    arguments = parser.parse_args(argv)
+    if not 0 <= _warm_up(arguments) < arguments.minutes:
+        parser.error(f"--warm-up must be less than --minutes, {arguments.minutes:g}")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a soak from the command line; the exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = _parse(words)
+    report = Report()
+    try:
+        with told(report.violations):
+            run(arguments, report)
+    finally:
+        print(table(report.judged))
+        if arguments.output is not None:
+            content = head("loadtest.soak", words, arguments) | report.content()
+            write_json(arguments.output, content)
+            draw(
+                report,
+                arguments.output.with_suffix(".png"),
+                warm_up_s=60.0 * _warm_up(arguments),
+                limit=arguments.limit,
+            )
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

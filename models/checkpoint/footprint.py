@@ -1,0 +1,103 @@
+"""What a model will take on each rank, from its config alone: nothing is read or allocated.
+
+The layers are made on torch's "meta" device, where tensors have shapes and no storage, and counted
+as `models/checkpoint/loader.py` will keep them. Importing transformers and torch is what takes the
+time.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from models.checkpoint.architecture import refuse_unsupported
+from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
+from models.config import EngineConfig
+from models.layers.quantization import int8_bytes
+
+# Styles of transformers' plans by which a rank keeps a share of a tensor; all others are copied.
+_DIVIDED = ("colwise", "rowwise")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Sizes of one model under one config; bytes are those of each rank."""
+
+    num_parameters: int  # of the whole model, shared ones counted once
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+def footprint(config: EngineConfig) -> Footprint:
+    """What the model of `config` takes.
+
+    Raises:
+        ValueError: there is no checkpoint, or it cannot be served like this; says why.
+    """
+    hf_config = read_config(config.model_path)
+    refuse_unsupported(hf_config, config)
+    model = _shapes(hf_config, config.dtype)
+    itemsize = getattr(torch, config.dtype).itemsize
+    sizes = key_sizes(hf_config, config.tensor_parallel_size)
+    return Footprint(
+        num_parameters=sum(weight.numel() for weight in model.parameters()),
+        weight_bytes=(
+            _quantized_bytes(model, itemsize)
+            if config.quantization is not None
+            else _rank_bytes(model, config.tensor_parallel_size, itemsize)
+        ),
+        kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize),
+    )
+
+
+def _shapes(hf_config: PreTrainedConfig, dtype: str) -> nn.Module:
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            hf_config, dtype=getattr(torch, dtype), trust_remote_code=False
+        )
+    return model
+
+
+def _rank_bytes(model: nn.Module, world_size: int, itemsize: int) -> int:
+    plan: Any = model.tp_plan if world_size > 1 else {}
+    total = 0
+    for name, weight in model.named_parameters():
+        is_shared = _is_divided(name, plan)
+        total += weight.numel() // (world_size if is_shared else 1)
+    return total * itemsize
+
+
+def _is_divided(name: str, plan: dict[str, str]) -> bool:
+    """Plans name layers, or parameters, with `*` in place of a layer's number."""
+    pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+    layer, _, kind = pattern.rpartition(".")
+    style = plan.get(pattern) or plan.get(layer) or ""
+    if kind == "bias" and "rowwise" in style:
+        return False  # added to the sum, which is whole on every rank
+    return any(divided in style for divided in _DIVIDED)
+
+
+def _quantized_bytes(model: nn.Module, itemsize: int) -> int:
+    """Linear layers in 8 bits; what is left whole, embeddings that share a weight included."""
+    linears = [one for one in model.modules() if type(one) in (nn.Linear, Conv1D)]
+    taken = {id(one.weight) for one in linears}
+    embedded = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    biases = {id(one.bias) for one in linears if one.bias is not None}
+    whole = sum(
+        weight.numel() * itemsize
+        for weight in model.parameters()
+        if id(weight) in embedded or (id(weight) not in taken and id(weight) not in biases)
+    )
+    return whole + sum(_int8_layer_bytes(one, itemsize) for one in linears)
+
+
+def _int8_layer_bytes(layer: Any, itemsize: int) -> int:
+    rows, columns = layer.weight.shape
+    num_outputs, num_inputs = (columns, rows) if type(layer) is Conv1D else (rows, columns)
+    return int8_bytes(num_outputs, num_inputs, itemsize, has_bias=layer.bias is not None)

@@ -1,0 +1,212 @@
+"""A Hugging Face checkpoint as a model on this device, or one clear refusal.
+
+Loads any causal language model that routes its attention through transformers'
+AttentionInterface, from safetensors only, without ever running code from the checkpoint. What
+cannot be served correctly is refused by name first (`models/checkpoint/architecture.py`).
+On a CPU linear layers are packed and every layer is made independent of the other rows.
+Where several ranks share the model, each reads and keeps its own part only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
+
+from models.attention.features import layer_windows
+from models.attention.interface import ATTENTION_NAME
+from models.checkpoint.architecture import refuse_unsupported
+from models.config import EngineConfig
+from models.cpu.setup import fuse, uses_kernels
+from models.layers.experts import make_experts_rowwise
+from models.layers.linear import PackedLinear, can_pack, make_rowwise
+from models.layers.quantization import Quantizer
+from models.layers.rotary import fix_rotary_tables
+from models.parallel.layers import make_local, num_local_bytes
+from models.parallel.plan import divides_heads, tensor_parallel_plan
+from models.parallel.ranks import TensorParallel
+from models.text.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
+
+if TYPE_CHECKING:
+    from models.cpu.fused_decoder import FusedDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A loaded model, or this rank's part of it, and what the engines need to know of it."""
+
+    model: PreTrainedModel
+    num_columns: int  # of the logits, padding columns included; ids that may be read
+    drawable: DrawableIds
+    num_layers: int
+    num_heads: int  # of this rank, as the key heads
+    num_key_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]  # of each layer's attention
+    weight_bytes: int  # of this rank, quantised where asked, before packing
+    eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
+    has_kernels: bool  # compiled ones, for a CPU
+    fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
+
+
+@dataclass(frozen=True, slots=True)
+class KeySizes:
+    """Attention layers and heads that a rank has."""
+
+    num_layers: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+
+
+def key_sizes(hf_config: PreTrainedConfig, world_size: int) -> KeySizes:
+    """What each of `world_size` ranks keeps of the heads, by the config alone."""
+    text = hf_config.get_text_config()
+    num_heads = text.num_attention_heads
+    num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
+    return KeySizes(
+        num_layers=text.num_hidden_layers,
+        num_heads=num_heads // num_shares,
+        num_key_heads=(getattr(text, "num_key_value_heads", None) or num_heads) // num_shares,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+    )
+
+
+def kv_bytes_per_token(sizes: KeySizes | Checkpoint, itemsize: int) -> int:
+    """Keys and values of all layers of one token, in numbers of so many bytes; of each rank."""
+    return 2 * sizes.num_layers * sizes.num_key_heads * sizes.head_dim * itemsize
+
+
+def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -> Checkpoint:
+    """Read, check, place and pack the model that `config` names, or this rank's part of it.
+
+    Args:
+        config: what to load; a `tensor_parallel_size` above 1 needs `ranks` of that number.
+        ranks: those that share the model; each of them must call this.
+
+    Raises:
+        ValueError: the path, a weight or a feature is missing, the architecture cannot be served
+            or shared, or a limit of the config is above that of the checkpoint.
+    """
+    world_size = 1 if ranks is None else ranks.world_size
+    if config.tensor_parallel_size != world_size:
+        raise ValueError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, got {world_size} ranks"
+        )
+    hf_config = read_config(config.model_path)
+    refuse_unsupported(hf_config, config)
+    quantizer = None if config.quantization is None else Quantizer(getattr(torch, config.dtype))
+    transformers_logging.disable_progress_bar()
+    model = _load_weights(hf_config, config)
+    weight_bytes = num_local_bytes(model)
+    if ranks is not None:
+        make_local(model, model.tp_plan, ranks)
+    text = hf_config.get_text_config()
+    sizes = key_sizes(hf_config, world_size)
+    fix_rotary_tables(model, config.max_model_len)
+    eos_ids = _eos_ids(model)
+    has_kernels = uses_kernels(config, sizes.head_dim)
+    fused = None
+    if quantizer is not None or (model.device.type == "cpu" and can_pack(model.dtype)):
+        make_linear = quantizer or PackedLinear
+        if ranks is None and has_kernels:
+            fused = fuse(model, config.max_model_len, make_linear)
+        if fused is None:
+            if ranks is None:
+                make_experts_rowwise(model)
+            make_rowwise(model, make_linear)
+    if quantizer is not None:
+        weight_bytes = num_local_bytes(model) + quantizer.num_bytes
+    return Checkpoint(
+        model=model,
+        num_columns=text.vocab_size,
+        drawable=drawable_ids(
+            _find_vocabulary(config.model_path), text.vocab_size, eos_ids, config.vocab_size
+        ),
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        num_key_heads=sizes.num_key_heads,
+        head_dim=sizes.head_dim,
+        windows=layer_windows(text),
+        weight_bytes=weight_bytes,
+        eos_ids=eos_ids,
+        has_kernels=has_kernels,
+        fused=fused,
+    )
+
+
+def read_config(model_path: str) -> PreTrainedConfig:
+    """The checkpoint's own configuration.
+
+    Raises:
+        ValueError: there is no checkpoint at `model_path`, or of a kind transformers lacks.
+    """
+    path = Path(model_path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"model_path {model_path!r} has no config.json")
+        if not any(path.glob("*.safetensors")):
+            raise ValueError(
+                f"model_path {model_path!r} has no .safetensors files; other formats are not read"
+            )
+    elif path.is_absolute() or model_path.startswith(".") or model_path.count("/") > 1:
+        raise ValueError(f"model_path {model_path!r} is not a directory")
+    try:
+        return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no usable checkpoint at model_path {model_path!r}: {error}") from error
+
+
+def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrainedModel:
+    sharing: dict[str, Any] = {}
+    if config.tensor_parallel_size > 1:
+        sharing["distributed_config"] = DistributedConfig(tp_size=config.tensor_parallel_size)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config.model_path,
+            config=hf_config,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **sharing,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"the weights of model_path {config.model_path!r} cannot be read: {error}"
+        ) from error
+    model: Any = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"model_path {config.model_path!r} lacks {len(missing)} weights, first {missing[0]!r}"
+        )
+    return model.to(torch.device(config.device)).eval()  # a rank's part is where it belongs already
+
+
+def _find_vocabulary(model_path: str) -> Vocabulary | None:
+    """That of the checkpoint's tokenizer, if it has one."""
+    file = Path(model_path) / "tokenizer.json"
+    if not Path(model_path).is_dir():
+        found = cached_file(
+            model_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False
+        )
+        file = Path(found or file)
+    return read_vocabulary(file) if file.is_file() else None
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation: Any = model.generation_config
+    ids = generation.eos_token_id if generation is not None else None
+    if ids is None:
+        ids = getattr(model.config.get_text_config(), "eos_token_id", None)
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)

@@ -1,0 +1,162 @@
+"""One ragged pass for the compiled CPU kernels: where keys lie, and who attends to what.
+
+`PagedPass` and its storage are the same for torch's own operations. Here a key head's tokens of a
+block lie side by side for each of its numbers, so that scores of neighbouring keys are computed
+together, without a sum across a vector.
+
+Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.attention.features import AttentionFeatures
+from models.cpu.ops import (
+    Attend,
+    AttendPlan,
+    LayerKeys,
+    Scratch,
+    Store,
+    attention_scratch,
+    task_rows,
+)
+from models.kv.rows import SequenceRows
+from models.kv.storage import KVBlocks, KVSizes
+
+
+class LaneStorage(KVBlocks):
+    """Keys and values of all layers, and the kernels that write and read them.
+
+    Args:
+        sizes: how much there is.
+        num_heads: H; layers may have another number each.
+        num_threads: threads of a kernel.
+    """
+
+    def __init__(self, sizes: KVSizes, num_heads: int, num_threads: int) -> None:
+        super().__init__(sizes, (sizes.num_heads, sizes.head_dim, sizes.block_size))
+        shape = (-1, sizes.num_heads, sizes.block_size, sizes.head_dim)
+        self.layers = [LayerKeys(keys, values.view(shape)) for keys, values in self.blocks]
+        self.blocks = [(layer.keys, layer.values) for layer in self.layers]
+        self.num_threads = num_threads
+        self.task_rows = task_rows(num_heads // sizes.num_heads)  # the most a task may have
+        self._scratch: dict[int, Scratch] = {}  # by query heads
+        self._stores: dict[int, Store] = {}
+        self._attends: dict[int, tuple[AttentionFeatures, int, Attend]] = {}
+
+    def store(self, layer: int) -> Store:
+        """What stores keys and values in a layer."""
+        if layer not in self._stores:
+            self._stores[layer] = Store(self.layers[layer], self.num_threads)
+        return self._stores[layer]
+
+    def attend(self, layer: int, num_heads: int, features: AttentionFeatures) -> Attend:
+        """What attends in a layer of so many query heads, which always asks for the same.
+
+        Raises:
+            ValueError: the heads do not go with the key heads or the sinks.
+        """
+        found = self._attends.get(layer)
+        if found is not None and found[1] == num_heads and found[0].is_like(features):
+            return found[2]
+        if num_heads not in self._scratch:
+            num_bytes = attention_scratch(self.layers[layer], num_heads, self.task_rows)
+            self._scratch[num_heads] = Scratch(self.num_threads, num_bytes)
+        attend = Attend(self.layers[layer], num_heads, features, self._scratch[num_heads])
+        self._attends[layer] = (features, num_heads, attend)
+        return attend
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPass:
+    """Everything the layers need to know about one pass."""
+
+    storage: LaneStorage
+    slots: Tensor  # [R] int64 of each row's key and value
+    positions: Tensor  # [R] int64
+    plan: AttendPlan
+    windows: tuple[int | None, ...]  # of each layer
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store the rows' keys and values [K, R, D].
+
+        Raises:
+            ValueError: they are of another type or shape than the storage's.
+        """
+        storage = self.storage
+        shape = (storage.num_heads, len(self.slots), storage.head_dim)
+        _check("keys", key, shape, storage.dtype)
+        _check("values", value, shape, storage.dtype)
+        storage.store(layer)(key, value, self.slots)
+
+    def attend(self, layer: int, query: Tensor, features: AttentionFeatures) -> Tensor:
+        """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D].
+
+        Raises:
+            ValueError: the queries, or what the layer asks for, do not go with the storage.
+        """
+        shape = (len(self.slots), query.shape[1], self.storage.head_dim)
+        _check("queries", query, shape, self.storage.dtype)
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        attend = self.storage.attend(layer, query.shape[1], features)
+        out = query.new_empty(query.shape)
+        attend(query.data_ptr(), query.stride(0), query.stride(1), self.plan, out)
+        return out
+
+
+def _check(name: str, rows: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Kernels go by addresses: what transformers hands over must be what they expect."""
+    if rows.shape != shape or rows.dtype != dtype:
+        raise ValueError(
+            f"{name} are {tuple(rows.shape)} of {rows.dtype}, expected {shape} of {dtype}: "
+            "not served"
+        )
+
+
+class CpuPlanner:
+    """Plans the passes of one model.
+
+    Args:
+        storage: where its keys and values are.
+        windows: of each layer, None where a row sees all positions before it.
+    """
+
+    def __init__(self, storage: LaneStorage, windows: Sequence[int | None]) -> None:
+        self.storage = storage
+        self._windows = tuple(windows)
+
+    def __call__(self, sequences: Sequence[SequenceRows]) -> CpuPass:
+        """What the layers need to know of a pass of `sequences`, each of another session."""
+        size = self.storage.block_size
+        slots: list[int] = []
+        positions: list[int] = []
+        block_ids: list[int] = []
+        tasks: list[tuple[int, int, int, int]] = []
+        for sequence in sequences:
+            for first, count in self._cut(len(sequence.token_ids)):
+                row = len(slots) + first
+                tasks.append((row, count, sequence.start + first, len(block_ids)))
+            own = range(sequence.start, sequence.start + len(sequence.token_ids))
+            blocks = sequence.table.block_ids[: sequence.num_blocks_read(size)]
+            slots.extend(blocks[p // size] * size + p % size for p in own)
+            positions.extend(own)
+            block_ids.extend(blocks)
+        return CpuPass(
+            storage=self.storage,
+            slots=torch.tensor(slots),
+            positions=torch.tensor(positions),
+            plan=AttendPlan(tasks, block_ids),
+            windows=self._windows,
+        )
+
+    def _cut(self, num_rows: int) -> list[tuple[int, int]]:
+        """First row and number of rows of each task, as even as can be."""
+        num_tasks = -(-num_rows // self.storage.task_rows)
+        size = -(-num_rows // num_tasks)
+        return [(first, min(size, num_rows - first)) for first in range(0, num_rows, size)]

@@ -1,0 +1,285 @@
+"""Paged attention on a CPU: softmax over a session's keys, block by block, where they lie.
+
+A task is some consecutive rows of one session with the query heads of one key head. For each block
+of keys it computes the scores of all its vectors, then brings each vector's running maximum, sum
+and weighted values up to date, as arXiv 2205.14135 does; nothing is ever as long as the context.
+
+What a row gets depends on its own position and keys alone: blocks it sees nothing of are left
+out, keys it does not see have a weight of exactly zero, and `mix` does not care how many rows it
+works on. So bits do not change with what is computed beside it.
+
+Shape letters: H query heads, K key heads, G = H / K, D head size, B tokens of a block, M vectors of
+a task, which are its rows times G.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from models.cpu.kernels.compiling import part
+from models.cpu.kernels.lanes import (
+    BFLOAT16,
+    FLOAT32,
+    NUM_LANES,
+    Lanes,
+    add,
+    address_of,
+    div,
+    exp,
+    keep_lanes,
+    largest,
+    load,
+    maximum,
+    mul,
+    num_bytes,
+    read_float,
+    read_int,
+    splat,
+    store,
+    sub,
+    take_next,
+    tanh,
+    total,
+    write_float,
+)
+from models.cpu.kernels.mixing import mix
+from models.cpu.kernels.parameters import WORD, get
+
+# Parameters. Those of a layer first, then those of each pass.
+(
+    KEYS,  # [blocks, K, D, B] of the layer
+    VALUES,  # [blocks, K, B, D]
+    NUM_HEADS,
+    NUM_KEY_HEADS,
+    HEAD_DIM,
+    BLOCK_SIZE,
+    SCALE,  # float32
+    WINDOW,  # 0: none
+    SOFTCAP,  # float32; 0: none
+    SINKS,  # [H] float32; 0: none
+    SCRATCH,  # of the first thread
+    SCRATCH_BYTES,  # of each thread
+    THREADS_BEGUN,  # 0
+    TASKS_TAKEN,  # 0
+    TASKS,  # [tasks, 4] int64: first row, rows, position of the first, place in the block ids
+    NUM_TASKS,
+    BLOCK_IDS,  # int64
+    QUERY,  # the first row's first head
+    ROW_STRIDE,  # of the queries, in numbers
+    HEAD_STRIDE,
+    OUT,  # [R, H, D]
+) = range(21)
+NUM_PARAMETERS = 21
+TASK_FIELDS = 4
+
+_FLOAT_BYTES = 4
+_VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES
+_ZERO, _ONE, _NO_SCORE = np.float32(0), np.float32(1), np.float32(-np.inf)
+
+
+def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
+    """What a thread needs for tasks of at most so many vectors: all that `_places` lays out."""
+    return num_vectors * (_FLOAT_BYTES * (2 * head_dim + block_size) + 2 * _VECTOR_BYTES)
+
+
+@part
+def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
+    """Behind the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
+    sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
+    totals = sums + _FLOAT_BYTES * num_vectors * head_dim
+    tops = totals + _VECTOR_BYTES * num_vectors
+    return sums, totals, tops, tops + _VECTOR_BYTES * num_vectors
+
+
+@part
+def _start_task(
+    parameters: int, first_row: int, key_head: int, num_vectors: int, scratch: int, like: np.generic
+) -> None:
+    """The queries as float32, and sums of nothing."""
+    head_dim = get(parameters, HEAD_DIM)
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
+    sums, totals, tops, _ = _places(scratch, num_vectors, head_dim)
+    zero = splat(_ZERO)
+    for vector in range(num_vectors):
+        row, head = first_row + vector // num_groups, key_head * num_groups + vector % num_groups
+        place = row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE)
+        query = get(parameters, QUERY) + num_bytes(like) * place
+        store(totals + _VECTOR_BYTES * vector, zero, FLOAT32)
+        write_float(tops + _VECTOR_BYTES * vector, _NO_SCORE)
+        for d in range(0, head_dim, NUM_LANES):
+            offset = _FLOAT_BYTES * (vector * head_dim + d)
+            store(scratch + offset, load(query + num_bytes(like) * d, like), FLOAT32)
+            store(sums + offset, zero, FLOAT32)
+
+
+@part
+def _scaled(parameters: int, scores: Lanes) -> Lanes:
+    scaled = mul(scores, splat(read_float(parameters + WORD * SCALE)))
+    softcap = read_float(parameters + WORD * SOFTCAP)
+    if softcap > _ZERO:
+        scaled = mul(tanh(div(scaled, splat(softcap))), splat(softcap))
+    return scaled
+
+
+@part
+def _mask_scores(parameters: int, scores: int, first: int, stop: int) -> Any:
+    """Scale one vector's scores [B], of which it sees first, ..., stop - 1; the largest."""
+    top = splat(_NO_SCORE)
+    for key in range(0, get(parameters, BLOCK_SIZE), NUM_LANES):
+        some = _scaled(parameters, load(scores + _FLOAT_BYTES * key, FLOAT32))
+        if first > key or stop < key + NUM_LANES:
+            some = keep_lanes(some, first - key, stop - key)
+        store(scores + _FLOAT_BYTES * key, some, FLOAT32)
+        top = maximum(top, some)
+    return largest(top)
+
+
+@part
+def _raise_top(sums: int, sum_: int, head_dim: int, factor: Lanes) -> None:
+    """Weigh anew what was added below a lower maximum."""
+    store(sum_, mul(load(sum_, FLOAT32), factor), FLOAT32)
+    for d in range(0, head_dim, NUM_LANES):
+        place = sums + _FLOAT_BYTES * d
+        store(place, mul(load(place, FLOAT32), factor), FLOAT32)
+
+
+@part
+def _turn_to_weights(
+    parameters: int, scores: int, sums: int, sum_: int, top: int, first: int, stop: int
+) -> None:
+    """Turn one vector's scores [B] to weights, by the largest score so far."""
+    largest_here = _mask_scores(parameters, scores, first, stop)
+    largest_yet = read_float(top)
+    if largest_here > largest_yet:
+        factor = exp(splat(largest_yet - largest_here))
+        _raise_top(sums, sum_, get(parameters, HEAD_DIM), factor)
+        write_float(top, largest_here)
+        largest_yet = largest_here
+    reference, added = splat(largest_yet), load(sum_, FLOAT32)
+    for key in range(0, get(parameters, BLOCK_SIZE), NUM_LANES):
+        place = scores + _FLOAT_BYTES * key
+        weights = exp(sub(load(place, FLOAT32), reference))
+        store(place, weights, FLOAT32)
+        added = add(added, weights)
+    store(sum_, added, FLOAT32)
+
+
+@part
+def _attend_block(
+    parameters: int,
+    block: int,  # where it lies
+    key_head: int,
+    offset: int,  # position of the task's first row, less that of the block's first key
+    num_rows: int,
+    scratch: int,
+    like: np.generic,
+) -> None:
+    num_key_heads = get(parameters, NUM_KEY_HEADS)
+    num_groups = get(parameters, NUM_HEADS) // num_key_heads
+    head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
+    window = get(parameters, WINDOW)
+    num_vectors = num_rows * num_groups
+    sums, totals, tops, scores = _places(scratch, num_vectors, head_dim)
+    # Rows before the block see nothing of it, nor do those whose window begins behind it.
+    first = max(0, -offset) * num_groups
+    stop = num_vectors
+    if window > 0:
+        stop = min(num_rows, block_size - 1 + window - offset) * num_groups
+    base = num_bytes(like) * (block * num_key_heads + key_head) * block_size * head_dim
+    queries = scratch + _FLOAT_BYTES * first * head_dim
+    keys, values = get(parameters, KEYS) + base, get(parameters, VALUES) + base
+    mix(scores, queries, keys, stop - first, head_dim, head_dim, block_size, False, like)
+    for vector in range(first, stop):
+        last = offset + vector // num_groups
+        earliest = last + 1 - window if window > 0 else 0
+        _turn_to_weights(
+            parameters,
+            scores + _FLOAT_BYTES * (vector - first) * block_size,
+            sums + _FLOAT_BYTES * vector * head_dim,
+            totals + _VECTOR_BYTES * vector,
+            tops + _VECTOR_BYTES * vector,
+            earliest,
+            last + 1,
+        )
+    out = sums + _FLOAT_BYTES * first * head_dim
+    # What lies behind the last row is not read: it may be anything.
+    depth = min(block_size, offset + num_rows)
+    mix(out, scores, values, stop - first, depth, block_size, head_dim, True, like)
+
+
+@part
+def _finish_vector(
+    parameters: int, row: int, head: int, sums: int, sum_: int, top: int, like: np.generic
+) -> None:
+    """Divide by the sum of the weights, the sink's among them."""
+    weight, factor = total(load(sum_, FLOAT32)), splat(_ONE)
+    sinks = get(parameters, SINKS)
+    if sinks != 0:
+        sink, largest_yet = read_float(sinks + _FLOAT_BYTES * head), read_float(top)
+        reference = splat(max(sink, largest_yet))
+        factor = exp(sub(splat(largest_yet), reference))
+        weights = add(mul(splat(weight), factor), exp(sub(splat(sink), reference)))
+        factor = div(factor, weights)
+    else:
+        factor = splat(_ONE / weight)
+    head_dim = get(parameters, HEAD_DIM)
+    place = (row * get(parameters, NUM_HEADS) + head) * head_dim
+    out = get(parameters, OUT) + num_bytes(like) * place
+    for d in range(0, head_dim, NUM_LANES):
+        scaled = mul(load(sums + _FLOAT_BYTES * d, FLOAT32), factor)
+        store(out + num_bytes(like) * d, scaled, like)
+
+
+@part
+def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: np.generic) -> None:
+    first_row, num_rows = read_int(task), read_int(task + WORD)
+    position = read_int(task + 2 * WORD)
+    block_ids = get(parameters, BLOCK_IDS) + WORD * read_int(task + 3 * WORD)
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
+    head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
+    window = get(parameters, WINDOW)
+    num_vectors = num_rows * num_groups
+    _start_task(parameters, first_row, key_head, num_vectors, scratch, like)
+    index = max(0, position - window + 1) // block_size if window > 0 else 0
+    while index * block_size < position + num_rows:
+        block = read_int(block_ids + WORD * index)
+        offset = position - index * block_size
+        _attend_block(parameters, block, key_head, offset, num_rows, scratch, like)
+        index += 1
+    sums, totals, tops, _ = _places(scratch, num_vectors, head_dim)
+    for vector in range(num_vectors):
+        _finish_vector(
+            parameters,
+            first_row + vector // num_groups,
+            key_head * num_groups + vector % num_groups,
+            sums + _FLOAT_BYTES * vector * head_dim,
+            totals + _VECTOR_BYTES * vector,
+            tops + _VECTOR_BYTES * vector,
+            like,
+        )
+
+
+@part
+def _attend(parameters: int, like: np.generic) -> None:
+    """One thread's work: tasks as long as there are any."""
+    thread = take_next(parameters + WORD * THREADS_BEGUN)
+    scratch = get(parameters, SCRATCH) + thread * get(parameters, SCRATCH_BYTES)
+    num_key_heads = get(parameters, NUM_KEY_HEADS)
+    while True:
+        taken = take_next(parameters + WORD * TASKS_TAKEN)
+        if taken >= get(parameters, NUM_TASKS) * num_key_heads:
+            break
+        task = get(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
+        _attend_task(parameters, task, taken % num_key_heads, scratch, like)
+
+
+def attend_bfloat16(parameters: Any) -> None:
+    """The kernel for bfloat16."""
+    _attend(address_of(parameters), BFLOAT16)
+
+
+def attend_float32(parameters: Any) -> None:
+    """The kernel for float32."""
+    _attend(address_of(parameters), FLOAT32)

@@ -1,0 +1,236 @@
+"""Small matrix products that keep a row's bits: sums of rows of a matrix, each times a number.
+
+out[i, :] = (out[i, :] +) sum over k of coefficients[i, k] * matrix[k, :], added in the order of k,
+each step rounded once. Four rows are computed together, so that what is read of the matrix serves
+all of them; how many there are makes no difference to any.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from models.cpu.kernels.compiling import part
+from models.cpu.kernels.lanes import (
+    FLOAT32,
+    NUM_LANES,
+    Lanes,
+    fma,
+    load,
+    num_bytes,
+    read_float,
+    splat,
+    store,
+)
+
+_FLOAT_BYTES = 4
+_VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES
+_ROWS_TOGETHER = 4
+_PAIR = 2 * NUM_LANES
+_ZERO = np.float32(0)
+
+
+@part
+def mix(
+    out: int,  # [num_rows, width] float32
+    coefficients: int,  # [num_rows, depth] float32, rows `stride` numbers apart
+    matrix: int,  # [depth, width] of type `like`
+    num_rows: int,
+    depth: int,
+    stride: int,  # from one row's coefficients to the next row's
+    width: int,  # a multiple of NUM_LANES
+    adds: bool,
+    like: np.generic,
+) -> None:
+    """The product, added to what is in `out` or in place of it."""
+    row = 0
+    while row + _ROWS_TOGETHER <= num_rows:
+        _mix_four(
+            out + _FLOAT_BYTES * row * width,
+            coefficients + _FLOAT_BYTES * row * stride,
+            matrix,
+            depth,
+            stride,
+            width,
+            adds,
+            like,
+        )
+        row += _ROWS_TOGETHER
+    while row < num_rows:
+        _mix_one(
+            out + _FLOAT_BYTES * row * width,
+            coefficients + _FLOAT_BYTES * row * stride,
+            matrix,
+            depth,
+            width,
+            adds,
+            like,
+        )
+        row += 1
+
+
+@part
+def _start(out: int, adds: bool) -> Lanes:
+    return load(out, FLOAT32) if adds else splat(_ZERO)
+
+
+@part
+def _mix_four(
+    out: int,
+    coefficients: int,
+    matrix: int,
+    depth: int,
+    stride: int,
+    width: int,
+    adds: bool,
+    like: np.generic,
+) -> None:
+    size = num_bytes(like)
+    column = 0
+    while column + _PAIR <= width:
+        _mix_four_by_two(
+            out + _FLOAT_BYTES * column,
+            coefficients,
+            matrix + size * column,
+            depth,
+            stride,
+            width,
+            adds,
+            like,
+        )
+        column += _PAIR
+    if column < width:
+        for row in range(_ROWS_TOGETHER):
+            _mix_vector(
+                out + _FLOAT_BYTES * (row * width + column),
+                coefficients + _FLOAT_BYTES * row * stride,
+                matrix + size * column,
+                depth,
+                width,
+                adds,
+                like,
+            )
+
+
+@part
+def _mix_four_by_two(
+    out: int,
+    coefficients: int,
+    matrix: int,
+    depth: int,
+    stride: int,
+    width: int,
+    adds: bool,
+    like: np.generic,
+) -> None:
+    """Two vectors of columns of four rows: as many sums as the CPU can keep busy with."""
+    out1 = out + _FLOAT_BYTES * width
+    out2 = out1 + _FLOAT_BYTES * width
+    out3 = out2 + _FLOAT_BYTES * width
+    low0, high0 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
+    low1, high1 = _start(out1, adds), _start(out1 + _VECTOR_BYTES, adds)
+    low2, high2 = _start(out2, adds), _start(out2 + _VECTOR_BYTES, adds)
+    low3, high3 = _start(out3, adds), _start(out3 + _VECTOR_BYTES, adds)
+    apart, step = _FLOAT_BYTES * stride, num_bytes(like) * width
+    place = matrix
+    for k in range(depth):
+        low, high = load(place, like), load(place + num_bytes(like) * NUM_LANES, like)
+        place += step
+        factors = coefficients + _FLOAT_BYTES * k
+        factor = splat(read_float(factors))
+        low0, high0 = fma(factor, low, low0), fma(factor, high, high0)
+        factor = splat(read_float(factors + apart))
+        low1, high1 = fma(factor, low, low1), fma(factor, high, high1)
+        factor = splat(read_float(factors + 2 * apart))
+        low2, high2 = fma(factor, low, low2), fma(factor, high, high2)
+        factor = splat(read_float(factors + 3 * apart))
+        low3, high3 = fma(factor, low, low3), fma(factor, high, high3)
+    store(out, low0, FLOAT32)
+    store(out + _VECTOR_BYTES, high0, FLOAT32)
+    store(out1, low1, FLOAT32)
+    store(out1 + _VECTOR_BYTES, high1, FLOAT32)
+    store(out2, low2, FLOAT32)
+    store(out2 + _VECTOR_BYTES, high2, FLOAT32)
+    store(out3, low3, FLOAT32)
+    store(out3 + _VECTOR_BYTES, high3, FLOAT32)
+
+
+@part
+def _mix_one(
+    out: int,
+    coefficients: int,
+    matrix: int,
+    depth: int,
+    width: int,
+    adds: bool,
+    like: np.generic,
+) -> None:
+    size = num_bytes(like)
+    column = 0
+    while column + 4 * NUM_LANES <= width:
+        _mix_one_by_four(
+            out + _FLOAT_BYTES * column,
+            coefficients,
+            matrix + size * column,
+            depth,
+            width,
+            adds,
+            like,
+        )
+        column += 4 * NUM_LANES
+    while column < width:
+        _mix_vector(
+            out + _FLOAT_BYTES * column,
+            coefficients,
+            matrix + size * column,
+            depth,
+            width,
+            adds,
+            like,
+        )
+        column += NUM_LANES
+
+
+@part
+def _mix_one_by_four(
+    out: int,
+    coefficients: int,
+    matrix: int,
+    depth: int,
+    width: int,
+    adds: bool,
+    like: np.generic,
+) -> None:
+    """Four vectors of columns of one row."""
+    sum0, sum1 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
+    sum2, sum3 = _start(out + 2 * _VECTOR_BYTES, adds), _start(out + 3 * _VECTOR_BYTES, adds)
+    step = num_bytes(like) * NUM_LANES
+    place = matrix
+    for k in range(depth):
+        factor = splat(read_float(coefficients + _FLOAT_BYTES * k))
+        sum0 = fma(factor, load(place, like), sum0)
+        sum1 = fma(factor, load(place + step, like), sum1)
+        sum2 = fma(factor, load(place + 2 * step, like), sum2)
+        sum3 = fma(factor, load(place + 3 * step, like), sum3)
+        place += num_bytes(like) * width
+    store(out, sum0, FLOAT32)
+    store(out + _VECTOR_BYTES, sum1, FLOAT32)
+    store(out + 2 * _VECTOR_BYTES, sum2, FLOAT32)
+    store(out + 3 * _VECTOR_BYTES, sum3, FLOAT32)
+
+
+@part
+def _mix_vector(
+    out: int,
+    coefficients: int,
+    matrix: int,
+    depth: int,
+    width: int,
+    adds: bool,
+    like: np.generic,
+) -> None:
+    """One vector of columns of one row."""
+    sum_ = _start(out, adds)
+    for k in range(depth):
+        factor = splat(read_float(coefficients + _FLOAT_BYTES * k))
+        sum_ = fma(factor, load(matrix + num_bytes(like) * k * width, like), sum_)
+    store(out, sum_, FLOAT32)

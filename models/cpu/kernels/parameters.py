@@ -1,0 +1,14 @@
+"""How kernels read their parameters: int64 numbers in a row, see `models/cpu/kernels/compiling.py`."""
+
+from __future__ import annotations
+
+from models.cpu.kernels.compiling import part
+from models.cpu.kernels.lanes import read_int
+
+WORD = 8  # bytes of a parameter
+
+
+@part
+def get(parameters: int, index: int) -> int:
+    """The parameter of that number."""
+    return read_int(parameters + WORD * index)

@@ -1,0 +1,155 @@
+"""The training mixture: which kinds of text, in which shares, packed into rows of tokens.
+
+Invariant: a step's batch is a function of (seed, step) alone, so a resumed run sees what an
+unbroken one would. A row starts with the start of a text; texts follow one another with nothing
+between but the end token.
+"""
+
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from models.demo.data.chat import Conversation
+from models.demo.data.code import make_code
+from models.demo.data.corpus import read_picture_books, read_simple_stories
+from models.demo.data.extraction import make_extraction, make_record_task
+from models.demo.data.stories import Story, make_story
+from models.demo.data.tasks import make_date_task, make_short_task
+from models.demo.data.words import Pools, load_pools
+
+PROMPT_WEIGHT = 0.05  # loss weight of tokens that a user would write
+# Kind: (share of all tokens, mean tokens of one text as measured with the shipped tokenizer).
+SHARES = {
+    "extraction": (0.42, 88),
+    "story": (0.30, 265),
+    "record": (0.08, 59),
+    "code": (0.08, 45),
+    "short": (0.10, 26),
+    "date": (0.02, 34),
+}
+_SECOND_TURN = 0.05  # part of the chats that begin with another, finished chat
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's rows."""
+
+    input_ids: Tensor  # [rows, length] int64
+    weights: Tensor  # [rows, length] float32, loss weight of predicting that very token
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Draws texts of every kind from one side of the held-out split."""
+
+    pools: Pools
+    stories: list[Story]
+    harder: list[Story]
+    held_out: bool = False
+    shares: dict[str, tuple[float, int]] = field(default_factory=lambda: dict(SHARES))
+
+    @classmethod
+    def load(cls, corpus: Path | None, held_out: bool = False) -> "Mixture":
+        """Read the pools and stories; `corpus` None means generated text alone."""
+        pools = load_pools(corpus, held_out)
+        if corpus is None:
+            return cls(pools, [], [], held_out)
+        return cls(
+            pools,
+            read_simple_stories(corpus, held_out),
+            read_picture_books(corpus, held_out),
+            held_out,
+        )
+
+    def with_pieces(self, tokenizer: PreTrainedTokenizerFast) -> "Mixture":
+        """Return a mixture whose made-up words use every word-like token of the tokenizer."""
+        tokens = (str(tokenizer.decode([token_id])) for token_id in range(len(tokenizer)))
+        pieces = tuple(sorted({token for token in tokens if token.isalpha()}))
+        return replace(self, pools=replace(self.pools, pieces=pieces))
+
+    def draw(self, rng: random.Random, kind: str | None = None) -> Conversation:
+        """Return one text, of `kind` (a key of `SHARES`) or of a kind drawn by its share."""
+        if kind is None:
+            frequency = [share / length for share, length in self.shares.values()]
+            kind = rng.choices(list(self.shares), frequency)[0]
+        if kind == "extraction":
+            return make_extraction(rng, self.pools, self.held_out)
+        if kind == "story":
+            return make_story(rng, self.stories, self.harder)
+        if kind == "record":
+            return make_record_task(rng, self.pools)
+        if kind == "code":
+            return make_code(rng, self.pools)
+        if kind == "short":
+            return make_short_task(rng, self.pools)
+        return make_date_task(rng)
+
+    def draw_chat(self, rng: random.Random) -> Conversation:
+        """Return one text as trained on: now and then after an earlier exchange."""
+        chat = self.draw(rng)
+        if chat.turns[0][0] == "user" and rng.random() < _SECOND_TURN:
+            earlier = self.draw(rng, rng.choice(("extraction", "code", "short")))
+            return Conversation(earlier.turns + chat.turns)
+        return chat
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerFast, chats: list[Conversation]
+) -> list[tuple[list[int], list[float]]]:
+    """Return (token ids, loss weights) of each conversation."""
+    segments = [segment for chat in chats for segment in chat.segments()]
+    encodings = tokenizer.backend_tokenizer.encode_batch([text for text, _ in segments])
+    rows = []
+    position = 0
+    for chat in chats:
+        ids: list[int] = []
+        weights: list[float] = []
+        for _, is_reply in chat.segments():
+            piece = encodings[position].ids
+            position += 1
+            ids.extend(piece)
+            weights.extend([1.0 if is_reply else PROMPT_WEIGHT] * len(piece))
+        rows.append((ids, weights))
+    return rows
+
+
+def shape_of_step(step: int, tokens: int) -> tuple[int, int]:
+    """Return (rows, length): mostly 512 long, with some shorter and some longer rows."""
+    length = (512, 256, 512, 512, 1024, 512, 256, 512, 256, 512)[step % 10]
+    length = min(length, tokens)
+    return tokens // length, length
+
+
+def make_batch(
+    mixture: Mixture, tokenizer: PreTrainedTokenizerFast, seed: int, step: int, tokens: int
+) -> Batch:
+    """Return the rows of one step.
+
+    Args:
+        mixture: where texts come from.
+        tokenizer: the pair's tokenizer.
+        seed: the run's seed.
+        step: number of the step; with the seed it fixes the batch.
+        tokens: tokens of the whole batch.
+    """
+    rng = random.Random(f"{seed}:{step}")
+    rows, length = shape_of_step(step, tokens)
+    all_ids: list[list[int]] = []
+    all_weights: list[list[float]] = []
+    waiting: list[tuple[list[int], list[float]]] = []
+    for _ in range(rows):
+        ids: list[int] = []
+        weights: list[float] = []
+        while len(ids) < length:
+            if not waiting:
+                waiting = encode(tokenizer, [mixture.draw_chat(rng) for _ in range(16)])
+            more_ids, more_weights = waiting.pop()
+            ids.extend(more_ids)
+            weights.extend(more_weights)
+        all_ids.append(ids[:length])
+        all_weights.append(weights[:length])
+    return Batch(torch.tensor(all_ids), torch.tensor(all_weights))

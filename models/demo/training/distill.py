@@ -1,0 +1,107 @@
+"""Trains the draft to say what the target would, mostly by the divergence of their distributions.
+
+Half of its rows are text sampled from the final target, since a draft is asked about the target's
+text and not about ours (idea: DistillSpec, arXiv 2310.08461). Knows nothing about the kinds of
+text.
+"""
+
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.demo.data.mixture import PROMPT_WEIGHT, Batch, Mixture, make_batch, shape_of_step
+from models.demo.training.sampling import generate
+
+KL_SHARE = 0.9  # the rest is cross entropy of the text itself
+SAMPLE_ROWS = 64
+MAX_NEW_TOKENS = 320
+
+Sample = tuple[list[int], list[float]]  # token ids, loss weights
+
+
+@torch.inference_mode()
+def sample_replies(
+    target: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    mixture: Mixture,
+    num_tokens: int,
+    seed: int,
+) -> list[Sample]:
+    """Let the target answer drawn prompts at temperature 1 until it has written `num_tokens`."""
+    rng = random.Random(f"replies:{seed}")
+    torch.manual_seed(seed)
+    samples: list[Sample] = []
+    written = 0
+    bar = tqdm(total=num_tokens, desc="sampling", mininterval=5)
+    while written < num_tokens:
+        prompts: list[list[int]] = []
+        stories = (
+            len(samples) % (4 * SAMPLE_ROWS) < SAMPLE_ROWS
+        )  # long replies in batches of their own
+        while len(prompts) < SAMPLE_ROWS:
+            chat = mixture.draw(rng, "story" if stories else None)
+            is_long = chat.turns[-1][1].count(" ") > 60
+            if chat.turns[0][0] != "text" and is_long == stories:
+                prompts.append(tokenizer(chat.prompt)["input_ids"])
+        for prompt, reply in zip(
+            prompts, generate(target, prompts, MAX_NEW_TOKENS, sample=True), strict=True
+        ):
+            samples.append((prompt + reply, [PROMPT_WEIGHT] * len(prompt) + [1.0] * len(reply)))
+            written += len(reply)
+            bar.update(len(reply))
+    bar.close()
+    rng.shuffle(samples)
+    return samples
+
+
+def make_mixed_batch(
+    samples: list[Sample],
+    mixture: Mixture,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    step: int,
+    tokens: int,
+) -> Batch:
+    """Return a step's rows: every other step of sampled text, the others of the mixture."""
+    if not samples or step % 2 == 0:
+        return make_batch(mixture, tokenizer, seed + 1, step, tokens)
+    rng = random.Random(f"mixed:{seed}:{step}")
+    rows, length = shape_of_step(step, tokens)
+    packed = [_pack(rng, samples, length) for _ in range(rows)]
+    return Batch(
+        torch.tensor([ids for ids, _ in packed]), torch.tensor([weights for _, weights in packed])
+    )
+
+
+def _pack(rng: random.Random, samples: list[Sample], length: int) -> Sample:
+    ids: list[int] = []
+    weights: list[float] = []
+    for more_ids, more_weights in _forever(rng, samples):
+        ids.extend(more_ids)
+        weights.extend(more_weights)
+        if len(ids) >= length:
+            break
+    return ids[:length], weights[:length]
+
+
+def _forever(rng: random.Random, samples: list[Sample]) -> Iterator[Sample]:
+    while True:
+        yield rng.choice(samples)
+
+
+def distillation_loss(
+    student_logits: Tensor,  # [rows, length, V]
+    teacher_logits: Tensor,  # [rows, length, V]
+    batch: Batch,
+) -> Tensor:
+    """Return KL_SHARE * KL(target || draft) + the rest * cross entropy, weighted per token."""
+    student = torch.log_softmax(student_logits[:, :-1].float(), dim=-1)
+    teacher = torch.log_softmax(teacher_logits[:, :-1].float(), dim=-1)
+    divergence = (teacher.exp() * (teacher - student)).sum(dim=-1)
+    surprise = -student.gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1)
+    weights = batch.weights[:, 1:]
+    return ((KL_SHARE * divergence + (1 - KL_SHARE) * surprise) * weights).sum() / weights.sum()

@@ -1,0 +1,206 @@
+"""One resumable training loop for both models, and how a checkpoint folder is written.
+
+Weights and optimiser state stay in float32; the forward pass may run in bfloat16. Invariants: the
+learning rate follows the step, never the clock; state and checkpoints replace the old ones in one
+rename, so a reader never sees half a file.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models.demo.data.mixture import Batch
+from models.demo.training.tokenizer import MAX_LENGTH, save_tokenizer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model; heads and `intermediate_size` divide by 4, and none exceeds 1024."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+
+
+TARGET_SHAPE = Shape(
+    hidden_size=256, num_hidden_layers=8, num_attention_heads=4, intermediate_size=704
+)
+DRAFT_SHAPE = Shape(
+    hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=352
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Optimiser settings: linear warm-up, then a cosine down to a twentieth of the peak."""
+
+    num_steps: int
+    peak_lr: float
+    num_warmup_steps: int
+    save_every_steps: int = 100
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+    def lr(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        if step < self.num_warmup_steps:
+            return self.peak_lr * (step + 1) / self.num_warmup_steps
+        progress = (step - self.num_warmup_steps) / max(1, self.num_steps - self.num_warmup_steps)
+        return self.peak_lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+
+def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """Return a Llama model with random weights and tied embeddings."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        **asdict(shape),
+        vocab_size=len(tokenizer),
+        num_key_value_heads=shape.num_attention_heads,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        rms_norm_eps=1e-5,
+    )
+    return LlamaForCausalLM(config)
+
+
+def save_checkpoint(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    """Write an ordinary bfloat16 checkpoint to `folder`, each file by rename."""
+    fresh = folder.with_name(folder.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        max_length=MAX_LENGTH,
+    )
+    copy.bfloat16().save_pretrained(fresh)
+    for path in fresh.glob("*.safetensors"):
+        path.chmod(0o644)
+    save_tokenizer(tokenizer, fresh)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(fresh.iterdir()):
+        path.replace(folder / path.name)
+    fresh.rmdir()
+
+
+def reply_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Weighted cross entropy of every next token; `logits` are [rows, length, vocab]."""
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), batch.input_ids[:, 1:].flatten(), reduction="none"
+    )
+    weights = batch.weights[:, 1:].flatten()
+    return (losses * weights).sum() / weights.sum()
+
+
+def _optimizer(model: LlamaForCausalLM, schedule: Schedule) -> torch.optim.AdamW:
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    groups = [
+        {"params": matrices, "weight_decay": schedule.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=schedule.peak_lr, betas=(0.9, 0.95), fused=True)
+
+
+def fit(
+    model: LlamaForCausalLM,
+    schedule: Schedule,
+    make_batch: Callable[[int], Batch],
+    loss_of: Callable[[Batch], Tensor],
+    state_path: Path,
+    resume: bool,
+    on_save: Callable[[], None] | None = None,
+) -> list[float]:
+    """Train `model` in place and return the loss of every step.
+
+    Args:
+        model: float32 weights.
+        schedule: steps and rates.
+        make_batch: the batch of a step, a function of the step alone.
+        loss_of: the loss to be minimised.
+        state_path: file that holds the state to resume from.
+        resume: whether to go on from `state_path` where it exists.
+        on_save: called after the state was saved.
+    """
+    optimizer = _optimizer(model, schedule)
+    losses: list[float] = []
+    if resume and state_path.exists():
+        state = torch.load(state_path, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        losses = state["losses"]
+    model.train()
+    bar = tqdm(
+        range(len(losses), schedule.num_steps),
+        initial=len(losses),
+        total=schedule.num_steps,
+        mininterval=5,
+    )
+    for step in bar:
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.lr(step)
+        loss = loss_of(make_batch(step))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        bar.set_postfix(loss=f"{sum(losses[-50:]) / len(losses[-50:]):.3f}", refresh=False)
+        if (step + 1) % schedule.save_every_steps == 0 or step + 1 == schedule.num_steps:
+            _save_state(model, optimizer, losses, state_path)
+            if on_save is not None:
+                on_save()
+    model.eval()
+    return losses
+
+
+def _save_state(
+    model: LlamaForCausalLM, optimizer: torch.optim.AdamW, losses: list[float], path: Path
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, fresh
+    )
+    os.replace(fresh, path)
+    path.with_suffix(".losses.json").write_text(json.dumps([round(loss, 4) for loss in losses]))
+
+
+def plot_losses(curves: dict[str, list[float]], path: Path, smooth: int = 50) -> None:
+    """Draw running means of the losses over the steps as a small PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.5), dpi=100)
+    for name, losses in curves.items():
+        means = [
+            sum(losses[max(0, i - smooth) : i + 1]) / len(losses[max(0, i - smooth) : i + 1])
+            for i in range(len(losses))
+        ]
+        axes.plot(means, label=name, linewidth=1)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylim(0, 3)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

@@ -1,0 +1,201 @@
+"""The draft model's engine: catch up with the committed tokens, then draft k tokens, one a step.
+
+Under `coupled` it draws with the target's noise and the target's score function, so a drafted
+token is the one the target would draw if their logits agreed; under `rejection` it draws from a
+truncated distribution that goes with the draft. Sessions join and leave between steps. A draft ends
+early rather than holding anyone up: at a late or missing mask, at its deadline, when there is no
+room. Its cache lags the log by the last drafted token, which no pass has read yet.
+
+On a GPU the steps of drafts that need nothing from the host run as one chain (`draft_chain`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from models.costs.running_mean import running_mean
+from models.engine.base import Engine
+from models.engine.draft_chain import ChainLink, draw_chain, is_chainable, reserve_chain
+from models.engine.draws import draft_rows
+from models.engine.notices import QUEUED_INTERVAL_S
+from models.engine.runner import ModelRunner
+from models.grammar.masks import MaskSource
+from models.protocol.messages import Cut, Proposal, Propose, Verify
+from models.sampling.draft_probs import pack
+from models.scheduler.batch import PlannedRows
+from models.scheduler.sessions import Job, Session
+
+
+class DraftEngine(Engine):
+    """Answers `Propose` with a `Proposal`.
+
+    Args: as for `Engine`; `mask_wait_s` is how long a finished step waits for its masks before
+        the draft ends there. `chains` draws several steps at a time where that is possible; None:
+        on a GPU, where the host would be waited for in each step.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        mask_source: MaskSource,
+        epoch: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        mask_wait_s: float = 0.02,
+        chains: bool | None = None,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
+    ) -> None:
+        super().__init__(
+            runner,
+            mask_source,
+            epoch,
+            clock=clock,
+            mask_wait_s=mask_wait_s,
+            queued_interval_s=queued_interval_s,
+        )
+        self._chains = runner.device.type == "cuda" if chains is None else chains
+        self._chains &= runner.config.tensor_parallel_size == 1  # ranks are told every id
+        self._step_s: float | None = None  # running mean of passes without prompts
+
+    def wait_s(self, now: float) -> float:
+        """A draft step never waits for others: they join the next one."""
+        return 0.0
+
+    def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
+        if not isinstance(message, Propose):
+            self._fail(session, "invalid", "a draft engine verifies nothing")
+            return
+        session.rewrite(message.base_len, message.tokens)
+        session.agreed_len = len(session.log) - 1
+        session.committed_len = len(session.log)
+        job = Job(
+            seq=message.seq,
+            ready_s=now,
+            num_logits=1,
+            steps_left=message.num_draft_tokens - 1,
+            deadline_s=now + message.deadline_ms / 1e3,
+        )
+        if len(session.log) >= self._runner.max_model_len:
+            session.job = job
+            self._finish(session, job, "context")
+            return
+        self._start_job(session, job)
+
+    def _run_pass(self, rows: list[PlannedRows]) -> None:
+        num_steps = self._chain_length(rows)
+        if num_steps > 1:
+            self._run_chain(rows, num_steps)
+        else:
+            super()._run_pass(rows)
+
+    def _chain_length(self, rows: list[PlannedRows]) -> int:
+        """Steps that all sessions of a pass can take together; 1: no chain."""
+        if not self._chains or not all(p.num_logits == 1 for p in rows):
+            return 1
+        if not all(is_chainable(planned.session) for planned in rows):
+            return 1
+        if any(s.job is not None and s.job.logits is not None for s in self._active.values()):
+            return 1  # drafts that were waiting for their masks go on with the next draw
+        room = min(self._runner.max_model_len - len(planned.session.log) for planned in rows)
+        num_steps = min(room, *(planned.job.steps_left + 1 for planned in rows))
+        if self._step_s:
+            left_s = min(planned.job.deadline_s for planned in rows) - self._clock()
+            num_steps = int(min(num_steps, left_s / self._step_s))
+        return num_steps
+
+    def _run_chain(self, rows: list[PlannedRows], num_steps: int) -> None:
+        """Draw `num_steps` tokens for each session, as that many passes would have."""
+        started_s = self._clock()
+        links = [
+            ChainLink(
+                table=planned.session.table,
+                start=planned.start,
+                token_ids=planned.session.log.ids[planned.start :],
+                sampling=planned.session.opened.sampling,
+            )
+            for planned in rows
+        ]
+        num_steps = reserve_chain(links, num_steps)
+        drawn = draw_chain(self._runner, links, num_steps)
+        now = self._clock()
+        for step in range(num_steps):
+            steps = [p if step == 0 else _next_step(p, step) for p in rows]
+            self._note_pass(steps, (now - started_s) / num_steps, now)
+        for planned, tokens in zip(rows, drawn, strict=True):
+            session, job = planned.session, planned.job
+            computed_len = len(session.log)
+            for token in tokens:
+                session.num_computed = computed_len
+                self._on_drawn(session, job, [token], now)
+                if session.job is not job:
+                    break
+                computed_len += 1
+        # Looking at the KV waits for the device, which has been waited for just now.
+        self._prefix_cache.publish([planned.session for planned in rows])
+        self._desk.flush()
+
+    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+        return draft_rows(jobs, whole)
+
+    def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
+        token = drawn[0]
+        session.append(token)
+        job.draft.append(token)
+        if token in session.opened.eos_ids:
+            self._finish(session, job, "eos")
+        elif job.steps_left == 0:
+            self._finish(session, job, "")
+        elif len(session.log) >= self._runner.max_model_len:
+            self._finish(session, job, "context")
+        else:
+            job.steps_left -= 1
+            job.ready_s = now
+            self._ask_masks(session, job)
+
+    def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
+        self._finish(session, job, "mask_late" if is_late else "mask_missing")
+
+    def _on_starved(self, session: Session) -> None:
+        if session.job is not None:
+            self._finish(session, session.job, "starved")
+
+    def _on_oversized(self, session: Session) -> None:
+        if session.job is not None:
+            self._finish(session, session.job, "context")
+
+    def _expire(self, now: float) -> None:
+        super()._expire(now)
+        for session in list(self._active.values()):
+            if session.job is not None and now >= session.job.deadline_s:
+                self._finish(session, session.job, "deadline")
+
+    def _finish(self, session: Session, job: Job, cut: Cut) -> None:
+        self._end_job(session)
+        self._answer(
+            session,
+            Proposal(
+                session_id=session.session_id,
+                seq=job.seq,
+                tokens=job.draft,
+                draft_probs=pack(job.draft_rows[: len(job.draft)]),
+                timing=job.take_timing(self._clock()),
+                step_ms=(self._step_s or 0.0) * 1e3,
+                cut=cut,
+            ),
+        )
+
+    def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
+        super()._note_pass(rows, duration_s, now)
+        if all(planned.num_logits for planned in rows) and sum(
+            planned.num_rows for planned in rows
+        ) <= 2 * len(rows):  # after a full accept a draft step has two rows
+            self._step_s = running_mean(self._step_s, duration_s)
+
+
+def _next_step(planned: PlannedRows, step: int) -> PlannedRows:
+    """The rows of a later step of the same session."""
+    start = planned.start + planned.num_rows + step - 1
+    return PlannedRows(planned.session, planned.job, start, 1, 1)

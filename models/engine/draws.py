@@ -1,0 +1,181 @@
+"""Draws and judges for jobs of several sessions together: logits, masks and terms in one batch.
+
+The step between a pass and what an engine makes of it. A constrained row without a mask is never
+drawn from, and a token its mask forbids never leaves here. Each session is served by its own
+rule; `draft_rows` is the draft engine's side of both rules, `judge_rows` the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.device import to_device
+from models.protocol.messages import Sampling
+from models.sampling.draft_probs import draw_truncated
+from models.sampling.logits import is_allowed, process_logits
+from models.sampling.penalties import RowCounts
+from models.sampling.token_rules import forbidden_ids, has_rules
+from models.sampling.verification import (
+    JudgedDraft,
+    draw_tokens,
+    judge_rejection,
+    needs_draft_probs,
+)
+from models.scheduler.sessions import Job, Session
+
+
+class _JobRows(NamedTuple):
+    """Rows [first, first + num_rows) of the scores; the first draws token number `position`."""
+
+    session: Session
+    job: Job
+    first: int
+    num_rows: int
+    position: int
+
+    @property
+    def sampling(self) -> Sampling:
+        """The terms of its session."""
+        return self.session.opened.sampling
+
+
+def is_drawable(job: Job) -> bool:
+    """Whether its logits and, if it is constrained, its masks are there."""
+    return job.logits is not None and (job.mask is None or job.mask.rows is not None)
+
+
+def num_drawable(job: Job) -> int:
+    """Rows with logits and, if constrained, a mask."""
+    if job.mask is None or job.mask.rows is None:
+        return job.num_logits
+    return min(job.num_logits, len(job.mask.rows))
+
+
+@torch.inference_mode()
+def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+    """The next draft token of each job; under `rejection` its distribution joins the job.
+
+    `whole` [R, V] are the logits of all rows in order, if they are in one tensor.
+    """
+    if not jobs:
+        return []
+    scores, parts = _score(jobs, whole)
+    truncated = [part for part in parts if needs_draft_probs(part.sampling)]
+    drawn = _draw_rows(scores, [p for p in parts if not needs_draft_probs(p.sampling)])
+    if truncated:
+        tokens, rows = draw_truncated(
+            _select(scores, truncated),
+            [part.sampling.seed for part in truncated],
+            [part.position for part in truncated],
+        )
+        for part, token, row in zip(truncated, tokens, rows, strict=True):
+            part.job.draft_rows.append(row)
+            drawn[part.first] = [token]
+    return [drawn[part.first] for part in parts]
+
+
+@torch.inference_mode()
+def judge_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+    """What the target says in each job's rows, up to k + 1 tokens, for `accept_matching`.
+
+    Under `coupled` these are its own draws; under `rejection` the draft tokens that stand and the
+    token behind them. `whole` [R, V] are the logits of all rows in order, if in one tensor.
+    """
+    if not jobs:
+        return []
+    scores, parts = _score(jobs, whole)
+    judged = [p for p in parts if p.job.draft and needs_draft_probs(p.sampling)]
+    firsts = {part.first for part in judged}
+    drawn = _draw_rows(scores, [part for part in parts if part.first not in firsts])
+    if judged:
+        texts = judge_rejection(scores, [_judged_draft(part) for part in judged])
+        drawn |= {part.first: text for part, text in zip(judged, texts, strict=True)}
+    return [drawn[part.first] for part in parts]
+
+
+def legal_prefix(job: Job, tokens: list[int]) -> list[int]:
+    """The tokens before the first one its mask forbids (a row may allow none at all)."""
+    if job.mask is None or job.mask.rows is None:
+        return tokens
+    for i, (mask, token) in enumerate(zip(job.mask.rows, tokens, strict=False)):
+        if not is_allowed(mask, token):
+            return tokens[:i]
+    return tokens
+
+
+def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tensor, list[_JobRows]]:
+    """Scores of all rows of all jobs, [R, V], and where each job's rows are."""
+    parts: list[_JobRows] = []
+    samplings: list[Sampling] = []
+    masks: list[memoryview | None] = []
+    counts: list[RowCounts | None] = []
+    forbidden: list[Sequence[int]] = []
+    logits: list[Tensor] = []
+    for session, job in jobs:
+        count = num_drawable(job)
+        position = len(session.log) - job.num_logits + 1
+        parts.append(_JobRows(session, job, len(samplings), count, position))
+        samplings += [session.opened.sampling] * count
+        masks += [None] * count if job.mask is None else (job.mask.rows or [])[:count]
+        if session.history is None:
+            counts += [None] * count
+        else:  # each row sees the tokens before the one it draws, the draft's among them
+            counts += session.history.rows(position, session.log.ids[position:], count)
+        forbidden += _forbidden(session, position, count)
+        if whole is None and job.logits is not None:
+            logits.append(job.logits[:count])
+    rows = torch.cat(logits) if whole is None else whole
+    return process_logits(rows, samplings, masks, counts, forbidden), parts
+
+
+def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int]]:
+    """What each row may not draw after the tokens before it, the draft's among them."""
+    opened = session.opened
+    if not has_rules(opened.sampling):
+        return [()] * count
+    generated = session.log.ids[opened.prompt_len : position + count - 1]
+    num_before = position - opened.prompt_len
+    return [
+        forbidden_ids(opened.sampling, opened.eos_ids, generated[: max(num_before + i, 0)])
+        for i in range(count)
+    ]
+
+
+def _draw_rows(scores: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
+    """The draws of all rows of `parts`, by their first row."""
+    if not parts:
+        return {}
+    tokens = draw_tokens(
+        _select(scores, parts),
+        [part.sampling for part in parts for _ in range(part.num_rows)],
+        [part.position + i for part in parts for i in range(part.num_rows)],
+    )
+    drawn: dict[int, list[int]] = {}
+    for part in parts:
+        drawn[part.first] = tokens[: part.num_rows]
+        del tokens[: part.num_rows]
+    return drawn
+
+
+def _select(scores: Tensor, parts: list[_JobRows]) -> Tensor:
+    """The rows of `parts`; `scores` itself if these are all."""
+    rows = [row for part in parts for row in range(part.first, part.first + part.num_rows)]
+    if len(rows) == len(scores):
+        return scores
+    return scores[to_device(rows, scores.device)]
+
+
+def _judged_draft(part: _JobRows) -> JudgedDraft:
+    return JudgedDraft(
+        first_row=part.first,
+        num_rows=part.num_rows,
+        draft=part.job.draft,
+        draft_rows=part.job.draft_rows,
+        position=part.position,
+        seed=part.sampling.seed,
+        eos_ids=part.session.opened.eos_ids,
+    )

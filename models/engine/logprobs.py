@@ -1,0 +1,80 @@
+"""What a model's own law gives to tokens: log-softmax of its logits, untouched by any sampling.
+
+vLLM calls these `raw_logprobs`. They come from the target's passes alone, so they say the same
+whatever drafted and however many tokens were judged at once. Every value is a function of its
+row; only the likeliest tokens and the one asked for are kept of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.device import to_device
+from models.protocol.messages import TokenLogprobs
+from models.protocol.packed_logprobs import pack
+from models.sampling.verification import accept_matching
+from models.scheduler.sessions import Job, Session
+
+_ROWS_AT_ONCE = 64  # rows whose log-softmax is in memory together
+
+
+@torch.inference_mode()
+def token_logprobs(
+    logits: Tensor,  # [R, V] float32, not changed
+    tokens: Sequence[int],  # [R] the token whose probability each row gives
+    num_top: int,  # likeliest tokens to name; at most V are
+) -> list[TokenLogprobs]:
+    """One entry per row."""
+    entries: list[TokenLogprobs] = []
+    for first in range(0, len(tokens), _ROWS_AT_ONCE):
+        stop = first + _ROWS_AT_ONCE
+        entries += _some_rows(logits[first:stop], tokens[first:stop], num_top)
+    return entries
+
+
+def note_logprobs(jobs: Sequence[tuple[Session, Job]], drawn: Sequence[Sequence[int]]) -> None:
+    """Give each job whose session asks for them the entries of the tokens it is to commit.
+
+    `drawn` are the draws of its rows or what `judge_rejection` gave; the tokens that commit are
+    its beginning, see `accept_matching`.
+    """
+    for (session, job), tokens in zip(jobs, drawn, strict=True):
+        num_top = session.opened.sampling.num_logprobs
+        if num_top < 0 or job.logits is None or not tokens:
+            continue
+        verdict = accept_matching(job.draft, tokens, session.opened.eos_ids)
+        committed = tokens[: verdict.num_accepted + 1]
+        job.logprobs = token_logprobs(job.logits[: len(committed)], committed, num_top)
+
+
+def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:
+    """Add what the rows of prompt tokens [start, start + R) say of the tokens behind them.
+
+    Args:
+        session: it has the entries of the rows before `start`.
+        start: position of the first row.
+        logits: float32 [R, V].
+    """
+    tokens = session.log.ids[start + 1 : start + 1 + len(logits)]
+    num_top = session.opened.sampling.num_prompt_logprobs
+    session.prompt_logprobs += map(pack, token_logprobs(logits, tokens, num_top))
+
+
+def _some_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    num_top = min(num_top, logits.shape[1])
+    law = torch.log_softmax(logits, dim=1)
+    ids = to_device(tokens, logits.device, torch.int64)[:, None]
+    own_logits = logits.gather(1, ids)
+    ranks = (logits >= own_logits).sum(dim=1).tolist()
+    own = law.gather(1, ids)[:, 0].tolist()
+    top_ids = torch.topk(logits, num_top, dim=1).indices
+    top = law.gather(1, top_ids).tolist()
+    return [
+        TokenLogprobs(token, logprob, rank, tuple(zip(row_ids, row, strict=True)))
+        for token, logprob, rank, row_ids, row in zip(
+            tokens, own, ranks, top_ids.tolist(), top, strict=True
+        )
+    ]

@@ -1,0 +1,51 @@
+"""Signs of life for those who wait: whose job was not answered for long is told that it is queued.
+
+A sender that hears nothing gives its lease up and comes back as the youngest session, behind all
+others. So while a job waits for KV blocks, for its turn or for the end of a long prompt, a `Queued`
+goes out at intervals that are far below any sender's patience. An engine that stands still sends
+none, so silence goes on to mean that it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from models.protocol.messages import Queued
+from models.scheduler.sessions import Session
+
+QUEUED_INTERVAL_S = 1.0
+_LOOKS_PER_INTERVAL = 4
+
+
+class QueueNotices:
+    """When whose sender is told.
+
+    Args:
+        interval_s: between an arrival or answer and the first notice, and between notices; a
+            quarter more where nobody looked in time.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._next_look_s = 0.0
+
+    def is_time_to_look(self, now: float) -> bool:
+        """Whether somebody may be due."""
+        return now >= self._next_look_s
+
+    def take(self, sessions: Iterable[Session], now: float) -> list[tuple[object, Queued]]:
+        """The notices that are due now, with the address they go to."""
+        if not self.is_time_to_look(now):
+            return []
+        self._next_look_s = now + self._interval_s / _LOOKS_PER_INTERVAL
+        notices: list[tuple[object, Queued]] = []
+        for session in sessions:
+            job = session.job
+            if job is None or now - max(job.since_s, job.told_s) < self._interval_s:
+                continue
+            job.told_s = now
+            queued = Queued(
+                session_id=session.session_id, seq=session.seq, num_rows_done=job.num_rows_done
+            )
+            notices.append((session.reply_to, queued))
+        return notices

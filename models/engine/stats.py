@@ -1,0 +1,85 @@
+"""What an engine tells of itself: how full it is, who waits for what, what it has computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from models.costs.running_mean import running_mean
+from models.engine.load import EngineLoad, EngineStats
+from models.kv.block_pool import BlockPool
+from models.scheduler.batch import PlannedRows
+from models.scheduler.prefix_cache import PrefixCache
+from models.scheduler.sessions import Session
+
+
+class PassTotals:
+    """Counts what passes held and took."""
+
+    def __init__(self) -> None:
+        self.num_prefill_rows = 0
+        self.num_decode_rows = 0
+        self.num_passes = 0
+        self.passes_s = 0.0  # all of them
+        self.pass_s: float | None = None  # running mean
+
+    def note(self, rows: Sequence[PlannedRows], duration_s: float) -> None:
+        """One more pass."""
+        num_logits = sum(planned.num_logits for planned in rows)
+        self.num_decode_rows += num_logits
+        self.num_prefill_rows += sum(planned.num_rows for planned in rows) - num_logits
+        self.num_passes += 1
+        self.passes_s += duration_s
+        self.pass_s = running_mean(self.pass_s, duration_s)
+
+
+def engine_load(
+    sessions: Iterable[Session],
+    pool: BlockPool,
+    totals: PassTotals,
+    num_preemptions: int,
+    prefix_cache: PrefixCache,
+) -> EngineLoad:
+    """Look at the `sessions` of an engine; takes microseconds for each."""
+    everyone = list(sessions)
+    busy = [(session, job) for session in everyone if (job := session.job) is not None]
+    num_waiting_tokens = sum(
+        max(0, len(session.log) - job.num_logits - session.num_computed) for session, job in busy
+    )
+    num_running = sum(bool(session.table.block_ids) for session, _ in busy)
+    return EngineLoad(
+        num_sessions=len(everyone),
+        num_running=num_running,
+        num_waiting=len(busy) - num_running,
+        num_waiting_tokens=num_waiting_tokens,
+        num_free_blocks=pool.num_free,
+        num_blocks=pool.num_blocks,
+        num_preemptions=num_preemptions,
+        num_prefill_rows=totals.num_prefill_rows,
+        num_decode_rows=totals.num_decode_rows,
+        num_passes=totals.num_passes,
+        passes_s=totals.passes_s,
+        pass_ms=(totals.pass_s or 0.0) * 1e3,
+        num_cached_blocks=prefix_cache.num_blocks,
+        prefix_queries=prefix_cache.num_queries,
+        prefix_hits=prefix_cache.num_hits,
+        prefix_evictions=prefix_cache.num_evictions,
+    )
+
+
+def engine_stats(load: EngineLoad, sessions: Iterable[Session], block_size: int) -> EngineStats:
+    """`load` and what the blocks of the `sessions` hold; takes a while with many blocks."""
+    return EngineStats(**asdict(load), num_kv_tokens=_num_kv_tokens(sessions, block_size))
+
+
+def _num_kv_tokens(sessions: Iterable[Session], block_size: int) -> int:
+    """Computed tokens; a block that several sessions list counts with what most of it holds."""
+    in_block: dict[int, int] = {}
+    for session in sessions:
+        left = session.num_computed
+        for block in session.table.block_ids:
+            if left <= 0:
+                break
+            in_block[block] = max(in_block.get(block, 0), min(left, block_size))
+            left -= block_size
+    return sum(in_block.values())

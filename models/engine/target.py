@@ -1,0 +1,204 @@
+"""The target model's engine: judge drafts of all sessions in one ragged pass, then run on alone.
+
+A `Verify` needs logits of its last k + 1 rows (anchor and draft); decode and verify rows of all
+sessions, and chunks of prompts, share each pass. After the verdict, `run_on` plain steps follow
+until an eos, the context's end, or the session's next message.
+
+After a verdict the log is committed + accepted + the target's token, whose KV the next row
+writes. A session without KV blocks waits here and is computed again from its log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from models.engine.base import Engine
+from models.engine.draws import judge_rows
+from models.engine.logprobs import note_logprobs
+from models.engine.notices import QUEUED_INTERVAL_S
+from models.engine.runner import ModelRunner
+from models.grammar.masks import MaskSource
+from models.protocol.messages import Propose, Verdict, Verify
+from models.sampling.draft_probs import DraftRow, certain_row, unpack
+from models.sampling.verification import Acceptance, accept_matching, needs_draft_probs
+from models.scheduler.batch import PlannedRows
+from models.scheduler.batch_window import FormingWindow
+from models.scheduler.sessions import Job, Session
+
+
+class TargetEngine(Engine):
+    """Answers `Verify` with a `Verdict` for the draft and one for each plain step.
+
+    Args: as for `Engine`; `mask_wait_s` is how long a finished pass waits for a session's masks
+        before its message fails.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        mask_source: MaskSource,
+        epoch: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        mask_wait_s: float = 2.0,
+        queued_interval_s: float = QUEUED_INTERVAL_S,
+    ) -> None:
+        super().__init__(
+            runner,
+            mask_source,
+            epoch,
+            clock=clock,
+            mask_wait_s=mask_wait_s,
+            queued_interval_s=queued_interval_s,
+        )
+        self._forming = FormingWindow()
+
+    def wait_s(self, now: float) -> float:
+        """See `FormingWindow`; nobody waits while there is nothing to compute or to complete."""
+        jobs = [session.job for session in self._active.values() if session.job is not None]
+        if not jobs or any(job.logits is not None for job in jobs):
+            return 0.0
+        return self._forming.wait_s(now)
+
+    def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
+        if not isinstance(message, Verify):
+            self._fail(session, "invalid", "a target engine drafts nothing")
+            return
+        length = message.base_len + len(message.tokens)
+        max_model_len = self._runner.max_model_len
+        if length >= max_model_len:
+            self._fail(
+                session,
+                "context_too_long",
+                f"{length} tokens leave no room for another in a context of {max_model_len}",
+            )
+            return
+        try:
+            draft_rows = self._draft_rows(session, message)
+        except ValueError as error:
+            self._fail(session, "invalid", str(error))
+            return
+        # Draft tokens without a row are refused, which is always right: accepted + 1 must fit.
+        draft = message.draft[: min(max_model_len - length, self._planner.max_logits) - 1]
+        session.rewrite(message.base_len, message.tokens + draft)
+        session.agreed_len = length - 1
+        session.is_past_prompt = length != session.opened.prompt_len
+        if session.is_past_prompt:
+            session.prompt_logprobs = []
+        self._forming.note_message(session.session_id, now, len(draft) + 1)
+        session.committed_len = length
+        self._start_job(
+            session,
+            Job(
+                seq=message.seq,
+                ready_s=now,
+                num_logits=len(draft) + 1,
+                steps_left=message.run_on,
+                draft=draft,
+                draft_rows=draft_rows[: len(draft)],
+            ),
+        )
+
+    def _draft_rows(self, session: Session, message: Verify) -> list[DraftRow]:
+        """What the draft's tokens were drawn from; empty where the rule does not ask.
+
+        Raises:
+            ValueError: the message's distributions are none, or not those of its draft.
+        """
+        if not needs_draft_probs(session.opened.sampling):
+            return []
+        if message.draft_probs is None:
+            return [certain_row(token_id) for token_id in message.draft]
+        return unpack(message.draft_probs, message.draft, self._runner.vocab_size)
+
+    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+        drawn = judge_rows(jobs, whole)
+        note_logprobs(jobs, drawn)
+        return drawn
+
+    def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
+        eos_ids = session.opened.eos_ids
+        verdict = accept_matching(job.draft, drawn, eos_ids)
+        judged_len = len(session.log) - len(job.draft) + verdict.num_accepted
+        session.rewrite(judged_len, [verdict.token])
+        session.committed_len = len(session.log)
+        is_last = (
+            job.steps_left == 0
+            or verdict.token in eos_ids
+            or len(session.log) >= self._runner.max_model_len
+        )
+        self._answer_verdict(session, job, verdict, is_last=is_last)
+        if is_last:
+            self._end_job(session)
+            self._forming.note_answer(session.session_id, now)
+            return
+        self._forming.note_step(session.session_id)
+        job.part += 1
+        job.steps_left -= 1
+        job.draft, job.draft_rows = [], []
+        job.num_logits = 1
+        job.ready_s = now
+        self._ask_masks(session, job)
+
+    def _answer_verdict(
+        self, session: Session, job: Job, verdict: Acceptance, *, is_last: bool
+    ) -> None:
+        self._answer(
+            session,
+            Verdict(
+                session_id=session.session_id,
+                seq=job.seq,
+                part=job.part,
+                num_accepted=verdict.num_accepted,
+                token=verdict.token,
+                is_last=is_last,
+                timing=job.take_timing(self._clock()),
+                logprobs=job.logprobs[: verdict.num_accepted + 1],
+                prompt_logprobs=self._prompt_logprobs(session, job),
+                num_cached_tokens=session.take_cached_tokens(),
+            ),
+        )
+
+    @staticmethod
+    def _prompt_logprobs(session: Session, job: Job) -> list[bytes]:
+        """Those of the prompt, for the verdict that brings the first generated token.
+
+        They stay with the session until its messages show that the sender has that token.
+        """
+        is_wanted = job.part == 0 and not session.is_past_prompt
+        return list(session.prompt_logprobs) if is_wanted else []
+
+    def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
+        self._fail(session, "mask_unavailable", reason)
+
+    def _on_starved(self, session: Session) -> None:
+        """It waits: its job stays, and is planned again in every pass."""
+
+    def _on_oversized(self, session: Session) -> None:
+        pool = self._runner.pool
+        self._fail(
+            session,
+            "context_too_long",
+            f"{len(session.log)} tokens do not fit in the KV cache "
+            f"of {pool.num_blocks * pool.block_size}",
+        )
+
+    def _end_job(self, session: Session) -> None:
+        super()._end_job(session)
+        self._forming.note_end(session.session_id)
+
+    def _close(self, session_id: str, epoch: int | None) -> None:
+        super()._close(session_id, epoch)
+        if self._table.get(session_id) is None:  # a message for another life closes nothing
+            self._forming.forget(session_id)
+
+    def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
+        super()._note_pass(rows, duration_s, now)
+        num_rows = sum(planned.num_rows for planned in rows)
+        self._forming.note_pass(duration_s, num_rows, now)
+        for planned in rows:
+            if planned.is_prompt and not planned.num_logits:
+                self._forming.note_chunk(planned.session.session_id, planned.num_rows)

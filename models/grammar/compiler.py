@@ -1,0 +1,323 @@
+"""Grammars and their states: what llguidance computes, with its edges made safe.
+
+A `GrammarCompiler` turns a grammar of any kind into a `CompiledGrammar`; `start()` gives a
+`GrammarState`, the state of one text. Copies are cheap (1-5 us) and share what the lexer has
+learned, so every question is asked of a copy and a state itself holds committed tokens only.
+
+End-of-sequence tokens never enter the matcher. llguidance records an eos in one of its two end
+states and not in the other, so rolling back over one is not reliable; here an eos is allowed
+exactly where the text may end, and after it nothing is. An illegal token leaves a state as it was.
+
+Whitespace of JSON is that of `json.dumps`: one space behind `,` and `:`, none elsewhere, on one
+line. Knows no sessions, no sockets, no torch. Sources: llguidance 1.9 `LLMatcher`; llguidance
+docs/json_schema.md, docs/syntax.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import llguidance
+
+from models.grammar.choice import choice_grammar
+from models.grammar.limits import (
+    ChoiceLimits,
+    RegexLimits,
+    Schema,
+    SchemaLimits,
+    check_size,
+    locate,
+    parse_schema,
+    refuse,
+)
+from models.grammar.regex import regex_grammar
+from models.grammar.schema_rewrite import ALLOWED_ESCAPES, rewrite
+from models.protocol.errors import ServingError
+from models.protocol.messages import Grammar
+
+
+class MatcherBroken(ServingError):
+    """The matcher hit a limit and cannot go on; the same tokens would break it again."""
+
+    code = "grammar_too_complex"
+
+
+_FUEL_IS_SPENT = "too many expressions constructed"
+
+
+def _json_grammar(schema: Schema) -> str:
+    # The schema may have been `true`; the parsed object also drops duplicate keys.
+    # Every option with a choice is set here, so that none can come from the schema.
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(schema, ensure_ascii=False),
+        overrides={
+            "item_separator": ", ",
+            "key_separator": ": ",
+            "whitespace_flexible": False,
+            "whitespace_pattern": None,
+            "coerce_one_of": False,  # anyOf in place of oneOf would pass texts that are invalid
+            "lenient": False,  # unsupported keywords are refused, never ignored
+            "json_allowed_escapes": ALLOWED_ESCAPES,
+            "json_allow_general_unicode_escapes": False,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class ParserLimits:
+    """Work bounds of one compile or one mask, below llguidance's defaults where that is safe."""
+
+    initial_lexer_fuel: int = 500_000  # about 10 ms
+    step_lexer_fuel: int = 200_000  # about 15 ms per mask
+    step_max_items: int = 50_000  # about 3 ms per mask
+    max_lexer_states: int = 50_000  # 1-2 kB each
+    max_grammar_size: int = 200_000  # symbols
+
+
+@dataclass(frozen=True)
+class VocabularyInfo:
+    """What tokens look like.
+
+    `tokenizer_json` is the text of a tokenizer.json; `vocab_size` may be padded beyond it: the
+    tokens in the padding are never allowed. `eos_ids` are all ids that end a text.
+    """
+
+    tokenizer_json: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary.
+
+    Raises:
+        ValueError: the tokenizer cannot be read, or the vocabulary or eos ids do not fit it.
+    """
+
+    def __init__(
+        self,
+        vocabulary: VocabularyInfo,
+        schema_limits: SchemaLimits | None = None,
+        parser_limits: ParserLimits | None = None,
+    ) -> None:
+        eos_ids = vocabulary.eos_ids
+        if not eos_ids or not all(0 <= i < vocabulary.vocab_size for i in eos_ids):
+            raise ValueError(
+                f"eos_ids {list(eos_ids)} must be one or more ids below the vocabulary size "
+                f"{vocabulary.vocab_size}"
+            )
+        self._schema_limits = schema_limits or SchemaLimits()
+        bounds = parser_limits or ParserLimits()
+        self._fuel = bounds.initial_lexer_fuel
+        self._parser_limits = llguidance.LLParserLimits(
+            initial_lexer_fuel=bounds.initial_lexer_fuel,
+            step_lexer_fuel=bounds.step_lexer_fuel,
+            step_max_items=bounds.step_max_items,
+            max_lexer_states=bounds.max_lexer_states,
+            max_grammar_size=bounds.max_grammar_size,
+            verbose_errors=False,
+        )
+        self._tokenizer = llguidance.LLTokenizer(
+            vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size, eos_token=list(eos_ids)
+        )
+        self._rows = RowLayout(vocabulary.vocab_size, frozenset(eos_ids))
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one mask row."""
+        return self._rows.row_bytes
+
+    def check(self, grammar: Grammar) -> None:
+        """What is refused without the compiler, in a few milliseconds at most.
+
+        Raises:
+            UnsupportedGrammar: too long, or a schema over a limit.
+        """
+        check_size(grammar, self._schema_limits)
+        if grammar.kind == "json_schema":
+            parse_schema(grammar.text, self._schema_limits)
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile, and compute the first mask: hostile grammars show themselves there.
+
+        Raises:
+            UnsupportedGrammar: with the place in the grammar and the reason.
+        """
+        check_size(grammar, self._schema_limits)
+        match grammar.kind:
+            case "json_schema":
+                return self._compile_schema(parse_schema(grammar.text, self._schema_limits))
+            case "json_object":
+                return self._compile_schema({"type": "object"})
+            case "regex":
+                lark = regex_grammar(grammar.text, RegexLimits())
+            case "choice":
+                lark = choice_grammar(grammar.text, ChoiceLimits())
+        matcher = self._match(llguidance.LLMatcher.grammar_from_lark(lark))
+        if matcher.is_error():
+            refuse(_first_line(matcher.get_error()))
+        return CompiledGrammar(matcher, self._rows)
+
+    def _compile_schema(self, schema: Schema) -> CompiledGrammar:
+        written = rewrite(schema)
+        try:
+            source = _json_grammar(schema)
+        except ValueError as error:
+            refuse(str(error))
+        matcher = self._match(source)
+        if matcher.is_error():
+            complaint = matcher.get_error()
+            path = locate(schema, complaint)
+            if _FUEL_IS_SPENT in complaint:
+                complaint += f"; the limit is {self._fuel} units of work (initial_lexer_fuel)"
+            for rust, pattern in written.items():
+                complaint = complaint.replace(rust, pattern)
+                path = path.replace(json.dumps(rust), json.dumps(pattern))
+            refuse(_one_line(complaint), path=path)
+        return CompiledGrammar(matcher, self._rows)
+
+    def _match(self, source: str) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(
+            self._tokenizer, source, log_level=0, limits=self._parser_limits
+        )
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return matcher
+
+
+class RowLayout:
+    """The mask rows of one vocabulary: little-endian 32-bit words, bit t is token t."""
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self.vocab_size = vocab_size
+        self.eos_ids = eos_ids
+        self.row_bytes = (vocab_size + 31) // 32 * 4
+        self._eos = sum(1 << i for i in eos_ids)
+        self._not_eos = ((1 << vocab_size) - 1) & ~self._eos
+
+    def with_eos(self, row: bytes, *, is_allowed: bool) -> bytes:
+        """The row with every eos bit set or cleared, and the padding bits cleared."""
+        bits = int.from_bytes(row, "little") & self._not_eos
+        if is_allowed:
+            bits |= self._eos
+        return bits.to_bytes(self.row_bytes, "little")
+
+
+class CompiledGrammar:
+    """A grammar ready to start texts. Shared by all sessions that use it."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, rows: RowLayout) -> None:
+        self._matcher = matcher
+        self._rows = rows
+
+    def start(self) -> GrammarState:
+        """The state of an empty text."""
+        return GrammarState(self._matcher.deep_copy(), self._rows)
+
+
+class GrammarState:
+    """The state of one text under a grammar: what may come next, and whether it may end here."""
+
+    __slots__ = ("_matcher", "_num_consumed", "_rows", "has_ended")
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, rows: RowLayout, num_consumed: int = 0
+    ) -> None:
+        self._matcher = matcher
+        self._rows = rows
+        self._num_consumed = num_consumed  # without an eos
+        self.has_ended = False  # an eos was taken
+
+    def __len__(self) -> int:
+        return self._num_consumed + self.has_ended
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text so far is a whole sentence of the grammar."""
+        return self.has_ended or (self._matcher.is_accepting() and not self._matcher.is_error())
+
+    def copy(self) -> GrammarState:
+        """An independent state; what the lexer learns on one serves the other."""
+        copied = GrammarState(self._matcher.deep_copy(), self._rows, self._num_consumed)
+        copied.has_ended = self.has_ended
+        return copied
+
+    def advance(self, token: int) -> bool:
+        """Take one token; False, and no change, when it is not allowed here.
+
+        Raises:
+            MatcherBroken: a limit was hit; the state is of no further use.
+        """
+        if self.has_ended or not 0 <= token < self._rows.vocab_size:
+            return False
+        if token in self._rows.eos_ids:
+            self.has_ended = self.is_complete
+            return self.has_ended
+        taken: int = self._matcher.try_consume_tokens([token])
+        self._check()
+        self._num_consumed += taken
+        return taken == 1
+
+    def truncate(self, length: int) -> None:
+        """Roll back to the first `length` tokens; `length` must be within 0..len(self).
+
+        Raises:
+            MatcherBroken: the matcher refused to roll back.
+        """
+        if not 0 <= length <= len(self):  # a rollback past the start breaks a matcher for good
+            raise ValueError(f"cannot roll back to {length} tokens, there are {len(self)}")
+        if length == len(self):
+            return
+        self.has_ended = False
+        self._matcher.rollback(self._num_consumed - length)
+        self._check()
+        self._num_consumed = length
+
+    def row(self) -> bytes:
+        """The mask of this state: `row_bytes` bytes.
+
+        Raises:
+            MatcherBroken: a limit was hit; the state is of no further use.
+        """
+        if self.has_ended:
+            return bytes(self._rows.row_bytes)
+        row: bytes = self._matcher.compute_bitmask()
+        self._check()
+        return self._rows.with_eos(row, is_allowed=self.is_complete)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise MatcherBroken(_one_line(self._matcher.get_error()))
+
+
+def walk_rows(state: GrammarState, chain: Sequence[int], first_row: int) -> list[bytes]:
+    """Rows of the states after `chain[:first_row]`, `chain[:first_row + 1]`, ..., `chain`.
+
+    `state` is moved. The list ends early before the first state that does not exist: behind an
+    illegal token or behind an eos.
+
+    Raises:
+        MatcherBroken: a limit was hit.
+    """
+    rows: list[bytes] = []
+    for i in range(len(chain) + 1):
+        if i >= first_row:
+            if state.has_ended:
+                break
+            rows.append(state.row())
+        if i < len(chain) and not state.advance(chain[i]):
+            break
+    return rows
+
+
+def _one_line(complaint: str) -> str:
+    """llguidance's complaint without its state dump and with its lines joined."""
+    lines = [line.strip() for line in complaint.replace("<non-verbose/>", "").splitlines()]
+    return " ".join(line for line in lines if line)
+
+
+def _first_line(complaint: str) -> str:
+    """Its first line: the others show a grammar that the client did not write."""
+    return _one_line(complaint.strip().partition("\n")[0])

@@ -1,0 +1,171 @@
+r"""A regular expression as a grammar: the whole text matches, as in Python's `re.fullmatch`.
+
+The dialect is Python's, read by `regex_syntax`, and no part of it reaches llguidance's own
+parser, whose dialect differs: every character and every set is spelt as code points. Sets are
+terminals of their own, so that `\w` (734 ranges) is spelt once however often it occurs.
+
+Anchors hold at the ends of the text, where they say nothing; elsewhere they are refused.
+Sources: llguidance docs/syntax.md (Lark form).
+"""
+
+from __future__ import annotations
+
+from models.grammar.charsets import Ranges
+from models.grammar.choice import literal
+from models.grammar.limits import RegexLimits, refuse
+from models.grammar.pattern import parse_regex
+from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
+
+EMPTY = Sequence(())
+NOTHING = Chars(())  # no text at all
+_PART_LEVELS = 8  # of parentheses in one terminal: llguidance reads about 30
+
+
+def regex_grammar(text: str, limits: RegexLimits) -> str:
+    """Lark text for the pattern.
+
+    Raises:
+        UnsupportedGrammar: see `parse_regex`; or an anchor inside, no text or none but the empty
+            one matches, or the pattern is too large with its repeats written out.
+    """
+    if not text:
+        refuse("the pattern is empty")
+    tree = simplified(parse_regex(text, limits), at_start=True, at_end=True)
+    if tree == NOTHING:
+        refuse("no text matches this pattern")
+    if tree == EMPTY:
+        refuse("only the empty text matches this pattern")
+    size = expanded_size(tree)
+    if size > limits.max_expanded:
+        refuse(
+            f"the pattern has {size} characters with its repeats written out, "
+            f"the limit is {limits.max_expanded}"
+        )
+    writer = _LarkWriter()
+    body = writer.write(tree)
+    return "\n".join(["start: TEXT", f"TEXT: {body}", *writer.terminals(), ""])
+
+
+def simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
+    """Without anchors, and without parts that match nothing or no more than the empty text."""
+    match node:
+        case Chars():
+            return node
+        case Anchor():
+            if not (at_start if node.is_start else at_end):
+                place = "start" if node.is_start else "end"
+                refuse(
+                    f"an anchor ({node.sign}) is only supported at the {place} of the text",
+                    path=f"position {node.position}",
+                )
+            return EMPTY
+        case Sequence():
+            return _simplified_sequence(node, at_start=at_start, at_end=at_end)
+        case Choice():
+            options = (
+                simplified(option, at_start=at_start, at_end=at_end) for option in node.options
+            )
+            return _joined_choice([option for option in options if option != NOTHING])
+        case Repeat():
+            part = simplified(node.part, at_start=False, at_end=False)
+            if node.high == 0 or part == EMPTY or (part == NOTHING and node.low == 0):
+                return EMPTY
+            return part if part == NOTHING else Repeat(part, node.low, node.high)
+
+
+def _simplified_sequence(node: Sequence, *, at_start: bool, at_end: bool) -> Node:
+    solid = [i for i, part in enumerate(node.parts) if not _is_blank(part)]
+    first, last = (solid[0], solid[-1]) if solid else (len(node.parts), -1)
+    parts: list[Node] = []
+    for i, part in enumerate(node.parts):
+        simple = simplified(part, at_start=at_start and i <= first, at_end=at_end and i >= last)
+        if simple == NOTHING:
+            return NOTHING
+        parts += simple.parts if isinstance(simple, Sequence) else [simple]
+    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+
+def _joined_choice(options: list[Node]) -> Node:
+    unique = list(dict.fromkeys(options))
+    if not unique:
+        return NOTHING
+    return unique[0] if len(unique) == 1 else Choice(tuple(unique))
+
+
+def _is_blank(node: Node) -> bool:
+    """Whether a part takes no character for sure, so that its neighbours stand at the ends too."""
+    if isinstance(node, Sequence):
+        return all(map(_is_blank, node.parts))
+    if isinstance(node, Choice):
+        return all(map(_is_blank, node.options))
+    return isinstance(node, Anchor)
+
+
+def expanded_size(node: Node) -> int:
+    """Characters of a tree with its repeats written out."""
+    match node:
+        case Sequence():
+            return sum(map(expanded_size, node.parts))
+        case Choice():
+            return sum(map(expanded_size, node.options))
+        case Repeat():
+            count = node.low + 1 if node.high is None else node.high
+            return expanded_size(node.part) * count
+        case _:
+            return 1
+
+
+class _LarkWriter:
+    """Writes a tree as one Lark terminal, and the terminals that one uses."""
+
+    def __init__(self) -> None:
+        self._sets: dict[Ranges, str] = {}
+        self._parts: list[str] = []
+        self._level = 0
+
+    def write(self, node: Node) -> str:
+        """The expression of a node, without anchors and never nothing."""
+        match node:
+            case Chars():
+                return self._chars(node.ranges)
+            case Sequence():
+                return " ".join(map(self._operand, node.parts)) or '""'
+            case Choice():
+                return " | ".join(map(self.write, node.options))
+            case Repeat():
+                return self._operand(node.part) + quantifier(node.low, node.high)
+            case Anchor():
+                raise AssertionError("anchors are resolved before")
+
+    def terminals(self) -> list[str]:
+        """The definitions of the terminals."""
+        sets = (f"{name}: /{spelt(ranges)}/" for ranges, name in self._sets.items())
+        return [*sets, *(f"PART{i}: {text}" for i, text in enumerate(self._parts))]
+
+    def _operand(self, node: Node) -> str:
+        if isinstance(node, Chars):
+            return self._chars(node.ranges)
+        self._level += 1
+        text = self.write(node)
+        self._level -= 1
+        if (self._level + 1) % _PART_LEVELS:
+            return f"({text})"
+        self._parts.append(text)
+        return f"PART{len(self._parts) - 1}"
+
+    def _chars(self, ranges: Ranges) -> str:
+        low, high = ranges[0]
+        if len(ranges) == 1 and low == high:
+            return f"/{literal(chr(low))}/"
+        return self._sets.setdefault(ranges, f"SET{len(self._sets)}")
+
+
+def quantifier(low: int, high: int | None) -> str:
+    """How a repeat is written, to Lark and to Rust alike."""
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
+    return short or f"{{{low},{'' if high is None else high}}}"
+
+
+def spelt(ranges: Ranges) -> str:
+    """A set as Rust's regular expressions write it, in code points."""
+    return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges) + "]"

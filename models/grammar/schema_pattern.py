@@ -1,0 +1,161 @@
+r"""A JSON schema's `pattern` for the compiler: what it matches, whoever validates the answer.
+
+A schema's pattern may match anywhere in the text, as with Python's `re.search`. By JSON schema it
+is ECMA 262's, by most validators their own language's; the compiler's own parser reads Rust's,
+where `[^a&&b]` is everything. Here it is read by `regex_syntax`: a set means what Python and ECMA
+262 both take for it (`\d`: 0-9; `\D`: no digit of any script; `.`: no line end of either), `$` is
+the very end, and what the two read differently is refused by name and position. So a text that is
+served matches for both. The compiler gets the same in code points, from end to end.
+
+Characters that JSON can only write as `\u` (see `compiler.py`) are in no set. Knows no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+from models.grammar.charsets import Ranges, complement, intersection
+from models.grammar.limits import RegexLimits, refuse
+from models.grammar.pattern import parse_regex
+from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
+from models.grammar.regex import EMPTY, NOTHING, expanded_size, quantifier, simplified, spelt
+from models.protocol.errors import UnsupportedGrammar
+
+UNWRITABLE: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
+_WRITABLE = complement(UNWRITABLE)
+_ANYTHING = Repeat(Chars(_WRITABLE), 0, None)
+
+# The texts of a node, by whether it stands at the start and at the end of the text for sure.
+_Edges = dict[tuple[bool, bool], Node]
+
+
+def rust_pattern(text: str, limits: RegexLimits) -> str:
+    """The same pattern from end to end in Rust's spelling.
+
+    Raises:
+        UnsupportedGrammar: see `parse_regex`; or an anchor inside, no text matches, or it is too
+            large with its repeats written out.
+    """
+    options: list[Node] = [
+        Sequence((*(() if s else (_ANYTHING,)), node, *(() if e else (_ANYTHING,))))
+        for (s, e), node in _edges(parse_regex(text, limits, is_shared=True)).items()
+    ]
+    tree = simplified(_joined(options), at_start=False, at_end=False)
+    if tree == NOTHING:
+        refuse("no text matches this pattern")
+    size = expanded_size(tree)
+    if size > limits.max_expanded:
+        refuse(
+            f"the pattern has {size} characters with its repeats written out, "
+            f"the limit is {limits.max_expanded}"
+        )
+    return f"^(?:{_written(tree)})$"
+
+
+def at_path(text: str, limits: RegexLimits, path: str) -> str:
+    """`rust_pattern`, whose refusals name the place in the schema too."""
+    try:
+        return rust_pattern(text, limits)
+    except UnsupportedGrammar as error:
+        refuse(error.message, path=path)
+
+
+def _edges(node: Node) -> _Edges:
+    match node:
+        case Chars():
+            return {(False, False): Chars(intersection(node.ranges, _WRITABLE))}
+        case Anchor():
+            return {(node.is_start, not node.is_start): EMPTY}
+        case Sequence():
+            edges: _Edges = {(False, False): EMPTY}
+            for part in node.parts:
+                edges = _behind(edges, _edges(part), node)
+            return edges
+        case Choice():
+            return _merged(
+                [(edge, inner) for option in node.options for edge, inner in _edges(option).items()]
+            )
+        case Repeat():
+            edges = _edges(node.part)
+            for is_start, is_end in edges:
+                if is_start or is_end:
+                    _refuse_anchor(node, is_start=is_start)
+            return {(False, False): Repeat(edges[False, False], node.low, node.high)}
+
+
+def _behind(first: _Edges, second: _Edges, whole: Sequence) -> _Edges:
+    """One behind the other. Nothing may stand before a start, and nothing behind an end."""
+    found: list[tuple[tuple[bool, bool], Node]] = []
+    for (start1, end1), node1 in first.items():
+        for (start2, end2), node2 in second.items():
+            if start2 and node1 != EMPTY:
+                _refuse_anchor(whole, is_start=True)
+            if end1 and node2 != EMPTY:
+                _refuse_anchor(whole, is_start=False)
+            found.append(((start1 or start2, end1 or end2), _chained(node1, node2)))
+    return _merged(found)
+
+
+def _chained(first: Node, second: Node) -> Node:
+    parts = [
+        part
+        for node in (first, second)
+        for part in (node.parts if isinstance(node, Sequence) else (node,))
+    ]
+    return Sequence(tuple(parts))
+
+
+def _merged(found: list[tuple[tuple[bool, bool], Node]]) -> _Edges:
+    edges: dict[tuple[bool, bool], list[Node]] = {}
+    for edge, node in found:
+        edges.setdefault(edge, []).append(node)
+    return {edge: _joined(nodes) for edge, nodes in edges.items()}
+
+
+def _joined(nodes: list[Node]) -> Node:
+    unique = list(dict.fromkeys(nodes))
+    return unique[0] if len(unique) == 1 else Choice(tuple(unique))
+
+
+def _refuse_anchor(node: Node, *, is_start: bool) -> NoReturn:
+    """Refuse an anchor of this kind within `node`: the last start, or the first end."""
+    anchors = [anchor for anchor in _anchors(node) if anchor.is_start == is_start]
+    anchor = anchors[-1 if is_start else 0]
+    refuse(
+        f"an anchor ({anchor.sign}) is only supported at the "
+        f"{'start' if is_start else 'end'} of the text",
+        path=f"position {anchor.position}",
+    )
+
+
+def _anchors(node: Node) -> Iterator[Anchor]:
+    match node:
+        case Anchor():
+            yield node
+        case Sequence():
+            for part in node.parts:
+                yield from _anchors(part)
+        case Choice():
+            for option in node.options:
+                yield from _anchors(option)
+        case Repeat():
+            yield from _anchors(node.part)
+
+
+def _written(node: Node) -> str:
+    match node:
+        case Chars():
+            return spelt(node.ranges)
+        case Sequence():
+            return "".join(map(_operand, node.parts))
+        case Choice():
+            return "|".join(map(_written, node.options))
+        case Repeat():
+            return _operand(node.part) + quantifier(node.low, node.high)
+        case Anchor():
+            raise AssertionError("anchors are resolved before")
+
+
+def _operand(node: Node) -> str:
+    return _written(node) if isinstance(node, Chars) else f"(?:{_written(node)})"

@@ -1,0 +1,80 @@
+"""The committed text of one session under a grammar, and how requests relate to it.
+
+A request names its base by length and hash; its tokens may be committed already, in part or all.
+Pure bookkeeping: knows no messages and no other session.
+"""
+
+from __future__ import annotations
+
+from models.grammar.compiler import GrammarState, walk_rows
+from models.protocol.messages import Grammar
+from models.protocol.token_log import EMPTY_HASH, TokenLog
+
+
+class GrammarText:
+    """One session's matcher at its committed tokens."""
+
+    __slots__ = ("completes", "epoch", "grammar", "last_seq", "log", "state", "used_at")
+
+    def __init__(self, epoch: int, grammar: Grammar, state: GrammarState) -> None:
+        self.epoch = epoch
+        self.grammar = grammar
+        self.state = state
+        self.log = TokenLog()
+        self.completes = [state.is_complete]  # by committed length
+        self.last_seq = -1
+        self.used_at = 0.0
+
+    def push(self, token: int) -> bool:
+        """Commit one token if the grammar allows it."""
+        if not self.state.advance(token):
+            return False
+        self.log.extend((token,))
+        self.completes.append(self.state.is_complete)
+        return True
+
+    def truncate(self, length: int) -> None:
+        """Take back all tokens behind the first `length`."""
+        self.state.truncate(length)
+        self.log.truncate(length)
+        del self.completes[length + 1 :]
+
+
+def rows_behind(
+    session: GrammarText, base_len: int, chain: list[int], num_rows: int
+) -> list[bytes]:
+    """Rows of the last `num_rows` states of `chain`, walked on a copy of the matcher."""
+    first_row = len(chain) - num_rows + 1
+    # Tokens of the chain that are committed need no walking, up to the first state asked for.
+    num_common = num_common_tokens(session.log.ids, base_len, chain[:first_row])
+    state = session.state.copy()
+    state.truncate(base_len + num_common)
+    return walk_rows(state, chain[num_common:], first_row - num_common)
+
+
+def known_base(log: TokenLog, base_len: int, prefix_hash: int) -> int | None:
+    """`base_len`, if the log has a prefix of that length and hash."""
+    if 0 <= base_len <= len(log) and log.hash_at(base_len) == prefix_hash:
+        return base_len
+    return None
+
+
+def resume_at(log: TokenLog, base_len: int) -> tuple[int, int]:
+    """Length and hash from which an asker with an unknown base can go on.
+
+    An asker that is ahead knows all committed tokens. One whose tokens are not the committed
+    ones can be sure of the empty prefix only.
+    """
+    if base_len > len(log):
+        return len(log), log.hash_at(len(log))
+    return 0, EMPTY_HASH
+
+
+def num_common_tokens(ids: list[int], base_len: int, tokens: list[int]) -> int:
+    """How many of `tokens` are the ids from `base_len` on."""
+    num_common = 0
+    for held, token in zip(ids[base_len : base_len + len(tokens)], tokens, strict=False):
+        if held != token:
+            break
+        num_common += 1
+    return num_common

@@ -1,0 +1,93 @@
+"""Where keys and values of all layers lie: one tensor, cut into the blocks of `kv_cache`.
+
+`kv_cache` says which block belongs to whom, this module only holds what is in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.device import to_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSizes:
+    """How much KV there is, whatever its layout."""
+
+    num_layers: int  # attention layers
+    num_blocks: int  # of the pool
+    block_size: int  # tokens
+    num_heads: int  # key heads
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVBlocks:
+    """Keys and values of all layers, in blocks, and one block more than the pool, `null_block`.
+
+    Args:
+        sizes: how much there is.
+        block_shape: the numbers of one block's keys, in the order of the layout.
+
+    Attributes:
+        blocks: of each layer its keys and its values, [blocks, *block_shape].
+    """
+
+    def __init__(self, sizes: KVSizes, block_shape: tuple[int, int, int]) -> None:
+        self.block_size = sizes.block_size
+        self.num_heads = sizes.num_heads
+        self.head_dim = sizes.head_dim
+        self.null_block = sizes.num_blocks
+        shape = (sizes.num_layers, 2, sizes.num_blocks + 1, *block_shape)
+        self._all = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
+        self.blocks = [(layer[0], layer[1]) for layer in self._all]
+
+    @property
+    def device(self) -> torch.device:
+        """Where keys and values live."""
+        return self._all.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._all.dtype
+
+    def are_finite(self, block_ids: list[int]) -> bool:
+        """Whether these blocks, all rows of which are written, hold no NaN and no infinity.
+
+        The last layer tells: what is not finite in a row stays in it from layer to layer. Of a
+        model that ranks share, this rank's heads tell, because rows are summed over the ranks.
+        """
+        index = to_device(block_ids, self.device)
+        return bool(self._all[-1].index_select(1, index).isfinite().all())
+
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""
+        self._all.index_fill_(2, to_device(block_ids, self.device), 0)
+
+
+class KVStorage(KVBlocks):
+    """The layout that suits products on a CPU; its null block stays zero.
+
+    A block's tokens lie together head by head, [blocks, K, block_size, D], so that one batched
+    product multiplies any stretch of blocks where it is.
+    """
+
+    def __init__(self, sizes: KVSizes) -> None:
+        super().__init__(sizes, (sizes.num_heads, sizes.block_size, sizes.head_dim))
+        self._rows = list(self._all.flatten(2, 4))  # [2, blocks * K * block_size, D] of a layer
+
+    def row_index(self, slots: list[int]) -> Tensor:
+        """What `write` wants for rows whose positions are these slots, block by block: [K * R]."""
+        size, num_heads = self.block_size, self.num_heads
+        firsts = [slot // size * size * num_heads + slot % size for slot in slots]
+        heads = torch.arange(num_heads, device=self.device) * size
+        return (heads[:, None] + to_device(firsts, self.device)).flatten()
+
+    def write(self, layer: int, row_index: Tensor, rows: Tensor) -> None:
+        """Store keys and values `rows` [2, K, R, D] where `row_index` of their slots says."""
+        self._rows[layer].index_copy_(1, row_index, rows.flatten(1, 2))

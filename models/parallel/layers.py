@@ -1,0 +1,200 @@
+"""One rank's share of a model's layers as plain modules, after transformers sharded the weights.
+
+transformers leaves DTensors and a hooked forward on every layer that its plan names. Here each of
+them becomes a plain module over the local shard, with an explicit exchange where the plan has one:
+
+    colwise                  local columns of the output; nothing to exchange
+    colwise_gather_output    local columns, then every rank gets all (logits: the leader alone)
+    rowwise                  local rows of the weight: a partial result, then the sum over ranks
+    rowwise_split_input      the same of an input that every rank holds whole
+    embedding_rowwise        rows of other ranks' words are zero, then the sum over ranks
+
+So `models/layers/linear.py` packs a rank's linear layers like any other's. What the plan names
+otherwise (mixtures of experts, norms) keeps transformers' own hooks. Plans: `base_model_tp_plan` of
+the model's config. Column and row parallel layers: arXiv 1909.08053.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+_COLUMN_STYLES = ("colwise", "colwise_gather_output", "colwise_rep")
+_ROW_STYLES = ("rowwise", "rowwise_split_input", "rowwise_rep")
+
+
+class Ranks(Protocol):
+    """What the layers need of `models.parallel.ranks.TensorParallel`."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, part: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The sum over ranks, plus a bias."""
+        ...
+
+    def gather_columns(self, columns: Tensor) -> Tensor:
+        """All ranks' columns, on every rank."""
+        ...
+
+    def gather_to_leader(self, columns: Tensor) -> Tensor:
+        """All ranks' columns on the leader, none on the others."""
+        ...
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer of which this rank has some columns of the output; all ranks get all.
+
+    Args:
+        linear: this rank's columns.
+        ranks: who has the others.
+        leader_only: followers get none: for logits, which only the leader samples from.
+    """
+
+    def __init__(self, linear: nn.Linear, ranks: Ranks, *, leader_only: bool) -> None:
+        super().__init__()
+        self.linear = linear
+        self._ranks = ranks
+        self._leader_only = leader_only
+
+    def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., outputs]
+        """Rows times the whole weight."""
+        columns = self.linear(rows)
+        if columns.numel() == 0:  # no logits wanted: on every rank the same
+            num_outputs = columns.shape[-1] * self._ranks.world_size
+            return columns.new_empty(*columns.shape[:-1], num_outputs)
+        if self._leader_only:
+            return self._ranks.gather_to_leader(columns)
+        return self._ranks.gather_columns(columns)
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer of which this rank has some inputs; every rank gets the sum.
+
+    Args:
+        linear: this rank's columns of the weight, without bias.
+        bias: [outputs] or None, added once.
+        ranks: who has the other inputs.
+        splits_input: whether the input comes whole rather than as this rank's part.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, bias: Tensor | None, ranks: Ranks, *, splits_input: bool
+    ) -> None:
+        super().__init__()
+        self.linear = linear
+        self._bias = bias
+        self._ranks = ranks
+        self._first_input = ranks.rank * linear.in_features if splits_input else 0
+        self._num_inputs = linear.in_features
+
+    def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., outputs]
+        """Rows times the whole weight, plus the bias."""
+        own = rows.narrow(-1, self._first_input, self._num_inputs).contiguous()
+        return self._ranks.sum(self.linear(own), self._bias)
+
+
+class ParallelEmbedding(nn.Module):
+    """An embedding of which this rank has the words from `rank * len(weight)` on.
+
+    Args:
+        weight: [words of this rank, width].
+        ranks: who has the other words.
+    """
+
+    def __init__(self, weight: Tensor, ranks: Ranks) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._first = ranks.rank * len(weight)
+        self._ranks = ranks
+
+    def forward(self, token_ids: Tensor) -> Tensor:  # [...] -> [..., width]
+        """Each word's row; exact, because all other ranks add zeros."""
+        local = token_ids - self._first
+        is_own = (local >= 0) & (local < len(self.weight))
+        rows = nn.functional.embedding(local.where(is_own, 0), self.weight)
+        return self._ranks.sum(rows.masked_fill_(~is_own.unsqueeze(-1), 0))
+
+
+def make_local(model: nn.Module, plan: dict[str, str], ranks: Ranks) -> None:
+    """Replace, in place, the sharded layers of a model that transformers loaded for this rank.
+
+    Args:
+        model: as `from_pretrained(distributed_config=...)` returns it.
+        plan: style by module name, layer numbers written as `*`.
+        ranks: who shares the model.
+
+    Raises:
+        ValueError: a layer cannot be divided evenly; the message names it.
+    """
+    get_output: Any = getattr(model, "get_output_embeddings", lambda: None)
+    output = get_output()
+    for name, module in list(model.named_modules()):
+        style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        if style is None:
+            continue
+        local = _local_module(name, module, style, ranks, is_output=module is output)
+        if local is not None:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, local)
+
+
+def _local_module(
+    name: str, module: nn.Module, style: str, ranks: Ranks, *, is_output: bool
+) -> nn.Module | None:
+    """The plain module for a sharded one; None: leave it to transformers' hooks."""
+    if type(module) is nn.Embedding and style == "embedding_rowwise":
+        _check_divides(name, module.num_embeddings, ranks)
+        return ParallelEmbedding(local_tensor(module.weight), ranks)
+    if type(module) is not nn.Linear:
+        return None
+    weight = local_tensor(module.weight)
+    bias = None if module.bias is None else local_tensor(module.bias)
+    if style in _COLUMN_STYLES:
+        _check_divides(name, module.out_features, ranks)
+        linear = _plain_linear(weight, bias)
+        if style == "colwise" and not is_output:
+            return linear
+        return GatheredLinear(linear, ranks, leader_only=is_output)
+    if style in _ROW_STYLES:
+        _check_divides(name, module.in_features, ranks)
+        splits_input = style != "rowwise"
+        return RowParallelLinear(
+            _plain_linear(weight, None), bias, ranks, splits_input=splits_input
+        )
+    return None
+
+
+def _check_divides(name: str, size: int, ranks: Ranks) -> None:
+    if size % ranks.world_size:
+        raise ValueError(
+            f"tensor_parallel_size {ranks.world_size} does not divide the {size} of {name}"
+        )
+
+
+def _plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    num_outputs, num_inputs = weight.shape
+    linear = nn.Linear(num_inputs, num_outputs, bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's part of a parameter that may be sharded, without its history."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach()
+
+
+def num_local_bytes(model: nn.Module) -> int:
+    """Memory of this rank's part of the parameters; shared ones count once."""
+    with torch.no_grad():
+        locals_by_place = {
+            local.data_ptr(): local.nbytes for local in map(local_tensor, model.parameters())
+        }
+    return sum(locals_by_place.values())

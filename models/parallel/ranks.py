@@ -1,0 +1,184 @@
+"""The ranks that share one model, and what they say to each other: passes, sums, columns.
+
+Each rank is a process with one device. Rank 0 is the leader: it announces every pass
+(`pass_message`), all ranks compute it together, and only the leader gets the logits. Tensors go
+over NCCL on CUDA and over gloo on a CPU; announcements always go over gloo, whose waits need no
+device. An announcement comes at least every `KEEP_ALIVE_S` seconds, so a follower's wait has a
+limit although an idle leader has nothing to compute.
+
+On a CPU sums are taken in rank order, in float32, rounded once: a row's sum then depends neither
+on the other rows of the pass nor on timing. (gloo's own all-reduce cuts the buffer into pieces by
+its size and adds each in another order.) NCCL's sums are taken as they come.
+
+A rank that dies breaks its connections: whatever the others wait for raises RuntimeError.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from models.kv.rows import SequenceRows
+from models.parallel.message import FRAME_INTS, Idle, Pass, PassMessage, Stop, decode, encode
+
+KEEP_ALIVE_S = 1.0
+
+
+class TensorParallel:
+    """This process's place among the ranks of one model. One per process: it sets up torch's group.
+
+    Args:
+        rank: of this process; 0 leads.
+        world_size: number of ranks, at least 2.
+        init_method: where ranks meet, as torch.distributed spells it: "tcp://host:port" or
+            "file:///path" (one machine, a file that is not there yet).
+        device: of the tensors: "cpu" or "cuda"; a rank's GPU is its first visible one.
+        load_timeout_s: longest wait for ranks that are still loading.
+        step_timeout_s: longest wait for another rank within a pass.
+        idle_timeout_s: longest silence of the leader.
+
+    Raises:
+        ValueError: no such rank, or a device that ranks cannot share a model on.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        init_method: str,
+        *,
+        device: str,
+        load_timeout_s: float,
+        step_timeout_s: float,
+        idle_timeout_s: float,
+    ) -> None:
+        if world_size < 2 or not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size}: there are ranks 0 to world_size - 1")
+        kind = torch.device(device).type
+        if kind not in ("cpu", "cuda"):
+            raise ValueError(
+                f"tensor_parallel_size {world_size} needs device cpu or cuda: {device}"
+            )
+        self.rank = rank
+        self.world_size = world_size
+        self._sums_in_order = kind == "cpu"
+        # transformers binds a rank to this device; each process sees its own GPU only, as number 0.
+        os.environ["LOCAL_RANK"] = "0"
+        dist.init_process_group(
+            "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl",
+            init_method=init_method,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=load_timeout_s),
+        )
+        backend = "gloo" if kind == "cpu" else "nccl"
+        self._tensors = dist.new_group(backend=backend, timeout=timedelta(seconds=step_timeout_s))
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=idle_timeout_s))
+        self._loading = dist.new_group(backend="gloo", timeout=timedelta(seconds=load_timeout_s))
+        self._announced_s = 0.0
+        self._is_open = True
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank announces passes and gets logits."""
+        return self.rank == 0
+
+    def wait_loaded(self) -> None:
+        """Return when every rank has come here."""
+        dist.barrier(self._loading)
+
+    def close(self) -> None:
+        """Leave the group without waiting for anyone; the leader tells the others. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            if self.is_leader:
+                self._send(Stop(), 1)
+            dist.destroy_process_group()
+
+    # --- announcements: the leader sends, followers receive, in the same order
+
+    def announce(self, sequences: Sequence[SequenceRows], block_size: int) -> None:
+        """Tell the followers what all ranks compute next. Leader only."""
+        self._send(Pass(list(sequences)), block_size)
+
+    def keep_alive(self) -> None:
+        """Tell the followers that the leader lives, if they heard nothing lately. Leader only."""
+        if self._is_open and time.monotonic() - self._announced_s >= KEEP_ALIVE_S:
+            self._send(Idle(), 1)
+
+    def next_pass(self) -> list[SequenceRows] | None:
+        """What to compute next; None: the leader has stopped. Followers only.
+
+        Raises:
+            RuntimeError: the leader is gone or was silent for too long.
+        """
+        while True:
+            message = self._receive()
+            if isinstance(message, Pass):
+                return message.sequences
+            if isinstance(message, Stop):
+                return None
+
+    def _send(self, message: PassMessage, block_size: int) -> None:
+        ints = encode(message, block_size)
+        frame = torch.zeros(FRAME_INTS, dtype=torch.int32)
+        content = torch.tensor([len(ints), *ints], dtype=torch.int32)
+        head, rest = content[:FRAME_INTS], content[FRAME_INTS:]
+        frame[: len(head)] = head
+        dist.broadcast(frame, 0, group=self._control)
+        if len(rest):
+            dist.broadcast(rest, 0, group=self._control)
+        self._announced_s = time.monotonic()
+
+    def _receive(self) -> PassMessage:
+        frame = torch.empty(FRAME_INTS, dtype=torch.int32)
+        dist.broadcast(frame, 0, group=self._control)
+        ints: list[int] = frame.tolist()
+        num_ints = ints[0]
+        num_more = num_ints + 1 - FRAME_INTS
+        if num_more > 0:
+            rest = torch.empty(num_more, dtype=torch.int32)
+            dist.broadcast(rest, 0, group=self._control)
+            ints += rest.tolist()
+        return decode(ints[1 : num_ints + 1])
+
+    # --- tensors: every rank calls the same, with the same shapes
+
+    def sum(self, part: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The sum over ranks of `part`, plus `bias`, in the type of `part`; on every rank."""
+        if not self._sums_in_order:
+            dist.all_reduce(part, group=self._tensors)
+            return part if bias is None else part + bias
+        first, *others = self._gather_all(part)
+        total = first.float()
+        for other in others:
+            total = total.add_(other)  # may be `first` itself, which nobody else has
+        if bias is not None:
+            total = total.add_(bias)
+        return total.to(part.dtype)
+
+    def gather_columns(self, columns: Tensor) -> Tensor:
+        """[..., C] of each rank -> [..., C * world_size], in rank order, on every rank."""
+        return torch.cat(self._gather_all(columns), dim=-1)
+
+    def gather_to_leader(self, columns: Tensor) -> Tensor:
+        """Like `gather_columns`, but followers get [..., 0]."""
+        columns = columns.contiguous()
+        if not self.is_leader:
+            dist.gather(columns, dst=0, group=self._tensors)
+            return columns[..., :0]
+        parts = [torch.empty_like(columns) for _ in range(self.world_size)]
+        dist.gather(columns, parts, dst=0, group=self._tensors)
+        return torch.cat(parts, dim=-1)
+
+    def _gather_all(self, part: Tensor) -> list[Tensor]:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.world_size)]
+        dist.all_gather(parts, part, group=self._tensors)
+        return parts

@@ -1,0 +1,128 @@
+"""Counter-based Gumbel noise g(seed, position, token): what makes sampled text reproducible.
+
+Sampling is `argmax(score + g)`. The noise of a row is a function of the session's seed and the
+absolute index the drawn token will have in the session (prompt included), so that draft, target
+and plain decoding draw with the same noise however a round was cut or batched.
+
+Each (seed, position, domain) names one SplitMix64 stream (Steele, Lea, Flood 2014; it passes
+BigCrush); token t takes the stream's output t + 1, whose upper 52 bits are the uniform. Domains
+keep the draws of one position independent of each other: the `rejection` rule needs four. All of
+that is 64-bit integer arithmetic and exact on every device. Only the two logarithms are float32:
+taken of the small end of the uniform (log1p), they keep seven digits out to the largest possible
+value, 36.7, where -log(-log(u)) of a float32 u would be cut off near 17. On two devices the noise
+may therefore differ in its last bit, which matters only for exact near ties of two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from models.device import to_device
+
+DOMAIN_TOKEN = 0  # the target's draw of a token; under `coupled` the draft's as well
+DOMAIN_DRAFT = 1  # `rejection`: the draw of a draft token
+DOMAIN_TEST = 2  # `rejection`: whether the draft token stands
+DOMAIN_RESIDUAL = 3  # `rejection`: the token drawn in place of a refused one
+
+_MASK64 = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_POSITION_STEP = 0xD1342543DE82EF95  # odd; keeps position apart from the token's increment
+_UNIFORM_BITS = 52
+_LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # float32
+
+
+def gumbel_noise(
+    seeds: Sequence[int],  # [R], 64-bit unsigned
+    positions: Sequence[int],  # [R], absolute index of the token that is drawn
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+    domain: int = DOMAIN_TOKEN,
+) -> Tensor:
+    """Standard Gumbel noise, float32 [R, vocab_size]; row r depends on its seed and position only.
+
+    Safe to repeat: equal arguments give equal values.
+    """
+    keys = _row_keys(seeds, positions, domain, device)
+    return _gumbel_(keys + _token_offsets(vocab_size, torch.device(device)))
+
+
+def gumbel_noise_at(
+    seeds: Sequence[int],  # [R], 64-bit unsigned
+    positions: Sequence[int],  # [R]
+    token_ids: Tensor,  # [R, m] int64
+    domain: int = DOMAIN_TOKEN,
+) -> Tensor:
+    """The values of `gumbel_noise` at some tokens of each row only: float32 [R, m]."""
+    keys = _row_keys(seeds, positions, domain, token_ids.device)
+    return _gumbel_(keys + (token_ids + 1) * _signed(_GOLDEN))
+
+
+def uniform(seed: int, position: int, domain: int) -> float:
+    """One number of the open interval (0, 1), exact on every machine."""
+    bits = _mix_int(_row_key(seed, position, domain) + _GOLDEN) >> (64 - _UNIFORM_BITS)
+    return (bits + 0.5) * 2.0**-_UNIFORM_BITS
+
+
+def _gumbel_(state: Tensor) -> Tensor:
+    """Noise of unmixed stream states, int64 [R, n], which are overwritten."""
+    _mix_(state)
+    bits = _shift_right(state, 64 - _UNIFORM_BITS)
+    # (bits + 1/2) / 2^52: uniform in (0, 1], its small end exact to seven digits.
+    tail = bits.to(torch.float32).add_(0.5).mul_(2.0**-_UNIFORM_BITS)
+    tail.clamp_(max=_LARGEST_BELOW_ONE)
+    return tail.neg_().log1p_().neg_().log_().neg_()
+
+
+def _row_keys(
+    seeds: Sequence[int], positions: Sequence[int], domain: int, device: torch.device | str
+) -> Tensor:
+    """The stream of each row, int64 [R, 1]."""
+    keys = [
+        _signed(_row_key(seed, position, domain))
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+    return to_device(keys, device, torch.int64)[:, None]
+
+
+def _row_key(seed: int, position: int, domain: int) -> int:
+    key = _mix_int((domain + 1) * _GOLDEN)
+    key = _mix_int((key ^ (seed & _MASK64)) + _GOLDEN)
+    return _mix_int(key + (position + 1) * _POSITION_STEP)
+
+
+def _mix_int(value: int) -> int:
+    """SplitMix64's output function on Python ints."""
+    value &= _MASK64
+    value = ((value ^ (value >> 30)) * _MIX1) & _MASK64
+    value = ((value ^ (value >> 27)) * _MIX2) & _MASK64
+    return value ^ (value >> 31)
+
+
+def _mix_(state: Tensor) -> None:
+    """The same in place on int64 [R, V]; products wrap around, as two's complement does."""
+    state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(_MIX1))
+    state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(_MIX2))
+    state.bitwise_xor_(_shift_right(state, 31))
+
+
+def _shift_right(state: Tensor, count: int) -> Tensor:
+    """Logical shift: torch shifts int64 arithmetically, so the copied sign bits are cut off."""
+    return (state >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bit pattern of an unsigned 64-bit value."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+@lru_cache(maxsize=8)
+def _token_offsets(vocab_size: int, device: torch.device) -> Tensor:
+    """(t + 1) * golden modulo 2^64, int64 [vocab_size]; the same for all rows."""
+    steps = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
+    return steps * _signed(_GOLDEN)

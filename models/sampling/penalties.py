@@ -1,0 +1,106 @@
+"""Presence, frequency and repetition penalties, and the token counts they need.
+
+A `TokenHistory` follows the log of one session token by token, forwards and back, so that a long
+text is never counted again. Rows of a verify see the draft tokens before them: their counts are
+those of the whole log less what comes behind the row. Sessions without penalties have no history.
+Counts and their use as in vLLM; the repetition penalty is CTRL's (arXiv 1909.05858).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.device import array_to_device, to_device
+from models.protocol.messages import Sampling
+
+
+class RowCounts(NamedTuple):
+    """How often each token occurs before the one that is drawn from a row."""
+
+    generated: np.ndarray  # [V] int32
+    prompt: np.ndarray  # [V] int32
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    """Whether its scores depend on the tokens so far."""
+    return (
+        sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or sampling.repetition_penalty != 1
+    )
+
+
+class TokenHistory:
+    """Counts of the tokens of one log; positions from `prompt_len` on are generated ones."""
+
+    def __init__(self, vocab_size: int, prompt_len: int, ids: Sequence[int] = ()) -> None:
+        self._prompt_len = prompt_len
+        self._prompt = np.zeros(vocab_size, dtype=np.int32)
+        self._generated = np.zeros(vocab_size, dtype=np.int32)
+        self.add(0, ids)
+
+    def add(self, start: int, ids: Sequence[int]) -> None:
+        """The log went on from length `start` with `ids`, all within the vocabulary."""
+        self._count(start, ids, 1)
+
+    def remove(self, start: int, ids: Sequence[int]) -> None:
+        """The log was cut to length `start`; it had held `ids` behind that."""
+        self._count(start, ids, -1)
+
+    def rows(self, start: int, ids: Sequence[int], num_rows: int) -> list[RowCounts]:
+        """Counts at the lengths start, start + 1, ...; the log ends with `ids` behind `start`."""
+        generated = np.repeat(self._generated[None], num_rows, axis=0)
+        prompt = np.broadcast_to(self._prompt.copy(), generated.shape)
+        for index, token_id in enumerate(ids):
+            if start + index >= self._prompt_len:
+                generated[: index + 1, token_id] -= 1
+            else:  # a row within the prompt, which no sender asks for but the header rules allow
+                prompt = np.array(prompt)
+                prompt[: index + 1, token_id] -= 1
+        return [RowCounts(*row) for row in zip(generated, prompt, strict=True)]
+
+    def _count(self, start: int, ids: Sequence[int], step: int) -> None:
+        num_prompt = max(self._prompt_len - start, 0)
+        for counts, part in (
+            (self._prompt, ids[:num_prompt]),
+            (self._generated, ids[num_prompt:]),
+        ):
+            if len(part) == 1:
+                counts[part[0]] += step
+            elif part:
+                np.add.at(counts, part, step)
+
+
+def penalise(
+    scores: Tensor,  # [R, V] float32, not changed
+    samplings: Sequence[Sampling],  # [R]
+    counts: Sequence[RowCounts],  # [R]
+) -> Tensor:
+    """The scores less their penalties: repetition, then frequency, then presence."""
+    num_ids = scores.shape[1]  # more are counted where the model may read ids it does not draw
+    generated = _stack([row.generated[:num_ids] for row in counts], scores.device)
+    if any(sampling.repetition_penalty != 1 for sampling in samplings):
+        prompt = _stack([row.prompt[:num_ids] for row in counts], scores.device)
+        factors = _column([s.repetition_penalty for s in samplings], scores.device)
+        factors = torch.where((generated > 0) | (prompt > 0), factors, 1.0)
+        scores = torch.where(scores > 0, scores / factors, scores * factors)
+    if any(sampling.frequency_penalty != 0 for sampling in samplings):
+        frequency = _column([s.frequency_penalty for s in samplings], scores.device)
+        scores = scores - frequency * generated
+    if any(sampling.presence_penalty != 0 for sampling in samplings):
+        presence = _column([s.presence_penalty for s in samplings], scores.device)
+        scores = scores - presence * (generated > 0)
+    return scores
+
+
+def _stack(rows: list[np.ndarray], device: torch.device) -> Tensor:
+    return array_to_device(np.stack(rows), device)
+
+
+def _column(values: list[float], device: torch.device) -> Tensor:
+    return to_device(values, device, torch.float32)[:, None]

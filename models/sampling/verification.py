@@ -1,0 +1,244 @@
+"""Drawing tokens and judging drafts. Pure functions; they know neither sessions nor engines.
+
+Both rules give exactly the target's distribution, and each judgement is a function of its inputs
+and of noise keyed by (seed, position).
+
+`coupled`: the target draws t = argmax(score + g(seed, position, token)) in every row, and a draft
+token stands iff it equals t. The text is then a function of the seed and the target's logits
+alone: no draft, k or batch can change it, and only ids travel (Daliri et al., arXiv 2408.07978).
+Greedy is the same with no noise, under either rule.
+
+`rejection`: a draft token x stands with probability min(1, target(x) / draft(x)); the first that
+does not is replaced by a draw from the normalised positive part of target - draft, and behind a
+whole draft comes a draw from the target (Leviathan, Kalman, Matias, arXiv 2211.17192). It accepts
+the most that any rule for one draft can, but the text depends on the draft. The draft, the test
+and the replacement take their noise from domains of their own: noise that chose the draft token
+must not judge it. A row without a draft draws as under `coupled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.device import array_to_device, fetch, to_device
+from models.protocol.messages import Sampling
+from models.sampling.draft_probs import DraftRow
+from models.sampling.noise import DOMAIN_RESIDUAL, DOMAIN_TEST, DOMAIN_TOKEN, gumbel_noise, uniform
+from models.sampling.truncation import WEIGHT_ONE
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDraft:
+    """A draft to be judged by `rejection`. Row i follows draft[:i]; 1 <= num_rows <= k + 1."""
+
+    first_row: int  # of its rows in the scores
+    num_rows: int
+    draft: Sequence[int]  # [k]
+    draft_rows: Sequence[DraftRow]  # [k] what each draft token was drawn from
+    position: int  # absolute index of draft[0]
+    seed: int
+    eos_ids: Collection[int]
+
+
+class Acceptance(NamedTuple):
+    """`num_accepted` draft tokens stand and `token` follows them."""
+
+    num_accepted: int
+    token: int
+
+
+def needs_draft_probs(sampling: Sampling) -> bool:
+    """Whether a draft is judged by the distributions it was drawn from."""
+    return sampling.verification == "rejection" and sampling.temperature > 0
+
+
+def draw_tokens(
+    scores: Tensor,  # [R, V] float32 from `process_logits`
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R] absolute index of the token drawn from the row
+) -> list[int]:
+    """One token id per row; the lowest id where scores tie. Safe to repeat.
+
+    A row of nothing but -inf gives some id: the caller checks constrained draws by their mask.
+    """
+    return fetch(draw_ids(scores, samplings, positions))
+
+
+def draw_ids(
+    scores: Tensor,  # [R, V] float32 from `process_logits`
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R]
+) -> Tensor:
+    """What `draw_tokens` draws, left on the device: [R] int64."""
+    rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+    if rows:
+        noise = gumbel_noise(
+            [samplings[row].seed for row in rows],
+            [positions[row] for row in rows],
+            scores.shape[1],
+            scores.device,
+        )
+        if len(rows) == len(samplings):
+            scores = noise.add_(scores)
+        else:
+            index = to_device(rows, scores.device)
+            scores = scores.index_copy(0, index, noise.add_(scores[index]))
+    return scores.argmax(dim=1)
+
+
+def accept_matching(
+    draft: Sequence[int],  # [k]
+    drawn: Sequence[int],  # [m] draws of rows behind draft[:i], or what `judge_rejection` gave
+    eos_ids: Collection[int],
+) -> Acceptance:
+    """The longest prefix of the draft that the target drew too, and the target's next token.
+
+    1 <= m <= k + 1. It stops at an eos the target drew, which is then `token`: nothing follows
+    it. With fewer rows than k + 1 the draft tokens without a row are refused.
+    """
+    for num_accepted, token in enumerate(drawn[:-1]):
+        if token != draft[num_accepted] or token in eos_ids:
+            return Acceptance(num_accepted, token)
+    return Acceptance(len(drawn) - 1, drawn[-1])
+
+
+def judge_rejection(
+    scores: Tensor,  # [R, V] float32 from `process_logits`, temperature above 0
+    drafts: Sequence[JudgedDraft],
+) -> list[list[int]]:
+    """For each draft the tokens that follow its anchor: those that stand, then one more.
+
+    The last is the replacement of the first draft token that fell, or the token behind a whole
+    draft, or a draft token itself: an eos that stands, or one behind which there is no row.
+    Where nothing of target - draft is positive, which only rounding or a row of nothing but -inf
+    can bring about, the replacement is drawn from the target's distribution. Safe to repeat.
+    """
+    tested = [d.first_row + i for d in drafts for i in range(_num_tests(d))]
+    probs = _TargetProbs(scores, tested)
+    token_probs = probs.of([token for d in drafts for token in d.draft[: _num_tests(d)]])
+    texts: list[list[int]] = []
+    fallen: list[tuple[int, int]] = []  # (index of the draft, its row in `tested`)
+    followed: list[int] = []  # drafts that stand whole and have a row behind them
+    first_test = 0
+    for index, judged in enumerate(drafts):
+        num_tests = _num_tests(judged)
+        text, falls = _standing(judged, token_probs[first_test : first_test + num_tests])
+        texts.append(text)
+        if falls:
+            fallen.append((index, first_test + len(text)))
+        elif len(text) < judged.num_rows and not (text and text[-1] in judged.eos_ids):
+            followed.append(index)
+        first_test += num_tests
+    _replace_fallen(drafts, texts, fallen, probs)
+    _follow_whole(drafts, texts, followed, scores)
+    return texts
+
+
+def _num_tests(judged: JudgedDraft) -> int:
+    return min(judged.num_rows, len(judged.draft))
+
+
+def _standing(judged: JudgedDraft, token_probs: Sequence[float]) -> tuple[list[int], bool]:
+    """The draft tokens that stand, up to an eos, and whether the one behind them falls."""
+    for i, target_prob in enumerate(token_probs):
+        token = judged.draft[i]
+        noise = uniform(judged.seed, judged.position + i, DOMAIN_TEST)
+        if not _stands(target_prob, judged.draft_rows[i].prob_of(token), noise):
+            return list(judged.draft[:i]), True
+        if token in judged.eos_ids:
+            return list(judged.draft[: i + 1]), False
+    return list(judged.draft[: len(token_probs)]), False
+
+
+def _stands(target_prob: float, draft_prob: float, noise: float) -> bool:
+    """True with probability min(1, target / draft) over noise uniform in (0, 1)."""
+    return noise * draft_prob < target_prob
+
+
+class _TargetProbs:
+    """Softmax of some rows; totals are sums of integers, so they do not depend on the batch."""
+
+    def __init__(self, scores: Tensor, rows: list[int]) -> None:
+        chosen = scores[to_device(rows, scores.device, torch.int64)]
+        top = chosen.amax(dim=1, keepdim=True)
+        top.masked_fill_(top == -torch.inf, 0.0)  # nothing is allowed: all weights are 0
+        self._weights = chosen.sub_(top).exp_().mul_(WEIGHT_ONE)  # [T, V]
+        totals = self._weights.to(torch.int64).sum(dim=1, keepdim=True)
+        self._totals = totals.clamp_(min=1).double()
+
+    def of(self, token_ids: list[int]) -> list[float]:
+        """The probability of one token in each row."""
+        ids = to_device(token_ids, self._weights.device, torch.int64)[:, None]
+        return fetch((self._weights.gather(1, ids).double() / self._totals)[:, 0])
+
+    def rows(self, rows: list[int]) -> Tensor:
+        """Whole rows, float64 [len(rows), V]."""
+        index = to_device(rows, self._weights.device, torch.int64)
+        return self._weights[index].double() / self._totals[index]
+
+
+def _replace_fallen(
+    drafts: Sequence[JudgedDraft],
+    texts: list[list[int]],
+    fallen: list[tuple[int, int]],
+    probs: _TargetProbs,
+) -> None:
+    """Append a draw from the positive part of target - draft to each text whose draft fell."""
+    if not fallen:
+        return
+    residual = _residual(
+        probs.rows([row for _, row in fallen]),
+        [drafts[index].draft_rows[len(texts[index])] for index, _ in fallen],
+    )
+    tokens = _draw(
+        residual.to(torch.float32).log_(),
+        [drafts[index].seed for index, _ in fallen],
+        [drafts[index].position + len(texts[index]) for index, _ in fallen],
+        DOMAIN_RESIDUAL,
+    )
+    for (index, _), token in zip(fallen, tokens, strict=True):
+        texts[index].append(token)
+
+
+def _residual(target_probs: Tensor, draft_rows: Sequence[DraftRow]) -> Tensor:
+    """(target - draft)+ in each row, not normalised, float64 [R, V]; target where that is 0."""
+    residual = target_probs.clone()
+    for row, draft_row in zip(residual, draft_rows, strict=True):
+        ids = array_to_device(draft_row.token_ids.astype("int64"), residual.device)
+        draft_probs = array_to_device(draft_row.probs.astype("float64"), residual.device)
+        row.index_add_(0, ids, draft_probs, alpha=-1)
+    residual.clamp_(min=0)
+    is_empty = residual.amax(dim=1, keepdim=True) <= 0
+    return torch.where(is_empty, target_probs, residual)
+
+
+def _follow_whole(
+    drafts: Sequence[JudgedDraft], texts: list[list[int]], followed: list[int], scores: Tensor
+) -> None:
+    """Append the target's own draw to each text whose draft stands whole."""
+    if not followed:
+        return
+    rows = [drafts[index].first_row + len(texts[index]) for index in followed]
+    tokens = _draw(
+        scores[to_device(rows, scores.device)],
+        [drafts[index].seed for index in followed],
+        [drafts[index].position + len(texts[index]) for index in followed],
+        DOMAIN_TOKEN,
+    )
+    for index, token in zip(followed, tokens, strict=True):
+        texts[index].append(token)
+
+
+def _draw(
+    scores: Tensor,  # [R, V] log weights
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    domain: int,
+) -> list[int]:
+    noise = gumbel_noise(seeds, positions, scores.shape[1], scores.device, domain)
+    return fetch(noise.add_(scores).argmax(dim=1))

@@ -1,0 +1,153 @@
+"""Who gets KV blocks in one pass, and who loses them: the older session goes before the younger.
+
+A session claims blocks for its whole log at once or waits: partly filled waiting sessions would
+only take blocks from each other. What it took over from others for its claim is withdrawn when
+that fails. When too few are free, the youngest sessions younger than the claimant lose theirs
+(their logs stay, so nothing but time is lost), but only if that is enough for the claim, and only
+those that it needs: who holds nothing but blocks that others go on using would lose its rows for
+nothing. So the oldest session always gets on.
+
+While blocks are free a claim looks at nobody. Else it looks at the sessions that may lose theirs,
+and at their blocks, once: those that lose them are gone for the rest of the pass, and where a claim
+failed, so do those of younger sessions for as many blocks, without a look: what is free or held
+by younger sessions can only become less while a pass is planned.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from models.kv.block_pool import BlockPool, OutOfBlocks
+from models.scheduler.sessions import Session
+
+
+class _Refusal(NamedTuple):
+    """What a claim might have had that failed for want of more."""
+
+    order: int  # of the session
+    num_blocks: int  # free, or held by younger sessions alone
+    num_own: int  # more of them, were it not for the session itself
+
+
+class BlockClaims:
+    """The claims of one pass.
+
+    Args:
+        pool: where the blocks come from.
+        sessions: all that may lose blocks.
+    """
+
+    def __init__(self, pool: BlockPool, sessions: Iterable[Session]) -> None:
+        self._pool = pool
+        self._sessions = sessions
+        self._holders: list[tuple[int, Session]] | None = None  # a heap, the youngest on top
+        self._listed: set[int] = set()  # the orders of those in the heap
+        self._refused: _Refusal | None = None  # that of the oldest session
+
+    def claim(self, session: Session, start: int) -> list[Session] | None:
+        """Blocks for the whole log of `session`, whose rows from `start` on will be written.
+
+        Returns:
+            The sessions that lost their blocks for it; None: it must wait, and nobody lost any.
+        """
+        victims: list[Session] = []
+        try:
+            session.reserve_rows(start)
+        except OutOfBlocks as error:
+            victims = self._victims(session, start, error.num_missing)
+            if not victims:
+                return None
+            for victim in victims:
+                victim.release_blocks()
+            session.reserve_rows(start)
+        if self._holders is not None and session.order not in self._listed:
+            self._listed.add(session.order)
+            heapq.heappush(self._holders, (-session.order, session))
+        return victims
+
+    def has_refused(self, session: Session, num_wanted: int) -> bool:
+        """Whether an older claim failed after which one of `num_wanted` more blocks must fail."""
+        refused = self._refused
+        if refused is None or session.order < refused.order:
+            return False
+        return num_wanted > refused.num_blocks
+
+    def withdraw(self, session: Session) -> None:
+        """Take the blocks back from a session whose claim has just failed."""
+        session.release_blocks()
+        refused = self._refused
+        if refused is not None and refused.order == session.order:
+            self._refused = _Refusal(session.order, refused.num_blocks + refused.num_own, 0)
+
+    def _victims(self, session: Session, start: int, num_missing: int) -> list[Session]:
+        """The sessions whose blocks make up for those missing; [] if there are too few."""
+        pool = self._pool
+        first, stop = start // pool.block_size, pool.blocks_for(len(session.log))
+        freed = _FreedBlocks(pool, session.table.block_ids[first:stop])
+        num_wanted = pool.num_free + num_missing - freed.num_shared
+        if self.has_refused(session, num_wanted):
+            return []
+        looked_at: list[Session] = []
+        holders = self._heap()
+        while freed.count < num_missing and holders and -holders[0][0] > session.order:
+            looked_at.append(heapq.heappop(holders)[1])
+            freed.add(looked_at[-1])
+        victims: list[Session] = []
+        if freed.count >= num_missing:
+            victims = [other for other in looked_at if freed.has_of(other)]
+        elif self._refused is None or session.order < self._refused.order:
+            num_blocks = pool.num_free + freed.count
+            self._refused = _Refusal(session.order, num_blocks, freed.num_alone_in(session))
+        losers = set(map(id, victims))
+        for other in looked_at:
+            if id(other) not in losers:
+                heapq.heappush(holders, (-other.order, other))
+        return victims
+
+    def _heap(self) -> list[tuple[int, Session]]:
+        if self._holders is None:
+            self._holders = [(-s.order, s) for s in self._sessions if s.table.block_ids]
+            self._listed = {session.order for _, session in self._holders}
+            heapq.heapify(self._holders)
+        return self._holders
+
+
+class _FreedBlocks:
+    """Blocks a claimant would gain if some sessions gave up theirs.
+
+    A block that only they hold becomes free; one that the claimant, which is going to write it,
+    shares with nobody else need not be replaced.
+
+    Args:
+        pool: of the blocks.
+        written: the claimant's own blocks that it is going to write.
+    """
+
+    def __init__(self, pool: BlockPool, written: list[int]) -> None:
+        self._pool = pool
+        self._kept = {block: 1 for block in written if pool.is_shared(block)}
+        self._num_dropped: Counter[int] = Counter()
+        self.num_shared = len(self._kept)
+        self.count = 0
+
+    def add(self, session: Session) -> None:
+        """One more gives up its blocks."""
+        for block in session.table.block_ids:
+            self._num_dropped[block] += 1
+            self.count += self._is_gained(block)
+
+    def has_of(self, session: Session) -> bool:
+        """Whether a block of this session, which was added, is gained."""
+        return any(self._is_gained(block) for block in session.table.block_ids)
+
+    def num_alone_in(self, session: Session) -> int:
+        """Blocks of a session that was not added, and of nobody beside it and those added."""
+        blocks = session.table.block_ids
+        return sum(self._pool.num_refs(b) - self._num_dropped[b] == 1 for b in blocks)
+
+    def _is_gained(self, block: int) -> bool:
+        left = self._pool.num_refs(block) - self._num_dropped[block]
+        return left == self._kept.get(block, 0)

@@ -1,0 +1,315 @@
+"""What an engine keeps of each session, and the header rules of `models/protocol/messages.py`.
+
+A session's log holds exactly the ids its KV rows were computed from, drafted and not yet judged
+ones included, so that `(base_len, prefix_hash)` of the next message says which rows stay. A
+message rewrites the log from `base_len` on; rows of ids that do not change are kept.
+
+Invariants: `num_computed <= len(log)`; `seq` never falls while the session lives; answers are
+stored until a higher `seq` comes. Knows neither tensors' contents nor what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from models.grammar.masks import MaskWait
+from models.kv.block_pool import BlockTable
+from models.protocol.messages import (
+    EngineReply,
+    NeedOpen,
+    NeedPrefix,
+    Open,
+    Propose,
+    Timing,
+    TokenLogprobs,
+    Verify,
+)
+from models.protocol.token_log import TokenLog
+from models.sampling.draft_probs import DraftRow
+from models.sampling.penalties import TokenHistory
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """The message a session is working on; it lives until its last answer.
+
+    The last `num_logits` tokens of the log are the rows whose logits the next draw needs.
+    """
+
+    seq: int
+    ready_s: float  # since when its next rows could have run; passes are filled in this order
+    num_logits: int
+    steps_left: int  # draws after the next one that the message asks for
+    deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
+    draft: list[int] = field(default_factory=list)  # judged now (target) or drawn so far (draft)
+    draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
+    part: int = 0
+    is_prompt: bool = False  # its rows are many; they are computed in chunks
+    mask: MaskWait | None = None  # of the rows above; None: unconstrained
+    logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
+    held_since_s: float = 0.0
+    since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
+    told_s: float = 0.0  # when its sender was last told that it is not forgotten
+    pass_ms: float = 0.0
+    mask_ms: float = 0.0
+    num_rows: int = 0  # of its last pass, all sessions together
+    num_sessions: int = 0  # in its last pass
+    num_rows_done: int = 0  # its own, of all its passes
+
+    def __post_init__(self) -> None:
+        """The time of the first answer begins with the job."""
+        self.since_s = self.ready_s
+
+    def end_pass(
+        self, duration_s: float, num_own_rows: int, num_rows: int, num_sessions: int
+    ) -> None:
+        """Note what that pass took and held, for this job and in all."""
+        self.num_rows_done += num_own_rows
+        self.pass_ms += duration_s * 1e3
+        self.num_rows = num_rows
+        self.num_sessions = num_sessions
+
+    def take_timing(self, now: float) -> Timing:
+        """The times since the last answer, which start again at zero."""
+        elsewhere_ms = (now - self.since_s) * 1e3 - self.pass_ms - self.mask_ms
+        timing = Timing(
+            queue_ms=max(0.0, elsewhere_ms),
+            pass_ms=self.pass_ms,
+            mask_ms=self.mask_ms,
+            num_rows=self.num_rows,
+            num_sessions=self.num_sessions,
+        )
+        self.since_s, self.pass_ms, self.mask_ms = now, 0.0, 0.0
+        return timing
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session on this engine."""
+
+    opened: Open
+    order: int  # rises with every new session: a higher one is younger
+    table: BlockTable
+    last_active_s: float
+    away_s: float = math.inf  # from its last answer to its newest message
+    log: TokenLog = field(default_factory=TokenLog)
+    generated: TokenLog = field(default_factory=TokenLog)  # log behind the prompt; if constrained
+    history: TokenHistory | None = None  # counts of the log's tokens; if there are penalties
+    num_computed: int = 0  # first tokens of the log whose KV rows are in the cache
+    seq: int = -1
+    reply_to: object = None
+    answers: list[EngineReply] = field(default_factory=list)  # to `seq`, in order
+    agreed_len: int = 0  # a prefix that the sender surely has
+    committed_len: int = 0  # first tokens of the log that are no guess: no draft's open ones
+    asked_len: int = 0  # tokens looked for in the prefix cache since it has had no blocks
+    num_cached_tokens: int = 0  # found there and not yet reported
+    mask_base_len: int = 0  # generated tokens the matcher had committed when last heard of
+    job: Job | None = None
+    prompt_logprobs: list[bytes] = field(default_factory=list)  # of ids 1, 2, ... so far; packed
+    is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
+
+    @property
+    def session_id(self) -> str:
+        """Its id, the same on every actor."""
+        return self.opened.session_id
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether prompt rows must be computed for their logits, even where their KV is held."""
+        opened = self.opened
+        return (
+            opened.sampling.num_prompt_logprobs >= 0
+            and not self.is_past_prompt
+            and len(self.prompt_logprobs) < opened.prompt_len - 1
+        )
+
+    def num_prompt_logits(self, start: int, num_rows: int) -> int:
+        """How many rows of [start, start + num_rows) must give logits for the prompt.
+
+        They are the last ones before the row of the prompt's last token.
+        """
+        if not self.needs_prompt_logits:
+            return 0
+        first = max(start, len(self.prompt_logprobs))
+        return max(0, min(start + num_rows, self.opened.prompt_len - 1) - first)
+
+    @property
+    def may_use_cached_prefix(self) -> bool:
+        """Whether rows without logits may be found in the prefix cache instead of computed."""
+        return not self.needs_prompt_logits
+
+    def rewrite(self, base_len: int, tokens: Sequence[int]) -> None:
+        """Make the log `base_len` tokens long and append `tokens`; equal ids keep their KV."""
+        old = self.log.ids
+        kept = base_len
+        end = min(len(old), base_len + len(tokens))
+        while kept < end and old[kept] == tokens[kept - base_len]:
+            kept += 1
+        if self.history is not None:
+            self.history.remove(kept, old[kept:])
+            self.history.add(kept, tokens[kept - base_len :])
+        del self.prompt_logprobs[max(kept - 1, 0) :]
+        self.log.truncate(kept)
+        self.log.extend(tokens[kept - base_len :])
+        self.num_computed = min(self.num_computed, kept)
+        self.committed_len = min(self.committed_len, kept)
+        if self.opened.constraint is not None:
+            prompt_len = self.opened.prompt_len
+            self.generated.truncate(max(kept - prompt_len, 0))
+            self.generated.extend(self.log.ids[max(kept, prompt_len) :])
+
+    def append(self, token_id: int) -> None:
+        """Append one id to the log."""
+        if self.history is not None:
+            self.history.add(len(self.log), (token_id,))
+        self.log.extend((token_id,))
+        if self.opened.constraint is not None:
+            self.generated.extend((token_id,))
+
+    def reserve_rows(self, start: int) -> None:
+        """Make room for the whole log, to be computed from row `start` on.
+
+        `start` comes from `table.first_row`. Rows behind it no longer count as computed: those of
+        shared blocks are given up here.
+
+        Raises:
+            OutOfBlocks: the pool has too few free blocks; nothing was changed.
+        """
+        self.table.reserve(len(self.log), start)
+        self.num_computed = min(self.num_computed, start)
+
+    def adopt_blocks(self, first: int, block_ids: list[int]) -> None:
+        """From block `first` on, hold these blocks that were computed of the log's own ids."""
+        self.table.adopt(first, block_ids)
+        self.num_computed = self.table.num_tokens
+
+    def take_cached_tokens(self) -> int:
+        """Tokens found in the prefix cache since this was last asked."""
+        count, self.num_cached_tokens = self.num_cached_tokens, 0
+        return count
+
+    def release_blocks(self) -> None:
+        """Give the KV blocks back; the log stays, so the rows can be computed again.
+
+        Blocks that other sessions or the prefix cache share stay theirs.
+        """
+        self.table.free()
+        self.num_computed = 0
+        self.asked_len = 0
+        self.num_cached_tokens = 0
+
+
+class Admission(NamedTuple):
+    """What the header of a message comes to: a session to act for, or replies, or nothing."""
+
+    session: Session | None
+    replies: list[EngineReply]
+
+
+class SessionTable:
+    """All sessions of one engine.
+
+    Args:
+        epoch: of this engine's life; messages of another one are answered by `NeedOpen`.
+        new_table: makes an empty block table.
+    """
+
+    def __init__(self, epoch: int, new_table: Callable[[], BlockTable]) -> None:
+        self._epoch = epoch
+        self._new_table = new_table
+        self._sessions: dict[str, Session] = {}
+        self._num_opened = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Sessions in the order they were opened."""
+        return iter(self._sessions.values())
+
+    def get(self, session_id: str) -> Session | None:
+        """The session of that id, if it is open."""
+        return self._sessions.get(session_id)
+
+    def open(self, message: Open, now: float) -> Session | None:
+        """Start a session or renew its terms; the session if its terms are new, else None.
+
+        New terms keep the log and its KV, which do not depend on them, and `seq`, so that late
+        messages stay late. Stored answers and the running job were of the old terms.
+        """
+        if message.epoch != self._epoch:
+            return None
+        session = self._sessions.get(message.session_id)
+        if session is None:
+            return self._add(message, now)
+        session.last_active_s = now
+        if session.opened == message:
+            return None
+        if session.opened.sampling != message.sampling:
+            session.prompt_logprobs = []
+        if session.opened.cache_salt != message.cache_salt:
+            session.release_blocks()  # they may be those of others who have the old salt
+        session.opened = message
+        session.answers = []
+        session.mask_base_len = 0
+        session.generated = TokenLog()
+        if message.constraint is not None:
+            session.generated.extend(session.log.ids[message.prompt_len :])
+        return session
+
+    def _add(self, message: Open, now: float) -> Session:
+        session = Session(message, self._num_opened, self._new_table(), now)
+        self._num_opened += 1
+        self._sessions[message.session_id] = session
+        return session
+
+    def close(self, session_id: str, epoch: int | None = None) -> Session | None:
+        """Forget a session (of this epoch, where one is given) and free its blocks."""
+        if epoch is not None and epoch != self._epoch:
+            return None
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.release_blocks()
+        return session
+
+    def admit(self, message: Propose | Verify, reply_to: object, now: float) -> Admission:
+        """Apply the header rules. The log is not changed; a new `seq` has been taken over."""
+        session = self._sessions.get(message.session_id)
+        if session is None or message.epoch != self._epoch:
+            return Admission(None, [NeedOpen(session_id=message.session_id, seq=message.seq)])
+        away_s, session.last_active_s = now - session.last_active_s, now
+        if message.seq < session.seq:
+            return Admission(None, [])
+        session.reply_to = reply_to
+        if message.seq == session.seq:
+            return Admission(None, list(session.answers))
+        session.seq, session.away_s = message.seq, away_s
+        session.answers = []
+        correction = self._correction(session, message)
+        if correction is None:
+            return Admission(session, [])
+        session.answers.append(correction)
+        return Admission(session, [correction])
+
+    @staticmethod
+    def _correction(session: Session, message: Propose | Verify) -> NeedPrefix | None:
+        """`NeedPrefix` with a length the sender can use, where its prefix is not held."""
+        log = session.log
+        base_len = message.base_len
+        if 0 <= base_len <= len(log) and log.hash_at(base_len) == message.prefix_hash:
+            return None
+        # Up to agreed_len the ids came from the sender as committed. If it names other ids within
+        # them, no length above 0 is known to be common.
+        have_len = session.agreed_len if base_len > session.agreed_len else 0
+        return NeedPrefix(
+            session_id=session.session_id,
+            seq=message.seq,
+            have_len=have_len,
+            have_hash=log.hash_at(have_len),
+        )

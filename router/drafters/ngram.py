@@ -1,0 +1,102 @@
+"""Prompt lookup: the draft is what followed the last tokens the last time they occurred.
+
+Looks for the longest n-gram, of `max_len` down to `min_len` tokens, that ends the committed
+tokens and occurred before, takes its most recent earlier occurrence, and proposes what came
+after it. Where that runs into the end of the text it goes on with the period it implies. Costs
+no model and no step; pays where output repeats its input (extraction, code, quoting). The names
+of the limits are vLLM's (`prompt_lookup_min`, `prompt_lookup_max`); the idea is Saxena's prompt
+lookup decoding.
+
+Committed tokens only, so there is nothing to roll back. The index holds, for each n-gram, the end
+of its latest occurrence; a token is added to it once, so a round costs a few dictionary lookups
+however long the text is. Memory: about 100 bytes per token and n-gram length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from models.protocol.messages import DraftSource, Proposal, Timing
+from models.protocol.token_log import TokenLog
+
+_TOKENS_AT_ONCE = 512  # indexed before other sessions get a turn; about 1 ms
+
+
+class NgramDrafter:
+    """Implements `ports.Drafter` for one session whose log only ever grows.
+
+    Args:
+        session_id: goes into the proposals.
+        min_len, max_len: shortest and longest n-gram to match, in tokens; 1 <= min <= max.
+        eos_ids: a draft ends before one of these: nothing follows it.
+    """
+
+    def __init__(
+        self, session_id: str, *, min_len: int, max_len: int, eos_ids: Collection[int] = ()
+    ) -> None:
+        self._session_id = session_id
+        self._lengths = range(max_len, min_len - 1, -1)
+        self._eos_ids = frozenset(eos_ids)
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0  # n-grams that end within the first so many tokens are in the index
+
+    @property
+    def is_ready(self) -> bool:
+        """See `ports.Drafter.is_ready`."""
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """See `ports.Drafter.is_over`."""
+        return False
+
+    @property
+    def source(self) -> DraftSource:
+        """See `ports.Drafter.source`."""
+        return "ngram"
+
+    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        """See `ports.Drafter.propose`. No tokens where nothing matches."""
+        ids = committed.ids
+        # The n-gram that ends the text is what is looked for; it is indexed a token later.
+        while self._num_indexed < len(ids) - 1:
+            self._index(ids, min(len(ids) - 1, self._num_indexed + _TOKENS_AT_ONCE))
+            if self._num_indexed < len(ids) - 1:
+                await asyncio.sleep(0)
+        found = self._following(ids, num_draft_tokens)
+        tokens = self._until_eos(found)
+        return Proposal(
+            session_id=self._session_id,
+            seq=0,
+            tokens=tokens,
+            timing=Timing(),
+            step_ms=0.0,
+            source="ngram",
+            cut="" if len(tokens) == len(found) else "eos",
+        )
+
+    async def close(self) -> None:
+        """See `ports.Drafter.close`."""
+        self._ends.clear()
+
+    def _index(self, ids: list[int], until: int) -> None:
+        for end in range(self._num_indexed + 1, until + 1):
+            for length in self._lengths:
+                if length <= end:
+                    self._ends[tuple(ids[end - length : end])] = end
+        self._num_indexed = until
+
+    def _following(self, ids: list[int], num_tokens: int) -> list[int]:
+        for length in self._lengths:
+            end = self._ends.get(tuple(ids[-length:])) if length < len(ids) else None
+            if end is not None:
+                period = len(ids) - end
+                return [ids[end + offset % period] for offset in range(num_tokens)]
+        return []
+
+    def _until_eos(self, tokens: list[int]) -> list[int]:
+        for index, token_id in enumerate(tokens):
+            if token_id in self._eos_ids:
+                return tokens[:index]
+        return tokens

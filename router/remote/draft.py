@@ -1,0 +1,237 @@
+"""The `Drafter` over the protocol: a draft model on a leased replica, lost and rejoined quietly.
+
+Connecting and prefilling run in the background; until the draft model has caught up `is_ready`
+is False and the loop goes on without it. A proposal that fails or comes too late does the same;
+after one that is too late the lease is kept if the replica answers soon. While other sessions hold
+the KV blocks it needs, it asks again after growing pauses, on the same lease. A text as long as the
+draft model can read never gets shorter: then the lease is given back for good, as it is where
+replicas refuse the text (a token that the draft model has not).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from models.protocol.errors import (
+    ContextTooLong,
+    InternalError,
+    LinkLost,
+    ServingError,
+    Unavailable,
+)
+from models.protocol.messages import DraftSource, Proposal, Propose
+from models.protocol.token_log import TokenLog
+from router.limits import SessionLimits
+from router.remote.engine import EngineSession, Header
+
+# A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
+# gives up the lease and the cache with it.
+_DEADLINE_SHARE = 0.8
+_MAX_REFUSALS = 3  # answers that nothing can be drafted here; leases in between
+
+
+class DraftSession:
+    """Implements `ports.Drafter`."""
+
+    def __init__(self, session: EngineSession, limits: SessionLimits, committed: TokenLog) -> None:
+        self._session = session
+        self._limits = limits
+        self._committed = committed
+        self._is_caught_up = False
+        self._proposed_at = 0  # committed length at which the last proposal was made
+        self._proposed: list[int] = []
+        self._is_closed = False
+        self._is_over = False
+        self._num_joins = 0  # attempts at a lease and a prefill since a draft came last
+        self._num_starved = 0  # answers in a row that there was no room
+        self._joining: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """See `ports.Drafter.is_ready`."""
+        return self._is_caught_up
+
+    @property
+    def is_over(self) -> bool:
+        """See `ports.Drafter.is_over`."""
+        return self._is_over
+
+    @property
+    def source(self) -> DraftSource:
+        """See `ports.Drafter.source`."""
+        return "draft_model"
+
+    def start(self) -> None:
+        """Lease a replica and prefill it in the background."""
+        self._joining = asyncio.create_task(self._join(), name="draft-join")
+
+    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        """See `ports.Drafter.propose`."""
+        if not self._is_caught_up:
+            raise Unavailable("the draft model is not ready")
+        try:
+            async with asyncio.timeout(self._limits.propose_timeout_s):
+                deadline_s = _DEADLINE_SHARE * self._limits.propose_timeout_s
+                proposal = await self._propose(committed, num_draft_tokens, deadline_s)
+        except TimeoutError:
+            self._rejoin(self._has_come_back)
+            limit_s = self._limits.propose_timeout_s
+            raise Unavailable(f"no draft within {limit_s:g} s") from None
+        except ContextTooLong as error:
+            self._rejoin(self._has_room)  # which finds the same, and ends it
+            raise Unavailable(error.message) from error
+        except ServingError as error:
+            self._rejoin()
+            raise Unavailable(f"draft failed: {error.message}") from error
+        self._num_joins = 0
+        if self._num_starved > 0:
+            self._rejoin(self._has_room)
+        return proposal
+
+    async def close(self) -> None:
+        """See `ports.Drafter.close`."""
+        self._is_closed = True
+        self._is_caught_up = False
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+        await self._session.disconnect()
+
+    def _rejoin(self, attempt: Callable[[], Awaitable[bool]] | None = None) -> None:
+        self._is_caught_up = False
+        if not self._is_closed and (self._joining is None or self._joining.done()):
+            self._joining = asyncio.create_task(self._join(attempt), name="draft-rejoin")
+
+    async def _join(self, attempt: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Get the prefix into a replica's cache, unless it can never fit; then this is the end.
+
+        `attempt`: first see whether the lease that is held will do; if that is False, a new one.
+        """
+        try:
+            if attempt is None or not await attempt():
+                await self._join_anew()
+        except (ContextTooLong, InternalError):
+            self._is_over = True
+            await self._session.disconnect()
+        else:
+            self._is_caught_up = not self._is_closed
+
+    async def _join_anew(self) -> None:
+        """Connect and prefill until it works or the session is closed.
+
+        The pause doubles until a draft has come in time: a draft model that is too slow for
+        everybody must not be given everybody's prompt anew all the time.
+
+        Raises:
+            ContextTooLong: the text is longer than the draft model can read.
+            InternalError: replicas answered, and all that they said is that they cannot.
+        """
+        num_refusals = 0
+        while not self._is_closed:
+            if self._num_joins > 0:
+                await asyncio.sleep(self._limits.pause_s(self._num_joins - 1))
+            self._num_joins += 1
+            try:
+                await self._session.disconnect()
+                self._proposed = []
+                self._proposed_at = 0
+                await self._catch_up()
+            except ContextTooLong:
+                raise
+            except InternalError:
+                num_refusals += 1
+                if num_refusals == _MAX_REFUSALS:
+                    raise
+            except ServingError:
+                continue
+            else:
+                return
+
+    async def _has_come_back(self) -> bool:
+        """Whether the replica was only late.
+
+        It is, where everybody is, and everybody's prefill anew would make it later still.
+        """
+        try:
+            async with asyncio.timeout(self._limits.propose_timeout_s):
+                return await self._has_room()
+        except TimeoutError:
+            return False
+
+    async def _has_room(self) -> bool:
+        """Wait for room on the replica that is held; False when that will not do."""
+        try:
+            await self._catch_up()
+        except ContextTooLong:
+            raise
+        except ServingError:
+            return False
+        return True
+
+    async def _catch_up(self) -> None:
+        """Have one token drafted, and not used: the answer says that the prefix is in the cache.
+
+        Asks again where there was no room, after a pause; the replica has the tokens already.
+        """
+        while True:
+            if self._num_starved > 0:
+                await asyncio.sleep(self._limits.pause_s(self._num_starved - 1))
+            limit_s = self._limits.first_answer_timeout_s
+            proposal = await self._propose(self._committed, 1, limit_s)
+            if proposal.cut == "deadline":
+                raise Unavailable("the draft model did not catch up: deadline")
+            if self._num_starved == 0:
+                return
+
+    async def _propose(
+        self, committed: TokenLog, num_draft_tokens: int, deadline_s: float
+    ) -> Proposal:
+        await self._session.connect(self._limits.lease_timeout_s)
+        max_len = self._session.max_len
+        if 0 < max_len <= len(committed):
+            raise _outgrown(len(committed), max_len)
+        self._session.agreed_len = self._agreed_len(committed)
+        num_committed = len(committed)
+
+        def build(header: Header) -> Propose:
+            return Propose(
+                session_id=header.session_id,
+                epoch=header.epoch,
+                seq=header.seq,
+                base_len=header.base_len,
+                prefix_hash=header.prefix_hash,
+                tokens=header.tokens,
+                num_draft_tokens=num_draft_tokens,
+                deadline_ms=deadline_s * 1e3,
+            )
+
+        async with aclosing(self._session.exchange(committed, build)) as replies:
+            async for reply in replies:
+                if not isinstance(reply, Proposal):
+                    break
+                self._proposed_at = num_committed
+                self._proposed = list(reply.tokens)
+                if reply.cut == "context" and not reply.tokens:
+                    raise _outgrown(num_committed, num_committed)
+                is_starved = reply.cut == "starved" and not reply.tokens
+                self._num_starved = self._num_starved + 1 if is_starved else 0
+                return reply
+        raise LinkLost("draft engine answered a proposal with something else")
+
+    def _agreed_len(self, committed: TokenLog) -> int:
+        """Committed tokens whose KV the draft model has: it wrote none for its last token."""
+        since = committed.ids[self._proposed_at : self._proposed_at + len(self._proposed)]
+        num_matching = 0
+        for ours, theirs in zip(since, self._proposed, strict=False):
+            if ours != theirs:
+                break
+            num_matching += 1
+        return self._proposed_at + min(num_matching, max(len(self._proposed) - 1, 0))
+
+
+def _outgrown(num_tokens: int, max_len: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"the draft model has no room for a text of {num_tokens} tokens, its limit is {max_len}"
+    )

@@ -1,0 +1,302 @@
+"""One session on one engine: header, answers in order, and what to do when they do not come.
+
+The engine's cache is described by one number, `agreed_len`: how many tokens of the committed log
+it is known to hold. Each message names that prefix by length and hash and carries the rest, so a
+first message, a normal round, a roll back and a fail-over to an empty replica are all the same.
+Nothing here knows what is drafted or verified; `draft_session` and `target_session` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from models.protocol.errors import ContextTooLong, InternalError, LinkLost, MaskUnavailable
+from models.protocol.messages import (
+    Close,
+    Endpoint,
+    EngineReply,
+    Failed,
+    NeedOpen,
+    NeedPrefix,
+    Open,
+    Proposal,
+    Propose,
+    Queued,
+    Sampling,
+    Verdict,
+    Verify,
+)
+from models.protocol.token_log import TokenLog
+from router.limits import SessionLimits
+from router.ports import EngineLease, EnginePool
+from router.remote.exchange import await_answer
+
+_News = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
+
+_MAX_CORRECTIONS = 8  # NeedOpen and NeedPrefix answers to one exchange before the link is given up
+
+
+class MaskAccess(Protocol):
+    """Who introduces an engine to the constraint replica that holds the session's matcher."""
+
+    async def admit(self, asker_key: str) -> Endpoint:
+        """Allow the engine with this key to ask for masks; returns where. Idempotent, cheap.
+
+        Raises:
+            Unavailable: no constraint replica was to be had in time; never `LinkLost`, which
+                would say that the engine is lost.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What an engine must know of a session before its first message."""
+
+    session_id: str
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+    prompt_len: int
+    cache_salt: str = ""
+    max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
+
+
+class Header(NamedTuple):
+    """The part that all session messages share, and the committed tokens the engine lacks."""
+
+    session_id: str
+    epoch: int
+    seq: int
+    base_len: int
+    prefix_hash: int
+    tokens: list[int]
+
+
+class EngineSession:
+    """A session's conversation with whichever replica holds its lease."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        opening: Opening,
+        limits: SessionLimits,
+        masks: MaskAccess | None = None,
+    ) -> None:
+        self._pool = pool
+        self._opening = opening
+        self._limits = limits
+        self._masks = masks
+        self._lease: EngineLease | None = None
+        self._opened_for: Endpoint | None = None
+        self._is_open = False
+        self._has_answered = False
+        self._seq = 0
+        self.agreed_len = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a lease is held."""
+        return self._lease is not None
+
+    @property
+    def replica(self) -> str:
+        """The replica that holds the lease, by its link's address and epoch; "" for none."""
+        if self._lease is None:
+            return ""
+        endpoint = self._lease.grant.endpoint
+        return f"{endpoint.address} {endpoint.epoch}"
+
+    @property
+    def max_len(self) -> int:
+        """Tokens the replica can hold for one session, by its grant; 0: not known, or no lease."""
+        if self._lease is None:
+            return 0
+        grant = self._lease.grant
+        return min((n for n in (grant.max_model_len, grant.kv_cache_tokens) if n > 0), default=0)
+
+    async def connect(self, timeout_s: float) -> None:
+        """Hold a lease; the one there is, else a new one.
+
+        Raises:
+            Unavailable: no lease within `timeout_s`.
+            ContextTooLong: the replica's whole KV cache is too small for the session.
+        """
+        if self._lease is None:
+            self._lease = await self._pool.lease(self._opening.session_id, timeout_s=timeout_s)
+            self._is_open = False
+            self._has_answered = False
+            _check_room(self._opening, self._lease.grant.kv_cache_tokens)
+
+    async def disconnect(self) -> None:
+        """Close the session on the replica and give the lease back. Idempotent."""
+        lease = self._lease
+        self._is_open = False
+        self.agreed_len = 0
+        if lease is not None:
+            lease.channel.send(
+                Close(session_id=self._opening.session_id, epoch=lease.grant.endpoint.epoch)
+            )
+            await lease.release()
+            self._lease = None  # only now: who is cancelled before leaves it to be released again
+
+    async def exchange(
+        self, committed: TokenLog, build: Callable[[Header], Propose | Verify]
+    ) -> AsyncGenerator[Proposal | Verdict, None]:
+        """Send one message and yield its answers in order, each exactly once.
+
+        Lost messages are sent again, doubled and late answers dropped, a missing prefix or a
+        missing session is sent along. The caller may extend `committed` between answers.
+
+        Raises:
+            LinkLost: there is no lease, or the replica is gone or silent beyond the limit;
+            Overloaded: the replica kept the message waiting, with nothing done, beyond the limit;
+            MaskUnavailable, ContextTooLong, InternalError: the engine says so;
+            Unavailable: the constraint replica is lost for good, which says nothing of this one.
+        """
+        lease = await self._opened()
+        message = self._build(lease, committed, build)
+        lease.channel.send(message)
+        parts: dict[int, Verdict] = {}
+        next_part = 0
+        num_corrections = 0
+        while True:
+            reply = await self._receive(lease, message, next_part)
+            if isinstance(reply, NeedOpen | NeedPrefix):
+                num_corrections += 1
+                if num_corrections > _MAX_CORRECTIONS:
+                    raise LinkLost(f"engine asked {num_corrections} times for session or prefix")
+                if next_part > 0:
+                    return  # what was yielded stands; the caller's next message corrects
+                self._correct(lease, reply, committed)
+                message = self._build(lease, committed, build)
+                lease.channel.send(message)
+                continue
+            if isinstance(reply, Failed):
+                # Its masks may fail because an `Open` with a newer endpoint was lost: say it again.
+                self._is_open = self._is_open and reply.code != "mask_unavailable"
+                raise _as_error(reply)
+            self._has_answered = True
+            if isinstance(reply, Proposal):
+                yield reply
+                return
+            parts[reply.part] = reply
+            while next_part in parts:
+                verdict = parts.pop(next_part)
+                next_part += 1
+                yield verdict
+                if verdict.is_last:
+                    return
+
+    async def _opened(self) -> EngineLease:
+        """The lease, with the session open on it and its masks to be had."""
+        lease = self._lease
+        if lease is None:
+            raise LinkLost("no lease is held")
+        endpoint = None
+        if self._masks is not None:
+            endpoint = await self._masks.admit(lease.grant.asker_key)
+        if not self._is_open or endpoint != self._opened_for:
+            self._send_open(lease, endpoint)
+        return lease
+
+    async def _receive(
+        self, lease: EngineLease, message: Propose | Verify, next_part: int
+    ) -> _News:
+        """The next news about `message`."""
+        limits = self._limits
+        return await await_answer(
+            lease.channel,
+            message,
+            partial(_news, message.seq, next_part),
+            limit_s=(
+                limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
+            ),
+            resend_interval_s=limits.resend_interval_s,
+            progress=partial(_progress, message.seq),
+            queue_limit_s=limits.queue_timeout_s,
+        )
+
+    def _build(
+        self,
+        lease: EngineLease,
+        committed: TokenLog,
+        build: Callable[[Header], Propose | Verify],
+    ) -> Propose | Verify:
+        self._seq += 1
+        base_len = min(self.agreed_len, len(committed) - 1)
+        return build(
+            Header(
+                self._opening.session_id,
+                lease.grant.endpoint.epoch,
+                self._seq,
+                base_len,
+                committed.hash_at(base_len),
+                committed.ids[base_len:],
+            )
+        )
+
+    def _correct(
+        self, lease: EngineLease, reply: NeedOpen | NeedPrefix, committed: TokenLog
+    ) -> None:
+        if isinstance(reply, NeedOpen):
+            self._send_open(lease, self._opened_for)
+            return
+        is_ours = (
+            reply.have_len < len(committed) and committed.hash_at(reply.have_len) == reply.have_hash
+        )
+        self.agreed_len = reply.have_len if is_ours else 0
+
+    def _send_open(self, lease: EngineLease, endpoint: Endpoint | None) -> None:
+        opening = self._opening
+        lease.channel.send(
+            Open(
+                session_id=opening.session_id,
+                epoch=lease.grant.endpoint.epoch,
+                sampling=opening.sampling,
+                eos_ids=list(opening.eos_ids),
+                prompt_len=opening.prompt_len,
+                constraint=endpoint,
+                cache_salt=opening.cache_salt,
+            )
+        )
+        self._opened_for = endpoint
+        self._is_open = True
+        self.agreed_len = 0
+
+
+def _news(seq: int, next_part: int, reply: EngineReply) -> _News | None:
+    """The reply, if it answers message `seq` and is not a part that was there before."""
+    if isinstance(reply, Queued) or reply.seq != seq:
+        return None
+    is_old = isinstance(reply, Verdict) and reply.part < next_part
+    return None if is_old else reply
+
+
+def _progress(seq: int, reply: EngineReply) -> int | None:
+    """How much was computed for message `seq`, where the reply says that it is not forgotten."""
+    return reply.num_rows_done if isinstance(reply, Queued) and reply.seq == seq else None
+
+
+def _check_room(opening: Opening, kv_cache_tokens: int) -> None:
+    """Refuse now what would fail when the cache is full, after the text has begun."""
+    if 0 < kv_cache_tokens < opening.max_len:
+        max_tokens = opening.max_len - opening.prompt_len
+        raise ContextTooLong(
+            f"max_tokens: the model's KV cache holds {kv_cache_tokens} tokens, but the prompt has "
+            f"{opening.prompt_len} and max_tokens is {max_tokens}; shorten the prompt or ask for "
+            "fewer tokens",
+            param="max_tokens" if opening.prompt_len < kv_cache_tokens else "prompt",
+        )
+
+
+def _as_error(reply: Failed) -> Exception:
+    match reply.code:
+        case "context_too_long":
+            return ContextTooLong(reply.message)
+        case "mask_unavailable":
+            return MaskUnavailable(reply.message)
+        case _:
+            return InternalError(f"engine failed ({reply.code}): {reply.message}")

@@ -1,0 +1,86 @@
+"""A question and its answer over a link that may lose, double, delay and reorder messages.
+
+Whoever waits for a reply waits here: the message is sent again, unchanged, at intervals, because
+every receiver repeats its stored answer for a message it has seen. What counts as an answer is
+the caller's to say; late and doubled replies are no news and extend no wait. A sign of life does:
+who is told to go on waiting has not lost its place, and would lose it by asking elsewhere. It says
+how far the work has come: a prefill that gets on may take its time, a place in a queue may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from models.protocol.errors import LinkLost, Overloaded
+from router.ports import Channel
+
+_RETRY_AFTER_S = 5.0  # sessions that hold a model's cache for minutes do not end in one second
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+Answer = TypeVar("Answer")
+
+
+async def await_answer(
+    channel: Channel[Request, Reply],
+    message: Request,
+    take: Callable[[Reply], Answer | None],
+    *,
+    limit_s: float,
+    resend_interval_s: float,
+    progress: Callable[[Reply], int | None] = lambda reply: None,
+    queue_limit_s: float = math.inf,
+) -> Answer:
+    """Wait for the answer to a message that has been sent; send it again at intervals.
+
+    Args:
+        channel: where the message went and its answer comes from.
+        message: what to send again.
+        take: the answer in a reply, or None if the reply is not (yet) an answer.
+        limit_s: how long to wait for the answer or a sign of life.
+        resend_interval_s: seconds after which the message counts as lost.
+        progress: for a reply that is not an answer but says that one will come: a number that
+            rises while the message is worked on; None for any other reply.
+        queue_limit_s: how long to go on waiting for signs of life without progress.
+
+    Raises:
+        LinkLost: the other end is known to be gone, or was silent for `limit_s`.
+        Overloaded: there were signs of life, but no answer and no progress for `queue_limit_s`.
+    """
+    queued_since_s = time.monotonic()
+    most_done = 0
+    waited_s = 0.0
+    while True:
+        interval_s = min(resend_interval_s, limit_s - waited_s)
+        try:
+            async with asyncio.timeout(interval_s):
+                while True:
+                    reply = await channel.receive()
+                    answer = take(reply)
+                    if answer is not None:
+                        return answer
+                    num_done = progress(reply)
+                    if num_done is not None:
+                        break
+            waited_s = 0.0
+            if num_done > most_done:
+                most_done, queued_since_s = num_done, time.monotonic()
+            _check_queue_limit(time.monotonic() - queued_since_s, queue_limit_s)
+        except TimeoutError:
+            waited_s += interval_s
+            if waited_s >= limit_s:
+                raise LinkLost(f"no answer within {limit_s:g} s") from None
+            channel.send(message)
+
+
+def _check_queue_limit(waited_s: float, limit_s: float) -> None:
+    if waited_s >= limit_s:
+        raise Overloaded(
+            f"the request waited for room on the model for {waited_s:.1f} s, "
+            f"the limit is {limit_s:g} s",
+            retry_after_s=_RETRY_AFTER_S,
+        )

@@ -1,0 +1,210 @@
+"""The `Constrainer` over the protocol: one matcher on a leased constraint replica.
+
+The router holds all generated tokens, so a lost replica or child costs a replay on another one.
+The same object introduces engines to the replica (`admit`), because only it knows which it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import UnionType
+from typing import TypeVar, cast
+
+from models.protocol.errors import LinkLost, Unavailable, UnsupportedGrammar
+from models.protocol.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    Endpoint,
+    Grammar,
+    GrammarClose,
+    GrammarCommit,
+    GrammarCommitted,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    GrammarStale,
+)
+from models.protocol.token_log import TokenLog
+from router.limits import SessionLimits
+from router.ports import ConstraintLease, ConstraintPool
+from router.remote.exchange import await_answer
+from router.remote.recovery import Recovery
+
+_T = TypeVar("_T")
+_MAX_REPLAYS = 3  # stale answers to one commit before the replica is given up
+
+
+class GrammarSession:
+    """Implements `ports.Constrainer` and `engine_session.MaskAccess`."""
+
+    def __init__(
+        self,
+        pool: ConstraintPool,
+        session_id: str,
+        grammar: Grammar,
+        generated: TokenLog,
+        limits: SessionLimits,
+    ) -> None:
+        self._pool = pool
+        self._session_id = session_id
+        self._grammar = grammar
+        self._generated = generated
+        self._limits = limits
+        self._recovery = Recovery("constraint service", limits)
+        self._lease: ConstraintLease | None = None
+        self._admitted: set[str] = set()
+        self._seq = 0
+        self._lock = asyncio.Lock()  # one question at a time: answers carry no part numbers
+
+    async def open(self) -> None:
+        """Lease a replica and compile the grammar there.
+
+        Raises:
+            UnsupportedGrammar: the grammar is refused; Unavailable: no replica answers.
+        """
+        async with self._lock:
+            await self._recovery.run(self._connect, self._disconnect)
+
+    async def admit(self, asker_key: str) -> Endpoint:
+        """See `engine_session.MaskAccess.admit`."""
+        async with self._lock:
+            return await self._recovery.run(lambda: self._admit(asker_key), self._disconnect)
+
+    async def commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+        """See `ports.Constrainer.commit`."""
+        async with self._lock:
+            return await self._recovery.run(
+                lambda: self._commit(generated, tokens), self._disconnect
+            )
+
+    async def reopen(self) -> None:
+        """See `ports.Constrainer.reopen`."""
+        async with self._lock:
+            await self._disconnect()
+            await self._recovery.run(self._connect, self._disconnect)
+
+    async def close(self) -> None:
+        """See `ports.Constrainer.close`."""
+        await self._disconnect()
+
+    async def _connect(self) -> ConstraintLease:
+        """A lease with the grammar compiled and every generated token committed."""
+        if self._lease is not None:
+            return self._lease
+        lease = await self._pool.lease(self._session_id, timeout_s=self._recovery.lease_timeout_s())
+        try:
+            ready = await self._open_on(lease, peers=[])
+            if ready.committed_len < len(self._generated):
+                await self._replay(lease, self._generated, ready.committed_len)
+        except BaseException:  # also when cancelled: a lease is kept whole or not at all
+            await self._give_back(lease)
+            raise
+        self._admitted.clear()
+        self._lease = lease
+        return lease
+
+    async def _admit(self, asker_key: str) -> Endpoint:
+        lease = await self._connect()
+        if asker_key not in self._admitted:
+            await self._open_on(lease, peers=[asker_key])
+            self._admitted.add(asker_key)
+        return lease.grant.endpoint
+
+    async def _commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+        lease = await self._connect()
+        for _ in range(_MAX_REPLAYS):
+            answer = await self._ask_commit(lease, generated, len(generated), list(tokens))
+            if isinstance(answer, GrammarCommitted):
+                return answer
+            if answer.is_unknown:
+                await self._open_on(lease, peers=sorted(self._admitted))
+            await self._replay(lease, generated, _common_len(generated, answer))
+        raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays")
+
+    async def _replay(self, lease: ConstraintLease, generated: TokenLog, base_len: int) -> None:
+        tokens = generated.ids[base_len:]
+        answer = await self._ask_commit(lease, generated, base_len, tokens)
+        if not isinstance(answer, GrammarCommitted) or answer.num_valid != len(tokens):
+            raise LinkLost("the matcher did not take back the committed tokens")
+
+    async def _open_on(self, lease: ConstraintLease, peers: list[str]) -> GrammarReady:
+        message = GrammarOpen(
+            session_id=self._session_id,
+            epoch=lease.grant.endpoint.epoch,
+            grammar=self._grammar,
+            peers=peers,
+        )
+        answer = await self._ask(lease, message, GrammarReady | GrammarRefused)
+        if isinstance(answer, GrammarRefused):
+            raise _as_error(answer)
+        return answer
+
+    async def _ask_commit(
+        self, lease: ConstraintLease, generated: TokenLog, base_len: int, tokens: list[int]
+    ) -> GrammarCommitted | GrammarStale:
+        self._seq += 1
+        message = GrammarCommit(
+            session_id=self._session_id,
+            epoch=lease.grant.endpoint.epoch,
+            seq=self._seq,
+            base_len=base_len,
+            prefix_hash=generated.hash_at(base_len),
+            tokens=tokens,
+        )
+        answer: GrammarCommitted | GrammarStale | GrammarRefused = await self._ask(
+            lease, message, GrammarCommitted | GrammarStale | GrammarRefused, seq=self._seq
+        )
+        if isinstance(answer, GrammarRefused):  # the grammar broke at these tokens
+            raise _as_error(answer)
+        return answer
+
+    async def _ask(
+        self,
+        lease: ConstraintLease,
+        message: ConstraintRequest,
+        wanted: type[_T] | UnionType,
+        seq: int | None = None,
+    ) -> _T:
+        """Send and wait for a wanted answer.
+
+        An answer that carries a `seq` must carry this one: others are late.
+        """
+
+        def take(answer: ConstraintReply) -> _T | None:
+            is_wanted = isinstance(answer, wanted) and getattr(answer, "seq", seq) == seq
+            return cast(_T, answer) if is_wanted else None
+
+        lease.channel.send(message)
+        return await await_answer(
+            lease.channel,
+            message,
+            take,
+            limit_s=self._limits.answer_timeout_s,
+            resend_interval_s=self._limits.resend_interval_s,
+        )
+
+    async def _disconnect(self) -> None:
+        if self._lease is not None:
+            await self._give_back(self._lease)
+            self._lease = None  # only now: who is cancelled before leaves it to be released again
+
+    async def _give_back(self, lease: ConstraintLease) -> None:
+        lease.channel.send(
+            GrammarClose(session_id=self._session_id, epoch=lease.grant.endpoint.epoch)
+        )
+        await lease.release()
+
+
+def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
+    if refused.is_client_error:
+        return UnsupportedGrammar(refused.message)
+    return Unavailable(refused.message)
+
+
+def _common_len(generated: TokenLog, answer: GrammarStale) -> int:
+    """The matcher's committed length where it holds a prefix of ours, else 0."""
+    length = answer.committed_len
+    if length <= len(generated) and generated.hash_at(length) == answer.committed_hash:
+        return length
+    return 0

@@ -1,0 +1,112 @@
+"""One policy for a part of a session that is lost: how often, how long, and when it is the end.
+
+A session has one `Recovery` for its target and one for its constraint replica. The window opens
+when the part is found missing (or is first asked for) and closes with its next answer: a replica
+that grants a lease and is lost again has brought nothing. Within the window attempts follow each
+other with growing pauses. A first lease has the lease's limit; a session that has lost its
+replica has the fail-over's, because a replacement may have to load a model first.
+
+Refused leases only take time. Replicas lost (`LinkLost`) are counted as well: a request that
+brings down whatever it runs on must not be tried on every replica there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from models.protocol.errors import LinkLost, Unavailable
+from router.limits import SessionLimits
+
+_T = TypeVar("_T")
+
+
+class Recovery:
+    """Counts losses of one part since its last answer and spaces the attempts to replace it.
+
+    Args:
+        what: the part, as the error names it.
+        limits: the windows, the pauses and the number of losses.
+    """
+
+    def __init__(self, what: str, limits: SessionLimits) -> None:
+        self._what = what
+        self._limits = limits
+        self._is_first = True
+        self._missing_since: float | None = None
+        self._num_losses = 0
+        self._num_failures = 0
+
+    def lease_timeout_s(self) -> float:
+        """How long to wait for a lease now: what is left of the window, and one short try."""
+        return max(self._left_s(), self._limits.rejoin_interval_s)
+
+    def note_running(self) -> None:
+        """The session has the part for the first time: from now on a loss is a fail-over."""
+        if self._is_first:
+            self._is_first = False
+            self._missing_since = None
+
+    def note_answer(self) -> None:
+        """The part has answered: it is there, and the next loss is the first again."""
+        self._is_first = False
+        self._missing_since = None
+        self._num_losses = self._num_failures = 0
+
+    def note_loss(self, error: Unavailable) -> None:
+        """The part was lost behind an answer; the window opens when it is next asked for."""
+        self._num_losses += isinstance(error, LinkLost)
+
+    async def after(self, error: Unavailable) -> None:
+        """An attempt failed: return when it is time for the next one.
+
+        Raises:
+            Unavailable: a limit is reached; the message says what was lost, how often, the limit.
+        """
+        self.note_loss(error)
+        left_s = self._left_s()
+        if left_s <= 0.0 or self._num_losses >= self._limits.max_losses:
+            raise Unavailable(self._complaint(error)) from error
+        if self._num_failures > 0:  # the first attempt follows at once
+            await asyncio.sleep(min(self._limits.pause_s(self._num_failures - 1), left_s))
+        self._num_failures += 1
+
+    async def run(
+        self, step: Callable[[], Awaitable[_T]], let_go: Callable[[], Awaitable[None]]
+    ) -> _T:
+        """Run `step` until the part answers; `let_go` of the lost replica before each repeat.
+
+        Raises:
+            Unavailable: a limit is reached, see `after`; whatever else `step` raises.
+        """
+        while True:
+            try:
+                answer = await step()
+            except Unavailable as error:
+                await let_go()
+                await self.after(error)
+            else:
+                self.note_answer()
+                return answer
+
+    def _window_s(self) -> float:
+        limits = self._limits
+        return limits.lease_timeout_s if self._is_first else limits.failover_timeout_s
+
+    def _left_s(self) -> float:
+        now = time.monotonic()
+        if self._missing_since is None:
+            self._missing_since = now
+        return max(0.0, self._window_s() - (now - self._missing_since))
+
+    def _complaint(self, error: Unavailable) -> str:
+        times = "once" if self._num_losses == 1 else f"{self._num_losses} times in a row"
+        if self._num_losses >= self._limits.max_losses:
+            limit = f"the limit is {self._limits.max_losses}"
+        else:
+            limit = f"no other was there within the limit of {self._window_s():g} s"
+        if self._num_losses == 0:
+            return f"no {self._what} within the limit of {self._window_s():g} s: {error.message}"
+        return f"{self._what} lost {times}, {limit}; at last: {error.message}"

@@ -1,0 +1,96 @@
+"""The `Verifier` over the protocol: verifies on a leased target replica and replaces a lost one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from models.protocol.errors import LinkLost, Unavailable
+from models.protocol.messages import DraftProbs, Verdict, Verify
+from models.protocol.token_log import TokenLog
+from router.limits import SessionLimits
+from router.remote.engine import EngineSession, Header
+from router.remote.recovery import Recovery
+
+
+class TargetSession:
+    """Implements `ports.Verifier`. A lost target costs a pause: lease, open and prefix again."""
+
+    def __init__(self, session: EngineSession, limits: SessionLimits) -> None:
+        self._session = session
+        self._recovery = Recovery("target", limits)
+
+    async def verify(
+        self,
+        committed: TokenLog,
+        draft: Sequence[int],
+        run_on: int,
+        draft_probs: DraftProbs | None = None,
+    ) -> AsyncGenerator[Verdict, None]:
+        """See `ports.Verifier.verify`."""
+        while True:
+            await self._connect()
+            num_yielded = 0
+            verdicts = self._verify_once(committed, draft, run_on, draft_probs)
+            try:
+                async with aclosing(verdicts):
+                    async for verdict in verdicts:
+                        self._recovery.note_answer()
+                        num_yielded += 1
+                        yield verdict
+                return
+            except LinkLost as error:
+                await self._session.disconnect()
+                if num_yielded > 0:
+                    self._recovery.note_loss(error)
+                    return
+                await self._recovery.after(error)
+
+    @property
+    def replica(self) -> str:
+        """Which replica the session is on, by its link's address and epoch; "" for none."""
+        return self._session.replica
+
+    async def _connect(self) -> None:
+        while not self._session.is_connected:
+            try:
+                await self._session.connect(self._recovery.lease_timeout_s())
+            except Unavailable as error:
+                await self._recovery.after(error)
+        self._recovery.note_running()
+
+    async def _verify_once(
+        self,
+        committed: TokenLog,
+        draft: Sequence[int],
+        run_on: int,
+        draft_probs: DraftProbs | None,
+    ) -> AsyncGenerator[Verdict, None]:
+        num_committed = len(committed)
+
+        def build(header: Header) -> Verify:
+            return Verify(
+                session_id=header.session_id,
+                epoch=header.epoch,
+                seq=header.seq,
+                base_len=header.base_len,
+                prefix_hash=header.prefix_hash,
+                tokens=header.tokens,
+                draft=list(draft),
+                run_on=run_on,
+                draft_probs=draft_probs,
+            )
+
+        async with aclosing(self._session.exchange(committed, build)) as replies:
+            async for reply in replies:
+                if not isinstance(reply, Verdict):
+                    raise LinkLost(f"target answered a verify with {type(reply).__name__}")
+                if reply.part == 0:
+                    num_committed += reply.num_accepted
+                # The cache holds all committed tokens but the newest: the next row writes its KV.
+                self._session.agreed_len = num_committed + reply.part
+                yield reply
+
+    async def close(self) -> None:
+        """See `ports.Verifier.close`."""
+        await self._session.disconnect()

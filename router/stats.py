@@ -1,0 +1,99 @@
+"""Counts what happened in one session's rounds, and where the time went.
+
+Waits are measured by the loop around each await; engines say how much of a wait was theirs. What
+remains of a wait is the link's, what remains of the session's wall clock is the loop's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from models.protocol.messages import DraftSource, Timing
+from router.types import SpeculationStats, TimeSplit
+
+
+class RoundStats:
+    """Mutable during a session; `snapshot` is what the client sees."""
+
+    def __init__(self) -> None:
+        self._started_at = time.perf_counter()
+        self.num_cached_tokens = 0  # of the prompt
+        self._num_rounds = 0
+        self._per_step_drafted: list[int] = []
+        self._per_step_accepted: list[int] = []
+        self._drafted_by: Counter[DraftSource] = Counter()
+        self._draft_ms = self._verify_ms = self._mask_ms = self._queue_ms = 0.0
+        self._link_ms = self._grammar_ms = self._emit_ms = 0.0
+        self._waited_ms = 0.0
+
+    def add_draft(self, since: float, timing: Timing | None) -> None:
+        """A wait for a proposal, begun at `since`, is over.
+
+        `timing` is None when it failed or nobody else took part: the wait counts as drafting.
+        """
+        elapsed_ms = self._wait_over(since)
+        if timing is None:
+            self._draft_ms += elapsed_ms
+            return
+        self._draft_ms += timing.pass_ms
+        self._split(elapsed_ms, timing)
+
+    def add_verdict(self, since: float, timing: Timing) -> None:
+        """A wait for a verdict, begun at `since`, is over."""
+        elapsed_ms = self._wait_over(since)
+        self._num_rounds += 1
+        self._verify_ms += timing.pass_ms
+        self._split(elapsed_ms, timing)
+
+    def add_acceptance(self, source: DraftSource, num_drafted: int, num_accepted: int) -> None:
+        """A round with a draft is over."""
+        self._drafted_by[source] += num_drafted
+        self._per_step_drafted.append(num_drafted)
+        self._per_step_accepted.append(num_accepted)
+
+    def add_grammar(self, since: float) -> None:
+        """A wait for the grammar's verdict is over."""
+        self._grammar_ms += self._wait_over(since)
+
+    def add_emit(self, since: float) -> None:
+        """The client has taken what was emitted at `since`."""
+        self._emit_ms += self._wait_over(since)
+
+    def snapshot(self) -> SpeculationStats:
+        """What happened so far."""
+        wall_ms = (time.perf_counter() - self._started_at) * 1e3
+        histogram = [0] * (max(self._per_step_drafted, default=0) + 1)
+        for num_accepted in self._per_step_accepted:
+            histogram[num_accepted] += 1
+        return SpeculationStats(
+            num_rounds=self._num_rounds,
+            num_spec_steps=len(self._per_step_drafted),
+            num_draft_tokens=sum(self._per_step_drafted),
+            num_accepted_draft_tokens=sum(self._per_step_accepted),
+            acceptance_histogram=tuple(histogram),
+            per_step_drafted=tuple(self._per_step_drafted),
+            per_step_accepted=tuple(self._per_step_accepted),
+            num_drafted_by=dict(self._drafted_by),
+            time=TimeSplit(
+                draft_ms=self._draft_ms,
+                verify_ms=self._verify_ms,
+                mask_ms=self._mask_ms,
+                queue_ms=self._queue_ms,
+                link_ms=self._link_ms,
+                grammar_ms=self._grammar_ms,
+                loop_ms=max(0.0, wall_ms - self._waited_ms),
+                emit_ms=self._emit_ms,
+            ),
+        )
+
+    def _wait_over(self, since: float) -> float:
+        elapsed_ms = (time.perf_counter() - since) * 1e3
+        self._waited_ms += elapsed_ms
+        return elapsed_ms
+
+    def _split(self, elapsed_ms: float, timing: Timing) -> None:
+        self._mask_ms += timing.mask_ms
+        self._queue_ms += timing.queue_ms
+        known_ms = timing.pass_ms + timing.mask_ms + timing.queue_ms
+        self._link_ms += max(0.0, elapsed_ms - known_ms)

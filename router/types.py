@@ -1,0 +1,164 @@
+"""What goes into the router and what comes out of it, and the front door between the two.
+
+`SpeculativeGenerator.generate` is what HTTP calls: one request in, text deltas out, then exactly
+one `Finished`. It knows no HTTP and no transport; pools and detokeniser are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from models.protocol.messages import DraftSource, Grammar, Sampling, TokenLogprobs
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSettings:
+    """How one request wants to be drafted for; text and law are the same whatever it says."""
+
+    enabled: bool = True
+    num_speculative_tokens: int | None = None  # fixed k; None: chosen live
+    drafter: DraftSource | None = None  # None: the deployment's choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One completion, already tokenised and validated.
+
+    `eos_ids` end the text unless `ignore_eos`, `stop_token_ids` in any case; `stop` strings end it
+    too. None of these is part of the text unless `includes_stop`. Requests share cached prefixes
+    only with those of the same `cache_salt`.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    eos_ids: tuple[int, ...]
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    includes_stop: bool = False
+    cache_salt: str = ""
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token whose text is shown; `offset` counts the characters of the text before it."""
+
+    offset: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text and the tokens committed with it; the text may lag behind the tokens.
+
+    Where the request asks for logprobs: `shown` are the tokens of the text shown so far that were
+    not in an earlier delta (a character of several tokens is shown with the last of them), and
+    the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
+    (`models.protocol.packed_logprobs`).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    shown: tuple[ShownToken, ...] = ()
+    prompt_logprobs: tuple[bytes, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """Where a request's rounds spent their time, in milliseconds, summed over all rounds.
+
+    `link_ms` is message time: round trip minus what the engines account for. `loop_ms` is the
+    router's own work between messages; `emit_ms` is waiting for the client to take the text.
+    """
+
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    mask_ms: float = 0.0
+    queue_ms: float = 0.0
+    link_ms: float = 0.0
+    grammar_ms: float = 0.0
+    loop_ms: float = 0.0
+    emit_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats:
+    """What speculation did for one request. Counts in vLLM's terms (tokens, steps = rounds).
+
+    `num_draft_tokens` counts those drafted and verified; `acceptance_histogram[a]` the rounds in
+    which a draft tokens stood, up to the longest draft, so that it has at least one entry.
+    """
+
+    num_rounds: int = 0  # every verify answered, plain steps included
+    num_spec_steps: int = 0  # rounds that had a draft
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = (0,)
+    per_step_drafted: tuple[int, ...] = ()
+    per_step_accepted: tuple[int, ...] = ()
+    num_drafted_by: Mapping[DraftSource, int] = field(default_factory=dict)  # verified ones
+    time: TimeSplit = field(default_factory=TimeSplit)
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """The longest draft of a round. k varies here; where it is fixed, this is k."""
+        return len(self.acceptance_histogram) - 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round that had a draft: 1 + accepted / rounds. 1.0 without drafts."""
+        if self.num_spec_steps == 0:
+            return 1.0
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0.0 without drafts."""
+        if self.num_draft_tokens == 0:
+            return 0.0
+        return self.num_accepted_draft_tokens / self.num_draft_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of a request, exactly once, always last."""
+
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_tokens: int = 0  # of the prompt, found in the first target's prefix cache
+    speculation: SpeculationStats
+
+
+class Detokenizer(Protocol):
+    """Incremental decoding of one session's tokens."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that these further tokens complete; incomplete UTF-8 is held back."""
+        ...
+
+    def flush(self) -> str:
+        """What is still held back at the end."""
+        ...
+
+
+class Generator(Protocol):
+    """What HTTP needs of the router."""
+
+    def generate(
+        self, request: GenerationRequest, detokenizer: Detokenizer
+    ) -> AsyncIterator[Delta | Finished]:
+        """Run one request. `aclose()` on the iterator cancels it and frees it everywhere.
+
+        Raises:
+            ServingError: what the client is told; no `Finished` is yielded then.
+        """
+        ...

@@ -1,0 +1,254 @@
+"""Tiny random checkpoints of many architectures, their text by transformers, and by our engines."""
+
+from __future__ import annotations
+
+import atexit
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    LagunaConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+from transformers.utils import logging as transformers_logging
+
+from models.config import EngineConfig
+from models.engine.draft import DraftEngine
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.kv.block_pool import BlockPool
+from models.protocol.messages import DraftProbs, Proposal, Sampling, Verdict
+from tests.cases.messages import EPOCH, opening, proposing, verifying
+from tests.harness.law_engines import answers
+
+VOCAB_SIZE = 256
+MAX_LEN = 160
+WINDOW = 12
+NUM_TOKENS = 32
+GREEDY = Sampling(temperature=0.0)
+PROMPT_LENGTHS = (3, 11, 45, 20)  # the others get as far as the window while they generate
+
+transformers_logging.disable_progress_bar()
+
+_SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # spreads the logits, so that an error would move an argmax
+    "tie_word_embeddings": False,  # tied ones make a random model repeat its last token
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_HEADS = {**_SIZES, "head_dim": 16}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**_SIZES),
+    "qwen2": Qwen2Config(
+        **_SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen3": Qwen3Config(**_HEADS),
+    "mistral": MistralConfig(**_SIZES, sliding_window=WINDOW),
+    "gemma2": Gemma2Config(
+        **_HEADS,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=30.0,
+        query_pre_attn_scalar=4,
+    ),
+    "gemma3": Gemma3TextConfig(
+        **{**_HEADS, "num_hidden_layers": 3},
+        sliding_window=WINDOW,
+        sliding_window_pattern=2,
+        query_pre_attn_scalar=40,
+    ),
+    "phi3": Phi3Config(**_SIZES, sliding_window=WINDOW),
+    "olmo2": Olmo2Config(**_SIZES),
+    "gpt_oss": GptOssConfig(**_HEADS, sliding_window=WINDOW, **_EXPERTS),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_HEADS, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=2
+    ),
+    "mixtral": MixtralConfig(**_SIZES, sliding_window=WINDOW, **_EXPERTS),
+    "laguna": LagunaConfig(  # its layers have different numbers of query heads
+        **_HEADS,
+        num_attention_heads_per_layer=[4, 8],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_positions=256,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+}
+
+
+@cache
+def checkpoint(name: str, noise: float = 0.0) -> Path:
+    """A random model of `CONFIGS[name]`; `noise` on its weights makes a draft that often agrees."""
+    path = Path(tempfile.mkdtemp(prefix="outrider-arch-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    write(CONFIGS[name], path, noise)
+    return path
+
+
+def write(config: PreTrainedConfig, path: Path, noise: float = 0.0) -> None:
+    """Save a random model of a config, with values where models start with zeros or ones."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or "router" in name or "gate.weight" in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+            if "sinks" in name:
+                parameter.fill_(2.0)
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(path)
+
+
+def runner(path: Path, dtype: str = "float32", attention: str = "auto") -> ModelRunner:
+    """A runner over a checkpoint, loaded once; it comes with a new block pool each time."""
+    loaded = _load(str(path), dtype, attention)
+    loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_size)
+    return loaded
+
+
+@cache
+def _load(path: str, dtype: str, attention: str) -> ModelRunner:
+    return ModelRunner(
+        EngineConfig(
+            model_path=path,
+            dtype=dtype,
+            max_model_len=MAX_LEN,
+            kv_cache_tokens=6 * MAX_LEN,
+            max_batch_rows=64,
+            num_threads=1,
+            attention=attention,
+        )
+    )
+
+
+def prompts() -> list[list[int]]:
+    """Random token ids, of several lengths."""
+    choose = random.Random(5)
+    return [choose.choices(range(VOCAB_SIZE), k=length) for length in PROMPT_LENGTHS]
+
+
+@cache
+def reference_texts(path: Path) -> list[list[int]]:
+    """What `transformers.generate` adds to each of `prompts`, greedily, one after the other."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    texts = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        texts.append(output[0, len(prompt) :].tolist())
+    return texts
+
+
+@dataclass
+class Served:
+    """What the engines generated, and how the drafts fared."""
+
+    texts: list[list[int]] = field(default_factory=list)
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+def serve(
+    target_path: Path,
+    draft_path: Path | None = None,
+    k: int = 0,
+    sampling: Sampling = GREEDY,
+    attention: str = "auto",
+) -> Served:
+    """The text of all `prompts` together, in rounds of up to k draft tokens."""
+    target = TargetEngine(runner(target_path, attention=attention), NoMaskSource(), EPOCH)
+    draft = None
+    if draft_path is not None:
+        draft = DraftEngine(runner(draft_path, attention=attention), NoMaskSource(), EPOCH)
+    served = Served()
+    texts = [list(prompt) for prompt in prompts()]
+    ends = [len(text) + NUM_TOKENS for text in texts]
+    for number, text in enumerate(texts):
+        opened = opening(str(number), sampling, len(text))
+        target.submit(opened, number)
+        if draft is not None:
+            draft.submit(opened, number)
+    seq = 0
+    while open_numbers := [n for n, text in enumerate(texts) if len(text) < ends[n]]:
+        seq += 1
+        drafts = _drafts(draft, open_numbers, texts, seq, k)
+        for number in open_numbers:
+            message = verifying(str(number), seq, texts[number], *drafts.get(number, ([], None)))
+            target.submit(message, number)
+        for number, verdict in answers(target).items():
+            assert isinstance(verdict, Verdict), verdict
+            tokens, _ = drafts.get(number, ([], None))
+            texts[number] += [*tokens[: verdict.num_accepted], verdict.token]
+            served.num_drafted += len(tokens)
+            served.num_accepted += verdict.num_accepted
+    for prompt, text in zip(prompts(), texts, strict=True):
+        served.texts.append(text[len(prompt) :][:NUM_TOKENS])
+    return served
+
+
+def _drafts(
+    draft: DraftEngine | None,
+    numbers: Sequence[int],
+    texts: list[list[int]],
+    seq: int,
+    k: int,
+) -> dict[int, tuple[list[int], DraftProbs | None]]:
+    if draft is None:
+        return {}
+    for number in numbers:
+        draft.submit(proposing(str(number), seq, texts[number], k), number)
+    drafts = {}
+    for number, proposal in answers(draft).items():
+        assert isinstance(proposal, Proposal), proposal
+        drafts[number] = (proposal.tokens, proposal.draft_probs)
+    return drafts

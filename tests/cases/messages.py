@@ -1,0 +1,64 @@
+"""Messages of a sender that names the whole text each time, or only what is behind `base_len`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from models.protocol.messages import DraftProbs, Open, Propose, Sampling, Verify
+from models.protocol.token_log import TokenLog
+
+EPOCH = 7  # of the engines in `tests.fakes.engines`
+
+
+def opening(session_id: str, sampling: Sampling, prompt_len: int, **changes: object) -> Open:
+    terms: dict[str, object] = {"eos_ids": []}
+    return Open(
+        session_id=session_id,
+        epoch=EPOCH,
+        sampling=sampling,
+        prompt_len=prompt_len,
+        **(terms | changes),
+    )
+
+
+def header(session_id: str, seq: int, ids: Sequence[int], base_len: int = 0) -> dict[str, object]:
+    return {
+        "session_id": session_id,
+        "epoch": EPOCH,
+        "seq": seq,
+        "base_len": base_len,
+        "prefix_hash": TokenLog(ids[:base_len]).hash_at(base_len),
+        "tokens": list(ids[base_len:]),
+    }
+
+
+def proposing(
+    session_id: str,
+    seq: int,
+    ids: Sequence[int],
+    k: int,
+    *,
+    base_len: int = 0,
+    deadline_ms: float = 1e6,
+) -> Propose:
+    return Propose(
+        **header(session_id, seq, ids, base_len), num_draft_tokens=k, deadline_ms=deadline_ms
+    )
+
+
+def verifying(
+    session_id: str,
+    seq: int,
+    ids: Sequence[int],
+    draft: Sequence[int],
+    draft_probs: DraftProbs | None = None,
+    *,
+    base_len: int = 0,
+    run_on: int = 0,
+) -> Verify:
+    return Verify(
+        **header(session_id, seq, ids, base_len),
+        draft=list(draft),
+        draft_probs=draft_probs,
+        run_on=run_on,
+    )

@@ -1,0 +1,13 @@
+"""Tables that share blocks, as those of sessions do that found the same prefix in the cache."""
+
+from __future__ import annotations
+
+from models.kv.block_pool import BlockTable
+
+
+def fork(table: BlockTable, num_tokens: int) -> BlockTable:
+    """A new table with the whole blocks within the first `num_tokens` tokens of `table`."""
+    pool = table._pool
+    forked = pool.new_table()
+    forked.adopt(0, table.block_ids[: num_tokens // pool.block_size])
+    return forked

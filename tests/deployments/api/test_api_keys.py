@@ -1,0 +1,211 @@
+"""API keys: the file, its reloading, the gate over ASGI, and the command that makes one."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.api.http import create_app
+from deployments.api.keys import OPEN_PATHS, ApiKeys, faults_of_keys, main, read_key_file
+from deployments.ingress.metrics import RequestMetrics
+from deployments.serve.instruments import Meters
+from tests.fakes.http import ScriptedGenerator, http_service
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def line(name: str, key: str) -> str:
+    return f"{name} {hashlib.sha256(key.encode()).hexdigest()}\n"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.txt"
+    path.write_text(
+        "# clients\n\n" + line("alice", "sk-a") + line("bob", "sk-b").strip() + " # b\n"
+    )
+    return path
+
+
+def client_with(keys: ApiKeys, prefix: str = "") -> httpx.AsyncClient:
+    """With a `prefix` as Serve's proxy and uvicorn serve under one: it stays in the path."""
+    app = create_app(http_service(ScriptedGenerator(), api_keys=keys))
+    transport = httpx.ASGITransport(app, root_path=prefix)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://test{prefix}")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer sk-wrong"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "Basic sk-a"}, 401),
+        ({"authorization": "Bearer sk-a"}, 200),
+        ({"authorization": "bearer sk-b"}, 200),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
+@pytest.mark.parametrize("prefix", ["", "/llm", "/v1", "/health"])
+async def test_routes_under_v1_need_a_known_key(key_file, headers, status, path, prefix):
+    async with client_with(ApiKeys(key_file), prefix) as client:
+        if path.endswith("models"):
+            response = await client.get(path, headers=headers)
+        else:
+            response = await client.post(path, json=CHAT, headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.headers["x-request-id"]
+        assert "sk-wrong" not in response.text
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_open_routes_need_no_key(key_file, path, prefix):
+    async with client_with(ApiKeys(key_file), prefix) as client:
+        assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/v2/models", "/health/", "/llm/health"])
+async def test_what_is_not_open_needs_a_key_also_where_there_is_nothing(key_file, path):
+    async with client_with(ApiKeys(key_file)) as client:
+        assert (await client.get(path)).status_code == 401
+        headers = {"authorization": "Bearer sk-a"}
+        assert (await client.get(path, headers=headers)).status_code == 404
+
+
+async def test_open_paths_are_routes_and_the_page_calls_them_so(key_file):
+    async with client_with(ApiKeys(key_file)) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    opened = {
+        path for path, methods in paths.items() if methods.get("get", {}).get("security") == []
+    }
+    assert opened == OPEN_PATHS
+
+
+async def test_a_key_is_never_logged(key_file, caplog):
+    caplog.set_level(logging.DEBUG)
+    async with client_with(ApiKeys(key_file)) as client:
+        await client.get("/v1/models", headers={"authorization": "Bearer sk-a"})
+        await client.get("/v1/models", headers={"authorization": "Bearer sk-wrong"})
+    assert "sk-" not in caplog.text
+
+
+def test_a_changed_file_counts_within_a_second(key_file):
+    clock = Clock()
+    keys = ApiKeys(key_file, clock=clock)
+    assert keys.name_of(b"sk-a") == "alice"
+    replacement = key_file.with_suffix(".new")
+    replacement.write_text(line("carol", "sk-c"))
+    os.replace(replacement, key_file)
+    clock.now_s = 1.0
+    assert keys.name_of(b"sk-a") is None
+    assert keys.name_of(b"sk-c") == "carol"
+
+
+@pytest.mark.parametrize("text", ["", "# nobody\n\n", "nonsense\n"])
+def test_a_file_without_a_key_lets_nobody_in(key_file, caplog, text):
+    clock = Clock()
+    keys = ApiKeys(key_file, clock=clock)
+    key_file.write_text(text)
+    clock.now_s = 1.0
+    assert keys.name_of(b"sk-a") is None
+    assert "has no key, so nobody could be served" in caplog.text
+    assert ApiKeys(key_file).name_of(b"sk-a") is None  # a replica that starts now does the same
+    key_file.write_text(line("carol", "sk-c"))
+    clock.now_s = 2.0
+    assert keys.name_of(b"sk-c") == "carol"
+
+
+def test_a_wrong_line_is_skipped_and_counted_and_its_neighbours_count(key_file, caplog):
+    clock = Clock()
+    keys = ApiKeys(key_file, clock=clock)
+    assert keys.num_refused == 0
+    wrong = ["alice sk-a\n", "bob\n", line("x" * 65, "sk-x"), line("dora", "sk-d").upper()]
+    key_file.write_bytes(("".join(wrong) + line("carol", "sk-c")).encode() + b"\xff\xfe\n")
+    clock.now_s = 1.0
+    assert keys.num_refused == 5
+    assert keys.name_of(b"sk-c") == "carol"
+    assert keys.name_of(b"sk-a") is None
+    assert "line 1 of" in caplog.text
+    assert "sk-a" not in caplog.text
+
+
+def test_a_file_that_cannot_be_read_leaves_the_keys_and_is_tried_again(key_file, caplog):
+    clock = Clock()
+    keys = ApiKeys(key_file, clock=clock)
+    text = key_file.read_text()
+    key_file.unlink()
+    for now_s in (1.0, 2.0, 3.0):
+        clock.now_s = now_s
+        assert keys.name_of(b"sk-a") == "alice"
+    assert keys.num_refused == 1
+    assert caplog.text.count("API keys stay as they were") == 1
+    key_file.write_text(text.replace("alice", "anna"))
+    clock.now_s = 4.0
+    assert keys.name_of(b"sk-a") == "anna"
+    assert keys.num_refused == 0
+
+
+async def test_skipped_lines_are_on_the_page_of_metrics(key_file):
+    key_file.write_text(line("alice", "sk-a") + "nonsense\n")
+    keys = ApiKeys(key_file)
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}), lambda: keys.num_refused)
+    assert b'outrider:api_keys_refused{model_name="tiny"} 1.0\n' in metrics.text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alice sk-plain\n", "line 1 of .* is not 'name digest'"),
+        ("# only a comment\n", "has no key"),
+        (line("alice", "sk-a") + "x" * 65 + " " + "0" * 64, "line 2"),
+    ],
+)
+def test_the_check_before_a_start_refuses_what_a_replica_would_skip(tmp_path, text, message):
+    path = tmp_path / "keys.txt"
+    path.write_text(text)
+    faults = faults_of_keys(path)
+    assert re.search(message, " ".join(faults))
+    assert all("router.api_keys_file" in fault for fault in faults)
+    assert "sk-plain" not in " ".join(faults)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"router\.api_keys_file: .* cannot be read") as caught:
+        ApiKeys(tmp_path / "none.txt")
+    assert faults_of_keys(tmp_path / "none.txt") == [str(caught.value)]
+
+
+def test_the_command_makes_a_key_that_works(tmp_path, capsys):
+    main(["alice"])
+    written = capsys.readouterr()
+    key = written.err.rsplit(" ", 1)[1].strip()
+    path = tmp_path / "keys.txt"
+    path.write_text(written.out)
+    assert key not in written.out
+    assert ApiKeys(path).name_of(key.encode()) == "alice"
+    assert list(read_key_file(path).names.values()) == ["alice"]
+
+
+def test_the_command_refuses_a_name_that_the_file_would_not_take(capsys):
+    with pytest.raises(SystemExit):
+        main(["a b"])
+    assert "name must be" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""What is refused in a cluster: by what its nodes announce, and not where it may grow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import ray
+import yaml
+from ray.exceptions import GetTimeoutError
+from ray.serve.exceptions import RayServeException
+
+from deployments.config import cluster as cluster_view
+from deployments.config import preflight
+from deployments.config.cluster import connected_cluster, deployed_overrides, this_machine
+from deployments.config.preflight import CannotServe, refuse_unservable
+from deployments.config.schema import AppConfig
+from loadtest.service.served import ROOT, private_environment
+
+DEMO = ROOT / "models" / "demo"
+GPUS, CPUS = 4, 8
+
+
+@pytest.fixture(scope="module")
+def prod() -> AppConfig:
+    content = yaml.safe_load((ROOT / "configs" / "prod.yaml").read_text())
+    return AppConfig.model_validate(content["applications"][0]["args"])
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A node that announces GPUs and a label and has neither."""
+    import tempfile
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="or") as folder:
+        for name, value in private_environment(Path(folder)).items():
+            patch.setenv(name, value)
+        context = ray.init(
+            address="local",
+            num_cpus=CPUS,
+            num_gpus=GPUS,
+            labels={"outrider/role": "target"},
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 * 1024 * 1024,
+        )
+        yield context.address_info["gcs_address"]
+        ray.shutdown()
+
+
+@pytest.mark.ray
+def test_nodes_count_by_what_they_announce(address: str) -> None:
+    cluster = connected_cluster()
+    assert (cluster.total("GPU"), cluster.total("CPU")) == (GPUS, CPUS)
+    assert cluster.nodes[0].has({"outrider/role": "target"})
+    assert not cluster.nodes[0].has({"outrider/role": "draft"})
+    assert not cluster.may_grow
+
+
+@pytest.mark.ray
+def test_build_refuses_what_the_cluster_lacks(address: str, prod: AppConfig) -> None:
+    """Without the file's own placement: what follows from `args` alone."""
+    assert deployed_overrides(prod) == []
+    with pytest.raises(CannotServe, match=r"5 GPUs \(Target 4, Draft 1\), there are 4; .*/models"):
+        refuse_unservable(prod)
+
+
+@pytest.mark.ray
+def test_a_cluster_that_may_grow_is_waited_for(
+    address: str, prod: AppConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = AppConfig.model_validate(
+        {
+            "target": {"model_path": str(DEMO / "target"), "device": "cuda", "max_model_len": 64},
+            "draft": {
+                "model_path": str(DEMO / "draft"),
+                **{"device": "cuda", "max_model_len": 64, "tensor_parallel_size": 4},
+            },
+        }
+    )
+    with pytest.raises(CannotServe, match="it needs 5 GPUs"):
+        refuse_unservable(config)
+    monkeypatch.setenv("RAY_USAGE_STATS_KUBERAY_IN_USE", "1")
+    assert connected_cluster().may_grow
+    refuse_unservable(config)
+    with pytest.raises(CannotServe, match="no such folder") as caught:
+        refuse_unservable(prod)
+    assert "GPUs" not in str(caught.value)
+
+
+@pytest.mark.ray
+def test_the_command_looks_at_a_cluster(address: str) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "deployments.config.schema", "--check", "configs/prod.yaml"),
+            *("--address", address),
+        ],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 1
+    [refusal] = ended.stderr.splitlines()
+    assert "it needs 5 GPUs (Target 4, Draft 1), there are 4" in refusal
+    assert "outrider/role=router (Router)" in refusal
+    assert "role=target" not in refusal
+    assert "no such folder" not in refusal, "the nodes may have what this machine has not"
+    assert "note: on this machine target.model_path: no such folder" in ended.stdout
+
+
+def test_a_busy_controller_is_told_with_the_wait(
+    prod: AppConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(reference: object, *, timeout: float) -> None:
+        raise GetTimeoutError("Get timed out: some object(s) not ready.")
+
+    monkeypatch.setattr(cluster_view, "_get_global_client", lambda **options: MagicMock())
+    monkeypatch.setattr(ray, "get", never)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(preflight, "connected_cluster", this_machine)
+    with pytest.raises(CannotServe, match="controller has not said within 15 s"):
+        refuse_unservable(prod)
+
+
+def test_serve_tells_our_refusals_as_they_are() -> None:
+    assert issubclass(CannotServe, RayServeException)
+    assert issubclass(CannotServe, ValueError)
+
+
+def test_this_machine_is_what_ray_would_find() -> None:
+    [node] = this_machine().nodes
+    assert node.resources["CPU"] == len(os.sched_getaffinity(0))
+    assert node.resources["memory"] > 1e9

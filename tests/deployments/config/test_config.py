@@ -1,0 +1,240 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config.grammar_service import GrammarServiceConfig
+from deployments.config.model_files import check_models
+from deployments.config.model_paths import resolve_folder
+from deployments.config.schema import (
+    AppConfig,
+    LinkConfig,
+    ModelConfig,
+    RouterConfig,
+    SpeculationConfig,
+    TimeoutConfig,
+)
+from deployments.config.section import Section
+from deployments.link.frames import MAX_FRAME_BYTES
+from models.protocol.packed_logprobs import MAX_PACKED_BYTES
+from tests.cases.model_folders import tree
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+@pytest.mark.parametrize(
+    ("extra", "complaint"),
+    [
+        ({"targett": {}}, "unknown key 'targett'"),
+        ({"router": {"speculation": {"depth": 3}}}, "unknown key 'router.speculation.depth'"),
+        ({"draft": {"model_path": "x", "gpus": 1}}, "unknown key 'draft.gpus'"),
+        ({"draft": {}}, "missing key 'draft.model_path'"),
+        ({"router": {"timeouts": {"token_gap_s": 0}}}, "router.timeouts.token_gap_s: .* greater"),
+        ({"target": {"model_path": "x", "tensor_parallel_size": 0}}, "target.tensor_parallel_size"),
+        ({"router": {"speculation": {"num_speculative_tokens": -1}}}, "num_speculative_tokens"),
+        ({"draft": {"model_path": "x", "quantization": "int4"}}, "draft.quantization: .*'int8'"),
+        (
+            {"draft": {"model_path": "x", "quantization": "int8", "device": "cuda"}},
+            "draft: .*int8 runs on cpu only, got device 'cuda'",
+        ),
+        (
+            {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
+            "target: .*int8 needs tensor_parallel_size 1, got 2",
+        ),
+    ],
+    ids=[
+        "top",
+        "nested",
+        "optional-section",
+        "missing",
+        "range",
+        "literal",
+        "union",
+        "quantization",
+        "quantization-device",
+        "quantization-ranks",
+    ],
+)
+def test_bad_key_is_refused_with_its_path(
+    tmp_path: Path, extra: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        AppConfig.model_validate(tree(tmp_path) | extra)
+
+
+def test_all_faults_are_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'a'.*'b'") as caught:
+        AppConfig.model_validate(tree(tmp_path) | {"a": 1, "b": 2})
+    assert "\n" not in str(caught.value)
+
+
+def test_tree_is_frozen(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path))
+    with pytest.raises(ValueError, match="frozen"):
+        config.router.model_name = "other"  # type: ignore[misc]  # that is the point
+
+
+def test_router_follows_the_target(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, max_model_len=1024)).resolved()
+    assert config.router.tokenizer_path == config.target.model_path
+    assert config.router.max_model_len == 1024
+    assert config.draft is None
+
+
+def test_relative_path_is_found_from_current_folder_then_repo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_folder("configs", "key") == tmp_path / "configs"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resolve_folder("configs", "key") == CONFIGS
+    with pytest.raises(ValueError, match=r"target\.model_path: no such folder: 'nowhere'"):
+        resolve_folder("nowhere", "target.model_path")
+
+
+def test_the_cache_counts_in_whole_blocks(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=2050, max_model_len=2049))
+    complaint = r"2050 \(2048 in whole blocks\) is less than max_model_len, 2049"
+    with pytest.raises(ValueError, match=complaint):
+        check_models(config.resolved())
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), (4096, 4096)],
+)
+def test_kv_memory_is_written_as_people_write_it(
+    tmp_path: Path, written: object, num_bytes: int
+) -> None:
+    config = AppConfig.model_validate(tree(tmp_path, kv_cache_memory=written))
+    assert config.target.kv_cache_memory == num_bytes
+    check_models(config.resolved())
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"kv_cache_tokens": 4096, "kv_cache_memory": "1GiB"}, "kv_cache_tokens and kv_cache_mem"),
+        ({"kv_cache_memory": "1 gig"}, "target.kv_cache_memory: .* a number and one of B, KiB"),
+        ({"kv_cache_memory": "0B"}, "target.kv_cache_memory: .* greater than 0"),
+        ({"gpu_memory_utilization": 0.9}, "needs device cuda, not cpu"),
+        ({"gpu_memory_utilization": 1.1, "device": "cuda"}, "target.gpu_memory_utilization"),
+        (
+            {"gpu_memory_utilization": 0.9, "device": "cuda", "tensor_parallel_size": 2},
+            "gpu_memory_utilization needs tensor_parallel_size 1",
+        ),
+        ({"max_prefill_slowdown": 1.0}, "target.max_prefill_slowdown: .* greater than 1"),
+    ],
+)
+def test_cache_sizes_that_cannot_be_are_refused(
+    tmp_path: Path, keys: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        AppConfig.model_validate(tree(tmp_path, **keys))
+
+
+def test_one_compile_must_fit_into_a_child(tmp_path: Path) -> None:
+    limits = {"memory_limit_mb": 256, "compile_memory_mb": 65}
+    with pytest.raises(ValueError, match="at most a quarter of memory_limit_mb, 256, got 65"):
+        AppConfig.model_validate(tree(tmp_path) | {"constraint": limits})
+
+
+def sections(model: type[Section]) -> list[type[Section]]:
+    found = [model]
+    for field in model.model_fields.values():
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, Section):
+                found += sections(part)
+    return found
+
+
+def test_every_leaf_is_described() -> None:
+    for section in sections(AppConfig):
+        for name, field in section.model_fields.items():
+            is_section = isinstance(field.annotation, type) and issubclass(
+                field.annotation, Section
+            )
+            assert field.description or is_section, f"{section.__name__}.{name}"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_config_is_valid_for_serve_and_for_us(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    schema = ServeDeploySchema.model_validate(content)
+    for application in schema.applications:
+        config = AppConfig.model_validate(application.args)
+        assert config.router.model_name
+        names = {deployment.name for deployment in application.deployments}
+        assert names <= {"Router", "Target", "Draft", "Constraint"}
+
+
+def test_a_fixed_k_above_the_limit_is_refused() -> None:
+    speculation = {"num_speculative_tokens": 9, "max_num_speculative_tokens": 8}
+    tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
+    with pytest.raises(ValueError, match=r"router\.speculation.*at most .*8.*9"):
+        AppConfig.model_validate(tree)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "complaint"),
+    [
+        ({"method": "draft_model"}, "method draft_model needs a draft section"),
+        ({"method": "lookup"}, "router.speculation.method"),
+        ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max of at least 1"),
+        ({"prompt_lookup_min": 5}, "prompt_lookup_min must be at most prompt_lookup_max, 4"),
+        ({"prompt_lookup_min": 0}, "router.speculation.prompt_lookup_min"),
+        ({"verification": "typical"}, "router.speculation.verification"),
+    ],
+    ids=["no-draft", "unknown", "off", "crossed", "zero", "rule"],
+)
+def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], complaint: str) -> None:
+    tree = {"target": {"model_path": "x"}, "router": {"speculation": speculation}}
+    with pytest.raises(ValueError, match=complaint):
+        AppConfig.model_validate(tree)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["demo.yaml", "smollm2.yaml", "no-draft.yaml", "cpu.yaml", "single-gpu.yaml", "prod.yaml"],
+)
+def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
+    """Each with a comment: what is left to a default is not found by who looks for it."""
+    text = (CONFIGS / name).read_text()
+    [application] = yaml.safe_load(text)["applications"]
+    args = application["args"]
+    router = args["router"]
+    for section, model in [
+        (args["target"], ModelConfig),
+        (args["constraint"], GrammarServiceConfig),
+        (args["link"], LinkConfig),
+        (router["speculation"], SpeculationConfig),
+        (router["timeouts"], TimeoutConfig),
+    ]:
+        assert set(section) == set(model.model_fields)
+        for key in section:
+            assert re.search(rf"^ *{key}: .* #", text, re.MULTILINE), key
+    for key in ("default_max_tokens", "max_tokens_limit", "max_choices", "max_logprob_entries"):
+        default = RouterConfig.model_fields[key].default
+        comment = rf"#.*(\n +#.*)*?default: {default}$"
+        assert re.search(rf"^ *{key}: {router[key]} +{comment}", text, re.MULTILINE), key
+
+
+def test_no_allowed_number_of_logprobs_makes_a_frame_too_long() -> None:
+    limit = MAX_FRAME_BYTES // (2 * MAX_PACKED_BYTES)  # and half of it for the rest
+    tree = {"target": {"model_path": "x"}, "router": {"max_logprob_entries": limit}}
+    with pytest.raises(ValueError, match=r"router.max_logprob_entries: .*less than or equal to"):
+        AppConfig.model_validate(tree)
+
+
+def test_the_config_without_a_draft_has_none_anywhere() -> None:
+    content = yaml.safe_load((CONFIGS / "no-draft.yaml").read_text())
+    [application] = content["applications"]
+    config = AppConfig.model_validate(application["args"])
+    assert config.draft is None
+    assert config.router.speculation.method == "ngram"
+    assert "Draft" not in {deployment["name"] for deployment in application["deployments"]}

@@ -1,0 +1,319 @@
+"""`python -m deployments.config`: what it says of configs, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.config.__main__ import main
+from deployments.config.dotted_keys import assignments
+from deployments.config.explain import admission_notes, drafting_notes
+from deployments.config.serve_file import read_serve_file
+from loadtest.service.served import ROOT, free_port
+from tests.harness.local import DEMO
+
+CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture(autouse=True)
+def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, what was said, and the one line of refusal."""
+    status = main(["--check", *arguments])
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == (1 if status else 0)
+    return status, captured.out, captured.err
+
+
+def on_free_port() -> str:
+    return f"http_options.port={free_port()}"
+
+
+@pytest.mark.parametrize("name", ["demo.yaml", "cpu.yaml", "no-draft.yaml"])
+def test_a_config_for_this_machine_is_explained(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    status, said, refusal = check(capsys, str(CONFIGS / name), on_free_port())
+    assert (status, refusal) == (0, "")
+    args = yaml.safe_load((CONFIGS / name).read_text())["applications"][0]["args"]
+    kv_tokens = args["target"]["kv_cache_tokens"]
+    assert "7.5 M parameters, 15 MB of weights per rank" in said
+    assert f"KV 8.19 KB per token and rank; {kv_tokens} tokens" in said
+    assert ("drafted by ngram" if "draft" not in args else "drafted by draft_model") in said
+    assert f"{args['router']['max_sessions']} sessions per replica" in said
+    assert "adaptive, 0 to 8" in said
+
+
+def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said, _ = check(
+        capsys,
+        *(str(CONFIGS / "demo.yaml"), on_free_port()),
+        *("target.quantization=int8", "target.kv_cache_memory=64MiB", "Draft.num_replicas=2"),
+        "router.speculation.num_speculative_tokens=3",
+        "target.kv_cache_tokens=null",
+    )
+    assert status == 1, "null is no number of tokens"
+    status, said, _ = check(
+        capsys,
+        *(str(CONFIGS / "demo.yaml"), on_free_port()),
+        *("target.quantization=int8", "draft.kv_cache_memory=null", "Draft.num_replicas=2"),
+        "router.speculation.num_speculative_tokens=3",
+    )
+    assert status == 0
+    assert "bfloat16, int8; 7.5 M parameters, 9.63 MB of weights" in said
+    assert "2 replicas of {CPU: 0.1}" in said
+    assert "k          3, drafted by draft_model" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["draft.max_model_len=256"], "are drafted for by prompt lookup only"),
+        (
+            ["draft.max_model_len=256", "router.speculation.prompt_lookup_max=0"],
+            "are not drafted for at all",
+        ),
+        (["draft.max_model_len=256", "router.max_model_len=256"], ""),
+        (["draft.max_model_len=256", "router.speculation.method=ngram"], ""),
+        ([], ""),
+    ],
+    ids=["lookup", "no-lookup", "router-shorter", "ngram", "as-shipped"],
+)
+def test_a_draft_that_reads_less_than_its_target_is_noted(changes: list[str], said: str) -> None:
+    served = read_serve_file(CONFIGS / "demo.yaml", assignments(changes))
+    notes = drafting_notes(served.config)
+    if said:
+        longest = served.config.target.max_model_len
+        assert notes == [
+            f"draft.max_model_len 256 is below target.max_model_len {longest}: sessions longer "
+            f"than 256 tokens {said}"
+        ]
+    else:
+        assert notes == []
+
+
+def test_the_command_says_so_and_serves_it(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said, _ = check(
+        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), "draft.max_model_len=256"
+    )
+    assert status == 0
+    assert "note: draft.max_model_len 256 is below target.max_model_len" in said
+
+
+def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
+    """In a process of its own, which must not load torch for it."""
+    code = (
+        "import sys; from deployments.config import main; "
+        "status = main(['--check', 'configs/prod.yaml']); "
+        "print('torch' in sys.modules, 'transformers' in sys.modules); sys.exit(status)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-1] == "False False"
+    assert "sizes unknown: target.model_path: no such folder: '/models/target'" in ended.stdout
+    [refusal] = ended.stderr.splitlines()
+    assert "it needs 5 GPUs (Target 4, Draft 1), there are 0" in refusal
+    for label in ("router", "target", "draft"):
+        assert f"outrider/role={label}" in refusal
+    assert "draft.model_path: no such folder: '/models/draft'" in refusal
+    assert "router.api_keys_file: /secrets/api-keys/keys cannot be read" in refusal
+    assert "use configs/demo.yaml (the shipped pair) or configs/cpu.yaml" in refusal
+
+
+def test_the_module_of_the_config_is_the_command() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "deployments.config.schema", "--check", "nothing.yaml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 1
+    [refusal] = ended.stderr.splitlines()
+    assert refusal.startswith("error: nothing.yaml: cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("target.modle_path=x", "unknown key 'target.modle_path'"),
+        ("Target.num_replica=2", "unknown key 'deployments.Target.num_replica'"),
+        ("Draft.ray_actor_options.num_cpu=2", "'deployments.Draft.ray_actor_options.num_cpu'"),
+        ("logging_config.encodng=JSON", "unknown key 'logging_config.encodng'"),
+        ("Draught.num_replicas=2", "there is no 'Draught', only Router, Target, Draft"),
+        ("http_options.prt=1", "unknown key 'http_options.prt'"),
+        ("http_options.port=x", "http_options.port"),
+        ("http_options.port=99999", "http_options.port: must be from 0 to 65535, got 99999"),
+        ("http_options.host=no such host", "http_options.host: 'no such host' is no address"),
+        (
+            "http_options.host=192.0.2.77",
+            "http_options: cannot listen on 192.0.2.77, port .*assign",
+        ),
+        ("Draft=2", "Draft: name an option of this deployment, like Draft.num_replicas=2"),
+        ("applications=3", "it has no list of applications"),
+        ("applications=[x]", "applications.0: must be a mapping, got 'x'"),
+        ("Router.user_config={max_sesions: 1}", "user_config: unknown key 'max_sesions'"),
+        ("target.tensor_parallel_size=2", "placement_group_bundles has 1 bundles"),
+        ("target.max_model_len", "is not KEY=VALUE"),
+        ("router.model_name.x=1", "router.model_name has no keys of its own"),
+        ("target.max_model_len=4096", "4096 is more than the checkpoint's max_position"),
+        ("target.kv_cache_tokens=100", "target.kv_cache_tokens: 100"),
+        ('Target.placement_group_bundles=[{"GPU": 1}]', "it needs 1 GPU (Target 1), there are 0"),
+        ("router.api_keys_file=/no/keys", "router.api_keys_file: /no/keys cannot be read"),
+        ("target.kv_cache_tokens=100000000000", "target: .* of weights and KV do not fit"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], change: str, complaint: str
+) -> None:
+    status, _, refusal = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), change)
+    assert status == 1
+    assert re.search(complaint if ".*" in complaint else re.escape(complaint), refusal)
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "complaint"),
+    [
+        ("deployments", None, "applications.0.deployments: must be a list of mappings, got None"),
+        ("deployments", ["x"], "applications.0.deployments.0: must be a mapping, got 'x'"),
+    ],
+)
+@pytest.mark.parametrize("changes", [[], ["Draft.num_replicas=2"]])
+def test_a_section_of_another_type_is_named(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    section: str,
+    value: object,
+    complaint: str,
+    changes: list[str],
+) -> None:
+    content = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    content["applications"][0][section] = value
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    status, _, refusal = check(capsys, str(path), *changes)
+    assert status == 1
+    assert complaint in refusal
+
+
+def test_an_address_of_another_family_is_not_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, refusal = check(
+        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), "http_options.host=::1"
+    )
+    assert status == 0 or "cannot listen on ::1" in refusal
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_routers_of_shipped_configs_let_in_no_more_than_targets_hold(path: Path) -> None:
+    served = read_serve_file(path)
+    assert admission_notes(served.config, served.placements, served.router) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["Router.num_replicas=2", "router.max_sessions=64", "Router.user_config.max_sessions=64"],
+)
+def test_routers_that_let_in_more_than_targets_hold_are_noted(
+    capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    plain = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port())
+    assert "routers let in" not in plain[1]
+    status, said, _ = check(capsys, str(CONFIGS / "demo.yaml"), on_free_port(), change)
+    assert status == 0
+    assert re.search(r"note: routers let in \d x \d\d = 64 sessions .* hold 1 x 36 = 36 ", said)
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        status, _, refusal = check(capsys, str(CONFIGS / "demo.yaml"), f"http_options.port={port}")
+    assert status == 1
+    assert f"http_options.port: {port} is in use on 127.0.0.1" in refusal
+
+
+def copy_of(source: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
+def write_anew(file: Path, content: dict[str, Any]) -> None:
+    """Put a file of its own where `copy_of` has put a link."""
+    file.unlink()
+    file.write_text(json.dumps(content))
+
+
+def test_a_draft_of_other_words_is_refused_with_a_way_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = copy_of(DEMO / "draft", tmp_path / "draft")
+    content: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    words = list(vocabulary)[300:302]
+    vocabulary[words[0]], vocabulary[words[1]] = vocabulary[words[1]], vocabulary[words[0]]
+    write_anew(folder / "tokenizer.json", content)
+    status, _, refusal = check(
+        capsys, str(CONFIGS / "demo.yaml"), on_free_port(), f"draft.model_path={folder}"
+    )
+    assert status == 1
+    assert "draft.model_path: token id 300" in refusal
+    assert "use configs/no-draft.yaml" in refusal
+
+
+def test_an_architecture_that_is_not_served_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = copy_of(DEMO / "target", tmp_path / "target")
+    content = json.loads((folder / "config.json").read_text()) | {"model_type": "mamba"}
+    write_anew(folder / "config.json", content)
+    status, said, refusal = check(
+        capsys, str(CONFIGS / "no-draft.yaml"), on_free_port(), f"target.model_path={folder}"
+    )
+    assert status == 1
+    assert "target: model type 'mamba' cannot be served" in refusal
+    assert "sizes unknown: the model cannot be served" in said
+
+
+def test_a_changed_file_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    changes = ["http_options.port=8123", "target.max_sessions=7", "Draft.num_replicas=2"]
+    assert main([str(CONFIGS / "demo.yaml"), *changes, "--output", str(path)]) == 0
+    written = yaml.safe_load(path.read_text())
+    [application] = written["applications"]
+    assert written["http_options"]["port"] == 8123
+    assert application["args"]["target"]["max_sessions"] == 7
+    assert {one["name"]: one["num_replicas"] for one in application["deployments"]}["Draft"] == 2
+    original = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    assert application["args"]["router"] == original["applications"][0]["args"]["router"]
+
+
+def test_a_file_of_another_application_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "other.yaml"
+    path.write_text("applications: [{name: a, import_path: other:app}]\n")
+    _, _, refusal = check(capsys, str(path))
+    assert "0 of its applications have import_path deployments.app:build" in refusal
+    path.write_text("- 1\n")
+    _, _, refusal = check(capsys, str(path))
+    assert "no Serve config file" in refusal

@@ -1,0 +1,85 @@
+"""Whether models fit, by sizes that are written down here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.config.memory import RankBytes, gigabytes, least_rank_bytes, memory_faults
+from deployments.config.placement import placements_of
+from deployments.config.schema import AppConfig
+from deployments.config.shortages import Cluster, Node
+from tests.harness.local import DEMO
+
+GB = 10**9
+
+
+def faults(
+    target: dict[str, Any],
+    *sizes: int,
+    nodes: list[float] | None = None,
+    gpus: list[int] | None = None,
+    replicas: int = 1,
+) -> str:
+    """What is wrong with a target, and perhaps a draft on the same device, of these sizes."""
+    path = {"model_path": "x"}
+    tree: dict[str, Any] = {"target": path | target}
+    if len(sizes) > 1:
+        tree["draft"] = path | {"device": target.get("device", "cpu")}
+    config = AppConfig.model_validate(tree)
+    placements = placements_of(config, [{"name": "Target", "num_replicas": replicas}])
+    cluster = Cluster(
+        nodes=[Node(resources={"memory": size * GB}, labels={}) for size in nodes or [8.0]]
+    )
+    ranks = {
+        section: RankBytes(weights=size * GB)
+        for section, size in zip(("target", "draft"), sizes, strict=False)
+    }
+    return "; ".join(memory_faults(config, ranks, placements, cluster, gpus or []))
+
+
+CUDA = {"device": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        (faults({}, 7), ""),
+        (faults({}, 9), "target: 9 GB of weights and KV do not fit in a node's memory, of which 8"),
+        (faults({}, 9, nodes=[4, 16]), ""),
+        (faults({"tensor_parallel_size": 2}, 5), "target: 10 GB of weights and KV do not fit"),
+        (faults({}, 5, 4), "all models take 9 GB of memory, 8 GB are free"),
+        (faults({}, 5, replicas=2), "all models take 10 GB of memory"),
+        (faults(CUDA, 100), ""),  # nobody can see the GPUs
+        (faults(CUDA, 20, gpus=[24 * GB]), ""),
+        (faults(CUDA, 30, gpus=[24 * GB]), "target: a rank takes 30 GB of weights and KV, the lar"),
+        (faults(CUDA, 20, 5, gpus=[24 * GB]), "all models take 25 GB of GPU memory, there are 24"),
+        (faults(CUDA, 20, 5, gpus=[24 * GB, 24 * GB]), ""),
+    ],
+)
+def test_what_does_not_fit_is_named(found: str, complaint: str) -> None:
+    assert found.startswith(complaint)
+    assert bool(found) == bool(complaint)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, RankBytes(weights=14_950_912)),
+        ({"dtype": "float32"}, RankBytes(weights=29_901_824)),
+        (
+            {"quantization": "int8", "kv_cache_memory": "1MiB"},
+            RankBytes(weights=7_475_456, kv=1 << 20),
+        ),
+        ({"tensor_parallel_size": 2}, RankBytes(weights=7_475_456)),
+    ],
+)
+def test_files_alone_tell_the_least(keys: dict[str, Any], expected: RankBytes) -> None:
+    tree = {"target": {"model_path": str(DEMO / "target"), **keys}}
+    assert least_rank_bytes(AppConfig.model_validate(tree).target, "target") == expected
+
+
+def test_sizes_have_three_digits() -> None:
+    shown = [gigabytes(size) for size in (12, 1234, 12_345_678, 1_234_567_890, 141_000_000_000)]
+    assert shown == ["12 B", "1.23 KB", "12.3 MB", "1.23 GB", "141 GB"]

@@ -1,0 +1,196 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.engine.loop import EngineLoop
+from deployments.engine.rank import LinkPort, Rank, engine_config, make_engine
+from deployments.link.client import LinkChannel, LinkClient
+from deployments.link.masks import LinkMaskSource
+from deployments.link.server import LinkServer
+from models.protocol.messages import (
+    EngineReply,
+    EngineRequest,
+    NeedOpen,
+    Open,
+    Proposal,
+    Propose,
+    Sampling,
+    Verdict,
+    Verify,
+)
+from tests.fakes.engines import make_runner
+
+WAIT_S = 20.0
+PROMPT = [5, 6, 7, 8]
+
+
+class Leader:
+    """What `Rank.load` puts together, over a tiny real model, without Ray."""
+
+    def __init__(self, kind: str) -> None:
+        self.masks = LinkMaskSource()
+        self.server: LinkServer[EngineRequest] = LinkServer(EngineRequest)
+        # Sizes of its own give each kind a runner of its own: two threads must not share one.
+        runner = make_runner(kv_cache_tokens=1024 if kind == "draft" else 2048)
+        engine = make_engine(kind, runner, self.masks, self.server.endpoint.epoch)
+        self.loop = EngineLoop(engine, LinkPort(self.server), idle_timeout_s=60.0, poll_s=0.02)
+        self._thread = threading.Thread(target=self.loop.run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.loop.stop()
+        self._thread.join(WAIT_S)
+        self.masks.shutdown()
+        self.server.close()
+
+
+class Client:
+    """One session at a leader."""
+
+    def __init__(self, links: LinkClient, leader: Leader, session_id: str) -> None:
+        leader.server.allow(links.public_key)
+        leader.loop.admit(session_id)
+        self.header = {"session_id": session_id, "epoch": leader.server.endpoint.epoch}
+        self.channel: LinkChannel[EngineRequest, EngineReply] = links.channel(
+            leader.server.endpoint, session_id, EngineReply
+        )
+
+    def open(self) -> None:
+        self.channel.send(
+            Open(**self.header, sampling=Sampling(temperature=0), eos_ids=[], prompt_len=4)
+        )
+
+    def verify(self, seq: int, run_on: int) -> None:
+        self.channel.send(
+            Verify(
+                **self.header,
+                seq=seq,
+                base_len=0,
+                prefix_hash=0,
+                tokens=PROMPT,
+                draft=[],
+                run_on=run_on,
+            )
+        )
+
+    def propose(self, seq: int, num_draft_tokens: int) -> None:
+        self.channel.send(
+            Propose(
+                **self.header,
+                seq=seq,
+                base_len=0,
+                prefix_hash=0,
+                tokens=PROMPT,
+                num_draft_tokens=num_draft_tokens,
+                deadline_ms=1e4,
+            )
+        )
+
+    async def receive(self) -> EngineReply:
+        async with asyncio.timeout(WAIT_S):
+            return await self.channel.receive()
+
+
+@pytest.fixture
+async def links() -> AsyncIterator[LinkClient]:
+    client = LinkClient()
+    yield client
+    await client.close()
+
+
+async def test_sessions_decode_through_the_socket(links: LinkClient) -> None:
+    leader = Leader("target")
+    clients = [Client(links, leader, name) for name in ("a", "b", "c")]
+    for client in clients:
+        client.open()
+        client.verify(seq=1, run_on=6)
+    texts = []
+    for client in clients:
+        verdicts = [await client.receive() for _ in range(7)]
+        assert all(isinstance(verdict, Verdict) for verdict in verdicts)
+        assert [verdict.part for verdict in verdicts] == list(range(7))
+        assert [verdict.is_last for verdict in verdicts] == [False] * 6 + [True]
+        texts.append([verdict.token for verdict in verdicts])
+    assert texts[0] == texts[1] == texts[2]
+    leader.close()
+
+
+async def test_draft_is_the_text_of_the_same_model(links: LinkClient) -> None:
+    target, draft = Leader("target"), Leader("draft")
+    verifier, drafter = Client(links, target, "a"), Client(links, draft, "a")
+    verifier.open()
+    verifier.verify(seq=1, run_on=3)
+    drafter.open()
+    drafter.propose(seq=1, num_draft_tokens=4)
+    proposal = await drafter.receive()
+    assert isinstance(proposal, Proposal)
+    assert proposal.tokens == [(await verifier.receive()).token for _ in range(4)]
+    target.close()
+    draft.close()
+
+
+async def test_released_session_is_unknown(links: LinkClient) -> None:
+    leader = Leader("target")
+    client = Client(links, leader, "a")
+    client.open()
+    client.verify(seq=1, run_on=0)
+    assert isinstance(await client.receive(), Verdict)
+    leader.loop.release("a", 1)
+    client.verify(seq=2, run_on=0)
+    assert await client.receive() == NeedOpen(session_id="a", seq=2)
+    leader.close()
+
+
+def test_rank_that_has_not_loaded_says_so() -> None:
+    # Any: Ray's decorators type the control methods as remote ones, which here they are not.
+    rank: Any = Rank("target", ModelConfig(model_path="x"), LinkConfig(), rank=1, world_size=2)
+    assert rank.pulse() is None, "a rank that loads is alive"
+    with pytest.raises(RuntimeError, match=r"before load\(\), or not the leader"):
+        rank.admit("a", "key")
+    with pytest.raises(RuntimeError, match=r"before load\(\)"):
+        rank.run_loop()
+
+
+def test_lost_answers_lose_neither_releases_nor_ends(links: LinkClient) -> None:
+    leader = Leader("target")
+    rank: Any = Rank("target", ModelConfig(model_path="x"), LinkConfig(), rank=0, world_size=1)
+    rank._loop = leader.loop
+    kept, released = (leader.loop.admit(name) for name in ("kept", "released"))
+    for _ in range(2):  # the first answer is lost, so the call is made again
+        assert rank.settle([("released", released)], []) == []
+        assert rank.stats().num_sessions == 1
+    leader.loop._ended[("idle", 9)] = None
+    assert rank.settle([], []) == [("idle", 9)]
+    assert rank.settle([], []) == [("idle", 9)]
+    assert rank.settle([("kept", kept)], [("idle", 9)]) == []
+    assert rank.stats().num_sessions == 0
+    leader.close()
+
+
+def test_config_section_reaches_the_engine_whole() -> None:
+    model = ModelConfig(
+        model_path="x",
+        block_size=8,
+        max_batch_rows=9,
+        num_threads=3,
+        tensor_parallel_size=2,
+        enable_prefix_caching=False,
+        vocab_size=77,
+        max_prefill_slowdown=3.5,
+        attention="reference",
+        graphs="off",
+        kv_cache_memory="1MiB",
+    )
+    config = engine_config(model)
+    for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
+        assert getattr(config, name) == getattr(model, name)
+    assert (config.block_size, config.max_batch_rows, config.num_threads) == (8, 9, 3)
+    assert config.tensor_parallel_size == 2
+    assert not config.enable_prefix_caching
+    assert (config.tensor_parallel_size, config.vocab_size) == (2, 77)
+    assert (config.attention, config.graphs) == ("reference", "off")
+    assert (config.max_prefill_slowdown, config.kv_cache_memory) == (3.5, 1 << 20)

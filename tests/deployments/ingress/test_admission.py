@@ -1,0 +1,220 @@
+"""Bounds on running and waiting sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from deployments.ingress.admission import AdmittingGenerator
+from models.protocol.errors import Overloaded
+from models.protocol.messages import Sampling
+from router.types import Finished, GenerationRequest
+from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
+
+REQUEST = GenerationRequest(
+    request_id="r", prompt_ids=(1,), sampling=Sampling(), eos_ids=(), max_tokens=3
+)
+DETOKENIZER = tiny_tokenizer().detokenizer()
+
+
+async def run(admitting: AdmittingGenerator) -> int:
+    async with aclosing(admitting.generate(REQUEST, DETOKENIZER)) as items:
+        return len([item async for item in items if isinstance(item, Finished)])
+
+
+def admitting(
+    generator: ScriptedGenerator, *, max_queued: int = 1, queue_wait_s: float = 5.0, **options: Any
+) -> AdmittingGenerator:
+    return AdmittingGenerator(
+        generator, max_sessions=2, max_queued=max_queued, queue_wait_s=queue_wait_s, **options
+    )
+
+
+class Clock:
+    """Time as the test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def settle() -> None:
+    """Let every task come to its next wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def run_for(door: AdmittingGenerator, clock: Clock, seconds: float) -> None:
+    """One session that takes as long as that."""
+    async with aclosing(door.generate(REQUEST, DETOKENIZER)) as items:
+        async for _ in items:
+            clock.now_s += seconds
+            seconds = 0.0
+
+
+async def test_all_finish_while_the_queue_is_long_enough():
+    door = admitting(ScriptedGenerator(delay_s=0.005), max_queued=10)
+    assert await asyncio.gather(*(run(door) for _ in range(12))) == [1] * 12
+    assert (door.num_running, door.num_queued) == (0, 0)
+
+
+async def test_a_full_queue_is_told_at_once():
+    door = admitting(ScriptedGenerator(hang_at=0))
+    running = [asyncio.create_task(run(door)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert (door.num_running, door.num_queued) == (2, 1)
+    with pytest.raises(Overloaded, match="2 sessions are running and 1 are waiting"):
+        await run(door)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert (door.num_running, door.num_queued) == (0, 0)
+
+
+async def test_what_a_newcomer_would_be_told_is_known_beforehand():
+    door = admitting(ScriptedGenerator(hang_at=0))
+    running = []
+    for _ in range(3):
+        door.refuse_when_full()
+        running += await started(door, 1)
+    with pytest.raises(Overloaded, match="2 sessions are running and 1 are waiting"):
+        door.refuse_when_full()
+    assert (door.num_running, door.num_queued) == (2, 1)
+    await ended(running)
+    door.refuse_when_full()
+
+
+async def test_waiting_has_a_limit():
+    generator = ScriptedGenerator(hang_at=0)
+    door = admitting(generator, queue_wait_s=0.02)
+    running = [asyncio.create_task(run(door)) for _ in range(2)]
+    await asyncio.sleep(0.005)
+    with pytest.raises(Overloaded, match=r"within 0\.02 s"):
+        await run(door)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    generator.hang_at = None
+    assert await run(door) == 1
+
+
+async def test_a_failure_gives_its_place_back():
+    door = admitting(ScriptedGenerator(error=Overloaded("inside")))
+    for _ in range(5):
+        with pytest.raises(Overloaded, match="inside"):
+            await run(door)
+    assert (door.num_running, door.num_queued) == (0, 0)
+
+
+async def started(door: AdmittingGenerator, number: int) -> list[asyncio.Task[int]]:
+    tasks = [asyncio.create_task(run(door)) for _ in range(number)]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def ended(tasks: list[asyncio.Task[int]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_more_places_are_taken_by_those_who_wait():
+    door = admitting(ScriptedGenerator(hang_at=0), max_queued=9)
+    tasks = await started(door, 6)
+    assert (door.num_running, door.num_queued) == (2, 4)
+    await door.set_limits(max_sessions=5, max_queued=9, queue_wait_s=5.0)
+    await asyncio.sleep(0.01)
+    assert (door.num_running, door.num_queued) == (5, 1)
+    await ended(tasks)
+    assert (door.num_running, door.num_queued) == (0, 0)
+
+
+async def test_fewer_places_end_nobody_and_admit_nobody():
+    generator = ScriptedGenerator(hang_at=0)
+    door = admitting(generator, max_queued=1)
+    await door.set_limits(max_sessions=4, max_queued=1, queue_wait_s=5.0)
+    tasks = await started(door, 4)
+    await door.set_limits(max_sessions=1, max_queued=1, queue_wait_s=0.02)
+    assert door.num_running == 4
+    await ended(tasks[:3])
+    with pytest.raises(Overloaded, match="1 are running"):  # one still has the only place
+        await run(door)
+    await ended(tasks)
+    rest = await started(door, 1)
+    assert door.num_running == 1
+    with pytest.raises(Overloaded, match=r"within 0\.02 s"):
+        await run(door)
+    await ended(rest)
+
+
+async def test_free_places_go_at_once_and_come_back():
+    door = admitting(ScriptedGenerator(hang_at=0), max_queued=0)
+    for number in (1, 3, 2):
+        await door.set_limits(max_sessions=number, max_queued=0, queue_wait_s=5.0)
+        tasks = await started(door, number)
+        assert door.num_running == number
+        with pytest.raises(Overloaded, match=f"{number} sessions are running"):
+            await run(door)
+        await ended(tasks)
+
+
+async def test_who_would_wait_in_vain_is_told_at_once_and_when_to_come_back():
+    clock = Clock()
+    generator = ScriptedGenerator()
+    door = admitting(generator, max_queued=10, queue_wait_s=30.0, clock=clock)
+    await run_for(door, clock, 10.0)  # two places: one is free every 5 s
+    generator.hang_at = 0
+    running = [asyncio.create_task(run(door)) for _ in range(5)]
+    await settle()
+    # The third that waits expects 15 s, half the longest wait; a fourth would expect 20 s.
+    assert (door.num_running, door.num_queued) == (2, 3)
+    with pytest.raises(Overloaded, match=r"expected in 20\.0 s, the limit is 15 s") as refusal:
+        await run(door)
+    assert refusal.value.retry_after_s == 20.0
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert (door.num_running, door.num_queued) == (0, 0)
+
+
+async def test_one_may_always_wait_and_the_estimate_follows_the_sessions():
+    clock = Clock()
+    generator = ScriptedGenerator()
+    door = admitting(generator, max_queued=10, queue_wait_s=30.0, clock=clock)
+    await run_for(door, clock, 1000.0)
+    generator.hang_at = 0
+    running = [asyncio.create_task(run(door)) for _ in range(3)]
+    await settle()
+    assert (door.num_running, door.num_queued) == (2, 1)  # however slow the last session was
+    with pytest.raises(Overloaded, match="expected in"):
+        await run(door)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    generator.hang_at = None
+    for _ in range(30):
+        await run_for(door, clock, 1.0)
+    generator.hang_at = 0
+    running = [asyncio.create_task(run(door)) for _ in range(12)]
+    await settle()
+    assert (door.num_running, door.num_queued) == (2, 10)
+    with pytest.raises(Overloaded, match="10 are waiting, the limit is 10"):
+        await run(door)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_before_any_session_has_ended_only_the_length_of_the_queue_counts():
+    door = admitting(ScriptedGenerator(hang_at=0), max_queued=3, queue_wait_s=0.5)
+    running = [asyncio.create_task(run(door)) for _ in range(5)]
+    await settle()
+    assert (door.num_running, door.num_queued) == (2, 3)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,225 @@
+"""Router metrics: vLLM's names, from requests that end well, badly, or with the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.ingress.admission import AdmittingGenerator
+from deployments.ingress.metrics import MeteredGenerator, RequestMetrics
+from deployments.serve.instruments import Meters
+from deployments.serve.meters import RayMirror
+from models.protocol.errors import Overloaded
+from models.protocol.messages import Sampling
+from router.types import GenerationRequest
+from tests.fakes.http import STATS, ScriptedGenerator, tiny_tokenizer
+
+REQUEST = GenerationRequest(
+    request_id="r", prompt_ids=(1, 2, 3, 4), sampling=Sampling(), eos_ids=(), max_tokens=9
+)
+
+
+class Samples:
+    """The samples of one scrape."""
+
+    def __init__(self, text: bytes) -> None:
+        self._samples = [
+            sample
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+        ]
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        for sample in self._samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                assert sample.labels["model_name"] == "tiny"
+                return float(sample.value)
+        return None
+
+
+class Recorder:
+    """A mirror that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, float, dict[str, str]]] = []
+
+    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
+        return self._instrument(name)
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
+        return self._instrument(name)
+
+    def histogram(
+        self, name: str, text: str, labels: tuple[str, ...], buckets: Sequence[float]
+    ) -> Any:
+        return self._instrument(name)
+
+    def _instrument(self, name: str) -> Any:
+        told = self.told
+
+        class Instrument:
+            def inc(self, value: float, tags: Mapping[str, str]) -> None:
+                assert value > 0  # Ray refuses others
+                told.append(("inc", name, value, dict(tags)))
+
+            def set(self, value: float, tags: Mapping[str, str]) -> None:
+                told.append(("set", name, value, dict(tags)))
+
+            def observe(self, value: float, tags: Mapping[str, str]) -> None:
+                told.append(("observe", name, value, dict(tags)))
+
+        return Instrument()
+
+
+def metered(generator: Any, mirror: Any = None) -> tuple[MeteredGenerator, RequestMetrics]:
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}, mirror))
+    return MeteredGenerator(generator, metrics), metrics
+
+
+async def run(generator: MeteredGenerator, num_items: int | None = None) -> None:
+    items = cast("Any", generator.generate(REQUEST, tiny_tokenizer().detokenizer()))
+    async with aclosing(items):
+        taken = 0
+        async for _ in items:
+            taken += 1
+            if taken == num_items:
+                return
+
+
+async def test_a_finished_request_is_counted_under_vllms_names():
+    generator, metrics = metered(ScriptedGenerator())
+    await run(generator, num_items=4)  # left at its last item, as the routes do
+    value = Samples(metrics.text())
+    assert value("vllm:request_success_total", finished_reason="stop") == 1
+    assert value("vllm:prompt_tokens_total") == 4
+    assert value("vllm:generation_tokens_total") == 3
+    assert value("vllm:time_to_first_token_seconds_count") == 1
+    assert value("vllm:inter_token_latency_seconds_count") == 2
+    assert value("vllm:e2e_request_latency_seconds_count") == 1
+    assert value("vllm:request_prompt_tokens_sum") == 4
+    assert value("vllm:request_generation_tokens_sum") == 3
+    assert value("outrider:request_failure_total") is None
+
+
+async def test_drafts_are_counted_as_vllm_counts_them():
+    generator, metrics = metered(ScriptedGenerator())
+    await run(generator)
+    value = Samples(metrics.text())
+    assert value("vllm:spec_decode_num_drafts_total") == STATS.num_spec_steps
+    assert value("vllm:spec_decode_num_draft_tokens_total") == STATS.num_draft_tokens
+    assert value("vllm:spec_decode_num_accepted_tokens_total") == 6
+    # One round each with 0, 1, 2 and 3 tokens that stood.
+    stood = [
+        value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(position))
+        for position in range(4)
+    ]
+    assert stood == [3, 2, 1, None]
+    assert value("outrider:draft_tokens_total", source="ngram") == 3
+    assert value("outrider:rounds_total") == STATS.num_rounds
+    assert value("outrider:round_seconds_total", part="verify") == pytest.approx(0.0025)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(Overloaded("full"), "overloaded"), (KeyError("x"), "internal_error")]
+)
+async def test_a_failure_is_counted_by_its_code(error, code):
+    generator, metrics = metered(ScriptedGenerator(error=error, error_at=1))
+    with pytest.raises(type(error)):
+        await run(generator)
+    value = Samples(metrics.text())
+    assert value("outrider:request_failure_total", code=code) == 1
+    assert value("vllm:time_to_first_token_seconds_count") == 1
+    assert value("vllm:e2e_request_latency_seconds_count") == 0
+
+
+async def test_a_client_that_goes_away_is_no_success_whenever_it_goes():
+    generator, metrics = metered(ScriptedGenerator())
+    await run(generator, num_items=1)
+    scripted = ScriptedGenerator(hang_at=1)
+    generator._generator = scripted
+    task = asyncio.create_task(run(generator))
+    await scripted.started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    value = Samples(metrics.text())
+    assert value("outrider:request_failure_total", code="client_gone") == 2
+    assert value("vllm:request_success_total") is None
+
+
+async def test_running_and_waiting_requests_are_gauges():
+    scripted = ScriptedGenerator(hang_at=1)
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}))
+    admitting = AdmittingGenerator(
+        scripted, max_sessions=1, max_queued=4, queue_wait_s=60.0, on_load=metrics.set_load
+    )
+    generator = MeteredGenerator(admitting, metrics)
+    tasks = [asyncio.create_task(run(generator)) for _ in range(3)]
+    await scripted.started.wait()
+    value = Samples(metrics.text())
+    assert value("vllm:num_requests_running") == 1
+    assert value("vllm:num_requests_waiting") == 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    value = Samples(metrics.text())
+    assert value("vllm:num_requests_running") == 0
+    assert value("vllm:num_requests_waiting") == 0
+
+
+async def test_a_mirror_is_told_the_same():
+    mirror = Recorder()
+    generator, _ = metered(ScriptedGenerator(), mirror)
+    await run(generator)
+    told = {(kind, name): (value, tags) for kind, name, value, tags in mirror.told}
+    assert told["inc", "vllm:generation_tokens"] == (3, {"model_name": "tiny"})
+    assert told["inc", "vllm:request_success"][1] == {
+        "model_name": "tiny",
+        "finished_reason": "stop",
+    }
+    assert ("observe", "vllm:inter_token_latency_seconds") in told
+    assert told["set", "vllm:num_requests_running"] == (0, {"model_name": "tiny"})
+
+
+async def test_gauges_are_told_again_while_nothing_changes():
+    mirror = Recorder()
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}, mirror), lambda: 2)
+    metrics.set_load(3, 2)
+    metrics.set_refused(True)
+    mirror.told.clear()
+    telling = asyncio.create_task(metrics.keep_telling(period_s=0.01))
+    for _ in range(500):
+        if len(mirror.told) < 8:
+            await asyncio.sleep(0.01)
+    telling.cancel()
+    told = [(name, value) for _, name, value, _ in mirror.told]
+    assert (
+        told[:4]
+        == told[4:8]
+        == [
+            ("vllm:num_requests_running", 3),
+            ("vllm:num_requests_waiting", 2),
+            ("outrider:user_config_refused", 1),
+            ("outrider:api_keys_refused", 2),
+        ]
+    )
+
+
+def test_labels_name_a_series_in_whatever_order_they_come():
+    meters = Meters({"model_name": "tiny"})
+    counter = meters.counter("c", "Counts", ["a", "b"])
+    counter.add(1, a="x", b="y")
+    counter.add(2, b="y", a="x")
+    counter.add(4, b="x", a="y")
+    value = Samples(meters.text())
+    assert (value("c_total", a="x", b="y"), value("c_total", a="y", b="x")) == (3, 4)
+
+
+def test_rays_metrics_take_all_our_instruments(recwarn):
+    RequestMetrics(Meters({"model_name": "tiny"}, RayMirror()))
+    assert [str(warning.message) for warning in recwarn] == []

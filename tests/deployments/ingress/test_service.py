@@ -1,0 +1,237 @@
+"""From config to service, and its routes over real engines in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.api.http import create_app
+from deployments.config.schema import RouterConfig, SpeculationConfig, TimeoutConfig
+from deployments.ingress.service import RouterService, session_limits, speculation_limits
+from deployments.local.pool import LocalConstraintPool, LocalEnginePool
+from models.config import EngineConfig
+from models.engine.draft import DraftEngine
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
+from models.grammar.host import GrammarHost
+from models.grammar.masks import LocalMaskSource
+from router.limits import SpeculationLimits
+from tests.harness.local import DEMO, VOCAB_SIZE, demo_tokenizer
+
+MAX_MODEL_LEN = 256
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def config(**fields: Any) -> RouterConfig:
+    return RouterConfig(
+        model_name="demo",
+        tokenizer_path=str(DEMO / "target"),
+        max_model_len=MAX_MODEL_LEN,
+        **fields,
+    )
+
+
+def runner(name: str) -> ModelRunner:
+    return ModelRunner(
+        EngineConfig(
+            model_path=str(DEMO / name),
+            dtype="bfloat16",
+            max_model_len=MAX_MODEL_LEN,
+            kv_cache_tokens=2048,
+        )
+    )
+
+
+def grammar_host() -> GrammarHost:
+    vocabulary = VocabularyInfo(
+        tokenizer_json=(DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"),
+        vocab_size=VOCAB_SIZE,
+        eos_ids=demo_tokenizer().eos_ids,
+    )
+    return GrammarHost(GrammarCompiler(vocabulary))
+
+
+@asynccontextmanager
+async def serving(
+    router_config: RouterConfig,
+) -> AsyncIterator[tuple[httpx.AsyncClient, LocalEnginePool, RouterService]]:
+    constraint = LocalConstraintPool(grammar_host())
+    masks = partial(LocalMaskSource, constraint.host)
+    target = LocalEnginePool(
+        TargetEngine(runner("target"), masks(), epoch=1), epoch=1, max_model_len=MAX_MODEL_LEN
+    )
+    draft = LocalEnginePool(
+        DraftEngine(runner("draft"), masks(), epoch=1), epoch=1, max_model_len=MAX_MODEL_LEN
+    )
+    service = RouterService(router_config, target=target, draft=draft, constraint=constraint)
+    transport = httpx.ASGITransport(create_app(service.http))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client, target, service
+    finally:
+        await target.close()
+        await draft.close()
+        await constraint.close()
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Write a short story about a dog."}]
+    return {"model": "demo", "messages": messages, "max_tokens": 24, "seed": 4} | fields
+
+
+def text_of(stream: str) -> str:
+    events = [line.removeprefix("data: ") for line in stream.split("\n\n")[:-1]]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+async def test_a_seed_gives_one_text_streamed_or_not_whatever_is_drafted():
+    async with serving(config()) as (client, _, _):
+        texts = set()
+        for speculation in ({"enabled": False}, {"k": 0}, {"k": 3}, {}):
+            body = chat(speculation=speculation)
+            whole = (await client.post("/v1/chat/completions", json=body)).json()
+            stream = await client.post("/v1/chat/completions", json=body | {"stream": True})
+            texts |= {whole["choices"][0]["message"]["content"], text_of(stream.text)}
+            stats = whole["metrics"]["speculative_decoding"]
+            # As vLLM has it; AIPerf drops the figures of an answer where it does not hold.
+            assert len(stats["acceptance_histogram"]) == stats["num_spec_tokens"] + 1
+            if speculation == {"k": 3}:
+                assert stats["num_draft_tokens"] > 0
+                assert sum(stats["acceptance_histogram"]) == stats["num_spec_steps"]
+            elif speculation:
+                assert stats["num_draft_tokens"] == 0
+        assert len(texts) == 1
+        assert texts != {""}
+
+
+async def test_a_schema_is_obeyed_and_a_bad_one_is_a_400():
+    async with serving(config()) as (client, _, _):
+        for k in (0, 4):
+            body = chat(structured_outputs={"json": SCHEMA}, speculation={"k": k}, max_tokens=120)
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            [choice] = answer["choices"]
+            assert choice["finish_reason"] == "stop"
+            assert set(json.loads(choice["message"]["content"])) == {"name", "age"}
+        bad = chat(structured_outputs={"json": {"type": "nonsense"}})
+        refused = await client.post("/v1/chat/completions", json=bad)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unsupported_grammar"
+
+
+async def test_a_completion_continues_its_prompt():
+    body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    async with serving(config()) as (client, _, _):
+        answer = (await client.post("/v1/completions", json=body)).json()
+    assert answer["choices"][0]["text"].startswith((",", " "))
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+async def test_health_follows_the_target():
+    async with serving(config(timeouts=TimeoutConfig(queue_wait_s=0.5))) as (client, target, _):
+        assert (await client.get("/health")).status_code == 200
+        target.fail("target lost")
+        await asyncio.sleep(1.05)  # a result is kept for a second
+        response = await client.get("/health")
+    assert response.status_code == 503
+    assert response.json()["status"] == "unavailable"
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("adaptive", None), (0, 0), (5, 5)])
+async def test_limits_come_from_the_config(asked, expected):
+    router_config = config(
+        speculation=SpeculationConfig(
+            num_speculative_tokens=asked,
+            max_num_speculative_tokens=6,
+            method="ngram",
+            prompt_lookup_min=2,
+            prompt_lookup_max=5,
+            verification="rejection",
+        ),
+        timeouts=TimeoutConfig(queue_wait_s=3, failover_s=7),
+        default_max_tokens=9,
+        max_tokens_limit=10,
+        max_choices=11,
+        max_logprob_entries=12,
+    )
+    unused: Any = None
+    service = RouterService(router_config, target=unused, draft=None, constraint=None).http
+    assert speculation_limits(router_config) == SpeculationLimits(
+        num_speculative_tokens=expected,
+        max_speculative_tokens=6,
+        run_on_tokens=16,
+        method="ngram",
+        prompt_lookup_min=2,
+        prompt_lookup_max=5,
+    )
+    limits = session_limits(router_config)
+    assert (limits.lease_timeout_s, limits.failover_timeout_s) == (3, 7)
+    assert service.model.verification == "rejection"
+    assert (service.model.default_max_tokens, service.model.max_tokens_limit) == (9, 10)
+    assert (service.model.max_choices, service.model.max_logprob_entries) == (11, 12)
+    assert service.model.max_num_speculative_tokens == 6
+    assert service.model.name == "demo"
+
+
+async def test_limits_change_while_it_serves_and_streams_keep_theirs():
+    async with serving(config()) as (client, _, service):
+        body = chat(speculation={"k": 3}, max_tokens=150, ignore_eos=True)
+        whole = (await client.post("/v1/chat/completions", json=body)).json()
+        text = whole["choices"][0]["message"]["content"]
+        running = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(0.02)
+        assert not running.done()
+        await service.set_limits(
+            config(
+                default_max_tokens=3,
+                max_tokens_limit=10,
+                body_limit_bytes=2000,
+                speculation=SpeculationConfig(enabled=False, max_num_speculative_tokens=2),
+            )
+        )
+        assert (await running).json()["choices"][0]["message"]["content"] == text
+        assert (await running).json()["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+        refused = await client.post("/v1/chat/completions", json=body)
+        assert "max_tokens: at most 10" in refused.json()["error"]["message"]
+        refused = await client.post("/v1/chat/completions", json=body | {"max_tokens": 9})
+        assert "speculation.k: at most 2" in refused.json()["error"]["message"]
+        refused = await client.post("/v1/chat/completions", json=chat(user="x" * 2000))
+        assert refused.status_code == 413
+        short = (await client.post("/v1/chat/completions", json=chat(max_tokens=None))).json()
+        assert short["usage"]["completion_tokens"] == 3
+        assert short["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+        assert text.startswith(short["choices"][0]["message"]["content"])
+
+
+async def test_who_finds_all_places_taken_is_refused_unread_and_counted() -> None:
+    body = {"model": "demo", "prompt": "A story", "max_tokens": 200, "ignore_eos": True}
+    async with serving(config(max_sessions=1, max_queued_sessions=1)) as (client, _, service):
+        asked = [client.post("/v1/completions", json=body, timeout=60) for _ in range(2)]
+        running = [asyncio.create_task(one) for one in asked]
+        for _ in range(1000):
+            if b'num_requests_waiting{model_name="demo"} 1.0' in service.metrics.text():
+                break
+            await asyncio.sleep(0.01)
+        refused = await client.post("/v1/completions", content=b"no JSON")
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert refused.headers["retry-after"].isdecimal()
+        assert b'code="overloaded",model_name="demo"} 1.0' in service.metrics.text()
+        assert [response.status_code for response in await asyncio.gather(*running)] == [200, 200]
+        unread = await client.post("/v1/completions", content=b"no JSON")
+        assert unread.status_code == 400

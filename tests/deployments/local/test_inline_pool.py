@@ -1,0 +1,136 @@
+"""Engines of one device, stepped by turns: same texts, whole batches, and a death that is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from deployments.local.inline import InlineDevice
+from models.config import EngineConfig
+from models.engine.draft import DraftEngine
+from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.protocol.errors import Unavailable
+from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits, SpeculationLimits
+from router.session import Services
+from tests.harness.local import LocalService, make_request
+
+PROMPTS = [[5, 9, 3, 7], [300, 6, 6], [14, 90], [31, 8, 8, 8, 8]]
+LIMITS = SessionLimits(propose_timeout_s=20.0, failover_timeout_s=0.2)
+
+
+class CountingRunner(ModelRunner):
+    """Notes how many sessions each pass has."""
+
+    def __init__(self, path: str) -> None:
+        self.sessions_of_passes: list[int] = []
+        self.is_broken = False
+        super().__init__(
+            EngineConfig(
+                model_path=path,
+                dtype="float32",
+                max_model_len=256,
+                kv_cache_tokens=2048,
+                num_threads=1,
+            )
+        )
+        self.sessions_of_passes.clear()  # those of the start-up test
+
+    def forward(self, sequences: list[SequenceRows], *args: object) -> object:  # type: ignore[override]
+        if self.is_broken:
+            raise RuntimeError("out of memory")
+        self.sessions_of_passes.append(len(sequences))
+        return super().forward(sequences, *args)
+
+
+@dataclass
+class Inline:
+    service: LocalService
+    target: CountingRunner
+    draft: CountingRunner
+
+
+@asynccontextmanager
+async def inline(target_path: str, draft_path: str) -> AsyncIterator[Inline]:
+    target, draft = CountingRunner(target_path), CountingRunner(draft_path)
+    draft_engine = DraftEngine(draft, NoMaskSource(), 1)
+    target_engine = TargetEngine(target, NoMaskSource(), 1)
+    device = InlineDevice()
+    draft_pool = device.pool(draft_engine, epoch=1, max_model_len=256)
+    target_pool = device.pool(target_engine, epoch=1, max_model_len=256)
+    services = Services(
+        target_pool=target_pool,
+        draft_pool=draft_pool,
+        constraint_pool=None,
+        speculation=SpeculationLimits(prompt_lookup_max=0),
+        limits=LIMITS,
+    )
+    generator = SpeculativeGenerator(services, max_model_len=256)
+    try:
+        yield Inline(
+            LocalService(generator, target_engine, draft_engine, None, None),  # type: ignore[arg-type]
+            target,
+            draft,
+        )
+    finally:
+        await device.close()
+        await device.close()  # idempotent
+
+
+async def test_texts_are_those_of_plain_decoding(tiny_target: str, tiny_draft: str) -> None:
+    async with inline(tiny_target, tiny_draft) as running:
+        texts = {}
+        for k in (0, 3, None):
+            answers = await asyncio.gather(
+                *(
+                    running.service.generate(make_request(f"{k}-{i}", prompt, k=k, max_tokens=24))
+                    for i, prompt in enumerate(PROMPTS)
+                )
+            )
+            texts[k] = [ids for ids, _, _ in answers]
+        assert texts[3] == texts[0]
+        assert texts[None] == texts[0]
+        assert all(len(ids) == 24 for ids in texts[0])
+        assert await running.service.freed()
+        assert running.service.draft is not None
+        assert running.service.draft.stats().num_sessions == 0
+
+
+async def test_sessions_share_their_passes(tiny_target: str, tiny_draft: str) -> None:
+    async with inline(tiny_target, tiny_draft) as running:
+        await asyncio.gather(
+            *(
+                running.service.generate(make_request(str(i), prompt, k=3, max_tokens=24))
+                for i, prompt in enumerate(PROMPTS)
+            )
+        )
+        for runner in (running.target, running.draft):
+            passes = runner.sessions_of_passes
+            # Rounds differ in length and sessions end apart, but nobody goes alone for long.
+            assert sum(passes) / len(passes) > 2.5
+            assert passes[0] == len(PROMPTS)
+
+
+async def test_the_death_of_an_engine_is_told(tiny_target: str, tiny_draft: str) -> None:
+    async with inline(tiny_target, tiny_draft) as running:
+        running.target.is_broken = True
+        with pytest.raises(Unavailable, match="out of memory"):
+            await running.service.generate(make_request("0", PROMPTS[0], k=0))
+
+
+async def test_nothing_is_leased_after_the_end(tiny_target: str) -> None:
+    device = InlineDevice()
+    engine = TargetEngine(CountingRunner(tiny_target), NoMaskSource(), 1)
+    pool = device.pool(engine, epoch=1, max_model_len=256)
+    lease = await pool.lease("a", timeout_s=1.0)
+    await device.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await pool.lease("b", timeout_s=1.0)
+    await lease.release()
+    await lease.release()

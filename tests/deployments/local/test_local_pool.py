@@ -1,0 +1,184 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from deployments.local.pool import LocalConstraintPool, LocalEnginePool
+from models.engine.load import EngineLoad
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.protocol.errors import LinkLost, Unavailable
+from models.protocol.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    EngineReply,
+    EngineRequest,
+    GrammarClose,
+    GrammarCommit,
+    GrammarCommitted,
+    Open,
+    Sampling,
+    Verdict,
+    Verify,
+)
+from router.ports import EngineLease
+from tests.fakes.engines import EPOCH, make_runner
+
+WAIT_S = 20.0
+
+
+async def verify(lease: EngineLease, session_id: str, *, is_open: bool = False) -> EngineReply:
+    epoch = lease.grant.endpoint.epoch
+    if not is_open:
+        lease.channel.send(
+            Open(
+                session_id=session_id,
+                epoch=epoch,
+                sampling=Sampling(temperature=0),
+                eos_ids=[],
+                prompt_len=2,
+            )
+        )
+    lease.channel.send(
+        Verify(
+            session_id=session_id,
+            epoch=epoch,
+            seq=2 if is_open else 1,
+            base_len=0,
+            prefix_hash=0,
+            tokens=[3, 4],
+            draft=[],
+            run_on=0,
+        )
+    )
+    async with asyncio.timeout(WAIT_S):
+        return await lease.channel.receive()
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[LocalEnginePool]:
+    engine = TargetEngine(make_runner(), NoMaskSource(), EPOCH)
+    engines = LocalEnginePool(engine, epoch=EPOCH, max_model_len=256, max_sessions=2)
+    yield engines
+    await engines.close()
+
+
+async def test_sessions_are_answered_each_on_its_channel(pool: LocalEnginePool) -> None:
+    leases = [await pool.lease(name, timeout_s=1.0) for name in ("a", "b")]
+    replies = await asyncio.gather(
+        *(verify(lease, name) for lease, name in zip(leases, ("a", "b"), strict=True))
+    )
+    assert all(isinstance(reply, Verdict) for reply in replies)
+    assert [reply.session_id for reply in replies] == ["a", "b"]
+    assert pool.stats().num_sessions == 2
+
+
+async def test_release_frees_the_place(pool: LocalEnginePool) -> None:
+    first = await pool.lease("a", timeout_s=1.0)
+    await pool.lease("b", timeout_s=1.0)
+    with pytest.raises(Unavailable, match="no free place"):
+        await pool.lease("c", timeout_s=0.01)
+    await first.release()
+    await first.release()  # idempotent
+    with pytest.raises(LinkLost):
+        await first.channel.receive()
+    third = await pool.lease("c", timeout_s=1.0)
+    assert isinstance(await verify(third, "c"), Verdict)
+    with pytest.raises(Unavailable):
+        await pool.lease("d", timeout_s=0.01)
+
+
+async def test_failed_engine_loses_leases_at_once(pool: LocalEnginePool) -> None:
+    lease = await pool.lease("a", timeout_s=1.0)
+    waiting = asyncio.create_task(lease.channel.receive())
+    await asyncio.sleep(0)
+    pool.fail("killed")
+    with pytest.raises(LinkLost, match="killed"):
+        await waiting
+    with pytest.raises(Unavailable, match="killed"):
+        await pool.lease("b", timeout_s=1.0)
+    await lease.release()
+
+
+async def test_no_place_is_given_on_an_engine_that_died_meanwhile(pool: LocalEnginePool) -> None:
+    held = [await pool.lease(name, timeout_s=1.0) for name in ("a", "b")]
+    late = asyncio.create_task(pool.lease("c", timeout_s=WAIT_S))
+    await asyncio.sleep(0)
+    pool.fail("killed")
+    await held[0].release()
+    with pytest.raises(Unavailable, match="killed"):
+        await late
+
+
+class BrokenEngine:
+    """Dies in its first step."""
+
+    has_work = True
+
+    def idle_s(self) -> dict[str, float]:
+        return {}
+
+    def load(self) -> EngineLoad:
+        return EngineLoad()
+
+    def submit(self, message: EngineRequest, reply_to: object) -> None:
+        pass
+
+    def step(self) -> list[tuple[object, EngineReply]]:
+        raise RuntimeError("CUDA error")
+
+    def wait_s(self, now: float) -> float:
+        return 0.0
+
+    def close(self, session_id: str) -> None:
+        pass
+
+
+async def test_engine_that_raises_is_a_lost_engine() -> None:
+    pool = LocalEnginePool(BrokenEngine(), epoch=1, max_model_len=8)
+    lease = await pool.lease("a", timeout_s=1.0)
+    with pytest.raises(LinkLost, match="CUDA error"):
+        async with asyncio.timeout(WAIT_S):
+            await lease.channel.receive()
+    await pool.close()
+
+
+class EchoHost:
+    """Commits everything; notes the threads it ran in."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+
+    def handle(self, requests: Sequence[ConstraintRequest]) -> list[ConstraintReply]:
+        self.threads.add(threading.current_thread().name)
+        return [
+            GrammarCommitted(
+                session_id=request.session_id,
+                seq=request.seq,
+                num_valid=len(request.tokens),
+                is_complete=False,
+            )
+            for request in requests
+            if isinstance(request, GrammarCommit)
+        ]
+
+
+async def test_grammar_messages_are_answered_in_a_thread_of_their_own() -> None:
+    host = EchoHost()
+    pool = LocalConstraintPool(host, epoch=3)
+    lease = await pool.lease("a", timeout_s=1.0)
+    assert lease.grant.endpoint.epoch == 3
+    lease.channel.send(
+        GrammarCommit(session_id="a", epoch=3, seq=1, base_len=0, prefix_hash=0, tokens=[1, 2])
+    )
+    lease.channel.send(GrammarClose(session_id="a", epoch=3))
+    async with asyncio.timeout(WAIT_S):
+        reply = await lease.channel.receive()
+    assert isinstance(reply, GrammarCommitted)
+    assert reply.num_valid == 2
+    await lease.release()
+    await pool.close()
+    assert all(name.startswith("local-grammar") for name in host.threads)
+    with pytest.raises(Unavailable):
+        await pool.lease("b", timeout_s=1.0)

@@ -1,0 +1,119 @@
+"""What the HTTP tests share: a small real tokenizer and a generator that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from deployments.api.health import HealthProbe
+from deployments.api.http import HttpService
+from deployments.api.requests import ServedModel
+from models.text.tokenizer import Tokenizer
+from router.types import (
+    Delta,
+    Detokenizer,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Generator,
+    SpeculationStats,
+    TimeSplit,
+)
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
+)
+SPECIALS = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+STATS = SpeculationStats(
+    num_rounds=5,
+    num_spec_steps=4,
+    num_draft_tokens=10,
+    num_accepted_draft_tokens=6,
+    acceptance_histogram=(1, 1, 1, 1),
+    num_drafted_by={"draft_model": 7, "ngram": 3},
+    time=TimeSplit(draft_ms=1.5, verify_ms=2.5),
+)
+
+
+@functools.cache
+def tiny_tokenizer() -> Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["The old bear walked home."] * 5, trainer)
+    return Tokenizer(backend, {"chat_template": TEMPLATE, "eos_token": "<|end|>"})
+
+
+@dataclass
+class ScriptedGenerator:
+    """Yields `texts` as blocks, then ends; raises `error` before block `error_at`.
+
+    `deltas` are yielded instead where there are any, `texts_of` says another text for a seed.
+    With `hang_at` it waits for ever before that block. `closed` counts generations that ended,
+    whichever way.
+    """
+
+    texts: Sequence[str] = ("The ", "bear", ".")
+    error: Exception | None = None
+    error_at: int = 0
+    hang_at: int | None = None
+    delay_s: float = 0.0
+    finish_reason: FinishReason = "stop"
+    deltas: Sequence[Delta] = ()
+    texts_of: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    requests: list[GenerationRequest] = field(default_factory=list)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: int = 0
+
+    async def generate(
+        self, request: GenerationRequest, detokenizer: Detokenizer
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        self.requests.append(request)
+        self.started.set()
+        try:
+            texts = self.texts_of.get(request.sampling.seed, self.texts)
+            blocks = self.deltas or [Delta(text, (index,)) for index, text in enumerate(texts)]
+            for index, block in enumerate(blocks):
+                if self.error is not None and self.error_at == index:
+                    raise self.error
+                if self.hang_at == index:
+                    await asyncio.Event().wait()
+                await asyncio.sleep(self.delay_s)
+                yield block
+            yield Finished(
+                finish_reason=self.finish_reason,
+                num_prompt_tokens=len(request.prompt_ids),
+                num_completion_tokens=len(blocks),
+                num_cached_tokens=2,
+                speculation=STATS,
+            )
+        finally:
+            self.closed += 1
+
+
+def served_model(**limits: Any) -> ServedModel:
+    settings = {"max_model_len": 200, "default_max_tokens": 64, "max_tokens_limit": 100} | limits
+    return ServedModel(name="tiny", tokenizer=tiny_tokenizer(), created=1_700_000_000, **settings)
+
+
+def http_service(generator: Generator, **options: Any) -> HttpService:
+    model = served_model()
+    options.setdefault("metrics", lambda: b"")
+    return HttpService(
+        model=model,
+        generator=generator,
+        health=HealthProbe(generator, model.tokenizer, timeout_s=2.0),
+        **options,
+    )

@@ -1,0 +1,204 @@
+"""The whole service in one process: real engines, grammars and router; no Ray, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from deployments.local.pool import LocalConstraintPool, LocalEnginePool
+from models.config import EngineConfig
+from models.engine.draft import DraftEngine
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
+from models.grammar.host import GrammarHost
+from models.grammar.masks import LocalMaskSource, NoMaskSource
+from models.protocol.messages import DraftSource, Grammar, Sampling, Verification
+from models.text.tokenizer import Tokenizer
+from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits, SpeculationLimits
+from router.session import Services
+from router.types import Delta, Detokenizer, Finished, GenerationRequest, SpeculationSettings
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+VOCAB_SIZE = 4096  # of the demo pair
+
+
+@lru_cache(maxsize=1)
+def demo_tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO / "target")
+
+
+def demo_grammar_host() -> GrammarHost:
+    vocabulary = VocabularyInfo(
+        tokenizer_json=(DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"),
+        vocab_size=VOCAB_SIZE,
+        eos_ids=demo_tokenizer().eos_ids,
+    )
+    return GrammarHost(GrammarCompiler(vocabulary))
+
+
+class IdDetokenizer:
+    """Shows ids as text, so that tests compare tokens and need no vocabulary."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"{token_id} " for token_id in token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class LocalService:
+    """A running service and the engines behind it."""
+
+    generator: SpeculativeGenerator
+    target: TargetEngine
+    draft: DraftEngine | None
+    target_pool: LocalEnginePool
+    draft_pool: LocalEnginePool | None
+
+    async def freed(self) -> bool:
+        """Whether the target gets rid of all sessions and blocks within 5 s of their end."""
+        for _ in range(500):
+            stats = self.target.stats()
+            if stats.num_sessions == 0 and stats.num_free_blocks == stats.num_blocks:
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    async def generate(
+        self, request: GenerationRequest, detokenizer: Detokenizer | None = None
+    ) -> tuple[list[int], Finished, str]:
+        """Run a request to its end; its token ids, its finish, its text."""
+        ids: list[int] = []
+        text = ""
+        async for event in self.generator.generate(request, detokenizer or IdDetokenizer()):
+            if isinstance(event, Finished):
+                return ids, event, text
+            assert isinstance(event, Delta)
+            ids.extend(event.token_ids)
+            text += event.text
+        raise AssertionError("the stream ended without a finish")
+
+
+def make_request(
+    request_id: str,
+    prompt_ids: Sequence[int],
+    *,
+    k: int | None = None,
+    drafter: DraftSource | None = None,
+    enabled: bool = True,
+    max_tokens: int = 48,
+    temperature: float = 0.0,
+    seed: int = 0,
+    eos_ids: Sequence[int] = (),
+    grammar: Grammar | None = None,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    verification: Verification = "coupled",
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=tuple(prompt_ids),
+        sampling=Sampling(
+            temperature=temperature,
+            seed=seed,
+            top_p=top_p,
+            top_k=top_k,
+            verification=verification,
+        ),
+        eos_ids=tuple(eos_ids),
+        max_tokens=max_tokens,
+        grammar=grammar,
+        speculation=SpeculationSettings(enabled=enabled, num_speculative_tokens=k, drafter=drafter),
+    )
+
+
+@asynccontextmanager
+async def local_service(
+    target_path: Path,
+    draft_path: Path | None,
+    *,
+    dtype: str = "bfloat16",
+    grammar_host: GrammarHost | None = None,
+    limits: SessionLimits | None = None,
+    speculation: SpeculationLimits | None = None,
+    kv_cache_tokens: int = 8192,
+    block_size: int = 64,
+    max_model_len: int = 1024,
+    queued_interval_s: float = 1.0,
+    draft_quantization: str | None = None,
+    draft_max_model_len: int | None = None,
+    draft_kv_cache_tokens: int | None = None,
+) -> AsyncIterator[LocalService]:
+    def runner(
+        path: Path,
+        quantization: str | None = None,
+        max_model_len: int = max_model_len,
+        kv_cache_tokens: int = kv_cache_tokens,
+    ) -> ModelRunner:
+        return ModelRunner(
+            EngineConfig(
+                model_path=str(path),
+                dtype=dtype,
+                max_model_len=max_model_len,
+                kv_cache_tokens=kv_cache_tokens,
+                block_size=block_size,
+                quantization=quantization,
+            )
+        )
+
+    constraint_pool = None if grammar_host is None else LocalConstraintPool(grammar_host)
+    masks = (
+        NoMaskSource if constraint_pool is None else partial(LocalMaskSource, constraint_pool.host)
+    )
+    target_runner = runner(target_path)
+    target = TargetEngine(target_runner, masks(), epoch=1, queued_interval_s=queued_interval_s)
+    pool = target_runner.pool
+    target_pool = LocalEnginePool(
+        target,
+        epoch=1,
+        max_model_len=max_model_len,
+        kv_cache_tokens=pool.num_blocks * pool.block_size,
+    )
+    draft = draft_pool = None
+    if draft_path is not None:
+        draft_runner = runner(
+            draft_path,
+            draft_quantization,
+            draft_max_model_len or max_model_len,
+            draft_kv_cache_tokens or kv_cache_tokens,
+        )
+        draft = DraftEngine(draft_runner, masks(), epoch=1)
+        draft_pool = LocalEnginePool(
+            draft,
+            epoch=1,
+            max_model_len=draft_runner.max_model_len,
+            kv_cache_tokens=draft_runner.pool.num_blocks * draft_runner.pool.block_size,
+        )
+    services = Services(
+        target_pool=target_pool,
+        draft_pool=draft_pool,
+        constraint_pool=constraint_pool,
+        speculation=speculation or SpeculationLimits(prompt_lookup_max=0),
+        limits=limits or SessionLimits(propose_timeout_s=20.0),
+    )
+    try:
+        yield LocalService(
+            SpeculativeGenerator(services, max_model_len=max_model_len),
+            target,
+            draft,
+            target_pool,
+            draft_pool,
+        )
+    finally:
+        await target_pool.close()
+        if draft_pool is not None:
+            await draft_pool.close()
+        if constraint_pool is not None:
+            await constraint_pool.close()

@@ -1,0 +1,344 @@
+"""Goodput, and what is asked of an overloaded service, on answers made up for it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shlex
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.ingress.admission import AdmittingGenerator
+from deployments.ingress.metrics import RequestMetrics
+from deployments.serve.instruments import Meters
+from loadtest.client.answers import Judge
+from loadtest.client.arrivals import Queues, Timing, arrivals, run_stretch
+from loadtest.client.client import LoadClient, Reply
+from loadtest.client.goodput import Sent, Stretch, is_good, measure, violations
+from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Workload
+from loadtest.overload.__main__ import Report, main
+from loadtest.overload.plot import draw
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.http_clients import served
+
+LIMITS: dict[str, Any] = {"goodput_loss": 0.1, "refusal_limit_s": 1.0, "late_limit_s": 0.25}
+WORKLOAD = Workload("tiny", 1, max_tokens=20, record_max_tokens=90, shared_words=20)
+
+
+def whole(began_s: float, first_text_s: float, ended_s: float) -> Sent:
+    reply = Reply(
+        name="chat",
+        began_s=began_s,
+        ended_s=began_s + ended_s,
+        status=200,
+        complaint="",
+        first_text_s=began_s + first_text_s,
+        num_tokens=10,
+        is_whole=True,
+    )
+    return Sent(began_s, reply)
+
+
+def refused(began_s: float, after_s: float, *, complaint: str = "") -> Sent:
+    reply = Reply(
+        name="chat",
+        began_s=began_s,
+        ended_s=began_s + after_s,
+        status=429,
+        complaint=complaint,
+        retry_after_s=None if complaint else 3.0,
+    )
+    return Sent(began_s, reply)
+
+
+def stretch(sent: list[Sent], rate_per_s: float = 1.0) -> Stretch:
+    return measure(
+        sent,
+        rate_per_s=rate_per_s,
+        from_s=10.0,
+        to_s=20.0,
+        first_text_limit_s=2.0,
+        load_cpu_share=0.1,
+        peak_running=4,
+        peak_waiting=2,
+    )
+
+
+def of(rate_per_s: float, goodput_per_s: float, **changes: Any) -> Stretch:
+    fields: dict[str, Any] = {
+        "rate_per_s": rate_per_s,
+        "arrived_per_s": rate_per_s,
+        "goodput_per_s": goodput_per_s,
+        "good_tokens_per_s": 10 * goodput_per_s,
+        "good_share": goodput_per_s / rate_per_s,
+        "late_answers": 0,
+        "turned_away": 5 if goodput_per_s < rate_per_s else 0,
+        "failed": 0,
+        "complaints": (),
+        "first_text_s": (0.5, 1.5),
+        "refusal_s": (0.01, 0.02, 0.03) if goodput_per_s < rate_per_s else None,
+        "retry_after_s": None,
+        "load_late_s": 0.01,
+        "load_cpu_share": 0.1,
+        "peak_running": 4.0,
+        "peak_waiting": 2.0,
+    }
+    return Stretch(**(fields | changes))
+
+
+def test_goodput_counts_answers_that_end_in_the_measured_time() -> None:
+    found = stretch(
+        [
+            whole(8.0, 1.0, 4.0),  # arrived before, ends within
+            whole(12.0, 1.0, 3.0),
+            whole(13.0, 2.5, 4.0),  # its first text came too late
+            whole(18.0, 1.0, 5.0),  # ends after
+            refused(14.0, 0.02),
+            refused(15.0, 0.04),
+            refused(2.0, 0.9),  # before the measured time: among the refusals all the same
+        ]
+    )  # fmt: skip
+    assert found.goodput_per_s == 0.2
+    assert found.good_tokens_per_s == 2.0
+    assert found.arrived_per_s == 0.5
+    assert found.good_share == pytest.approx(2 / 5)  # of 12, 13, 14, 15, 18: 12 and 18
+    assert (found.late_answers, found.turned_away, found.failed) == (1, 3, 0)
+    assert found.refusal_s is not None
+    assert found.refusal_s[2] == pytest.approx(0.9)
+    assert found.retry_after_s == (3.0, 3.0)
+    assert not found.is_sustained
+
+
+def test_an_answer_that_is_wrong_or_late_is_not_good() -> None:
+    assert is_good(whole(0.0, 2.0, 9.0).reply, 2.0)
+    assert not is_good(whole(0.0, 2.1, 9.0).reply, 2.0)
+    assert not is_good(refused(0.0, 0.1).reply, 2.0)
+    broken = stretch([whole(11.0, 1.0, 2.0), refused(12.0, 0.1, complaint="status 500: oh")])
+    assert broken.failed == 1
+    assert broken.complaints == ("chat: status 500: oh",)
+
+
+def test_a_rate_is_sustained_when_nearly_all_become_good() -> None:
+    many = [whole(10 + number / 10, 1.0, 2.0) for number in range(96)]
+    assert stretch([*many, *(refused(15.0, 0.1) for _ in range(4))]).is_sustained
+    assert not stretch([*many, *(refused(15.0, 0.1) for _ in range(6))]).is_sustained
+    assert not stretch([*many, refused(15.0, 0.1, complaint="status 500: oh")]).is_sustained
+    with pytest.raises(ValueError, match="no arrival within 10 s"):
+        stretch([whole(1.0, 1.0, 2.0)])
+
+
+def test_a_service_that_keeps_its_goodput_passes() -> None:
+    search = [of(2, 2), of(3, 3), of(4, 3.4)]
+    assert violations(search, [of(3, 3), of(6, 3.3), of(9, 3.1)], **LIMITS) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        (of(9, 3.0), "12% below its peak of 3.40/s"),
+        (of(9, 3.4, refusal_s=(0.1, 1.5, 9.0)), "p99 of the time to a 429 is 1.50 s"),
+        (of(9, 3.4, failed=2, complaints=("chat: status 503",)), "2 requests failed"),
+        (of(9, 3.4, load_late_s=0.5), "was not the load it says"),
+        (of(9, 3.4, turned_away=0, refusal_s=None), "no overload"),
+    ],
+    ids=["collapse", "slow refusals", "failures", "late load", "no overload"],
+)
+def test_a_service_that_does_not_is_told_why(last: Stretch, words: str) -> None:
+    [found] = violations([of(3, 3), of(4, 3.4)], [of(3, 3), last], **LIMITS)
+    assert words in found
+
+
+def test_what_goes_wrong_at_any_rate_counts() -> None:
+    [found] = violations(
+        [of(3, 3, failed=1, complaints=("chat: cut",)), of(4, 3.4)], [of(9, 3.4)], **LIMITS
+    )
+    assert found.startswith("at 3.00 arrivals/s: 1 requests failed")
+
+
+def test_the_highest_rate_below_the_first_that_fails_is_sustained() -> None:
+    report = Report(search=[of(2, 2), of(3, 2.95), of(4, 3.0)])
+    assert report.sustained_per_s == 3
+    assert Report(search=[of(2, 1)]).sustained_per_s is None
+
+
+def test_arrivals_are_a_poisson_process_of_the_seed() -> None:
+    times = arrivals(50.0, 200.0, random.Random(3))
+    assert times == arrivals(50.0, 200.0, random.Random(3))
+    assert times != arrivals(50.0, 200.0, random.Random(4))
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert times[-1] < 200
+    assert len(times) == pytest.approx(10_000, abs=400)  # four standard deviations
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    # Exponential gaps vary as much as they are long; evenly spaced ones would not vary.
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.1)
+
+
+def test_any_stretch_of_requests_has_the_whole_mix() -> None:
+    size = sum(MIX.values())
+    drawn = WORKLOAD.mixed(random.Random(1))
+    for _ in range(3):
+        names = [next(drawn).name for _ in range(size)]
+        assert {name: names.count(name) for name in set(names)} == {
+            "chat": MIX["chat"],
+            "record": MIX["record"],
+            "shared prompt": MIX["shared"],
+            "cancelled chat": MIX["leave"],
+            "bad request": MIX["bad"],
+        }
+    some = WORKLOAD.mixed(random.Random(1), {"chat": 1, "shared": 1})
+    assert {next(some).name for _ in range(20)} == {"chat", "shared prompt"}
+
+
+@contextmanager
+def answering(status: int, headers: dict[str, str], body: bytes = b"full") -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def ask(url: str, asking: Asking) -> Reply:
+    async with LoadClient(url, Judge(expects_same_text=True)) as client:
+        return await client.ask(asking)
+
+
+CHAT, BAD = Asking(WORKLOAD.chat(1)), Asking(WORKLOAD.bad(0))
+
+
+async def test_being_turned_away_needs_a_time_to_come_back() -> None:
+    with answering(429, {"retry-after": "2"}) as url:
+        reply = await ask(url, CHAT)
+        assert reply.is_turned_away
+        assert (reply.complaint, reply.retry_after_s, reply.is_whole) == ("", 2.0, False)
+    for headers in ({}, {"retry-after": "soon"}, {"retry-after": "0"}):
+        with answering(429, headers) as url:
+            reply = await ask(url, CHAT)
+            assert not reply.is_turned_away
+            assert "Retry-After" in reply.complaint
+
+
+async def test_other_refusals_of_good_requests_are_complaints() -> None:
+    with answering(503, {"retry-after": "1"}, b"gone") as url:
+        assert (await ask(url, CHAT)).complaint == "status 503: gone"
+    assert "ConnectError" in (await ask("http://127.0.0.1:9", CHAT)).complaint
+
+
+async def test_answers_are_read_judged_and_timed() -> None:
+    with served(ScriptedGenerator()) as url:
+        reply = await ask(url, CHAT)
+        assert reply.is_whole
+        assert reply.num_tokens == 3
+        assert reply.first_text_s is not None
+        assert reply.began_s < reply.first_text_s <= reply.ended_s
+        refused_one = await ask(url, BAD)
+        assert (refused_one.status, refused_one.complaint) == (400, "")
+        assert not refused_one.is_whole
+        left = await ask(url, Asking(WORKLOAD.chat(1), leave_after=1))
+        assert (left.complaint, left.is_whole) == ("", False)
+        wrong = await ask(url, Asking(WORKLOAD.record(1)))
+        assert "not JSON" in wrong.complaint
+
+
+async def test_a_slow_service_does_not_slow_the_arrivals() -> None:
+    generator = ScriptedGenerator(delay_s=0.5)  # three blocks: 1.5 s for every answer
+    timing = Timing(settle_s=0.5, measured_s=1.5, first_text_limit_s=5.0)
+    with served(generator) as url:
+        async with LoadClient(url, Judge(expects_same_text=True)) as client:
+            askings = WORKLOAD.mixed(random.Random(1), {"chat": 1})
+            began_s = time.perf_counter()
+            found = await run_stretch(client, askings, Queues(), timing, rate_per_s=20.0, seed="a")
+            assert time.perf_counter() - began_s >= 2.0
+    due = arrivals(20.0, 2.0, random.Random("a"))
+    assert len(generator.requests) == len(due)  # one after the other would take 60 s
+    assert found.arrived_per_s == pytest.approx(sum(at_s >= 0.5 for at_s in due) / 1.5)
+    assert found.good_share == 1.0
+
+
+def records() -> dict[int, list[str]]:
+    """A right answer for the seed of every record, in three blocks."""
+    order = {"customer": "Tom", "item": "lamp", "quantity": 2, "price": 3, "city": "Oslo"}
+    answers = {}
+    for number in range(NUM_DISTINCT):
+        request = WORKLOAD.record(number)
+        assert request.schema is not None
+        num_orders = request.schema["properties"]["orders"]["minItems"]
+        text = json.dumps({"orders": [order] * num_orders})
+        answers[request.body["seed"]] = [text[:9], text[9:20], text[20:]]
+    return answers
+
+
+def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path) -> None:
+    """Routes and admission are the real ones; the engines are a script of 0.3 s an answer."""
+    metrics = RequestMetrics(Meters({"model_name": "tiny"}))
+    door = AdmittingGenerator(
+        ScriptedGenerator(delay_s=0.1, texts_of=records()),
+        max_sessions=2,
+        max_queued=4,
+        queue_wait_s=2.0,
+        on_load=metrics.set_load,
+    )
+    config = tmp_path / "config.yaml"
+    config.write_text("applications: [{args: {router: {model_name: tiny}}}]")
+    output = tmp_path / "overload.json"
+    options = (
+        "--first-rate 2 --step 10 --factors 10 --settle-s 0.5 --measured-s 2 --max-tokens 20 "
+        "--record-max-tokens 90 --shared-words 10 --goodput-loss 0.9 --refusal-limit 60 "
+        "--late-limit 60"  # which a busy machine is
+    )
+    with served(door, metrics=metrics.text) as url:
+        words = ["--url", url, "--config", str(config), "--output", str(output)]
+        main([*words, *shlex.split(options)])
+    found = json.loads(output.read_text())
+    assert found["violations"] == []
+    assert found["all_held"]
+    assert found["sustained_per_s"] == 2
+    assert [stretch["rate_per_s"] for stretch in found["search"]] == [2, 20]
+    last = found["overload"][-1]  # 20 arrivals/s; two places serve less than 7
+    assert last["turned_away"] > 10
+    assert last["retry_after_s"][0] >= 1
+    assert 0 < last["goodput_per_s"] < 8
+    assert last["peak_running"] == 2
+    assert last["peak_waiting"] <= 4
+    assert output.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_a_figure_is_drawn_and_settings_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(search=[of(2, 2), of(3, 2.9)], overload=[of(2, 2), of(6, 2.9)])
+    assert json.loads(json.dumps(report.content()))["sustained_per_s"] == 3
+    draw(report.search, report.overload, tmp_path / "a.png")
+    draw([], [], tmp_path / "b.png")  # ended early
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    for words, message in ((["--step", "1"], "--step"), (["--first-rate", "0"], "--first-rate")):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert message in capsys.readouterr().err

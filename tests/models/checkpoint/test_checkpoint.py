@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.checkpoint.loader import load_checkpoint, read_config
+from models.config import EngineConfig
+from models.layers.linear import can_pack
+
+
+def _config(path: str, **overrides: object) -> EngineConfig:
+    return EngineConfig(model_path=path, **{"max_model_len": 256, "num_threads": 1, **overrides})
+
+
+def test_loads_sizes_and_packs(tiny_target):
+    if not can_pack(torch.float32):
+        pytest.skip("this CPU or torch has no packed kernel for float32")
+    checkpoint = load_checkpoint(_config(tiny_target, dtype="float32"))
+    assert (checkpoint.num_columns, checkpoint.drawable.size) == (512, 512)
+    assert (checkpoint.num_layers, checkpoint.num_heads, checkpoint.num_key_heads) == (2, 4, 2)
+    assert checkpoint.head_dim == 16
+    assert checkpoint.eos_ids == (1,)
+    assert checkpoint.fused is not None
+    names = [name for name, _ in checkpoint.model.named_parameters()]
+    assert not [name for name in names if "proj" in name]
+
+
+def test_eos_ids_come_from_the_generation_config(tiny_target, tmp_path):
+    path = shutil.copytree(tiny_target, tmp_path / "model")
+    generation = path / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": [3, 4]}))
+    assert load_checkpoint(_config(str(path))).eos_ids == (3, 4)
+
+
+def test_context_above_the_checkpoint_is_refused(tiny_target):
+    message = r"max_model_len must be at most .*max_position_embeddings \(1024\), got 1025"
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(_config(tiny_target, max_model_len=1025))
+
+
+@pytest.mark.parametrize(
+    ("remove", "message"),
+    [
+        ("*", "is not a directory"),
+        ("config.json", "has no config.json"),
+        ("model.safetensors", "has no .safetensors files"),
+    ],
+)
+def test_a_missing_part_is_one_clear_message(tiny_target, tmp_path, remove, message):
+    path = shutil.copytree(tiny_target, tmp_path / "model")
+    if remove == "*":
+        shutil.rmtree(path)
+    else:
+        (path / remove).unlink()
+    with pytest.raises(ValueError, match=message) as caught:
+        read_config(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_weight_is_named(tiny_target, tmp_path):
+    path: Path = shutil.copytree(tiny_target, tmp_path / "model")
+    weights = load_file(path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks 1 weights, first 'model.layers.1.mlp.up_proj"):
+        load_checkpoint(_config(str(path)))

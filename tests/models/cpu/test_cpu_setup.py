@@ -1,0 +1,92 @@
+"""Where the compiled kernels are used, and what serves where they are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from models.config import EngineConfig
+from models.cpu import ops as cpu_kernels
+from models.cpu import setup as cpu_setup
+from models.cpu.batch import LaneStorage
+from models.cpu.kernels.lanes import NUM_LANES
+from models.cpu.setup import uses_kernels
+from models.engine.runner import ModelRunner, SequenceRows
+from models.kv.storage import KVStorage
+
+MakeCheckpoint = Callable[..., str]
+
+
+def config(**changes: object) -> EngineConfig:
+    sizes = {"max_model_len": 128, "kv_cache_tokens": 512, "num_threads": 1}
+    return EngineConfig(**{"model_path": "m", "dtype": "float32", **sizes, **changes})
+
+
+def first_logits(runner: ModelRunner) -> torch.Tensor:
+    table = runner.pool.new_table()
+    table.resize(40)
+    return runner.forward([SequenceRows(table, 0, list(range(40)), 40)])
+
+
+def test_on_a_cpu_they_are_used() -> None:
+    assert uses_kernels(config(), 64)
+    assert uses_kernels(config(dtype="bfloat16", block_size=48, device="cpu:0"), 80)
+
+
+@pytest.mark.parametrize(
+    ("changes", "head_dim", "reason"),
+    [
+        ({"dtype": "float16"}, 64, "dtype is float16, they are for bfloat16 and float32"),
+        ({"block_size": 20}, 64, "block_size is 20, no multiple of 16"),
+        ({}, 72, "the model's heads have 72 numbers, no multiple of 16"),
+    ],
+)
+def test_what_they_cannot_do_is_said_and_left_to_torch(
+    changes: dict[str, object], head_dim: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not uses_kernels(config(**changes), head_dim)
+    assert reason in caplog.text
+
+
+def test_without_numba_torch_serves(
+    tiny_target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_kernels = ModelRunner(config(model_path=tiny_target))
+    monkeypatch.setitem(sys.modules, "numba", None)
+    without = ModelRunner(config(model_path=tiny_target))
+    assert "numba cannot be imported" in caplog.text
+    assert isinstance(with_kernels._storage, LaneStorage)
+    assert isinstance(without._storage, KVStorage)
+    assert without.batch_invariant
+    torch.testing.assert_close(
+        first_logits(without), first_logits(with_kernels), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_what_is_asked_is_what_kernels_need() -> None:
+    """Written down where numba need not be: other sizes would be read past their ends."""
+    assert cpu_setup._LANES == NUM_LANES
+    assert {getattr(torch, name) for name in cpu_setup._DTYPES} == set(cpu_kernels._ATTENDS)
+
+
+@pytest.mark.parametrize("attention", ["reference", "varlen"])
+def test_they_are_not_used_where_others_are_asked_for(attention: str) -> None:
+    assert not uses_kernels(config(attention=attention), 64)
+
+
+def test_heads_of_other_sizes_are_served(make_tiny_llama: MakeCheckpoint) -> None:
+    path = make_tiny_llama(seed=5, hidden_size=32)  # four heads of 8
+    runner = ModelRunner(config(model_path=path))
+    assert isinstance(runner._storage, KVStorage)
+    assert runner.batch_invariant
+    assert first_logits(runner).isfinite().all()
+
+
+def test_only_what_uses_them_imports_numba() -> None:
+    """A machine with a GPU needs neither the kernels nor their compiler."""
+    code = "import sys, models.engine.base, models.engine.runner; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

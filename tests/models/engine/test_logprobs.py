@@ -1,0 +1,302 @@
+"""Logprobs of generated and of prompt tokens, through real engines and over bad links."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import msgspec
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from models.engine.logprobs import token_logprobs
+from models.protocol.messages import EngineReply, EngineRequest, Sampling, TokenLogprobs, Verdict
+from models.protocol.packed_logprobs import unpack
+from tests.cases.messages import opening, verifying
+from tests.fakes.engines import (
+    CONSTRAINT,
+    EOS_ID,
+    BadLink,
+    Client,
+    Link,
+    ScriptedMasks,
+    drain,
+    lowest_third,
+    make_draft,
+    make_target,
+    random_prompt,
+    run_clients,
+    tiny_checkpoint,
+)
+
+PROMPT = random_prompt(3, 41)
+SEEDED = Sampling(seed=5, num_logprobs=4)
+OF_PROMPT = Sampling(temperature=0, num_prompt_logprobs=3)
+
+
+@cache
+def reference_model() -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
+
+
+def reference(ids: list[int]) -> torch.Tensor:
+    """Log-probabilities of the token behind each prefix, [len(ids), V]."""
+    with torch.inference_mode():
+        return torch.log_softmax(reference_model()(torch.tensor([ids])).logits[0], dim=1)
+
+
+def assert_entries(entries: list[TokenLogprobs], ids: list[int], first: int, num_top: int) -> None:
+    """`entries` are those of ids[first:]."""
+    assert [entry.token for entry in entries] == ids[first:]
+    for entry, law in zip(entries, reference(ids)[first - 1 :], strict=False):
+        assert entry.logprob == pytest.approx(law[entry.token].item(), abs=1e-4)
+        assert entry.rank == 1 + int((law > law[entry.token] + 1e-6).sum())
+        top = law.topk(num_top)
+        assert [token for token, _ in entry.top] == top.indices.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+
+
+def of_client(client: Client) -> list[TokenLogprobs]:
+    entries = [entry for verdict in client.verdicts for entry in verdict.logprobs]
+    return entries[: len(client.text)]
+
+
+def decode(sampling: Sampling, k: int, **limits: int) -> Client:
+    client = Client(
+        session_id="s",
+        prompt=PROMPT,
+        sampling=sampling,
+        num_tokens=14,
+        target_link=Link(make_target(**limits)),
+        draft_link=Link(make_draft(noise=0.02)) if k else None,
+        num_draft_tokens=lambda: k,
+        run_on=lambda: 0 if k else 3,
+        eos_ids=[EOS_ID],
+    )
+    run_clients([client])
+    assert all(len(verdict.logprobs) == verdict.num_accepted + 1 for verdict in client.verdicts)
+    return client
+
+
+def verdicts_of(replies: list[EngineReply]) -> list[Verdict]:
+    return [reply for reply in replies if isinstance(reply, Verdict)]
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("k", [0, 3])
+def test_logprobs_are_the_models_own(k: int, verification: str) -> None:
+    """Neither temperature nor penalties, bias and rules touch them."""
+    sampling = Sampling(
+        seed=5,
+        temperature=1.7,
+        top_k=50,
+        presence_penalty=1.0,
+        logit_bias=((3, 2.0),),
+        min_tokens=20,
+        bad_words=((7,),),
+        num_logprobs=4,
+        verification=verification,
+    )
+    client = decode(sampling, k)
+    assert_entries(of_client(client), PROMPT + client.text, len(PROMPT), 4)
+
+
+def test_logprobs_do_not_depend_on_the_draft() -> None:
+    plain = decode(SEEDED, 0)
+    for k in (1, 3, 6):
+        drafted = decode(SEEDED, k)
+        assert drafted.text == plain.text
+        assert of_client(drafted) == of_client(plain)  # bit for bit
+        assert any(verdict.num_accepted for verdict in drafted.verdicts)
+
+
+def test_none_are_sent_where_none_are_asked_for() -> None:
+    engine = make_target()
+    engine.submit(opening("s", Sampling(), len(PROMPT)), "r")
+    engine.submit(verifying("s", 1, PROMPT, [], run_on=2), "r")
+    verdicts = verdicts_of(drain(engine))
+    assert len(verdicts) == 3
+    assert all(verdict.logprobs == verdict.prompt_logprobs == [] for verdict in verdicts)
+
+
+def test_zero_names_the_token_alone() -> None:
+    engine = make_target()
+    engine.submit(opening("s", Sampling(num_logprobs=0), len(PROMPT)), "r")
+    engine.submit(verifying("s", 1, PROMPT, []), "r")
+    [verdict] = verdicts_of(drain(engine))
+    [entry] = verdict.logprobs
+    assert (entry.token, entry.top) == (verdict.token, ())
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 70])
+def test_an_entry_does_not_depend_on_its_batch(num_rows: int) -> None:
+    logits = 4 * torch.randn(num_rows, 1003, generator=torch.Generator().manual_seed(1))
+    tokens = [random.Random(i).randrange(1003) for i in range(num_rows)]
+    together = token_logprobs(logits, tokens, 5)
+    alone = [token_logprobs(logits[i : i + 1], tokens[i : i + 1], 5)[0] for i in range(num_rows)]
+    assert together == alone
+
+
+# --- the prompt -----------------------------------------------------------------------------------
+
+
+def of_prompt(verdict: Verdict) -> list[TokenLogprobs]:
+    return [unpack(entry) for entry in verdict.prompt_logprobs]
+
+
+def prompt_verdict(prompt: list[int], draft: list[int], **limits: int) -> Verdict:
+    engine = make_target(**limits)
+    engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
+    engine.submit(verifying("s", 1, prompt, draft, run_on=2), "r")
+    first, *others = verdicts_of(drain(engine))
+    assert all(not verdict.prompt_logprobs for verdict in others)
+    return first
+
+
+@pytest.mark.parametrize("max_batch_rows", [4, 9, 16, 40, 64])
+@pytest.mark.parametrize("num_drafted", [0, 2])
+def test_prompt_logprobs_over_chunks_of_any_size(max_batch_rows: int, num_drafted: int) -> None:
+    verdict = prompt_verdict(PROMPT, [1, 2, 3][:num_drafted], max_batch_rows=max_batch_rows)
+    assert_entries(of_prompt(verdict), PROMPT, 1, 3)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_first_token_has_no_logprob(length: int) -> None:
+    assert len(prompt_verdict(PROMPT[:length], []).prompt_logprobs) == length - 1
+
+
+def test_a_pass_never_holds_logits_of_the_whole_prompt() -> None:
+    engine = make_target(max_batch_rows=8)
+    forward, shapes = engine._runner.forward, []
+
+    def watched(sequences: list) -> torch.Tensor:
+        logits = forward(sequences)
+        shapes.append(len(logits))
+        return logits
+
+    engine._runner.forward = watched
+    try:
+        engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
+        engine.submit(verifying("s", 1, PROMPT, []), "r")
+        drain(engine)
+    finally:
+        del engine._runner.forward
+    assert max(shapes) <= 8
+    assert sum(shapes) == len(PROMPT)
+
+
+def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
+    """The prefix cache has the KV, but not the logits."""
+    engine = make_target()
+    engine.submit(opening("parent", Sampling(), len(PROMPT)), "r")
+    engine.submit(verifying("parent", 1, PROMPT, []), "r")
+    drain(engine)
+    assert engine.stats().num_cached_blocks == len(PROMPT) // 16
+    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
+    (session,) = (one for one in engine._table if one.session_id == "s")
+    assert session.needs_prompt_logits
+    engine.submit(verifying("s", 1, PROMPT, []), "r")
+    [verdict] = verdicts_of(drain(engine))
+    assert_entries(of_prompt(verdict), PROMPT, 1, 3)
+    assert engine.stats().prefix_hits == 0
+    assert not session.needs_prompt_logits
+
+
+def test_what_was_gathered_survives_preemption() -> None:
+    prompt = random_prompt(8, 60)
+    engine = make_target(max_batch_rows=16, kv_cache_tokens=256)
+    engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
+    engine.submit(verifying("s", 1, prompt, []), "r")
+    engine.step()
+    engine.step()
+    (session,) = (one for one in engine._table if one.session_id == "s")
+    gathered = list(session.prompt_logprobs)
+    assert 0 < len(gathered) < 59
+    session.release_blocks()  # as the planner does when an older session needs them
+    [verdict] = verdicts_of(drain(engine))
+    assert verdict.prompt_logprobs[: len(gathered)] == gathered
+    assert_entries(of_prompt(verdict), prompt, 1, 3)
+
+
+def test_they_come_again_until_the_sender_has_them_and_never_later() -> None:
+    engine = make_target()
+    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
+    engine.submit(verifying("s", 1, PROMPT, []), "r")
+    [first] = verdicts_of(drain(engine))
+    engine.submit(verifying("s", 1, PROMPT, []), "r")  # a repeat of the message
+    assert drain(engine) == [first]
+    engine.submit(verifying("s", 2, PROMPT, []), "r")  # the answer was lost with the link
+    [again] = verdicts_of(drain(engine))
+    assert again.prompt_logprobs == first.prompt_logprobs != []
+    engine.submit(verifying("s", 3, [*PROMPT, first.token], []), "r")
+    [later] = verdicts_of(drain(engine))
+    assert later.prompt_logprobs == []
+
+
+def test_a_replica_that_takes_over_is_not_asked_for_them() -> None:
+    """Its first message has generated tokens, so the sender has the prompt's logprobs."""
+    engine = make_target(max_batch_rows=8)
+    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
+    engine.submit(verifying("s", 5, [*PROMPT, 7, 8], []), "r")
+    [verdict] = verdicts_of(drain(engine))
+    assert verdict.prompt_logprobs == []
+
+
+def test_another_prompt_under_the_same_id_starts_again() -> None:
+    engine = make_target(max_batch_rows=16)
+    engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
+    engine.submit(verifying("s", 1, PROMPT, []), "r")
+    engine.step()
+    other = [*PROMPT[:7], *random_prompt(9, 34)]
+    engine.submit(verifying("s", 2, other, []), "r")
+    [verdict] = verdicts_of(drain(engine))
+    assert_entries(of_prompt(verdict), other, 1, 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_link_that_loses_messages_loses_no_logprobs(seed: int) -> None:
+    """Several sessions, masks, prompts in chunks, drafts and a bad link together."""
+    target = make_target(ScriptedMasks(lowest_third), max_batch_rows=24)
+    link = BadLink(target, seed)
+    draft_link = Link(make_draft(ScriptedMasks(lowest_third), noise=0.02))
+    clients = []
+    for i in range(5):
+        prompt = random_prompt(40 + i, 20 + 9 * i)
+        sampling = Sampling(seed=i, num_logprobs=2, num_prompt_logprobs=i % 3)
+        clients.append(
+            Client(
+                session_id=f"s{i}",
+                prompt=prompt,
+                sampling=sampling,
+                num_tokens=9,
+                target_link=link,
+                draft_link=draft_link,
+                num_draft_tokens=lambda: 2,
+                constraint=CONSTRAINT if i % 2 else None,
+                eos_ids=[EOS_ID],
+            )
+        )
+    run_clients(clients)
+    for i, client in enumerate(clients):
+        assert client.failures == []
+        ids = client.prompt + client.text
+        assert_entries(of_prompt(client.verdicts[0]), client.prompt, 1, i % 3)
+        assert_entries(of_client(client), ids, len(client.prompt), 2)
+        assert all(not verdict.prompt_logprobs for verdict in client.verdicts[1:])
+
+
+def test_terms_and_entries_travel_as_they_are() -> None:
+    engine = make_target()
+    terms = msgspec.structs.replace(
+        SEEDED, num_prompt_logprobs=2, logit_bias=((3, 1.5),), min_tokens=2, bad_words=((1, 2),)
+    )
+    opened = opening("s", terms, len(PROMPT))
+    wire = msgspec.msgpack.encode([opened])
+    assert msgspec.msgpack.decode(wire, type=list[EngineRequest]) == [opened]
+    engine.submit(opened, "r")
+    engine.submit(verifying("s", 1, PROMPT, []), "r")
+    replies = drain(engine)
+    assert (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(replies), type=list[EngineReply]) == replies
+    )

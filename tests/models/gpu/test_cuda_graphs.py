@@ -1,0 +1,187 @@
+"""Replaying from fixed buffers: padded rows change no real row and no real session's keys."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.engine.runner import ModelRunner, SequenceRows
+from models.gpu.buckets import Bucket, BucketPlan
+from models.gpu.graphs import BucketedPasses, EagerGraphs
+from models.gpu.indices import PassTensors
+from models.kv.block_pool import BlockPool
+from tests.fakes.engines import make_runner
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def eager() -> ModelRunner:
+    return make_runner(attention="varlen", graphs="off")
+
+
+@pytest.fixture(scope="module")
+def replayed() -> ModelRunner:
+    return make_runner(attention="varlen", graphs="eager")
+
+
+def pages(runner: ModelRunner) -> Tensor:
+    return runner._storage._all
+
+
+class Talk:
+    """Sessions that grow by the same ragged passes on a runner."""
+
+    def __init__(self, runner: ModelRunner, seed: int) -> None:
+        self.runner = runner
+        self.draw = random.Random(seed)
+        self.tables = [runner.pool.new_table() for _ in range(5)]
+        self.lengths = [0] * 5
+
+    def passes(self) -> list[tuple[Tensor, Bucket | None]]:
+        results = [self.run([(i, self.draw.randint(1, 20), 1) for i in range(5)][:3])]
+        results.append(self.run([(i, 3, 0) for i in (3, 4)]))
+        for _ in range(6):
+            members = self.draw.sample(range(5), self.draw.randint(1, 5))
+            rows = self.draw.choice([1, 1, 5])
+            results.append(self.run([(i, rows, rows) for i in members]))
+            if self.draw.random() < 0.5:  # rejected drafts
+                self.lengths = [max(1, length - 2) for length in self.lengths]
+        return results
+
+    def run(self, needs: list[tuple[int, int, int]]) -> tuple[Tensor, Bucket | None]:
+        sequences = []
+        for i, count, num_logits in needs:
+            ids = [self.draw.randrange(250) for _ in range(count)]
+            self.tables[i].resize(self.lengths[i] + count)
+            sequences.append(SequenceRows(self.tables[i], self.lengths[i], ids, num_logits))
+            self.lengths[i] += count
+        graphs = self.runner._varlen._graphs
+        counts, wanted = [n for _, n, _ in needs], [n for *_, n in needs]
+        bucket = graphs.plan.choose(counts, wanted) if graphs else None
+        return self.runner.forward(sequences).clone(), bucket
+
+    def free(self) -> None:
+        for table in self.tables:
+            table.free()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_replayed_passes_equal_eager_ones(seed: int, eager: ModelRunner, replayed: ModelRunner):
+    talks = [Talk(runner, seed) for runner in (eager, replayed)]
+    expected, got = (talk.passes() for talk in talks)
+    used = [bucket for _, bucket in got]
+    assert used.count(None) >= 1, "a chunk of a prompt is not replayed"
+    assert len(used) - used.count(None) >= 5
+    for (wanted, _), (logits, bucket) in zip(expected, got, strict=True):
+        torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-4, msg=str(bucket))
+    for talk in talks:
+        talk.free()
+
+
+def test_padding_writes_no_key_of_a_real_session(replayed: ModelRunner):
+    table, other = replayed.pool.new_table(), replayed.pool.new_table()
+    table.resize(40)
+    other.resize(20)
+    replayed.forward([SequenceRows(table, 0, [7] * 37, 1), SequenceRows(other, 0, [9] * 20, 1)])
+    before = pages(replayed).clone()
+    # Three rows go to the bucket of four.
+    replayed.forward([SequenceRows(table, 37, [1, 2, 3], 3)])
+    block = table.block_ids[37 // 16]
+    null = replayed._storage.null_block
+    changed_blocks = {
+        index
+        for index in range(null + 1)
+        if not torch.equal(pages(replayed)[:, :, index], before[:, :, index])
+    }
+    assert changed_blocks - {null} == {block}
+    same = pages(replayed)[:, :, block, :5] == before[:, :, block, :5]  # slots 32 to 36
+    assert bool(same.all())
+    table.free()
+    other.free()
+
+
+def test_what_was_in_the_buffers_before_does_not_matter(replayed: ModelRunner):
+    table = replayed.pool.new_table()
+    table.resize(3)
+    rows = [SequenceRows(table, 0, [5, 6, 7], 3)]
+    first = replayed.forward(rows).clone()
+    tables = [replayed.pool.new_table() for _ in range(12)]
+    for each in tables:
+        each.resize(9)
+    replayed.forward([SequenceRows(each, 0, [8] * 4, 4) for each in tables])
+    torch.testing.assert_close(replayed.forward(rows), first)
+    for each in (*tables, table):
+        each.free()
+
+
+def test_ids_may_come_from_the_device(eager: ModelRunner, replayed: ModelRunner):
+    for runner in (eager, replayed):
+        table = runner.pool.new_table()
+        table.resize(4)
+        known = runner.forward([SequenceRows(table, 0, [4, 9, 30], 3)]).clone()
+        drawn = runner.forward([SequenceRows(table, 0, [0, 0, 0], 3)], torch.tensor([4, 9, 30]))
+        torch.testing.assert_close(drawn, known)
+        table.free()
+
+
+class MeteredGraphs(EagerGraphs):
+    """Says that a graph of n rows takes n bytes, and that released memory is free again."""
+
+    def __init__(self, log: list[int]) -> None:
+        self.log = log
+        self.held: list[int] = []
+
+    def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        replay = super().capture(compute)
+        self.log.append(len(replay()))
+        self.held.append(self.log[-1])
+        return replay
+
+    def used_bytes(self) -> int:
+        return 1000 + sum(self.held)
+
+    def release(self) -> None:
+        self.held.pop()
+
+
+def test_buckets_beyond_the_memory_bound_are_given_up():
+    captured: list[int] = []
+
+    def compute(tensors: PassTensors, session_rows: int) -> Tensor:
+        return tensors.token_ids[:, None].float()
+
+    passes = BucketedPasses(
+        MeteredGraphs(captured),
+        BucketPlan(16, (1,)),
+        compute,
+        block_size=4,
+        null_block=9,
+        table_width=2,
+        device=CPU,
+        max_bytes=14,
+    )
+    assert captured == [16, 8, 4, 2, 1]
+    assert [bucket.num_rows for bucket in passes.plan.buckets] == [2, 4, 8]
+
+
+def test_the_output_is_overwritten_by_the_next_replay():
+    passes = BucketedPasses(
+        EagerGraphs(),
+        BucketPlan(2, (1,)),
+        lambda tensors, session_rows: tensors.token_ids[:, None].float(),
+        block_size=4,
+        null_block=9,
+        table_width=1,
+        device=CPU,
+    )
+    table = BlockPool(1, 4).new_table()
+    table.resize(1)
+    first = passes.run([SequenceRows(table, 0, [5], 1)], Bucket(1, 1))
+    assert first.tolist() == [[5.0]]
+    passes.run([SequenceRows(table, 0, [6], 1)], Bucket(1, 1))
+    assert first.tolist() == [[6.0]]

@@ -1,0 +1,89 @@
+"""Which passes are padded to which captured size."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.gpu.buckets import MAX_GRAPH_ROWS, VERIFY_ROWS, Bucket, BucketPlan, row_sizes
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 9, 24, 100, 255, MAX_GRAPH_ROWS, 1000])
+def test_sizes_rise_to_the_limit(max_rows: int):
+    sizes = row_sizes(max_rows)
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] == 1
+    assert sizes[-1] == max_rows
+
+
+def test_no_pass_is_padded_by_more_than_a_third_or_7_rows():
+    sizes = row_sizes(MAX_GRAPH_ROWS)
+    for num_rows in range(1, MAX_GRAPH_ROWS + 1):
+        padded = min(size for size in sizes if size >= num_rows)
+        assert padded - num_rows <= max(7, num_rows / 3), (num_rows, padded)
+
+
+def test_there_are_few_enough_to_capture():
+    assert len(BucketPlan(MAX_GRAPH_ROWS).buckets) < 50
+
+
+def test_the_largest_is_captured_first():
+    order = BucketPlan(64).capture_order
+    assert order[0] == Bucket(64, VERIFY_ROWS)
+    assert [b.num_rows for b in order] == sorted((b.num_rows for b in order), reverse=True)
+
+
+def test_no_bucket_allows_a_session_more_rows_than_it_has():
+    assert all(bucket.session_rows <= bucket.num_rows for bucket in BucketPlan(64).buckets)
+
+
+@pytest.mark.parametrize(
+    ("session_rows", "num_logits", "expected"),
+    [
+        ([1], [1], Bucket(1, 1)),
+        ([1, 1, 1], [1, 1, 1], Bucket(4, 1)),
+        ([5] * 5, [5] * 5, Bucket(32, 16)),
+        ([2], [1], Bucket(2, 2)),
+        ([3, 2], [1, 1], Bucket(8, 8)),
+        ([16], [16], Bucket(16, 16)),
+        ([17], [17], None),
+        ([12], [1], Bucket(16, 16)),
+        ([12], [0], None),
+        ([1, 4], [1, 0], None),
+        ([1] * 64, [1] * 64, Bucket(64, 1)),
+        ([1] * 65, [1] * 65, None),
+    ],
+    ids=[
+        "one draft step",
+        "steps of three sessions",
+        "verify rounds",
+        "a draft that catches up",
+        "the bound is met within small buckets",
+        "the longest round",
+        "longer than a round",
+        "the end of a short prompt",
+        "a chunk of a prompt",
+        "a step beside a chunk",
+        "a full bucket",
+        "more than any bucket",
+    ],
+)
+def test_the_smallest_that_fits(
+    session_rows: list[int], num_logits: list[int], expected: Bucket | None
+):
+    assert BucketPlan(64).choose(session_rows, num_logits) == expected
+
+
+def test_only_captured_buckets_are_chosen():
+    plan = BucketPlan(16)
+    plan.keep([Bucket(4, 1), Bucket(8, 8)])
+    assert plan.choose([1], [1]) == Bucket(4, 1)
+    assert plan.choose([1] * 5, [1] * 5) == Bucket(8, 8)
+    assert plan.choose([1] * 9, [1] * 9) is None
+    plan.keep([])
+    assert plan.choose([1], [1]) is None
+
+
+@pytest.mark.parametrize(("max_rows", "session_rows"), [(0, (1,)), (4, ()), (4, (0,))])
+def test_a_plan_of_nothing_is_refused(max_rows: int, session_rows: tuple[int, ...]):
+    with pytest.raises(ValueError, match="no buckets of"):
+        BucketPlan(max_rows, session_rows)

@@ -1,0 +1,99 @@
+"""Choices: exactly one of the list, whatever characters it has and however they begin alike."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from models.grammar.compiler import CompiledGrammar, GrammarCompiler
+from models.protocol.errors import UnsupportedGrammar
+from models.protocol.messages import Grammar
+from tests.cases.constraint import FIVE_CHOICES
+from tests.cases.grammar import EOS_IDS, Vocabulary, allowed
+
+
+def choice(choices: object) -> Grammar:
+    return Grammar(kind="choice", text=json.dumps(choices))
+
+
+def accepts(compiled: CompiledGrammar, vocabulary: Vocabulary, text: str) -> bool:
+    state = compiled.start()
+    return all(state.advance(token) for token in vocabulary.encode(text)) and state.is_complete
+
+
+@pytest.mark.parametrize("name", FIVE_CHOICES)
+def test_each_choice_and_nothing_else(
+    vocabulary: Vocabulary, compiler: GrammarCompiler, name: str
+) -> None:
+    choices = FIVE_CHOICES[name]
+    compiled = compiler.compile(choice(choices))
+    for text in choices:
+        assert accepts(compiled, vocabulary, text), text
+        for other in (text[:-1], text + text[0], text.upper(), " " + text, text + "\n"):
+            assert accepts(compiled, vocabulary, other) == (other in choices), other
+
+
+def test_at_a_choice_that_begins_another_the_end_decides(
+    vocabulary: Vocabulary, compiler: GrammarCompiler
+) -> None:
+    state = compiler.compile(choice(["a", "ab", "abcd"])).start()
+    assert state.advance(*vocabulary.encode("a"))
+    assert set(EOS_IDS) < set(allowed(state.row()))
+    assert state.advance(*vocabulary.encode("b"))
+    assert set(EOS_IDS) < set(allowed(state.row()))
+    assert state.advance(*vocabulary.encode("c"))
+    assert not set(EOS_IDS) & set(allowed(state.row()))
+    assert state.advance(*vocabulary.encode("d"))
+    assert allowed(state.row()) == list(EOS_IDS)
+
+
+@pytest.mark.parametrize(
+    ("choices", "part"),
+    [
+        ([], "0 choices, there must be 1 to 1024"),
+        ([f"c{i}" for i in range(1025)], "1025 choices, there must be 1 to 1024"),
+        (["a", "b", "a"], "[2]: the same as [0]"),
+        (["a", ""], "[1]: a choice must not be empty"),
+        (["a", 3], "must be a list of strings"),
+        ("a", "must be a list of strings"),
+        (["a", "x" * 4097], "[1]: 4097 bytes, the limit is 4096"),
+        ([f"{i:04}" * 1000 for i in range(9)], "36000 bytes, the limit is 32768"),
+        (["a\ud800"], "[0]: a lone surrogate is not text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusals_name_limit_and_place(
+    compiler: GrammarCompiler, choices: object, part: str
+) -> None:
+    with pytest.raises(UnsupportedGrammar) as caught:
+        compiler.compile(choice(choices))
+    assert part in caught.value.message
+
+
+def test_text_that_is_no_json_is_refused(compiler: GrammarCompiler) -> None:
+    for text in ("", "[", "[" * 60_000):
+        with pytest.raises(UnsupportedGrammar, match="not JSON"):
+            compiler.compile(Grammar(kind="choice", text=text))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [f"{i:04}" * 8 for i in range(1024)],
+        ["ab" * 2048, "ba" * 2048, *(f"{i:03}" * 1300 for i in range(6))],
+        ["a" * i for i in range(1, 250)],
+    ],
+    ids=["many", "long", "prefixes"],
+)
+def test_every_choice_of_the_largest_lists_can_be_written(
+    vocabulary: Vocabulary, compiler: GrammarCompiler, choices: list[str]
+) -> None:
+    # All texts of a list share one lexer: the sum of them must stay below its limits.
+    compiled = compiler.compile(choice(choices))
+    for text in choices:
+        state = compiled.start()
+        for token in vocabulary.encode(text):
+            state.row()
+            assert state.advance(token)
+        assert state.is_complete

@@ -1,0 +1,166 @@
+"""A model shared by real rank processes over gloo: same logits and text, and what a death does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from models.layers.linear import can_pack
+from models.protocol.messages import Sampling
+from tests.fakes.engines import Client, Link
+from tests.harness.rank_processes import SharedEngine, shared_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+VOCAB_SIZE = 512
+SIZES = (1, 2, 4)
+# Shapes of the demo pair in small: heads, key heads and FFN divisible by 4, tied embeddings.
+SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 64}
+NOTICE_S = 30.0
+MAX_TICKS = 500
+
+
+@pytest.fixture(scope="module")
+def target_path(make_tiny_llama: Callable[..., str]) -> str:
+    return make_tiny_llama(seed=1, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def targets(target_path: str) -> Iterator[dict[int, SharedEngine]]:
+    """The same target, shared by 1, 2 and 4 processes."""
+    with contextlib.ExitStack() as stack:
+        yield {n: stack.enter_context(shared_engine("target", n, target_path)) for n in SIZES}
+
+
+@pytest.fixture(scope="module")
+def drafts(make_tiny_llama: Callable[..., str]) -> Iterator[dict[int, SharedEngine]]:
+    path = make_tiny_llama(seed=1, **SHAPE, num_hidden_layers=1)
+    with contextlib.ExitStack() as stack:
+        yield {n: stack.enter_context(shared_engine("draft", n, path)) for n in (1, 2)}
+
+
+def _text(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_logits_are_those_of_one_process(targets: dict[int, SharedEngine], size: int) -> None:
+    first, second = _text(230, 0), _text(40, 1)
+    # A prompt longer than an announcement's frame, a chunk without logits, verify rows beside a
+    # stranger's, a roll back.
+    passes = [
+        [("a", 0, first, 230)],
+        [("b", 0, second, 0)],
+        [("a", 230, first[:6], 6), ("b", 40, second[:1], 1)],
+        [("a", 100, second[:9], 9)],
+    ]
+    for rows in passes:
+        expected = targets[1].forward(*rows)
+        torch.testing.assert_close(targets[size].forward(*rows), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_each_rank_holds_its_share(targets: dict[int, SharedEngine], size: int) -> None:
+    whole = targets[1].sizes[0]
+    shares = targets[size].sizes
+    assert len(shares) == size
+    for share in shares:
+        assert share["kv_bytes"] == whole["kv_bytes"] // size
+        # Norms are not divided: three of 64 among 100,000 parameters.
+        assert share["weight_bytes"] == pytest.approx(whole["weight_bytes"] / size, rel=0.01)
+
+
+def test_shared_models_are_batch_invariant(targets: dict[int, SharedEngine]) -> None:
+    if not can_pack(torch.float32):
+        pytest.skip("this CPU or torch has no packed kernel for float32")
+    assert [targets[n].sizes[0]["batch_invariant"] for n in SIZES] == [True] * len(SIZES)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 4])
+@pytest.mark.parametrize(("target_size", "draft_size"), [(1, 1), (2, 1), (1, 2), (4, 2)])
+def test_greedy_text_is_that_of_one_process(
+    targets: dict[int, SharedEngine],
+    drafts: dict[int, SharedEngine],
+    target_size: int,
+    draft_size: int,
+    num_draft_tokens: int,
+) -> None:
+    expected = _greedy(targets[1], None, 0, "plain")
+    name = f"{target_size}-{draft_size}-{num_draft_tokens}"
+    draft = drafts[draft_size]
+    text = _greedy(targets[target_size], draft, num_draft_tokens, name)
+    assert text == expected
+
+
+def _greedy(
+    target: SharedEngine, draft: SharedEngine | None, num_draft_tokens: int, name: str
+) -> list[list[int]]:
+    """Texts of three sessions that run together."""
+    target_link = Link(target)  # type: ignore[arg-type]  # an engine in another process
+    draft_link = None if draft is None else Link(draft)  # type: ignore[arg-type]
+    clients = [
+        Client(
+            session_id=f"{name}-{random.random()}",
+            prompt=_text(length, length),
+            sampling=Sampling(temperature=0.0),
+            num_tokens=24,
+            target_link=target_link,
+            draft_link=draft_link,
+            num_draft_tokens=lambda: num_draft_tokens,
+        )
+        for length in (3, 20, 41)
+    ]
+    for _ in range(MAX_TICKS):
+        from_draft = draft_link.tick() if draft_link else []
+        from_target = target_link.tick()
+        for client in clients:
+            client.on_replies(from_draft, from_target)
+        if all(client.is_done for client in clients):
+            break
+    else:
+        raise AssertionError(f"not done after {MAX_TICKS} ticks")
+    for client in clients:
+        client.close()
+    target.check_blocks()
+    if num_draft_tokens:
+        assert any(client.proposals for client in clients), "nothing was drafted"
+    return [client.text for client in clients]
+
+
+def test_stop_ends_every_rank(target_path: str) -> None:
+    with shared_engine("target", 2, target_path) as engine:
+        assert engine.stop() == [0, 0]
+
+
+def test_idle_followers_stay(target_path: str) -> None:
+    with shared_engine("target", 2, target_path, idle_timeout_s=4.0) as engine:
+        time.sleep(7.0)
+        assert engine.forward(("a", 0, [5, 6], 2)).shape == (2, VOCAB_SIZE)
+        assert engine.stop() == [0, 0]
+
+
+def test_killed_follower_fails_the_leaders_pass(target_path: str) -> None:
+    with shared_engine("target", 2, target_path) as engine:
+        engine.ranks[1].process.kill()
+        engine.ranks[1].process.join(NOTICE_S)
+        with pytest.raises(RuntimeError):
+            engine.forward(("a", 0, [5, 6], 2))
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_follower_without_a_leader_ends(target_path: str, by: signal.Signals) -> None:
+    with shared_engine("target", 2, target_path, idle_timeout_s=3.0) as engine:
+        leader, follower = engine.ranks
+        assert leader.process.pid is not None
+        os.kill(leader.process.pid, by)
+        with pytest.raises(RuntimeError):
+            follower.receive()
+        follower.process.join(NOTICE_S)
+        assert follower.process.exitcode == 1

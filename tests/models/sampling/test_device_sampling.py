@@ -1,0 +1,185 @@
+"""What a pass draws is drawn without the host waiting for the device, and is the same."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from models.engine.draft import DraftEngine
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.protocol.messages import Proposal, Sampling, Verdict
+from models.sampling.draft_probs import NUM_PAIRS, _top_ids, _top_ids_unseen
+from models.sampling.logits import process_logits
+from models.sampling.penalties import RowCounts, TokenHistory
+from models.sampling.truncation import bisected_cut, sorted_cut
+from models.sampling.verification import draw_ids
+from tests.cases.messages import opening, proposing, verifying
+from tests.fakes.engines import EPOCH, drain, make_runner, random_prompt, reference_greedy
+from tests.harness.sync_watch import SyncWatch
+
+VOCAB_SIZE = 500
+TERMS = [
+    Sampling(temperature=0),
+    Sampling(temperature=0.7, seed=1),
+    Sampling(temperature=1.0, top_k=40, seed=2),
+    Sampling(temperature=1.3, top_p=0.9, min_p=0.02, seed=3),
+    Sampling(temperature=1.0, top_p=0.5, repetition_penalty=1.2, presence_penalty=0.4, seed=4),
+    Sampling(temperature=0.8, logit_bias=((5, -100.0), (7, 2.5)), min_tokens=3, seed=5),
+    Sampling(temperature=0.8, bad_words=((9,), (3, 4)), seed=6),
+]
+FORBIDDEN = [(), (), (), (), (), (1, 2), (9,)]  # what min_tokens and bad words come to
+
+
+def counts(row: int) -> RowCounts | None:
+    if row != 4:
+        return None
+    return TokenHistory(VOCAB_SIZE, 2, [3, 4, 4, 9]).rows(4, [], 1)[0]
+
+
+def draw(logits: torch.Tensor) -> torch.Tensor:
+    rows = range(len(TERMS))
+    masks = [None, b"\xff" * 30, None, b"\x0f" * 63, None, None, None]
+    scores = process_logits(logits, TERMS, masks, [counts(row) for row in rows], FORBIDDEN)
+    return draw_ids(scores, TERMS, [7 + row for row in rows])
+
+
+def test_nothing_waits_between_logits_and_ids():
+    """The meta device takes the branches of a GPU, and refuses to show a value."""
+    logits = torch.empty(len(TERMS), VOCAB_SIZE, device="meta")
+    with SyncWatch() as watch:
+        ids = draw(logits)
+    assert watch.waits == []
+    assert (ids.shape, ids.device.type) == ((len(TERMS),), "meta")
+
+
+def test_the_watch_sees_what_waits():
+    scores = torch.randn(2, 9)
+    with SyncWatch() as watch:
+        scores[scores > 0].sum()
+        bool((scores > 0).any())
+        scores.max().item()
+        scores.tolist()
+        torch.tensor([1], device="cpu")
+        torch.empty(2).to("meta")
+        scores.nonzero()
+    assert [entry.split(" in ")[0] for entry in watch.waits] == [
+        "aten::index with a boolean index",
+        "__bool__",
+        "item",
+        "tolist",
+        "tensor(device=...) copies from pageable memory",
+        "to(device) without non_blocking",
+        "aten::nonzero",
+    ]
+
+
+def random_scores(seed: int, num_rows: int = 12) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(num_rows, VOCAB_SIZE, generator=generator)
+    scores[1] = scores[1].round()  # ties, and a zero of either sign
+    scores[2, 5:] = -torch.inf
+    scores[3] = 1.5
+    scores[4] *= 30
+    scores[5] = scores[5].round() * 0.5
+    scores[6, ::2] = -torch.inf
+    return scores
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(VOCAB_SIZE, 0.9), (1, 1.0), (40, 1.0), (40, 0.8), (499, 0.999), (VOCAB_SIZE, 0.05)],
+)
+def test_bisection_cuts_where_sorting_does(seed: int, top_k: int, top_p: float):
+    scores = random_scores(seed)
+    num_rows = len(scores)
+    ks = torch.full((num_rows, 1), top_k)
+    ps = torch.full((num_rows, 1), top_p, dtype=torch.float64)
+    ks[7], ps[7] = VOCAB_SIZE, 1.0  # a row with nothing to cut
+    cut, _ = sorted_cut(scores, ks, ps, VOCAB_SIZE)
+    bisected = bisected_cut(scores, ks, ps)
+    assert torch.equal(scores < bisected, scores < cut)
+    assert not bool((scores[7] < bisected[7]).any())
+
+
+def test_a_row_of_nothing_allowed_is_left_alone():
+    scores = torch.full((1, VOCAB_SIZE), -torch.inf)
+    cut = bisected_cut(scores, torch.tensor([[5]]), torch.tensor([[0.5]], dtype=torch.float64))
+    assert not bool((scores < cut).any())
+
+
+def test_the_ids_of_a_draft_row_need_no_look_either():
+    scores = random_scores(0)
+    expected = _top_ids(scores, NUM_PAIRS)
+    with SyncWatch() as watch:
+        got = _top_ids_unseen(scores, NUM_PAIRS)
+    assert watch.waits == []
+    assert torch.equal(got, expected)
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetEngine:
+    runner = make_runner(attention="varlen", graphs="eager")
+    return TargetEngine(runner, NoMaskSource(), EPOCH)
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_a_verify_round_of_two_sessions_waits_once(target: TargetEngine, name: str):
+    sampling = Sampling(temperature=0) if name == "greedy" else Sampling(temperature=0.9, seed=8)
+    prompts = [random_prompt(seed, 9 + seed) for seed in range(2)]
+    for i, prompt in enumerate(prompts):
+        target.submit(opening(f"{name}{i}", sampling, len(prompt)), "r")
+        target.submit(verifying(f"{name}{i}", 1, prompt, []), "r")
+    first = {reply.session_id: reply.token for reply in drain(target)}
+    for i, prompt in enumerate(prompts):
+        text = [*prompt, first[f"{name}{i}"]]
+        target.submit(verifying(f"{name}{i}", 2, text, [1, 2, 3], base_len=len(prompt)), "r")
+    with SyncWatch() as watch:
+        replies = [reply for _, reply in target.step()]
+    assert [entry.split(" in ")[0] for entry in watch.waits] == ["tolist"]
+    assert "device.py" in watch.waits[0]
+    assert all(isinstance(reply, Verdict) for reply in replies)
+    assert len(replies) == 2
+    if name == "greedy":
+        texts = [reference_greedy(prompt, 2) for prompt in prompts]
+        firsts = [reply.token for reply in replies if reply.num_accepted == 0]
+        assert firsts == [text[1] for text in texts][: len(firsts)]
+
+
+def test_a_chain_of_draft_steps_waits_once():
+    runner = make_runner(attention="varlen", graphs="eager")
+    drafter = DraftEngine(runner, NoMaskSource(), EPOCH, chains=True)
+    prompt = random_prompt(5, 8)
+    drafter.submit(opening("s", Sampling(temperature=0), 8), "r")
+    drafter.submit(proposing("s", 1, prompt, 5), "r")
+    with SyncWatch() as watch:
+        ((_, reply),) = drafter.step()
+    assert isinstance(reply, Proposal)
+    assert reply.tokens == reference_greedy(prompt, 5)
+    assert [entry.split(" in ")[0] for entry in watch.waits] == ["tolist"]
+
+
+def test_a_draft_step_under_rejection_downloads_once():
+    runner = make_runner(attention="varlen", graphs="eager")
+    drafter = DraftEngine(runner, NoMaskSource(), EPOCH, chains=True)
+    sampling = Sampling(temperature=1.0, seed=3, verification="rejection")
+    drafter.submit(opening("s", sampling, 8), "r")
+    drafter.submit(proposing("s", 1, random_prompt(5, 8), 1), "r")
+    with SyncWatch() as watch:
+        drafter.step()
+    downloads = [entry for entry in watch.waits if entry.startswith("cpu")]
+    assert len(downloads) == 1, watch.waits
+
+
+def test_terms_are_all_those_that_sampling_has():
+    """A new term must be tried here, or it may wait unseen."""
+    tried = {
+        field.name
+        for field in msgspec.structs.fields(Sampling)
+        for terms in TERMS
+        if getattr(terms, field.name) != field.default
+    }
+    others = {"verification", "frequency_penalty", "num_logprobs", "num_prompt_logprobs"}
+    assert {field.name for field in msgspec.structs.fields(Sampling)} == tried | others

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from router.planning.acceptance import INITIAL_ACCEPTANCE, AcceptanceEstimate, AcceptancePool
+
+
+def feed(estimate: AcceptanceEstimate, alpha: float, k: int, rounds: int, seed: int = 0) -> None:
+    rng = random.Random(seed)
+    for _ in range(rounds):
+        accepted = 0
+        while accepted < k and rng.random() < alpha:
+            accepted += 1
+        estimate.observe(k, accepted)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_censored_rounds_do_not_bias_the_first_position(alpha: float, k: int) -> None:
+    estimate = AcceptanceEstimate(AcceptancePool("free"))
+    values = []
+    for batch in range(40):
+        feed(estimate, alpha, k, 20, seed=batch)
+        values.append(estimate.survival(1)[0])
+    mean = sum(values[5:]) / len(values[5:])
+    assert mean == pytest.approx(alpha, abs=0.05)
+
+
+def test_survival_never_rises() -> None:
+    estimate = AcceptanceEstimate(AcceptancePool("free"))
+    feed(estimate, 0.7, 6, 50)
+    survival = estimate.survival(8)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(survival))
+
+
+def test_positions_behind_the_first_rejection_are_not_counted() -> None:
+    pool = AcceptancePool("free")
+    before = pool.acceptance(1)
+    AcceptanceEstimate(pool).observe(4, 0)
+    assert pool.acceptance(1) == before
+    assert pool.acceptance(0) < INITIAL_ACCEPTANCE["draft_model"]["free"]
+
+
+def test_a_new_session_starts_from_its_pool() -> None:
+    pool = AcceptancePool("free")
+    feed(AcceptanceEstimate(pool), 0.95, 4, 200)
+    assert AcceptanceEstimate(pool).survival(1)[0] > 0.88
+
+
+def test_a_session_outweighs_its_pool_in_time() -> None:
+    pool = AcceptancePool("structured")
+    feed(AcceptanceEstimate(pool), 0.95, 4, 200)
+    contrary = AcceptanceEstimate(pool)
+    feed(contrary, 0.1, 4, 60)
+    assert contrary.survival(1)[0] < 0.35
+
+
+def test_a_round_without_a_draft_says_nothing() -> None:
+    pool = AcceptancePool("free")
+    estimate = AcceptanceEstimate(pool)
+    estimate.observe(0, 0)
+    assert estimate.survival(1)[0] == pytest.approx(INITIAL_ACCEPTANCE["draft_model"]["free"])
+
+
+def test_each_source_of_drafts_has_a_pool_of_its_own() -> None:
+    model, lookup = AcceptancePool("free"), AcceptancePool("free", "ngram")
+    before = model.acceptance(0)
+    feed(AcceptanceEstimate(lookup), 0.05, 4, 200)
+    assert model.acceptance(0) == before
+    assert lookup.acceptance(0) < 0.15

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+
+from models.protocol.messages import Proposal, Timing, Verdict
+from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.costs import PassCosts
+from router.planning.groups import RouterPlanner
+from router.planning.round_plan import RoundPlan
+from router.planning.round_planner import FixedLength, PlannedLength, RoundPlanner
+
+
+def proposal(step_ms: float = 2.0, pass_ms: float = 4.0, source: str = "draft_model") -> Proposal:
+    return Proposal(
+        session_id="s",
+        seq=0,
+        tokens=[1, 2],
+        timing=Timing(pass_ms=pass_ms, num_sessions=1),
+        step_ms=step_ms,
+        source="ngram" if source == "ngram" else "draft_model",
+    )
+
+
+def verdict(pass_ms: float) -> Verdict:
+    return Verdict(
+        session_id="s",
+        seq=0,
+        part=0,
+        num_accepted=0,
+        token=1,
+        is_last=True,
+        timing=Timing(pass_ms=pass_ms, num_rows=1, num_sessions=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allowed", "plan"),
+    [(3, 8, RoundPlan(3, 0)), (3, 2, RoundPlan(2, 0)), (3, 0, RoundPlan(0, 1))],
+    ids=["full", "clipped", "no draft"],
+)
+def test_fixed_length(wanted: int, allowed: int, plan: RoundPlan) -> None:
+    assert FixedLength(wanted).plan(allowed) == plan
+
+
+def test_where_nobody_drafts_the_target_goes_on_alone() -> None:
+    assert RoundPlanner({}, 32).plan(None, 0) == RoundPlan(0, 32)
+
+
+def test_misses_in_a_row_let_the_target_go_on_ever_further() -> None:
+    planner = RoundPlanner({"ngram": FixedLength(4)}, 32)
+    assert [planner.after_miss().run_on for _ in range(6)] == [1, 1, 2, 2, 3, 3]
+    assert max(planner.after_miss().run_on for _ in range(50)) == 8
+    planner.observe("ngram", 4, 0)
+    assert planner.after_miss().run_on == 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_limits_are_kept(limit: int) -> None:
+    seat = RouterPlanner(PassCosts()).seat(lambda: "target")
+    policy = PlannedLength(seat, "draft_model", AcceptanceEstimate(AcceptancePool("free")), 8)
+    assert policy.plan(limit).num_draft_tokens <= limit
+
+
+def test_without_measurements_it_drafts_while_a_token_is_likely_to_stand() -> None:
+    seat = RouterPlanner(PassCosts()).seat(lambda: "target")
+    estimate = AcceptanceEstimate(AcceptancePool("structured"))
+    assert PlannedLength(seat, "draft_model", estimate, 8).plan(8).num_draft_tokens >= 3
+
+
+def test_prompt_lookup_needs_no_measured_step_and_changes_none() -> None:
+    costs = PassCosts()
+    costs.observe_pass(1, 20.0)
+    costs.observe_draft(proposal(source="ngram"), 9.0)
+    assert costs.is_known("ngram")
+    assert not costs.is_known("draft_model")
+    assert costs.step_ms(1) == 0.0
+    assert costs.draft_wait_ms == 0.0
+
+
+def test_waits_are_what_is_left_beside_passes_and_steps() -> None:
+    costs = PassCosts()
+    costs.observe_draft(proposal(pass_ms=4.0), 5.5)
+    costs.observe_verify(verdict(20.0), 23.0, num_drafted=2)
+    costs.observe_verify(verdict(20.0), 20.5, num_drafted=0)
+    assert costs.draft_wait_ms == pytest.approx(1.5)
+    assert costs.verify_wait_ms == pytest.approx(3.0)
+    assert costs.plain_wait_ms == pytest.approx(0.5)
+
+
+def test_waits_out_of_step_count_little_and_age_while_nobody_drafts() -> None:
+    costs = PassCosts()
+    for _ in range(20):
+        costs.observe_verify(verdict(20.0), 21.0, num_drafted=2)
+    costs.observe_verify(verdict(20.0), 40.0, num_drafted=2)
+    assert costs.verify_wait_ms < 1.5
+    before = costs.verify_wait_ms
+    costs.age_waits()
+    assert costs.verify_wait_ms < before

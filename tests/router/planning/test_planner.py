@@ -1,0 +1,188 @@
+"""The joint plan as a function of survival and costs: against brute force, and what moves it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from router.planning.joint import (
+    JointPlan,
+    Others,
+    Outlook,
+    best_drafting_plan,
+    plain_plan,
+)
+
+ALONE = Others()
+RUN_ON = 32
+
+
+@dataclass(frozen=True)
+class LinearCosts:
+    base_ms: float = 20.0
+    row_ms: float = 0.25
+    first_step_ms: float = 2.0
+    session_step_ms: float = 0.0
+    draft_wait_ms: float = 1.0
+    verify_wait_ms: float = 1.0
+    plain_wait_ms: float = 1.0
+
+    def pass_ms(self, num_rows: float) -> float:
+        return self.base_ms + self.row_ms * num_rows
+
+    def step_ms(self, num_sessions: float) -> float:
+        return self.first_step_ms + self.session_step_ms * num_sessions
+
+
+def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> Outlook:
+    return Outlook([acceptance**j for j in range(1, limit + 1)], is_free=is_free)
+
+
+def choose(outlooks: list[Outlook], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
+    """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
+    plain = plain_plan(len(outlooks), costs, others, RUN_ON)
+    drafting = best_drafting_plan(outlooks, costs, others)
+    pays = drafting is not None and drafting.tokens_per_ms > plain.tokens_per_ms
+    return drafting if pays else plain
+
+
+def rate_together(lengths: tuple[int, ...], outlooks: list[Outlook], costs: LinearCosts) -> float:
+    """Tokens per ms of a round in which every session drafts, one pass for all."""
+    tokens = sum(1.0 + sum(o.survival[:k]) for o, k in zip(outlooks, lengths, strict=True))
+    away = [k for o, k in zip(outlooks, lengths, strict=True) if not o.is_free]
+    round_ms = costs.pass_ms(len(lengths) + sum(lengths)) + costs.verify_wait_ms
+    if away:
+        round_ms += max(away) * costs.step_ms(len(away)) + costs.draft_wait_ms
+    return tokens / round_ms
+
+
+def random_costs(random_: random.Random) -> LinearCosts:
+    return LinearCosts(
+        base_ms=random_.uniform(5.0, 50.0),
+        row_ms=random_.uniform(0.05, 1.0),
+        first_step_ms=random_.uniform(0.2, 4.0),
+        session_step_ms=random_.uniform(0.0, 0.2),
+    )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_plan_of_all_combinations_is_better(seed: int) -> None:
+    """Among plans in which every session drafts; greedy by survival loses at most 1%."""
+    random_ = random.Random(seed)
+    costs = random_costs(random_)
+    num_free = random_.choice([0, 0, 1])
+    outlooks = [
+        outlook(random_.uniform(0.3, 0.95), 4, is_free=index < num_free) for index in range(4)
+    ]
+    plan = best_drafting_plan(outlooks, costs, ALONE)
+    assert plan is not None
+    best = max(
+        rate_together(lengths, outlooks, costs)
+        for lengths in itertools.product(range(1, 5), repeat=4)
+    )
+    assert plan.tokens_per_ms >= 0.99 * best
+    if all(plan.lengths):
+        assert plan.tokens_per_ms == pytest.approx(rate_together(plan.lengths, outlooks, costs))
+
+
+def test_one_session_matches_an_exhaustive_search() -> None:
+    costs = LinearCosts(row_ms=1.0)
+    single = outlook(0.8)
+    rates = {k: rate_together((k,), [single], costs) for k in range(1, 9)}
+    assert choose([single], costs).lengths == (max(rates, key=rates.__getitem__),)
+
+
+def test_depth_is_paid_once_for_all() -> None:
+    """A session that would draft less alone goes along, since the steps are taken anyway."""
+    costs = LinearCosts(row_ms=0.05, first_step_ms=5.0)
+    low = outlook(0.6)
+    alone = choose([low], costs).lengths[0]
+    together = choose([low, *[outlook(0.95)] * 7], costs).lengths[0]
+    assert together > alone
+
+
+def test_better_sessions_draft_longer() -> None:
+    lengths = choose([outlook(0.9), outlook(0.7), outlook(0.5)], LinearCosts(row_ms=1.5)).lengths
+    assert lengths[0] > lengths[1] >= lengths[2]
+
+
+@pytest.mark.parametrize("num_sessions", [1, 4, 16])
+def test_k_falls_when_rows_cost_more(num_sessions: int) -> None:
+    outlooks = [outlook(0.8)] * num_sessions
+    totals = [
+        sum(choose(outlooks, LinearCosts(row_ms=row_ms)).lengths)
+        for row_ms in (0.05, 0.25, 1.0, 3.0, 10.0, 100.0)
+    ]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] > totals[-1] == 0
+
+
+@pytest.mark.parametrize("num_sessions", [1, 4, 16])
+def test_k_rises_with_acceptance(num_sessions: int) -> None:
+    totals = [
+        sum(choose([outlook(acceptance)] * num_sessions, LinearCosts(row_ms=0.5)).lengths)
+        for acceptance in (0.2, 0.4, 0.6, 0.8, 0.95)
+    ]
+    assert totals == sorted(totals)
+    assert totals[-1] > totals[0]
+
+
+def test_a_draft_that_is_too_slow_is_not_used() -> None:
+    costs = LinearCosts(first_step_ms=25.0)
+    assert choose([outlook(0.8)] * 4, costs).lengths == (0, 0, 0, 0)
+    assert sum(choose([outlook(0.8)] * 4, LinearCosts(first_step_ms=2.0)).lengths) > 0
+
+
+def test_the_usual_advice_follows_from_usual_costs() -> None:
+    """Raise k above 70% acceptance, lower it or stop below 40%: nothing of it is written down."""
+    costs = LinearCosts(base_ms=20.0, row_ms=0.25, first_step_ms=4.0)
+    by_acceptance = {a: choose([outlook(a)], costs).lengths[0] for a in (0.3, 0.55, 0.8, 0.9)}
+    assert by_acceptance[0.3] <= 1
+    assert 1 <= by_acceptance[0.55] <= 4
+    assert by_acceptance[0.9] > by_acceptance[0.8] > by_acceptance[0.55]
+
+
+def test_lookup_drafts_cost_no_steps() -> None:
+    costs = LinearCosts(first_step_ms=12.0)
+    assert choose([outlook(0.5)] * 2, costs).lengths == (0, 0)
+    plan = choose([outlook(0.5, is_free=True)] * 2, costs)
+    assert min(plan.lengths) >= 2
+    assert plan.depth == 0
+
+
+def test_rows_that_delay_others_are_taken_off() -> None:
+    costs = LinearCosts(row_ms=0.8)
+    crowd = Others(num_sessions=60.0, num_rows=60.0)
+    assert sum(choose([outlook(0.7)], costs).lengths) > sum(
+        choose([outlook(0.7)], costs, crowd).lengths
+    )
+
+
+def test_queues_and_links_count() -> None:
+    quick = LinearCosts(first_step_ms=2.0)
+    slow = LinearCosts(first_step_ms=2.0, verify_wait_ms=30.0, draft_wait_ms=30.0)
+    assert sum(choose([outlook(0.6)], quick).lengths) > 0
+    assert sum(choose([outlook(0.6)], slow).lengths) == 0
+
+
+def test_limits_are_kept_and_who_cannot_draft_does_not() -> None:
+    lengths = choose([outlook(0.9, 2), Outlook(()), outlook(0.9, 5)], LinearCosts()).lengths
+    assert lengths[0] <= 2
+    assert lengths[1] == 0
+    assert lengths[2] <= 5
+
+
+def test_plain_decoding_pays_the_link_once_in_a_run() -> None:
+    costs = LinearCosts(plain_wait_ms=9.0)
+    short = plain_plan(2, costs, ALONE, run_on=0)
+    long = plain_plan(2, costs, ALONE, run_on=8)
+    assert long.tokens_per_ms == pytest.approx(2 / (20.5 + 1.0))
+    assert long.tokens_per_ms > short.tokens_per_ms
+
+
+def test_nothing_measured_gives_no_plan() -> None:
+    unknown = LinearCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert best_drafting_plan([outlook(0.9)], unknown, ALONE) is None

@@ -1,0 +1,164 @@
+"""What a joint plan costs, and that looking less gives the plans of looking everywhere."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from models.protocol.messages import Proposal, Timing
+from router.planning.costs import PassCosts
+from router.planning.joint import Costs, JointPlan, Others, Outlook, best_drafting_plan
+
+
+@dataclass(frozen=True)
+class SlowRounds:
+    """Every depth with every number of rows, each from scratch: slow, and easy to believe."""
+
+    outlooks: list[Outlook]
+    costs: Costs
+    others: Others
+
+    def best(self) -> JointPlan | None:
+        max_depth = max((len(o.survival) for o in self.outlooks if not o.is_free), default=0)
+        found = [plan for depth in range(max_depth + 1) if (plan := self._best_at(depth))]
+        return max(found, key=lambda plan: plan.tokens_per_ms, default=None)
+
+    def _best_at(self, depth: int) -> JointPlan | None:
+        tokens = sorted(
+            (-alive, length, index)
+            for index, outlook in enumerate(self.outlooks)
+            for length, alive in enumerate(outlook.survival, start=1)
+            if length <= depth or outlook.is_free
+        )
+        lengths, expected = [0] * len(self.outlooks), float(len(self.outlooks))
+        best: JointPlan | None = None
+        for num_rows, (minus_alive, length, index) in enumerate(tokens, start=1):
+            expected -= minus_alive
+            lengths[index] = length
+            drafted = [k > 0 for k in lengths]
+            is_away = [k > 0 and not o.is_free for k, o in zip(lengths, self.outlooks, strict=True)]
+            time_ms, plain_tokens = self._round(num_rows, depth, sum(drafted), sum(is_away))
+            rate = (expected + plain_tokens - self._lost(num_rows)) / max(time_ms, 1e-9)
+            if rate > (best.tokens_per_ms if best else 0.0):
+                away = zip(lengths, is_away, strict=True)
+                deepest = max((k for k, is_one in away if is_one), default=0)
+                best = JointPlan(tuple(lengths), deepest, time_ms, rate)
+        return best
+
+    def _lost(self, num_rows: int) -> float:
+        plain_rows = len(self.outlooks) + self.others.num_rows
+        plain_ms = self.costs.pass_ms(plain_rows)
+        more_ms = self.costs.pass_ms(plain_rows + num_rows) - plain_ms
+        return self.others.num_sessions * more_ms / max(plain_ms, 1e-9)
+
+    def _round(
+        self, num_rows: int, depth: int, num_drafted: int, num_away: int
+    ) -> tuple[float, float]:
+        costs, others, num_sessions = self.costs, self.others, len(self.outlooks)
+        waits_ms, away_ms, half_away_ms = costs.verify_wait_ms, 0.0, 0.0
+        if num_away:
+            waits_ms += costs.draft_wait_ms
+            away_ms = depth * costs.step_ms(max(1.0, num_away + others.num_drafting))
+            half_away_ms = depth * costs.step_ms(max(1.0, num_away / 2 + others.num_drafting))
+        rows = num_sessions + others.num_rows + num_rows
+        together_ms = costs.pass_ms(rows) + away_ms + waits_ms
+        num_plain = num_sessions - num_drafted
+        if num_plain:
+            plain_ms = max(costs.pass_ms(num_plain + others.num_rows), 1e-9)
+            more = 0.5 + (away_ms + waits_ms) / plain_ms
+            return together_ms + 0.5 * plain_ms, num_plain * more
+        if num_sessions < 2:
+            return together_ms, 0.0
+        half_ms = costs.pass_ms(num_sessions / 2 + others.num_rows + num_rows / 2)
+        apart_ms = max(2.0 * half_ms, half_ms + half_away_ms + waits_ms)
+        share = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
+        return together_ms - share * max(0.0, together_ms - apart_ms), 0.0
+
+
+def measured_costs(rng: random.Random, num_rows: int) -> PassCosts:
+    """Measured passes and steps, with hiccups."""
+    costs = PassCosts()
+    row_ms = rng.choice([0.0, 0.01, 0.2, 2.0])
+    counts = [1, 2, 4, 8, *range(16, num_rows, max(16, num_rows // 16))]
+    for rows in counts:
+        for _ in range(3):
+            costs.observe_pass(rows, (20.0 + row_ms * rows) * rng.uniform(0.7, 1.5))
+    for num_sessions in (1, 4, 16, 64):
+        timing = Timing(num_sessions=num_sessions, pass_ms=1.0)
+        step_ms = rng.uniform(0.5, 2.0) + 0.01 * num_sessions
+        proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=step_ms)
+        costs.observe_draft(proposal, 1.0 + rng.uniform(0.0, 2.0))
+    return costs
+
+
+def some_outlooks(rng: random.Random, num_sessions: int, max_k: int) -> list[Outlook]:
+    found = []
+    for _ in range(num_sessions):
+        acceptance = rng.uniform(0.2, 0.995)
+        limit = rng.randrange(max_k + 1) if rng.random() < 0.3 else max_k
+        survival = [acceptance**j for j in range(1, limit + 1)]
+        found.append(Outlook(survival, is_free=rng.random() < 0.2))
+    return found
+
+
+def some_others(rng: random.Random) -> Others:
+    return Others(
+        num_sessions=rng.choice([0.0, 5.5]),
+        num_rows=rng.choice([0.0, 11.5]),
+        num_drafting=rng.choice([-0.5, 0.0, 3.0]),
+        our_share=rng.choice([1.0, 1.0, 0.7, 0.5]),
+    )
+
+
+def test_up_to_k_8_every_plan_is_that_of_looking_everywhere() -> None:
+    for seed in range(250):
+        rng = random.Random(seed)
+        num_sessions = rng.choice([1, 2, 3, 5, 8, 13] if seed % 25 else [40])
+        outlooks = some_outlooks(rng, num_sessions, rng.choice([1, 2, 4, 8, 8]))
+        costs, others = measured_costs(rng, 9 * num_sessions), some_others(rng)
+        plan, reference = (
+            best_drafting_plan(outlooks, costs, others),
+            SlowRounds(outlooks, costs, others).best(),
+        )
+        if reference is None:
+            assert plan is None, seed
+            continue
+        assert plan is not None, seed
+        assert (plan.lengths, plan.depth) == (reference.lengths, reference.depth), seed
+        assert plan.round_ms == pytest.approx(reference.round_ms), seed
+        assert plan.tokens_per_ms == pytest.approx(reference.tokens_per_ms), seed
+
+
+@pytest.mark.parametrize(("num_sessions", "max_k"), [(3, 64), (9, 64), (24, 40)])
+def test_longer_drafts_come_near_the_best_there_is(num_sessions: int, max_k: int) -> None:
+    for seed in range(4):
+        rng = random.Random(seed)
+        outlooks = some_outlooks(rng, num_sessions, max_k)
+        costs = measured_costs(rng, num_sessions * max_k)
+        others = some_others(rng)
+        plan = best_drafting_plan(outlooks, costs, others)
+        reference = SlowRounds(outlooks, costs, others).best()
+        assert plan is not None
+        assert reference is not None
+        assert plan.tokens_per_ms >= 0.98 * reference.tokens_per_ms, seed
+        assert plan.tokens_per_ms <= reference.tokens_per_ms * (1 + 1e-9), seed
+
+
+def test_a_plan_for_many_sessions_with_long_drafts_looks_at_little() -> None:
+    """Eight times the length takes some six times as long; looking everywhere, some fifty."""
+
+    def planning_s(num_sessions: int, max_k: int) -> float:
+        rng = random.Random(1)
+        costs = measured_costs(rng, num_sessions * max_k)
+        outlooks = [Outlook([0.95**j for j in range(1, max_k + 1)]) for _ in range(num_sessions)]
+        times = []
+        for _ in range(5):
+            began_s = time.process_time()
+            best_drafting_plan(outlooks, costs, Others())
+            times.append(time.process_time() - began_s)
+        return min(times)
+
+    assert planning_s(96, 64) < 20 * planning_s(96, 8)

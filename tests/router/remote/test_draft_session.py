@@ -1,0 +1,183 @@
+"""A draft model that can be had, but does not draft: no room now, or no room ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from models.protocol.errors import Unavailable
+from models.protocol.messages import (
+    Close,
+    Cut,
+    EngineReply,
+    EngineRequest,
+    Failed,
+    Open,
+    Proposal,
+    Propose,
+    Sampling,
+)
+from models.protocol.token_log import TokenLog
+from router.limits import SessionLimits
+from router.remote.draft import DraftSession
+from router.remote.engine import EngineSession, Opening
+from tests.fakes.router import TIMING, AnsweringEngine, ScriptedPool, continuation
+
+LIMITS = SessionLimits(
+    lease_timeout_s=1.0,
+    first_answer_timeout_s=0.5,
+    answer_timeout_s=0.5,
+    propose_timeout_s=0.2,
+    resend_interval_s=0.1,
+    rejoin_interval_s=0.02,
+)
+PROMPT = (5, 9, 2)
+WAIT_S = 5.0
+
+
+class EmptyAnswers:
+    """Answers each `Propose` by an empty proposal, while `cut` says why."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut: Cut = cut
+        self.asked: list[Propose] = []
+        self.asked_s: list[float] = []
+
+    def __call__(self, message: EngineRequest) -> list[EngineReply] | None:
+        if not isinstance(message, Propose) or not self.cut:
+            return None
+        self.asked.append(message)
+        self.asked_s.append(time.monotonic())
+        empty = Proposal(
+            session_id="s", seq=message.seq, tokens=[], timing=TIMING, step_ms=0.1, cut=self.cut
+        )
+        return [empty]
+
+
+Answer = Callable[[EngineRequest], list[EngineReply] | None]
+
+
+def started(answers: Answer) -> tuple[DraftSession, ScriptedPool, TokenLog]:
+    pool = ScriptedPool()
+    pool.engine = AnsweringEngine(answers)
+    committed = TokenLog(PROMPT)
+    opening = Opening(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
+    session = DraftSession(EngineSession(pool, opening, LIMITS), LIMITS, committed)
+    session.start()
+    return session, pool, committed
+
+
+async def joined(session: DraftSession) -> None:
+    assert session._joining is not None
+    await asyncio.wait_for(session._joining, WAIT_S)
+
+
+async def test_without_room_it_asks_again_after_growing_pauses_and_keeps_its_lease() -> None:
+    answers = EmptyAnswers("starved")
+    session, pool, committed = started(answers)
+    async with asyncio.timeout(WAIT_S):
+        while len(answers.asked) < 6:  # noqa: ASYNC110  # a script
+            await asyncio.sleep(0.005)
+    assert not session.is_ready
+    assert not session.is_over
+    pauses = [b - a for a, b in pairwise(answers.asked_s)]
+    assert all(pause >= 0.02 * 2**i for i, pause in enumerate(pauses[:4]))
+    answers.cut = ""
+    await joined(session)
+    assert session.is_ready
+    proposal = await session.propose(committed, 2)
+    assert proposal.tokens == continuation(committed.ids, 2)
+    assert len(pool.leases) == 1
+    engine = pool.engine
+    assert isinstance(engine, AnsweringEngine)
+    assert [type(message) for message in engine.received].count(Open) == 1
+    await session.close()
+
+
+async def test_who_runs_out_of_room_is_not_asked_in_every_round() -> None:
+    answers = EmptyAnswers("")
+    session, pool, committed = started(answers)
+    await joined(session)
+    answers.cut = "starved"
+    proposal = await session.propose(committed, 2)
+    assert (proposal.tokens, proposal.cut) == ([], "starved")
+    assert not session.is_ready
+    with pytest.raises(Unavailable, match="not ready"):
+        await session.propose(committed, 2)
+    assert len(answers.asked) == 1
+    answers.cut = ""
+    await joined(session)
+    assert session.is_ready
+    assert len(pool.leases) == 1
+    await session.close()
+
+
+async def test_a_text_that_replicas_refuse_is_not_sent_for_ever() -> None:
+    """Say, one with a token that the draft model has not."""
+    refused: list[Propose] = []
+
+    def refuse(message: EngineRequest) -> list[EngineReply] | None:
+        if not isinstance(message, Propose):
+            return None
+        refused.append(message)
+        text = "token ids must be within 0..7, got 2..9"
+        return [Failed(session_id="s", seq=message.seq, code="invalid", message=text)]
+
+    session, pool, _ = started(refuse)
+    await joined(session)
+    await asyncio.sleep(10 * LIMITS.rejoin_interval_s)
+    assert (session.is_ready, session.is_over) == (False, True)
+    assert [lease.is_released for lease in pool.leases] == [True] * 3
+    assert len(refused) == 3
+    await session.close()
+
+
+async def test_a_draft_model_that_is_always_late_gets_the_prompt_less_and_less_often() -> None:
+    """It reads the prompt each time, and then drafts too slowly."""
+    began_s: list[float] = []
+
+    def slow(message: EngineRequest) -> list[EngineReply] | None:
+        if isinstance(message, Open):
+            began_s.append(time.monotonic())
+        is_read = isinstance(message, Propose) and message.num_draft_tokens == 1
+        if isinstance(message, Propose) and (not is_read or message.base_len > 0):
+            return []
+        return None
+
+    session, pool, committed = started(slow)
+    async with asyncio.timeout(4 * WAIT_S):
+        while len(began_s) < 6:
+            await joined(session)
+            with pytest.raises(Unavailable):
+                await session.propose(committed, 2)
+            await asyncio.sleep(0)
+    gaps = [b - a for a, b in pairwise(began_s)]
+    waits_s = 2 * LIMITS.propose_timeout_s  # for the draft, and to see whether it comes back
+    assert gaps[4] - waits_s > 4 * LIMITS.rejoin_interval_s
+    assert len(pool.leases) == len(began_s)
+    await session.close()
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["from-the-start", "later"])
+async def test_a_text_the_draft_model_cannot_read_ends_the_lease_for_good(is_early: bool) -> None:
+    """Also where the grant did not say how much it can read."""
+    answers = EmptyAnswers("context" if is_early else "")
+    session, pool, committed = started(answers)
+    if not is_early:
+        await joined(session)
+        answers.cut = "context"
+        with pytest.raises(Unavailable, match="no room for a text of 3 tokens"):
+            await session.propose(committed, 2)
+    await joined(session)
+    assert (session.is_ready, session.is_over) == (False, True)
+    await asyncio.sleep(4 * LIMITS.rejoin_interval_s)
+    assert [lease.is_released for lease in pool.leases] == [True]
+    engine = pool.engine
+    assert isinstance(engine, AnsweringEngine)
+    assert isinstance(engine.received[-1], Close)
+    assert len(answers.asked) <= 2
+    await session.close()

@@ -1,0 +1,119 @@
+"""The grammar session over a scripted constraint replica: what it makes of odd answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from models.protocol.errors import UnsupportedGrammar
+from models.protocol.messages import (
+    ConstraintReply,
+    ConstraintRequest,
+    Endpoint,
+    Grammar,
+    GrammarCommit,
+    GrammarCommitted,
+    GrammarOpen,
+    GrammarReady,
+    GrammarRefused,
+    LeaseGrant,
+)
+from models.protocol.token_log import TokenLog
+from router.limits import SessionLimits
+from router.remote.grammar import GrammarSession
+
+LIMITS = SessionLimits(answer_timeout_s=0.2, resend_interval_s=0.02, rejoin_interval_s=0.001)
+Script = Callable[[ConstraintRequest], list[ConstraintReply]]
+
+
+class ScriptedReplica:
+    """Pool, lease and channel in one: answers each message by `script`."""
+
+    def __init__(self, script: Script) -> None:
+        self.grant = LeaseGrant(endpoint=Endpoint(address="scripted", public_key="", epoch=1))
+        self.sent: list[ConstraintRequest] = []
+        self._script = script
+        self._inbox: asyncio.Queue[ConstraintReply] = asyncio.Queue()
+
+    @property
+    def channel(self) -> ScriptedReplica:
+        return self
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> ScriptedReplica:
+        return self
+
+    async def release(self) -> None:
+        pass
+
+    def send(self, message: ConstraintRequest) -> None:
+        self.sent.append(message)
+        for reply in self._script(message):
+            self._inbox.put_nowait(reply)
+
+    async def receive(self) -> ConstraintReply:
+        return await self._inbox.get()
+
+
+def session_on(replica: ScriptedReplica) -> tuple[GrammarSession, TokenLog]:
+    generated = TokenLog()
+    grammar = Grammar(kind="json_schema", text="{}")
+    return GrammarSession(replica, "s", grammar, generated, LIMITS), generated
+
+
+def accept(message: ConstraintRequest) -> list[ConstraintReply]:
+    if isinstance(message, GrammarOpen):
+        return [GrammarReady(session_id="s", compile_ms=0.0, committed_len=0)]
+    if isinstance(message, GrammarCommit):
+        return [
+            GrammarCommitted(
+                session_id="s",
+                seq=message.seq,
+                num_valid=len(message.tokens),
+                is_complete=False,
+            )
+        ]
+    return []
+
+
+async def test_a_grammar_that_breaks_within_a_commit_is_refused_at_once() -> None:
+    def script(message: ConstraintRequest) -> list[ConstraintReply]:
+        if isinstance(message, GrammarCommit):
+            return [GrammarRefused(session_id="s", message="too complex", is_client_error=True)]
+        return accept(message)
+
+    replica = ScriptedReplica(script)
+    session, generated = session_on(replica)
+    with pytest.raises(UnsupportedGrammar, match="too complex"):
+        await session.commit(generated, [1])
+    assert sum(isinstance(message, GrammarCommit) for message in replica.sent) == 1
+
+
+async def test_a_refusal_that_is_not_the_clients_fault_is_tried_again() -> None:
+    refusals = iter([True, False])
+
+    def script(message: ConstraintRequest) -> list[ConstraintReply]:
+        if isinstance(message, GrammarOpen) and next(refusals, False):
+            return [GrammarRefused(session_id="s", message="full", is_client_error=False)]
+        return accept(message)
+
+    session, generated = session_on(ScriptedReplica(script))
+    assert (await session.commit(generated, [1])).num_valid == 1
+
+
+async def test_one_doubled_answer_does_not_double_all_later_commits() -> None:
+    commits: list[int] = []
+
+    def script(message: ConstraintRequest) -> list[ConstraintReply]:
+        replies = accept(message)
+        if isinstance(message, GrammarCommit):
+            commits.append(message.seq)
+            return replies * 2 if len(commits) == 1 else replies
+        return replies
+
+    session, generated = session_on(ScriptedReplica(script))
+    for token in range(5):
+        await session.commit(generated, [token])
+        generated.extend([token])
+    assert commits == [1, 2, 3, 4, 5]
