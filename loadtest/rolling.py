@@ -26,6 +26,7 @@ import httpx
 
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
+from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, write_json
 from loadtest.service.cluster import (
     DRAFT,
@@ -38,7 +39,7 @@ from loadtest.service.cluster import (
     private_cluster,
 )
 from loadtest.service.parts import FaultService
-from loadtest.service.served import ROOT, Config
+from loadtest.service.served import Config
 
 SETTLE_LIMIT_S = 400.0
 _STEADY_LIMIT_S = 120.0

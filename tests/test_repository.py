@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
 
 ROOT = Path(__file__).parent.parent
 TOP_LEVEL = {
@@ -42,10 +44,37 @@ def test_the_demo_pair_stays_small() -> None:
     assert sum(path.stat().st_size for path in pair) <= 45_000_000
 
 
-@pytest.mark.parametrize("package", ["models", "router", "deployments", "loadtest"])
-def test_packages_reexport_nothing(package: str) -> None:
+HOUSES = ("models", "router", "deployments", "loadtest")
+MAX_MODULES = 15  # of a folder, that it can be seen at a glance
+
+
+def source_folders() -> dict[Path, list[Path]]:
+    """Tracked modules by folder, of what is installed."""
+    folders: dict[Path, list[Path]] = {}
+    for path in tracked():
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in HOUSES:
+            folders.setdefault(path.parent, []).append(path)
+    return folders
+
+
+def test_packages_reexport_nothing() -> None:
     """A re-export in models/__init__ would pull torch into the router."""
-    assert (ROOT / package / "__init__.py").read_text().strip() == ""
+    for folder in source_folders():
+        assert (folder / "__init__.py").read_text().strip() == "", folder
+
+
+def test_every_folder_is_installed() -> None:
+    """What setuptools finds by itself is every folder with a module: none lacks an __init__."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    include = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    found = set(find_packages(str(ROOT), include=include))
+    assert found == {".".join(folder.relative_to(ROOT).parts) for folder in source_folders()}
+
+
+def test_folders_hold_no_more_than_is_seen_at_a_glance() -> None:
+    for folder, modules in source_folders().items():
+        names = [path.name for path in modules if path.name != "__init__.py"]
+        assert len(names) <= MAX_MODULES, f"{folder.relative_to(ROOT)}: {sorted(names)}"
 
 
 def test_source_files_stay_readable() -> None:

@@ -114,13 +114,12 @@ def _note_unknown(config: AppConfig, findings: Findings) -> None:
 
 def _measure(config: AppConfig, gpu_bytes: Sequence[int], findings: Findings) -> None:
     """Sizes of models whose files are here. Imports transformers and torch: seconds."""
-    from deployments.engine.rank import engine_config
     from models.checkpoint.footprint import footprint
     from models.gguf.folder import source_of
     from models.kv.budget import num_kv_blocks
 
     for section, model in _models(config.resolved()):
-        engine = engine_config(model)
+        engine = model.engine_config()
         try:
             taken = footprint(engine)
             num_blocks: int | None = None
@@ -235,3 +234,7 @@ def _say(lines: Sequence[str]) -> None:
 def _refuse(message: str) -> int:
     sys.stderr.write(f"error: {message}\n")
     return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,7 +9,7 @@ over to `deployments/config/__main__.py`.
 
 from __future__ import annotations
 
-import sys
+import dataclasses
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -19,7 +19,7 @@ from deployments.config.dotted_keys import nested
 from deployments.config.grammar_service import GrammarServiceConfig
 from deployments.config.model_paths import resolve_folder, resolve_model
 from deployments.config.section import ByteSize, PositiveFloat, PositiveInt, Section
-from models.config import check_quantization
+from models.config import EngineConfig, check_quantization
 from models.protocol.messages import MAX_DRAFT_TOKENS
 
 
@@ -131,6 +131,11 @@ class ModelConfig(Section):
     def _check_quantization(self) -> ModelConfig:
         check_quantization(self.quantization, self.device, self.tensor_parallel_size)
         return self
+
+    def engine_config(self) -> EngineConfig:
+        """What of it a rank's engine is told; the rest is the service's."""
+        names = {field.name for field in dataclasses.fields(EngineConfig)}
+        return EngineConfig(**self.model_dump(include=names))
 
 
 class SpeculationConfig(Section):
@@ -343,9 +348,3 @@ def _describe(item: ErrorDetails) -> str:
 def _with_absolute_path(model: ModelConfig, section: str) -> ModelConfig:
     folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
     return model.model_copy(update={"model_path": str(folder)})
-
-
-if __name__ == "__main__":
-    from deployments.config.__main__ import main
-
-    sys.exit(main())

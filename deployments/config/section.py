@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-from deployments.config.byte_size import byte_size
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ByteSize as AnyByteSize
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-ByteSize = Annotated[PositiveInt, BeforeValidator(byte_size)]
+ByteSize = Annotated[AnyByteSize, Field(gt=0)]  # bytes, or "2GiB"
 
 
 class Section(BaseModel):

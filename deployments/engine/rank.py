@@ -26,7 +26,6 @@ from deployments.link.frames import wait_readable
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LinkServer, Peer
 from deployments.serve.logs import configure_rank
-from models.config import EngineConfig
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Rank:
         ranks = None
         if self._world_size > 1:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
-        runner = self._runner = ModelRunner(engine_config(self._model), ranks)
+        runner = self._runner = ModelRunner(self._model.engine_config(), ranks)
         grant = self._listen(runner) if self._rank == 0 else None
         logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
         return RankReport(
@@ -274,29 +273,6 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
         step_timeout_s=model.step_timeout_s,
         # By then the coordinator has ended a group whose leader stands still.
         idle_timeout_s=model.step_timeout_s + model.stall_timeout_s,
-    )
-
-
-def engine_config(model: ModelConfig) -> EngineConfig:
-    """`models.config.EngineConfig` from the service's tree."""
-    return EngineConfig(
-        model_path=model.model_path,
-        device=model.device,
-        dtype=model.dtype,
-        max_model_len=model.max_model_len,
-        kv_cache_tokens=model.kv_cache_tokens,
-        kv_cache_memory=model.kv_cache_memory,
-        gpu_memory_utilization=model.gpu_memory_utilization,
-        block_size=model.block_size,
-        max_batch_rows=model.max_batch_rows,
-        max_prefill_slowdown=model.max_prefill_slowdown,
-        attention=model.attention,
-        graphs=model.graphs,
-        num_threads=model.num_threads,
-        tensor_parallel_size=model.tensor_parallel_size,
-        enable_prefix_caching=model.enable_prefix_caching,
-        vocab_size=model.vocab_size,
-        quantization=model.quantization,
     )
 
 

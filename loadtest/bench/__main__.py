@@ -34,8 +34,9 @@ from loadtest.bench.record import PairPath, Record, line_of, public_command
 from loadtest.bench.references import BareEngine
 from loadtest.bench.table import print_pair
 from loadtest.report.interleaved import interleave
+from loadtest.report.machine import ROOT
 from loadtest.report.prompts import demo_prompts
-from loadtest.service.served import POD_ENVIRONMENT, ROOT
+from loadtest.service.served import POD_ENVIRONMENT
 
 _DEMO = f"demo={ROOT / 'models' / 'demo'}"
 _CACHE = Path.home() / ".cache" / "outrider" / "pairs"

@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 
 from loadtest.bench.loop import Prompts
-from loadtest.service.served import POD_ENVIRONMENT, ROOT, Config, served
+from loadtest.report.machine import ROOT
+from loadtest.service.served import POD_ENVIRONMENT, Config, served
 
 _TIMEOUT_S = 300.0
 _CONFIG = ROOT / "configs" / "demo.yaml"

@@ -32,6 +32,7 @@ from loadtest.faults.campaign import (
     summarise,
     table,
 )
+from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, write_json
 from loadtest.service.parts import (
     EDGE_KINDS,
@@ -41,7 +42,7 @@ from loadtest.service.parts import (
     fault_config,
     wait_gone,
 )
-from loadtest.service.served import ROOT, served
+from loadtest.service.served import served
 
 logger = logging.getLogger("faults")
 

@@ -45,8 +45,9 @@ from loadtest.hostile.attacks import (
     ordinary_schema,
     refusal_complaint,
 )
+from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, told, write_json
-from loadtest.service.served import POD_ENVIRONMENT, ROOT, served
+from loadtest.service.served import POD_ENVIRONMENT, served
 
 _STEADY_LIMIT_S = 60.0
 _SETTLE_S = 3.0  # behind an attack, before a stretch counts as quiet

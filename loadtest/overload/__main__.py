@@ -35,8 +35,9 @@ from loadtest.client.options import add_load_options, workload_of
 from loadtest.client.precedence import take_precedence
 from loadtest.client.workload import MIX
 from loadtest.overload.plot import draw
+from loadtest.report.machine import ROOT
 from loadtest.report.record import head, told, write_json
-from loadtest.service.served import POD_ENVIRONMENT, ROOT, served
+from loadtest.service.served import POD_ENVIRONMENT, served
 
 _ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # what can become good
 _MOST_STEPS = 20

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from loadtest.report.machine import describe_machine
-from loadtest.service.served import ROOT
+from loadtest.report.machine import ROOT, describe_machine
 
 
 def head(module: str, words: Sequence[str], arguments: argparse.Namespace) -> dict[str, object]:

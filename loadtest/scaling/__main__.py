@@ -24,10 +24,11 @@ from typing import Any
 
 from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.streams import Answer, FaultLoad
+from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, write_json
 from loadtest.scaling.replicas import Sample, Watch, changes, drained_sessions
 from loadtest.service.parts import FaultService
-from loadtest.service.served import ROOT, Config, served
+from loadtest.service.served import Config, served
 
 _PERIOD_S = 1.0
 _UP_LIMIT_S = 60.0  # for every deployment to have two replicas under all groups

@@ -24,7 +24,8 @@ from typing import Any
 import httpx
 import yaml
 
-from loadtest.service.served import ROOT, Config, free_port, private_environment
+from loadtest.report.machine import ROOT
+from loadtest.service.served import Config, free_port, private_environment
 
 ROLE = "outrider/role"
 DEPLOY_TIMEOUT_S = 60.0

@@ -26,12 +26,13 @@ from tqdm import tqdm
 
 from loadtest.client.answers import Judge
 from loadtest.client.options import add_load_options, workload_of
+from loadtest.report.machine import ROOT
 from loadtest.report.record import head, told, write_json
 from loadtest.service.attached import attach
 from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, limits
 from loadtest.service.memory import MemoryWatch
 from loadtest.service.parts import FaultService, Watchable, wait_gone
-from loadtest.service.served import ROOT, served
+from loadtest.service.served import served
 from loadtest.soak.judge import judge_bounds, judge_memory, saturation
 from loadtest.soak.load import SoakLoad, Tally
 from loadtest.soak.plot import draw

@@ -13,57 +13,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-MIB = 1 << 20
+from loadtest.service.memory import MIB, Series
+
 _LEAST_SAMPLES = 3  # in a quarter; fewer have no median worth the name
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of a process: private pages and pages shared with others counted each in its way."""
-
-    private: int = 0  # with what of it was swapped out
-    proportional: int = 0  # a page shared by n processes counts 1/n
-    resident: int = 0  # a shared page counts in full
-
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(
-            self.private + other.private,
-            self.proportional + other.proportional,
-            self.resident + other.resident,
-        )
-
-
-@dataclass(kw_only=True)
-class Series:
-    """Samples of one process, or of several together. Seconds since the load began; bytes.
-
-    Attributes:
-        kind: the part the process plays.
-        pid: of the process; 0 for the sum of several.
-        is_ours: whether its memory is judged; False: Ray's own, only told.
-    """
-
-    kind: str
-    pid: int
-    is_ours: bool
-    at_s: list[float] = field(default_factory=list)
-    private: list[int] = field(default_factory=list)
-    proportional: list[int] = field(default_factory=list)
-    resident: list[int] = field(default_factory=list)
-
-    def add(self, at_s: float, memory: Memory) -> None:
-        """Append a sample."""
-        self.at_s.append(at_s)
-        self.private.append(memory.private)
-        self.proportional.append(memory.proportional)
-        self.resident.append(memory.resident)
-
-    @property
-    def judged(self) -> list[int]:
-        """What counts: private memory of a process, proportional of several."""
-        return self.private if self.pid else self.proportional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

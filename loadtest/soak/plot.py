@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from loadtest.service.gauges import RUNNING, WAITING
-from loadtest.soak.judge import MIB
+from loadtest.service.memory import MIB
 from loadtest.soak.record import Report
 
 _INCHES = (11.0, 9.0)

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from loadtest.soak.judge import MIB, Judged, Series
+from loadtest.service.memory import MIB, Series
+from loadtest.soak.judge import Judged
 from loadtest.soak.load import Tally
 
 

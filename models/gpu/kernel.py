@@ -1,4 +1,4 @@
-"""Paged attention by one kernel call per layer: the GPU path behind `models.attention.interface.attend`.
+"""Paged attention by one kernel call per layer: the GPU path behind `attention.interface`.
 
 torch's `varlen_attn` (`torch.nn.attention.varlen`) attends ragged query rows to keys that lie in
 pages, through a block table: nothing is gathered and nothing is padded. Which builds and devices

@@ -1,4 +1,4 @@
-"""Text to token ids: chat template, encoding, which ids end a text. Back: models/text/detokenizer.py.
+"""Text to token ids: chat template, encoding, which ids end a text. Back: `detokenizer.py`.
 
 Light on purpose, it runs in every router: `tokenizers` and jinja2 only. (AutoTokenizer imports
 torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template is rendered in the sandbox and

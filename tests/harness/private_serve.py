@@ -14,7 +14,8 @@ import pytest
 import ray
 from ray import serve
 
-from loadtest.service.served import ROOT, private_environment
+from loadtest.report.machine import ROOT
+from loadtest.service.served import private_environment
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from loadtest.service.served import ROOT, Served, served
+from loadtest.report.machine import ROOT
+from loadtest.service.served import Served, served
 
 ServedDemo = Served
 

@@ -24,6 +24,7 @@ from ray.util import placement_group_table
 
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
+from loadtest.report.machine import ROOT
 from loadtest.rolling import (
     Check,
     Outcome,
@@ -45,7 +46,7 @@ from loadtest.service.cluster import (
     private_cluster,
 )
 from loadtest.service.parts import FaultService, actors
-from loadtest.service.served import ROOT, Config
+from loadtest.service.served import Config
 from tests.harness.local import DEMO, demo_tokenizer, local_service, make_request
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from loadtest.service.served import ROOT, Served, private_environment, started
+from loadtest.report.machine import ROOT
+from loadtest.service.served import Served, private_environment, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 

@@ -9,10 +9,11 @@ import pytest
 
 from loadtest.client.cases import free_cases
 from loadtest.client.streams import FaultLoad
+from loadtest.report.machine import ROOT
 from loadtest.scaling.__main__ import FAST_METRICS
 from loadtest.scaling.replicas import Watch, changes
 from loadtest.service.parts import FaultService
-from loadtest.service.served import ROOT, Served, served
+from loadtest.service.served import Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(280)]
 

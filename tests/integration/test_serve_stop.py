@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from loadtest.service.served import ROOT
+from loadtest.report.machine import ROOT
 from tests.harness.served_demo import served_demo
 
 SERVES = """

@@ -14,8 +14,9 @@ import pytest
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import Answer, FaultLoad
 from loadtest.faults.campaign import Campaign, Fault, Outcome
+from loadtest.report.machine import ROOT
 from loadtest.service.parts import FaultService, fault_config
-from loadtest.service.served import ROOT, served
+from loadtest.service.served import served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.service.served import ROOT, Config, Served, served
+from loadtest.report.machine import ROOT
+from loadtest.service.served import Config, Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

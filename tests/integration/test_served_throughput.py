@@ -11,9 +11,10 @@ import httpx
 import pytest
 import yaml
 
+from loadtest.report.machine import ROOT
 from loadtest.scaling.replicas import metrics_port
 from loadtest.service.parts import FaultService
-from loadtest.service.served import POD_ENVIRONMENT, ROOT, Served, served
+from loadtest.service.served import POD_ENVIRONMENT, Served, served
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -11,9 +11,10 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.config.live_limits import with_user_config
 from deployments.config.model_files import check_models
 from deployments.config.schema import AppConfig
+from loadtest.report.machine import ROOT
 from loadtest.rolling import Outcome, Report, changes, first_config
 from loadtest.service.cluster import arguments, deployment, on_one_machine
-from loadtest.service.served import ROOT, Config
+from loadtest.service.served import Config
 
 PROD = ROOT / "configs" / "prod.yaml"
 PLACED = (

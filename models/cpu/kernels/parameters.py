@@ -1,4 +1,4 @@
-"""How kernels read their parameters: int64 numbers in a row, see `models/cpu/kernels/compiling.py`."""
+"""How kernels read their parameters: int64 numbers in a row, see `compiling.py`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from deployments.config import preflight
 from deployments.config.cluster import connected_cluster, deployed_overrides, this_machine
 from deployments.config.preflight import CannotServe, refuse_unservable
 from deployments.config.schema import AppConfig
-from loadtest.service.served import ROOT, private_environment
+from loadtest.report.machine import ROOT
+from loadtest.service.served import private_environment
 
 DEMO = ROOT / "models" / "demo"
 GPUS, CPUS = 4, 8

@@ -17,7 +17,8 @@ from deployments.config.__main__ import main
 from deployments.config.dotted_keys import assignments
 from deployments.config.explain import admission_notes, drafting_notes
 from deployments.config.serve_file import read_serve_file
-from loadtest.service.served import ROOT, free_port
+from loadtest.report.machine import ROOT
+from loadtest.service.served import free_port
 from tests.harness.local import DEMO
 
 CONFIGS = ROOT / "configs"
@@ -114,7 +115,7 @@ def test_the_command_says_so_and_serves_it(capsys: pytest.CaptureFixture[str]) -
 def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
     """In a process of its own, which must not load torch for it."""
     code = (
-        "import sys; from deployments.config import main; "
+        "import sys; from deployments.config.__main__ import main; "
         "status = main(['--check', 'configs/prod.yaml']); "
         "print('torch' in sys.modules, 'transformers' in sys.modules); sys.exit(status)"
     )
@@ -140,7 +141,7 @@ def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
 
 def test_the_module_of_the_config_is_the_command() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "deployments.config.schema", "--check", "nothing.yaml"],
+        [sys.executable, "-m", "deployments.config", "--check", "nothing.yaml"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ import yaml
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
 from deployments.config.shortages import Cluster, Node, shortages
-from loadtest.service.served import ROOT
+from loadtest.report.machine import ROOT
 
 
 def node(role: str = "", **resources: float) -> Node:

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import EngineLoop
-from deployments.engine.rank import LinkPort, Rank, engine_config, make_engine
+from deployments.engine.rank import LinkPort, Rank, make_engine
 from deployments.link.client import LinkChannel, LinkClient
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LinkServer
@@ -185,7 +185,7 @@ def test_config_section_reaches_the_engine_whole() -> None:
         graphs="off",
         kv_cache_memory="1MiB",
     )
-    config = engine_config(model)
+    config = model.engine_config()
     for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
         assert getattr(config, name) == getattr(model, name)
     assert (config.block_size, config.max_batch_rows, config.num_threads) == (8, 9, 3)

@@ -10,8 +10,8 @@ from loadtest.bench.claims import claims_of
 from loadtest.bench.gap import GapRun, gaps_around, measure_gaps
 from loadtest.bench.link import linked
 from loadtest.bench.table import print_pair
+from loadtest.report.machine import ROOT
 from loadtest.report.prompts import demo_prompts
-from loadtest.service.served import ROOT
 
 # Five arrivals of warm-up, one a second until 10, one every three seconds, then every two.
 ARRIVALS = [0.0, 0.9, 1.1, 2.9, 3.0, *range(4, 11), 13.0, 16.0, 19.0, 22.0, 24.0, 26.0]

@@ -10,9 +10,9 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.schema import AppConfig
+from loadtest.report.machine import ROOT
 from loadtest.scaling.__main__ import Report, groups, scaling_config
 from loadtest.scaling.replicas import Sample, changes, drained_sessions, replica_loads
-from loadtest.service.served import ROOT
 
 EXPORT = """\
 # HELP ray_outrider_leases Sessions that hold a place on the replica

@@ -16,12 +16,12 @@ import pytest
 
 from loadtest.client.answers import Judge
 from loadtest.client.workload import Workload
+from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
 from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, gauges, limits
-from loadtest.service.memory import MemoryWatch
-from loadtest.service.served import ROOT
+from loadtest.service.memory import MIB, Memory, MemoryWatch, Series
 from loadtest.soak.__main__ import capacity, main
-from loadtest.soak.judge import MIB, Judged, Memory, Series, judge_bounds, judge_memory, saturation
+from loadtest.soak.judge import Judged, judge_bounds, judge_memory, saturation
 from loadtest.soak.load import SoakLoad
 from loadtest.soak.plot import draw
 from loadtest.soak.record import Report, table
