@@ -3,15 +3,15 @@
 Loads any causal language model that routes its attention through transformers'
 AttentionInterface, from safetensors only, without ever running code from the checkpoint. What
 cannot be served correctly is refused by name first (`models/checkpoint/architecture.py`).
-On a CPU linear layers are packed and every layer is made independent of the other rows.
-Where several ranks share the model, each reads and keeps its own part only.
+Where several ranks share the model, each reads and keeps its own part only. How the weights are
+laid out for this machine is the business of who computes with them (`models/cpu/setup.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -23,18 +23,11 @@ from models.attention.features import layer_windows
 from models.attention.interface import ATTENTION_NAME
 from models.checkpoint.architecture import refuse_unsupported
 from models.config import EngineConfig
-from models.cpu.setup import fuse, uses_kernels
-from models.layers.experts import make_experts_rowwise
-from models.layers.linear import PackedLinear, can_pack, make_rowwise
-from models.layers.quantization import Quantizer
 from models.layers.rotary import fix_rotary_tables
-from models.parallel.layers import make_local, num_local_bytes
+from models.parallel.layers import make_local
 from models.parallel.plan import divides_heads, tensor_parallel_plan
 from models.parallel.ranks import TensorParallel
 from models.text.vocabulary import DrawableIds, Vocabulary, drawable_ids, read_vocabulary
-
-if TYPE_CHECKING:
-    from models.cpu.fused_decoder import FusedDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +42,7 @@ class Checkpoint:
     num_key_heads: int
     head_dim: int
     windows: tuple[int | None, ...]  # of each layer's attention
-    weight_bytes: int  # of this rank, quantised where asked, before packing
     eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
-    has_kernels: bool  # compiled ones, for a CPU
-    fused: FusedDecoder | None  # the layers taken apart, which are then not in `model`
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +74,7 @@ def kv_bytes_per_token(sizes: KeySizes | Checkpoint, itemsize: int) -> int:
 
 
 def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -> Checkpoint:
-    """Read, check, place and pack the model that `config` names, or this rank's part of it.
+    """Read, check and place the model that `config` names, or this rank's part of it.
 
     Args:
         config: what to load; a `tensor_parallel_size` above 1 needs `ranks` of that number.
@@ -101,28 +91,14 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         )
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
-    quantizer = None if config.quantization is None else Quantizer(getattr(torch, config.dtype))
     transformers_logging.disable_progress_bar()
     model = _load_weights(hf_config, config)
-    weight_bytes = num_local_bytes(model)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
     text = hf_config.get_text_config()
     sizes = key_sizes(hf_config, world_size)
     fix_rotary_tables(model, config.max_model_len)
     eos_ids = _eos_ids(model)
-    has_kernels = uses_kernels(config, sizes.head_dim)
-    fused = None
-    if quantizer is not None or (model.device.type == "cpu" and can_pack(model.dtype)):
-        make_linear = quantizer or PackedLinear
-        if ranks is None and has_kernels:
-            fused = fuse(model, config.max_model_len, make_linear)
-        if fused is None:
-            if ranks is None:
-                make_experts_rowwise(model)
-            make_rowwise(model, make_linear)
-    if quantizer is not None:
-        weight_bytes = num_local_bytes(model) + quantizer.num_bytes
     return Checkpoint(
         model=model,
         num_columns=text.vocab_size,
@@ -134,10 +110,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         num_key_heads=sizes.num_key_heads,
         head_dim=sizes.head_dim,
         windows=layer_windows(text),
-        weight_bytes=weight_bytes,
         eos_ids=eos_ids,
-        has_kernels=has_kernels,
-        fused=fused,
     )
 
 

@@ -11,37 +11,19 @@ announces its pass, and the followers compute it in `follow`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from models.attention.gather_plan import (
-    FITTING_TILES,
-    FIXED_TILES,
-    PagedPass,
-    plan_pass,
-)
-from models.attention.interface import KernelPass
-from models.checkpoint.loader import Checkpoint, kv_bytes_per_token, load_checkpoint
+from models.checkpoint.loader import kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
-from models.cpu.setup import make_planner
-from models.device import to_device
+from models.engine.backends import place
 from models.engine.self_test import is_batch_invariant
-from models.gpu.forward import last_rows
-from models.gpu.setup import choose_kernel, make_varlen
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
-from models.kv.pages import PageStorage
 from models.kv.rows import SequenceRows
-from models.kv.storage import KVSizes, KVStorage
-from models.layers.linear import PackedLinear
 from models.parallel.ranks import TensorParallel
-
-if TYPE_CHECKING:
-    from models.cpu.batch import CpuPass, CpuPlanner, LaneStorage
 
 __all__ = ["ModelRunner", "SequenceRows"]
 
@@ -67,8 +49,6 @@ class ModelRunner:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._ranks = ranks
         checkpoint = load_checkpoint(config, ranks)
-        self._checkpoint = checkpoint
-        self._model = checkpoint.model
         self.vocab_size = checkpoint.drawable.size  # ids that may be drawn
         self.num_input_ids = checkpoint.num_columns  # ids that may be read
         self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)
@@ -78,39 +58,19 @@ class ModelRunner:
         self.kv_bytes_per_token = kv_bytes_per_token(checkpoint, self.dtype.itemsize)
         num_blocks = num_kv_blocks(config, self.kv_bytes_per_token)
         self.pool = BlockPool(num_blocks, config.block_size)
-        parameters = inspect.signature(self._model.forward).parameters
-        self._selects_rows = "logits_to_keep" in parameters
-        sizes = _kv_sizes(checkpoint, config, num_blocks)
-        kernel = choose_kernel(config, checkpoint)
-        self._varlen = (
-            make_varlen(config, checkpoint, kernel, sizes, self._logits) if kernel else None
-        )
-        self._num_groups = checkpoint.num_heads // checkpoint.num_key_heads
-        self._planner: CpuPlanner | None = None
-        self._storage: KVStorage | LaneStorage | PageStorage
-        if self._varlen is not None:
-            self._storage = self._varlen.storage
-        elif checkpoint.has_kernels:
-            self._planner = make_planner(
-                sizes, checkpoint.num_heads, checkpoint.windows, checkpoint.fused
-            )
-            self._storage = self._planner.storage
-        else:
-            self._storage = KVStorage(sizes)
-        # Only the leader learns what its self-test found, and ranks must cut the same tiles.
-        self._tile_sizes = FITTING_TILES if ranks is None else FIXED_TILES
+        placed = place(checkpoint, config, num_blocks, is_shared=ranks is not None)
+        self.backend = placed.backend  # to look at, not to change
+        self._layers = placed.packed.forward
+        self.weight_bytes = placed.packed.weight_bytes  # before packing; of this rank's part
         self.batch_invariant = False
-        if ranks is not None:
-            ranks.wait_loaded()
         if ranks is None:
-            self._choose_tiles()
-        elif ranks.is_leader:
+            self._choose_tiling()
+            return
+        # Only the leader learns what its self-test found, and ranks must cut the same tiles.
+        self.backend.use_tiling(self.backend.tilings[-1])
+        ranks.wait_loaded()
+        if ranks.is_leader:
             self.batch_invariant = is_batch_invariant(self)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the weights, before packing; of this rank's part where ranks share them."""
-        return self._checkpoint.weight_bytes
 
     def forward(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
         """Run the rows of `sequences`, each of another session, and store their KV.
@@ -142,17 +102,14 @@ class ModelRunner:
 
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""
-        return self._storage.are_finite(block_ids)
+        return self.backend.storage.are_finite(block_ids)
 
     def products(self) -> list[nn.Module]:
         """The linear layers of a pass in order, the one that gives the logits last.
 
         Without the rest of the pass they are the least it can cost: what benchmarks compare with.
         """
-        if self._checkpoint.fused is not None:
-            return list(self._checkpoint.fused.products)
-        kinds = (nn.Linear, PackedLinear)
-        return [module for module in self._model.modules() if isinstance(module, kinds)]
+        return self._layers.products()
 
     def keep_alive(self) -> None:
         """To be called now and then while there is no pass: followers expect to hear something."""
@@ -178,31 +135,9 @@ class ModelRunner:
     def _compute(
         self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None
     ) -> Tensor:
-        if self._planner is None:  # its kernels read nothing that was not written
+        if self.backend.reads_unwritten:
             self._clear_new_blocks(sequences)
-        num_logits = [sequence.num_logits for sequence in sequences]
-        if self._varlen is not None:
-            return self._varlen(sequences, num_logits, drawn_ids)
-        token_ids = [token for sequence in sequences for token in sequence.token_ids]
-        wanted = last_rows([len(s.token_ids) for s in sequences], num_logits)
-        ids = to_device(token_ids, self.device) if drawn_ids is None else drawn_ids
-        keep = to_device(wanted, self.device, torch.int64)
-        if self._planner is not None:
-            cpu_pass = self._planner(sequences)
-            return self._logits(ids, cpu_pass.positions, cpu_pass, keep).float()
-        positions = [p for s in sequences for p in range(s.start, s.start + len(s.token_ids))]
-        places = to_device(positions, self.device)
-        return self._logits(ids, places, self._plan(sequences), keep).float()
-
-    def _plan(self, sequences: Sequence[SequenceRows]) -> PagedPass:
-        assert isinstance(self._storage, KVStorage), "kernels have layouts and plans of their own"
-        return plan_pass(
-            sequences,
-            self._storage,
-            self._num_groups,
-            self._checkpoint.windows,
-            self._tile_sizes,
-        )
+        return self.backend.logits(sequences, drawn_ids)
 
     @torch.inference_mode()
     def _drawable(self, logits: Tensor) -> Tensor:
@@ -213,48 +148,15 @@ class ModelRunner:
             logits.index_fill_(1, self._missing_ids, float("-inf"))
         return logits
 
-    def _choose_tiles(self) -> None:
-        """Tiles that fit, unless fixed ones make the engine batch-invariant and these do not."""
-        is_tiled = isinstance(self._storage, KVStorage)
-        for tile_sizes in (FITTING_TILES, FIXED_TILES) if is_tiled else (FITTING_TILES,):
-            self._tile_sizes = tile_sizes
+    def _choose_tiling(self) -> None:
+        """The first that makes the engine batch-invariant; if none does, the fastest."""
+        tilings = self.backend.tilings
+        for tiling in tilings:
+            self.backend.use_tiling(tiling)
             self.batch_invariant = is_batch_invariant(self)
             if self.batch_invariant:
                 return
-        self._tile_sizes = FITTING_TILES
-
-    def _logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        paged: PagedPass | KernelPass,
-        keep: Tensor | None,
-    ) -> Tensor:
-        """Logits [n, V] of the rows `keep` [n], or of all."""
-        fused = self._checkpoint.fused
-        if fused is not None:
-            rows = fused(token_ids, cast("CpuPass", paged))
-            return fused.logits(rows if keep is None else rows.index_select(0, keep))
-        return self._model_logits(token_ids, positions, paged, keep)
-
-    def _model_logits(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        paged: PagedPass | KernelPass,
-        keep: Tensor | None,
-    ) -> Tensor:
-        """The same by transformers' own forward."""
-        selects = self._selects_rows and keep is not None
-        selection = {"logits_to_keep": keep} if selects else {}
-        output = self._model(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            paged=paged,
-            **selection,
-        )
-        return output.logits[0] if selects or keep is None else output.logits[0, keep]
+        self.backend.use_tiling(tilings[0])
 
     def _check(self, sequences: Sequence[SequenceRows]) -> None:
         num_rows = sum(len(sequence.token_ids) for sequence in sequences)
@@ -290,16 +192,4 @@ class ModelRunner:
             )
         ]
         if entered:
-            self._storage.clear_blocks(entered)
-
-
-def _kv_sizes(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVSizes:
-    return KVSizes(
-        num_layers=checkpoint.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_heads=checkpoint.num_key_heads,
-        head_dim=checkpoint.head_dim,
-        dtype=getattr(torch, config.dtype),
-        device=torch.device(config.device),
-    )
+            self.backend.storage.clear_blocks(entered)

@@ -1,17 +1,18 @@
-"""The forward pass over paged KV: what a runner does where there is a paged attention kernel.
+"""The back-end of a paged attention kernel.
 
 Passes whose shape has a bucket are replayed from captured graphs, the others are run as they are.
-The graphs are captured when a `VarlenForward` is made; whether they give what eager passes give is
+The graphs are captured when a `PagedBackend` is made; whether they give what eager passes give is
 up to the kernels, whose tiles may depend on the shape, and is what `self_test` measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from models.attention.backend import ModelForward, Tiling, last_rows
 from models.device import to_device
 from models.gpu.buckets import BucketPlan
 from models.gpu.graphs import BucketedPasses, GraphBackend
@@ -20,31 +21,31 @@ from models.gpu.kernel import VarlenKernel, VarlenPass
 from models.kv.pages import PageStorage
 from models.kv.rows import SequenceRows
 
-# Logits [n, V] of the rows in the last argument, or of all rows where it is None.
-Model = Callable[[Tensor, Tensor, VarlenPass, Tensor | None], Tensor]
 
-
-class VarlenForward:
-    """Runs passes of one model on one device.
+class PagedBackend:
+    """Implements `AttentionBackend`.
 
     Args:
-        model: the forward pass: ids [R], positions [R], the pass, rows wanted.
+        forward: the model's layers.
         storage: where keys and values are.
         kernel: attends.
         max_model_len: tokens a session may have.
         windows: of each layer's attention.
     """
 
+    reads_unwritten = True
+    tilings: tuple[Tiling, ...] = ((),)  # the kernel's own
+
     def __init__(
         self,
-        model: Model,
+        forward: ModelForward,
         storage: PageStorage,
         kernel: VarlenKernel,
         max_model_len: int,
         windows: tuple[int | None, ...] = (),
     ) -> None:
         self.storage = storage
-        self._model = model
+        self._forward = forward
         self._kernel = kernel
         self._max_model_len = max_model_len
         self._windows = windows
@@ -63,7 +64,7 @@ class VarlenForward:
                 self._max_model_len,
                 self._windows,
             )
-            return self._model(tensors.token_ids, tensors.positions, paged, None).float()
+            return self._forward(tensors.token_ids, tensors.positions, paged, None).float()
 
         self._graphs = BucketedPasses(
             backend,
@@ -76,23 +77,19 @@ class VarlenForward:
             max_bytes=max_bytes,
         )
 
-    def __call__(
-        self,
-        sequences: Sequence[SequenceRows],
-        num_logits: Sequence[int],
-        drawn_ids: Tensor | None = None,
-    ) -> Tensor:
-        """Logits [sum of num_logits, V] float32 of each sequence's last rows.
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return self._kernel.name
 
-        They are good until the next pass.
+    def use_tiling(self, tiling: Tiling) -> None:
+        """See `AttentionBackend`; there is one."""
 
-        Args:
-            sequences: one session's rows each.
-            num_logits: rows of each that are wanted.
-            drawn_ids: [R] ids of all rows, on the device, in place of those of `sequences`.
-        """
+    def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
+        """See `AttentionBackend`."""
         counts = [len(rows.token_ids) for rows in sequences]
-        wanted = last_rows(counts, num_logits)
+        num_logits = [rows.num_logits for rows in sequences]
+        wanted = last_rows(sequences)
         is_whole = len(wanted) == sum(counts)
         keep = None if is_whole else to_device(wanted, self.storage.device, torch.int64)
         bucket = self._graphs.plan.choose(counts, num_logits) if self._graphs else None
@@ -117,14 +114,4 @@ class VarlenForward:
             windows=self._windows,
         )
         ids = tensors.token_ids if drawn_ids is None else drawn_ids
-        return self._model(ids, tensors.positions, paged, keep).float()
-
-
-def last_rows(counts: Sequence[int], num_wanted: Sequence[int]) -> list[int]:
-    """The rows of a pass that are the last `num_wanted` of each session's `counts`."""
-    rows: list[int] = []
-    stop = 0
-    for count, wanted in zip(counts, num_wanted, strict=True):
-        stop += count
-        rows.extend(range(stop - wanted, stop))
-    return rows
+        return self._forward(ids, tensors.positions, paged, keep).float()

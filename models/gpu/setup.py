@@ -6,10 +6,11 @@ import logging
 
 import torch
 
+from models.attention.backend import ModelForward
 from models.checkpoint.loader import Checkpoint
 from models.config import EngineConfig
 from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
-from models.gpu.forward import Model, VarlenForward
+from models.gpu.forward import PagedBackend
 from models.gpu.graphs import CudaGraphs, EagerGraphs, GraphBackend
 from models.gpu.kernel import VarlenKernel
 from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, torch_features
@@ -48,21 +49,21 @@ def choose_kernel(config: EngineConfig, checkpoint: Checkpoint) -> VarlenKernel 
     return kernel
 
 
-def make_varlen(
+def make_backend(
     config: EngineConfig,
     checkpoint: Checkpoint,
     kernel: VarlenKernel,
     sizes: KVSizes,
-    model: Model,
-) -> VarlenForward:
-    """The forward pass with storage and, where wanted, captured graphs."""
+    forward: ModelForward,
+) -> PagedBackend:
+    """The back-end with its storage and, where wanted, captured graphs."""
     storage = PageStorage(sizes)
-    forward = VarlenForward(model, storage, kernel, config.max_model_len, checkpoint.windows)
+    made = PagedBackend(forward, storage, kernel, config.max_model_len, checkpoint.windows)
     backend = _graph_backend(config)
     if backend is not None:
         plan = BucketPlan(min(config.max_batch_rows, MAX_GRAPH_ROWS))
-        forward.capture(backend, plan, config.graph_memory_mib * _MIB)
-    return forward
+        made.capture(backend, plan, config.graph_memory_mib * _MIB)
+    return made
 
 
 def _graph_backend(config: EngineConfig) -> GraphBackend | None:

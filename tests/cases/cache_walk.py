@@ -285,7 +285,7 @@ class Walk:
         fresh = sorted(unused - self._unused)
         self._unused = unused
         index = torch.tensor(fresh, dtype=torch.long)
-        for layer in self.runner._storage.blocks:
+        for layer in self.runner.backend.storage.blocks:
             for part in layer:  # keys, values: [blocks, K, BLOCK_SIZE, D]
                 part.index_fill_(0, index, float("nan"))
 

@@ -4,4 +4,4 @@ from models.engine.runner import ModelRunner
 
 
 def kv_bytes(runner: ModelRunner) -> int:
-    return sum(part.nbytes for layer in runner._storage.blocks for part in layer)
+    return sum(part.nbytes for layer in runner.backend.storage.blocks for part in layer)

@@ -15,6 +15,7 @@ from models.attention import gather_plan as attention_plan
 from models.attention import interface as attention
 from models.attention.features import AttentionFeatures
 from models.config import EngineConfig
+from models.cpu.backend import FusedForward
 from models.cpu.ops import Attend
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
@@ -64,7 +65,7 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, attention: str) -> No
         pytest.skip("this CPU or torch has no packed kernel for float32")
     loaded = runner(checkpoint(name), attention=attention)
     assert loaded.batch_invariant == (name not in BITS_DEPEND)
-    is_fused = loaded._checkpoint.fused is not None
+    is_fused = isinstance(loaded._layers, FusedForward)
     assert is_fused == (name in FUSED and attention == "auto")
 
 

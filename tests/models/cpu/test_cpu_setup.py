@@ -9,14 +9,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from models.checkpoint.loader import load_checkpoint
 from models.config import EngineConfig
 from models.cpu import ops as cpu_kernels
 from models.cpu import setup as cpu_setup
+from models.cpu.backend import FusedForward
 from models.cpu.batch import LaneStorage
 from models.cpu.kernels.lanes import NUM_LANES
-from models.cpu.setup import uses_kernels
+from models.cpu.setup import pack, uses_kernels
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.storage import KVStorage
+from models.layers.linear import can_pack
 
 MakeCheckpoint = Callable[..., str]
 
@@ -59,12 +62,22 @@ def test_without_numba_torch_serves(
     monkeypatch.setitem(sys.modules, "numba", None)
     without = ModelRunner(config(model_path=tiny_target))
     assert "numba cannot be imported" in caplog.text
-    assert isinstance(with_kernels._storage, LaneStorage)
-    assert isinstance(without._storage, KVStorage)
+    assert isinstance(with_kernels.backend.storage, LaneStorage)
+    assert isinstance(without.backend.storage, KVStorage)
     assert without.batch_invariant
     torch.testing.assert_close(
         first_logits(without), first_logits(with_kernels), rtol=1e-4, atol=1e-4
     )
+
+
+def test_layers_are_taken_apart_and_packed(tiny_target: str) -> None:
+    if not can_pack(torch.float32):
+        pytest.skip("this CPU or torch has no packed kernel for float32")
+    own = config(model_path=tiny_target)
+    model = load_checkpoint(own).model
+    packed = pack(model, own, has_kernels=True, is_shared=False)
+    assert isinstance(packed.forward, FusedForward)
+    assert not [name for name, _ in model.named_parameters() if "proj" in name]
 
 
 def test_what_is_asked_is_what_kernels_need() -> None:
@@ -81,7 +94,7 @@ def test_they_are_not_used_where_others_are_asked_for(attention: str) -> None:
 def test_heads_of_other_sizes_are_served(make_tiny_llama: MakeCheckpoint) -> None:
     path = make_tiny_llama(seed=5, hidden_size=32)  # four heads of 8
     runner = ModelRunner(config(model_path=path))
-    assert isinstance(runner._storage, KVStorage)
+    assert isinstance(runner.backend.storage, KVStorage)
     assert runner.batch_invariant
     assert first_logits(runner).isfinite().all()
 

@@ -16,7 +16,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from models.checkpoint.loader import load_checkpoint
 from models.config import EngineConfig
+from models.cpu.backend import FusedForward
+from models.cpu.setup import pack
 from models.engine.runner import ModelRunner, SequenceRows
 from models.layers.linear import can_pack
 
@@ -84,7 +87,7 @@ def runner(folder: Path, dtype: str = "float32") -> ModelRunner:
 
 
 def is_fused(loaded: ModelRunner) -> bool:
-    return loaded._checkpoint.fused is not None
+    return isinstance(loaded._layers, FusedForward)
 
 
 pytestmark = pytest.mark.skipif(
@@ -138,6 +141,8 @@ def test_other_models_keep_their_own_forward(config: PreTrainedConfig, tmp_path:
 
 def test_the_plain_layers_are_given_up(tmp_path: Path) -> None:
     write(CONFIGS["llama"], tmp_path)
-    loaded = runner(tmp_path)
-    left = sum(p.numel() for p in loaded._model.model.layers.parameters())
+    config = EngineConfig(model_path=str(tmp_path), dtype="float32", max_model_len=256)
+    model = load_checkpoint(config).model
+    pack(model, config, has_kernels=True, is_shared=False)
+    left = sum(p.numel() for p in model.model.layers.parameters())
     assert left == 3 * 2 * 64  # the norms

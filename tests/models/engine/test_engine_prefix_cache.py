@@ -216,7 +216,7 @@ def test_what_is_not_finite_is_not_published(monkeypatch):
     watched.submit("bad", random_prompt(7, 40))
     watched.submit("good", random_prompt(8, 40))
     tables = engine.block_tables()
-    keys, _ = runner._storage.blocks[-1]
+    keys, _ = runner.backend.storage.blocks[-1]
     forward = runner.forward
 
     def break_a_row(sequences):
@@ -229,7 +229,9 @@ def test_what_is_not_finite_is_not_published(monkeypatch):
     assert not runner.are_finite(tables[0].block_ids[:2])
     assert runner.are_finite([*tables[0].block_ids[:1], *tables[1].block_ids[:2]])
     assert engine.stats().num_cached_blocks == 2
-    runner._storage.clear_blocks(tables[0].block_ids)  # the storage is that of other tests as well
+    runner.backend.storage.clear_blocks(
+        tables[0].block_ids
+    )  # the storage is that of other tests as well
 
 
 SAMPLINGS = [GREEDY, Sampling(seed=5), Sampling(seed=6, verification="rejection")]

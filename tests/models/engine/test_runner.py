@@ -149,7 +149,7 @@ def test_running_out_of_blocks_leaves_sessions_intact(tiny_target):
 
 
 def _fill_with_nan(runner: ModelRunner) -> None:
-    for layer in runner._storage.blocks:
+    for layer in runner.backend.storage.blocks:
         for part in layer:
             part[: runner.pool.num_blocks] = float("nan")
 

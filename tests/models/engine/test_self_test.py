@@ -53,7 +53,7 @@ def test_passes_are_padded_and_sums_pass_a_group(tmp_path, monkeypatch):
             tried.add("out of order")
         return paged
 
-    monkeypatch.setattr("models.engine.runner.plan_pass", note)
+    monkeypatch.setattr("models.attention.gather.plan_pass", note)
     longer = copy.deepcopy(CONFIGS["llama"])
     longer.max_position_embeddings = 2048
     write(longer, tmp_path)
@@ -144,5 +144,5 @@ def test_tiles_are_fixed_only_where_that_helps(
     )
     runner = ModelRunner(config)
     assert runner.batch_invariant is is_invariant
-    assert runner._tile_sizes == tiles
+    assert runner.backend._tiling == tiles
     assert list(left) == []

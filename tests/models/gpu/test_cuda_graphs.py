@@ -30,7 +30,7 @@ def replayed() -> ModelRunner:
 
 
 def pages(runner: ModelRunner) -> Tensor:
-    return runner._storage._all
+    return runner.backend.storage._all
 
 
 class Talk:
@@ -60,7 +60,7 @@ class Talk:
             self.tables[i].resize(self.lengths[i] + count)
             sequences.append(SequenceRows(self.tables[i], self.lengths[i], ids, num_logits))
             self.lengths[i] += count
-        graphs = self.runner._varlen._graphs
+        graphs = self.runner.backend._graphs
         counts, wanted = [n for _, n, _ in needs], [n for *_, n in needs]
         bucket = graphs.plan.choose(counts, wanted) if graphs else None
         return self.runner.forward(sequences).clone(), bucket
@@ -92,7 +92,7 @@ def test_padding_writes_no_key_of_a_real_session(replayed: ModelRunner):
     # Three rows go to the bucket of four.
     replayed.forward([SequenceRows(table, 37, [1, 2, 3], 3)])
     block = table.block_ids[37 // 16]
-    null = replayed._storage.null_block
+    null = replayed.backend.storage.null_block
     changed_blocks = {
         index
         for index in range(null + 1)

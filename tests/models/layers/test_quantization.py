@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from models.checkpoint.loader import load_checkpoint, refuse_unsupported
 from models.config import EngineConfig
+from models.cpu.backend import FusedForward
 from models.engine.runner import ModelRunner, SequenceRows
 from models.layers.linear import RowwiseActivation, make_rowwise
 from models.layers.quantization import Int8Linear, Quantizer, can_quantize, quantize_weight
@@ -160,9 +161,9 @@ def _logits(config: EngineConfig) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_is_rounded_as_the_config_says(tiny_target, dtype):
-    plain = load_checkpoint(_config(tiny_target, dtype=dtype))
-    rounded = load_checkpoint(_config(tiny_target, dtype=dtype, quantization="int8"))
-    assert rounded.fused is not None
+    plain = ModelRunner(_config(tiny_target, dtype=dtype))
+    rounded = ModelRunner(_config(tiny_target, dtype=dtype, quantization="int8"))
+    assert isinstance(rounded._layers, FusedForward)
     assert rounded.weight_bytes < plain.weight_bytes
     expected = _logits(_config(tiny_target, dtype=dtype))
     logits = _logits(_config(tiny_target, dtype=dtype, quantization="int8"))
@@ -183,7 +184,7 @@ def test_logits_are_those_of_transformers_with_the_rounded_weights(
 ):
     path = make_tiny_llama(seed=4, **overrides)
     config = _config(path, quantization="int8")
-    assert (load_checkpoint(config).fused is not None) == is_fused
+    assert isinstance(ModelRunner(config)._layers, FusedForward) == is_fused
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     for module in model.modules():
         if isinstance(module, nn.Linear):  # of a tied pair the head alone

@@ -1,0 +1,138 @@
+"""What computes the passes of one model: the interface of back-ends, and what they share.
+
+A runner has one, chosen when its model is loaded (`engine/backends.py`):
+
+    attention/gather.py   torch's own operations on copies of the keys, on any device
+    cpu/backend.py        compiled kernels that read keys where they lie
+    gpu/forward.py        a paged kernel, small passes replayed from graphs
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from models.device import to_device
+from models.kv.rows import SequenceRows
+from models.kv.storage import KVBlocks
+from models.layers.linear import PackedLinear
+
+Tiling = tuple[int, ...]  # sizes of query tiles, rows
+
+
+class AttentionBackend(Protocol):
+    """Computes passes over keys and values that it stores."""
+
+    @property
+    def name(self) -> str:
+        """For logs and tests: "gather", "compiled" or that of a paged kernel."""
+        ...
+
+    @property
+    def storage(self) -> KVBlocks:
+        """Where keys and values are."""
+        ...
+
+    @property
+    def reads_unwritten(self) -> bool:
+        """Whether rows of a block that nobody has written are read, and hidden by a mask.
+
+        A NaN of a former owner would spoil the result, so new blocks must be cleared.
+        """
+        ...
+
+    @property
+    def tilings(self) -> tuple[Tiling, ...]:
+        """Ways to cut query rows, the fastest first; the last one is likeliest to be
+        batch-invariant."""
+        ...
+
+    def use_tiling(self, tiling: Tiling) -> None:
+        """Cut rows like that, one of `tilings`, from the next pass on. Begins with the first."""
+        ...
+
+    def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
+        """Compute a pass; its keys are stored.
+
+        Args:
+            sequences: one session's rows each, checked.
+            drawn_ids: [rows] ids of all rows on the device, in place of those of `sequences`.
+
+        Returns:
+            [sum of num_logits, V] float32, the last rows of each sequence. They may be overwritten
+            by the next pass.
+        """
+        ...
+
+
+class ModelForward(Protocol):
+    """The layers of a model, without attention: that is the pass's."""
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
+    ) -> Tensor:
+        """Logits [n, V] of the rows `keep` [n], or of all R rows.
+
+        Args:
+            token_ids: [R].
+            positions: [R] of each row in its session.
+            paged: the back-end's plan of the pass, whose `store` and `attend` layers call.
+            keep: [n] int64; None: all.
+        """
+        ...
+
+    def products(self) -> list[nn.Module]:
+        """The linear layers in order, the one that gives the logits last."""
+        ...
+
+
+class TransformersForward:
+    """`ModelForward` by transformers' own code, with `paged_attention` in its layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
+    ) -> Tensor:
+        """See `ModelForward`."""
+        selects = self._selects_rows and keep is not None
+        selection = {"logits_to_keep": keep} if selects else {}
+        output = self._model(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            paged=paged,
+            **selection,
+        )
+        logits: Tensor = output.logits[0]
+        return logits if selects or keep is None else logits[keep]
+
+    def products(self) -> list[nn.Module]:
+        """See `ModelForward`."""
+        kinds = (nn.Linear, PackedLinear)
+        return [module for module in self._model.modules() if isinstance(module, kinds)]
+
+
+def input_ids(
+    sequences: Sequence[SequenceRows], device: torch.device, drawn_ids: Tensor | None
+) -> Tensor:
+    """[R] ids of all rows, on the device."""
+    if drawn_ids is not None:
+        return drawn_ids
+    return to_device([token for rows in sequences for token in rows.token_ids], device)
+
+
+def last_rows(sequences: Sequence[SequenceRows]) -> list[int]:
+    """The rows of a pass whose logits are wanted: each sequence's last `num_logits`."""
+    rows: list[int] = []
+    stop = 0
+    for sequence in sequences:
+        stop += len(sequence.token_ids)
+        rows.extend(range(stop - sequence.num_logits, stop))
+    return rows

@@ -1,0 +1,64 @@
+"""The back-end of compiled CPU kernels: they read keys where they lie, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.backend import ModelForward, Tiling, input_ids, last_rows
+from models.cpu.batch import CpuPass, CpuPlanner, LaneStorage
+from models.cpu.fused_decoder import FusedDecoder
+from models.kv.rows import SequenceRows
+
+
+class FusedForward:
+    """Implements `ModelForward` with a decoder that was taken apart."""
+
+    def __init__(self, decoder: FusedDecoder) -> None:
+        self.decoder = decoder
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: CpuPass, keep: Tensor | None
+    ) -> Tensor:
+        """See `ModelForward`; the pass knows the positions."""
+        rows = self.decoder(token_ids, paged)
+        return self.decoder.logits(rows if keep is None else rows.index_select(0, keep))
+
+    def products(self) -> list[nn.Module]:
+        """See `ModelForward`."""
+        return list(self.decoder.products)
+
+
+class KernelBackend:
+    """Implements `AttentionBackend`.
+
+    Args:
+        forward: the model's layers.
+        storage: for its keys and values.
+        windows: of each layer, None where a row sees all positions before it.
+    """
+
+    name = "compiled"
+    reads_unwritten = False
+    tilings: tuple[Tiling, ...] = ((),)  # the kernels' own
+
+    def __init__(
+        self, forward: ModelForward, storage: LaneStorage, windows: tuple[int | None, ...]
+    ) -> None:
+        self.storage = storage
+        self._forward = forward
+        self._planner = CpuPlanner(storage, windows)
+        if isinstance(forward, FusedForward):
+            forward.decoder.use(storage)
+
+    def use_tiling(self, tiling: Tiling) -> None:
+        """See `AttentionBackend`; there is one."""
+
+    def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
+        """See `AttentionBackend`."""
+        ids = input_ids(sequences, self.storage.device, drawn_ids)
+        keep = torch.tensor(last_rows(sequences), dtype=torch.int64)
+        paged = self._planner(sequences)
+        return self._forward(ids, paged.positions, paged, keep).float()
