@@ -26,8 +26,9 @@ import httpx
 from tqdm import tqdm
 
 from loadtest.report.interleaved import interleave, median_ratio
+from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, told, write_json
-from loadtest.service.served import POD_ENVIRONMENT, ROOT, Config, served
+from loadtest.service.served import POD_ENVIRONMENT, Config, served
 
 CONFIG = ROOT / "configs" / "smollm2.yaml"
 PLAIN = "plain"

@@ -23,8 +23,9 @@ from loadtest.clients.catalog import CLIENTS, Client, Target
 from loadtest.clients.results import ClientResult, table
 from loadtest.clients.run_client import run_client
 from loadtest.clients.venvs import NotInstallable, default_folder, ensured_venv
+from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, write_json
-from loadtest.service.served import ROOT, served
+from loadtest.service.served import served
 
 _MODELS_TIMEOUT_S = 10.0
 

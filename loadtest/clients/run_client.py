@@ -11,7 +11,7 @@ from loadtest.clients.processes import Ended, run_bounded
 from loadtest.clients.reports import NoReport
 from loadtest.clients.results import CheckResult, ClientResult, read_checks
 from loadtest.clients.venvs import installed_version
-from loadtest.service.served import ROOT
+from loadtest.report.machine import ROOT
 
 
 def run_client(client: Client, bin_folder: Path, target: Target) -> ClientResult:

@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
 Verification = Literal["coupled", "rejection"]
 DraftSource = Literal["draft_model", "ngram"]
 Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "deadline"]
@@ -64,9 +65,6 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
-
-
-MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,9 +232,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
     """No answer yet, but the message is worked on or waits its turn: go on waiting.
 
-    Sent at intervals; it may be lost, and may arrive late, behind the answer. `num_rows_done` says
-    which of the two: rows computed for the message so far, those whose KV was lost again included,
-    so it rises with every pass that the message has a part in.
+    Sent at intervals; it may be lost, and may arrive late, behind the answer. `num_rows_done` rises
+    with every pass that has a part of the message: rows computed so far, lost ones included.
     """
 
     session_id: str

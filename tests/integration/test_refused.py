@@ -54,7 +54,7 @@ def test_serve_run_says_what_the_check_says(refused: Served, tmp_path: Path) -> 
     shown = wait_for(SENTENCE, refused)[0]
     checked = run(
         sys.executable,
-        *("-m", "deployments.config.schema", "--check", "configs/prod.yaml"),
+        *("-m", "deployments.config", "--check", "configs/prod.yaml"),
         folder=tmp_path,
     )
     assert checked.returncode == 1

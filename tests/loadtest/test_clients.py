@@ -25,7 +25,7 @@ from loadtest.clients.reports import (
 from loadtest.clients.results import CheckResult, ClientResult, read_checks, table
 from loadtest.clients.run_client import run_client
 from loadtest.clients.venvs import NotInstallable, ensured_venv
-from loadtest.service.served import ROOT
+from loadtest.report.machine import ROOT
 
 TARGET = Target("http://127.0.0.1:9", "tiny", ROOT)
 BIN = Path(sys.executable).parent

@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from loadtest.service.served import ROOT
+from loadtest.report.machine import ROOT
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost, HostLimits
 from models.text.tokenizer import Tokenizer

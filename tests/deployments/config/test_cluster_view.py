@@ -98,7 +98,7 @@ def test_a_cluster_that_may_grow_is_waited_for(
 def test_the_command_looks_at_a_cluster(address: str) -> None:
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "deployments.config.schema", "--check", "configs/prod.yaml"),
+            *(sys.executable, "-m", "deployments.config", "--check", "configs/prod.yaml"),
             *("--address", address),
         ],
         cwd=ROOT,
