@@ -1,7 +1,5 @@
 """API keys: who may use the routes that are not open. Standard library and ASGI only.
 
-    python -m deployments.api_keys alice >> keys.txt     # the key itself goes to the terminal
-
 A key file has one line `name digest` per client: a name for logs and metrics and the SHA-256 of the
 key in hex, so that the file gives no key away. A plain hash is enough because keys are 256 random
 bits. The file is read again when it changes (as a mounted Kubernetes secret does), and what it says
@@ -12,13 +10,10 @@ were. Keys never reach a log or an answer.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import hmac
 import logging
 import re
-import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +30,7 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json"})
 _RELOAD_PERIOD_S = 1.0
 _MAX_TOLD = 3  # faults of one file; the number of all is a metric
-_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+(?P<digest>[0-9a-f]{64})")
+KEY_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+(?P<digest>[0-9a-f]{64})")
 _SCHEME = b"bearer "
 
 
@@ -128,7 +123,7 @@ def read_key_file(path: Path) -> KeyFile:
         line = whole_line.split("#", 1)[0].strip()
         if not line:
             continue
-        match = _LINE.fullmatch(line)
+        match = KEY_LINE.fullmatch(line)
         if match is None:
             faults.append(
                 f"router.api_keys_file: line {number} of {path} is not 'name digest': a name of up "
@@ -194,23 +189,3 @@ def _bearer(scope: Scope) -> bytes:
         if name == b"authorization" and value[: len(_SCHEME)].lower() == _SCHEME:
             return bytes(value[len(_SCHEME) :].strip())
     return b""
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Make a key: its line for the file on stdout, the key itself on stderr, nowhere else."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deployments.api_keys",
-        description="Make an API key: prints the key file's line to stdout, the key to stderr.",
-    )
-    parser.add_argument("name", help="whose key it is")
-    name = parser.parse_args(argv).name
-    key = f"sk-{secrets.token_urlsafe(32)}"
-    line = f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
-    if _LINE.fullmatch(line) is None:
-        parser.error(f"name must be up to 64 letters, digits, '.', '_', '@' or '-', got {name!r}")
-    sys.stderr.write(f"the key of {name}, shown this once: {key}\n")
-    sys.stdout.write(f"{line}\n")
-
-
-if __name__ == "__main__":
-    main()

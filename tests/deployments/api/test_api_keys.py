@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from deployments.api.http import create_app
-from deployments.api.keys import OPEN_PATHS, ApiKeys, faults_of_keys, main, read_key_file
+from deployments.api.keys import OPEN_PATHS, ApiKeys, faults_of_keys, read_key_file
+from deployments.api_keys import main
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
 from tests.fakes.http import ScriptedGenerator, http_service
