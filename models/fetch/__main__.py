@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from models.fetch.cache import make_once, refuse_full_disk, sha256_of
+from models.cache import make_once, refuse_full_disk, sha256_of
 from models.fetch.known import KNOWN_MODELS, HubSource, KnownModel, WheelSource
 
 Source = Literal["pypi", "hub"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.fetch.cache import models_cache
+from models.cache import models_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
-from models.fetch.cache import make_once, refuse_full_disk
 from models.gguf.folder import SOURCE_NAME
 from models.gguf.header import GgufHeader, read_gguf_header
 

