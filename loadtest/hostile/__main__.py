@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import statistics
 import sys
@@ -47,7 +46,7 @@ from loadtest.hostile.attacks import (
 )
 from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, told, write_json
-from loadtest.service.served import POD_ENVIRONMENT, served
+from loadtest.service.served import served_at
 
 _STEADY_LIMIT_S = 60.0
 _SETTLE_S = 3.0  # behind an attack, before a stretch counts as quiet
@@ -237,20 +236,6 @@ def _kinds(report: Report) -> list[str]:
     return list(dict.fromkeys(stretch.kind for stretch in report.stretches))
 
 
-@contextlib.contextmanager
-def _service(arguments: argparse.Namespace, report: Report) -> Iterator[str]:
-    if arguments.url:
-        yield arguments.url.rstrip("/")
-        return
-    with served(
-        arguments.config,
-        keeps_folder=lambda: bool(report.violations),
-        environment=POD_ENVIRONMENT,
-    ) as service:
-        print(f"the service and its logs are in {service.folder}", flush=True)
-        yield service.base_url
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.hostile",
@@ -277,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (
             told(report.violations),
             crash_noted(report),
-            _service(arguments, report) as base_url,
+            served_at(arguments.url, arguments.config, report.violations) as base_url,
         ):
             run(arguments, base_url, report)
             for kind in _kinds(report):

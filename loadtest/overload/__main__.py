@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from loadtest.client.workload import MIX
 from loadtest.overload.plot import draw
 from loadtest.report.machine import ROOT
 from loadtest.report.record import head, told, write_json
-from loadtest.service.served import POD_ENVIRONMENT, served
+from loadtest.service.served import POD_ENVIRONMENT, served_at
 
 _ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # what can become good
 _MOST_STEPS = 20
@@ -167,22 +166,6 @@ def _record(stretch: Stretch) -> dict[str, object]:
     }
 
 
-@contextlib.contextmanager
-def _service(arguments: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Where it serves."""
-    if arguments.url:
-        yield arguments.url.rstrip("/")
-        return
-    with served(
-        arguments.config,
-        keeps_folder=lambda: bool(report.violations),
-        environment=POD_ENVIRONMENT,
-    ) as service:
-        report.served_environment = POD_ENVIRONMENT
-        print(f"the service and its logs are in {service.folder}", flush=True)
-        yield service.base_url
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
@@ -216,9 +199,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it from the command line; the exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
     arguments = _parse(words)
-    report = Report()
+    report = Report(served_environment={} if arguments.url else POD_ENVIRONMENT)
     try:
-        with told(report.violations), _service(arguments, report) as base_url:
+        with (
+            told(report.violations),
+            served_at(arguments.url, arguments.config, report.violations) as base_url,
+        ):
             asyncio.run(run(arguments, base_url, report))
     finally:
         if arguments.output is not None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from tests.cases.tiny_llama import write_tiny_llama
 from transformers import LlamaForCausalLM
 
 from models.config import EngineConfig
@@ -31,6 +30,7 @@ from tests.cases.law import (
     certain_draft,
 )
 from tests.cases.messages import opening, proposing, verifying
+from tests.cases.tiny_llama import write_tiny_llama
 from tests.fakes.engines import CONSTRAINT, EPOCH, ScriptedMasks
 
 _BATCH = 250  # sessions at a time; the planner's work grows with the square of their number

@@ -10,10 +10,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.cases.tiny_llama import write_tiny_llama
 
 from loadtest.report.prompts import demo_prompts as held_out_prompts
 from router.limits import SpeculationLimits
+from tests.cases.tiny_llama import write_tiny_llama
 from tests.harness.local import (
     DEMO,
     VOCAB_SIZE,

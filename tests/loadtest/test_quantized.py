@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
-from tests.cases.tiny_llama import write_tiny_llama
 
 from loadtest.quantized import main
+from tests.cases.tiny_llama import write_tiny_llama
 
 
 def test_the_command_measures_both_drafts(tmp_path, capsys):

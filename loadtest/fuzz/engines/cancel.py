@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import Outcome
 from loadtest.fuzz.engines.answers import Answer
 from loadtest.fuzz.engines.crowd import crowd
-from loadtest.fuzz.engines.pair import fuzz_tokenizer, grammar_host
+from loadtest.fuzz.engines.pair import fuzz_tokenizer, with_grammars
 from loadtest.fuzz.engines.requests import random_requests
 from loadtest.fuzz.links.lossy import FaultRates, Faults
 from models.grammar.host import GrammarHost
@@ -20,17 +18,6 @@ from router.types import GenerationRequest
 
 _NUM_REQUESTS = 10
 _LONGEST_S = 0.5  # a case of this size takes about as long
-
-
-@asynccontextmanager
-async def open_cancel() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
-    host = grammar_host()
-
-    async def run(seed: int) -> Outcome:
-        return await _case(seed, host)
-
-    yield run
 
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:
@@ -47,6 +34,9 @@ async def _case(seed: int, host: GrammarHost) -> Outcome:
     for end in ends:
         outcome.counts[end.how] += 1
     return outcome
+
+
+open_cancel = with_grammars(_case)
 
 
 class _End:

@@ -13,16 +13,14 @@ import asyncio
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 
 from deployments.local.inline import InlineDevice
 from deployments.local.pool import LocalConstraintPool
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import Outcome
 from loadtest.fuzz.engines.answers import Answer, answer_of, broken_terms, difference
-from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, grammar_host
+from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, with_grammars
 from loadtest.fuzz.engines.requests import random_requests, undrafted
 from loadtest.fuzz.engines.support import undrawable
 from loadtest.fuzz.engines.world import (
@@ -48,17 +46,6 @@ LIMITS = SessionLimits(
 )
 
 
-@asynccontextmanager
-async def open_engines() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
-    host = grammar_host()
-
-    async def run(seed: int) -> Outcome:
-        return await _case(seed, host)
-
-    yield run
-
-
 async def _case(seed: int, host: GrammarHost) -> Outcome:
     rng = random.Random(seed)
     requests = random_requests(rng, NUM_REQUESTS)
@@ -66,6 +53,9 @@ async def _case(seed: int, host: GrammarHost) -> Outcome:
     outcome = await _crowded(rng, requests, expected, host)
     outcome.counts["cases"] += 1
     return outcome
+
+
+open_engines = with_grammars(_case)
 
 
 async def answers_alone(requests: list[GenerationRequest], host: GrammarHost) -> list[Answer]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,9 @@ import zmq
 from deployments.constraint.replica import ConstraintReplica
 from deployments.link.client import LinkClient
 from deployments.link.frames import KeyPair, configure_client
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import Outcome
 from loadtest.fuzz.engines.answers import answer_of, difference
-from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, grammar_host
+from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, with_grammars
 from loadtest.fuzz.engines.part import answers_alone
 from loadtest.fuzz.engines.requests import random_requests
 from loadtest.fuzz.links.frames import constraint_messages, engine_messages, random_frame
@@ -47,17 +47,6 @@ _FREED_LIMIT_S = 10.0
 LIMITS = SessionLimits(
     failover_timeout_s=5.0, max_losses=2, first_answer_timeout_s=15.0, answer_timeout_s=15.0
 )
-
-
-@asynccontextmanager
-async def open_frames() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
-    host = grammar_host()
-
-    async def run(seed: int) -> Outcome:
-        return await _case(seed, host)
-
-    yield run
 
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:
@@ -93,6 +82,9 @@ async def _case(seed: int, host: GrammarHost) -> Outcome:
             outcome.complaints += difference(request.request_id, alone, answer)
         outcome.complaints += await _left(target, draft, replica)
     return outcome
+
+
+open_frames = with_grammars(_case)
 
 
 async def _attack(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from loadtest.fuzz.cases import Outcome, RunCase
+from loadtest.fuzz.cases import Outcome
 from loadtest.fuzz.engines.answers import Answer, answer_of, is_prefix
 from loadtest.fuzz.engines.crowd import crowd
-from loadtest.fuzz.engines.pair import grammar_host
+from loadtest.fuzz.engines.pair import with_grammars
 from loadtest.fuzz.engines.part import answers_alone, judged
 from loadtest.fuzz.engines.requests import random_requests
 from loadtest.fuzz.links.lossy import FaultRates, Faults
@@ -19,17 +17,6 @@ from models.protocol.errors import Unavailable
 from router.types import GenerationRequest
 
 _NUM_REQUESTS = 5
-
-
-@asynccontextmanager
-async def open_links() -> AsyncIterator[RunCase]:
-    """The part, ready to run cases."""
-    host = grammar_host()
-
-    async def run(seed: int) -> Outcome:
-        return await _case(seed, host)
-
-    yield run
 
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:
@@ -46,6 +33,9 @@ async def _case(seed: int, host: GrammarHost) -> Outcome:
     for request, alone, answer in zip(requests, expected, answers, strict=True):
         outcome.add(_judged(request, alone, answer, host))
     return outcome
+
+
+open_links = with_grammars(_case)
 
 
 def _judged(
