@@ -93,15 +93,16 @@ class GrammarSession:
         if self._lease is not None:
             return self._lease
         lease = await self._pool.lease(self._session_id, timeout_s=self._recovery.lease_timeout_s())
+        # Known from here on: who is cancelled twice leaves it to `close` to give back.
+        self._lease = lease
+        self._admitted.clear()
         try:
             ready = await self._open_on(lease, peers=[])
             if ready.committed_len < len(self._generated):
                 await self._replay(lease, self._generated, ready.committed_len)
         except BaseException:  # also when cancelled: a lease is kept whole or not at all
-            await self._give_back(lease)
+            await self._disconnect()
             raise
-        self._admitted.clear()
-        self._lease = lease
         return lease
 
     async def _admit(self, asker_key: str) -> Endpoint:

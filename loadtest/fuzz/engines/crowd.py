@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from deployments.link.frames import FrameCodec
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
@@ -103,10 +104,7 @@ async def crowd(
     generator = SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN)
     try:
         yield Crowd(generator, engines, faults, outcome)
-        outcome.complaints += await _left_while_running(target, draft)
-        outcome.complaints += [
-            f"{pool.num_open} leases are left" for pool in lossy if pool.num_open
-        ]
+        outcome.complaints += await _left_while_running((target, draft), lossy)
     finally:
         await target.close()
         await draft.close()
@@ -116,16 +114,21 @@ async def crowd(
     outcome.counts.update({f"messages {what}": n for what, n in faults.counts.items()})
 
 
-async def _left_while_running(*pools: LocalEnginePool) -> list[str]:
-    """Leases and KV blocks that are not given back within the limit."""
+async def _left_while_running(
+    engines: Sequence[LocalEnginePool], pools: Sequence[LossyPool[Any, Any]]
+) -> list[str]:
+    """Sessions, KV blocks and leases that are not given back within the limit."""
     deadline = asyncio.get_running_loop().time() + _FREED_LIMIT_S
     while True:
-        stats = [pool.stats() for pool in pools]
-        if not any(one.num_sessions or one.num_used_blocks for one in stats):
-            return []
-        if asyncio.get_running_loop().time() > deadline:
-            return [
-                f"{one.num_sessions} leases and {one.num_used_blocks} KV blocks are still held"
-                for one in stats
-            ]
+        stats = [pool.stats() for pool in engines]
+        left = [
+            f"{one.num_sessions} sessions and {one.num_used_blocks} KV blocks are still held"
+            for one in stats
+            if one.num_sessions or one.num_used_blocks
+        ]
+        left += [
+            f"{pool.num_open} leases of {pool.name} are left" for pool in pools if pool.num_open
+        ]
+        if not left or asyncio.get_running_loop().time() > deadline:
+            return left
         await asyncio.sleep(0.01)

@@ -98,7 +98,7 @@ class LossyChannel(Generic[Request, Reply]):
         self, inner: Any, name: str, faults: Faults, codecs: tuple[FrameCodec[Any], FrameCodec[Any]]
     ) -> None:
         self._inner = inner
-        self._name = name
+        self.name = name
         self._faults = faults
         self._requests, self._replies = codecs
         self._mailbox: Mailbox[Reply] = Mailbox()
@@ -125,7 +125,7 @@ class LossyChannel(Generic[Request, Reply]):
         await asyncio.gather(self._pump, return_exceptions=True)
 
     def _carry(self, way: str, deliver: Callable[[], None]) -> None:
-        name = f"{self._name}/{way}"
+        name = f"{self.name}/{way}"
         self._until_break -= 1
         if self._until_break == 0:
             self._mailbox.mark_lost("the link broke")
@@ -193,7 +193,7 @@ class LossyPool(Generic[Request, Reply]):
         closes_with: Callable[[str], Request] | None = None,
     ) -> None:
         self._inner = inner
-        self._name = name
+        self.name = name
         self._faults = faults
         self._codecs = codecs
         self._closes_with = closes_with
@@ -204,7 +204,7 @@ class LossyPool(Generic[Request, Reply]):
         """See `router.ports.Pool.lease`."""
         self._num_leases[session_id] += 1
         number = self._num_leases[session_id]
-        name = f"{self._name}/{session_id}/{number}"
+        name = f"{self.name}/{session_id}/{number}"
         if self._faults.happens(name, "refused", self._faults.rates.refuse):
             raise Unavailable("a random refusal")
         inner = await self._inner.lease(session_id, timeout_s=timeout_s)
@@ -247,7 +247,7 @@ class LossyMasks:
 
     def __init__(self, inner: MaskSource, name: str, faults: Faults) -> None:
         self._inner = inner
-        self._name = name
+        self.name = name
         self._faults = faults
         self._held: list[tuple[int, Masks | MaskMiss]] = []  # (polls still to wait, reply)
         self._requests: FrameCodec[MaskRequest] = FrameCodec(MaskRequest)
@@ -260,7 +260,7 @@ class LossyMasks:
     def request(self, requests: Sequence[MaskRequest]) -> None:
         """See `MaskSource.request`."""
         for request in _carried(self._requests, requests):
-            copies = self._faults.copies(f"{self._name}/{request.session_id}/out")
+            copies = self._faults.copies(f"{self.name}/{request.session_id}/out")
             self._inner.request([request] * copies)
 
     def poll(self, timeout_s: float) -> list[Masks | MaskMiss]:
@@ -269,7 +269,7 @@ class LossyMasks:
         ready = [reply for polls, reply in held if polls <= 0]
         self._held = [(polls, reply) for polls, reply in held if polls > 0]
         for reply in _carried(self._replies, self._inner.poll(timeout_s)):
-            name = f"{self._name}/{reply.session_id}/in"
+            name = f"{self.name}/{reply.session_id}/in"
             for _ in range(self._faults.copies(name)):
                 if self._faults.happens(name, "delayed", self._faults.rates.delay):
                     num_polls = self._faults.rng(name).randint(1, _MAX_DELAY_POLLS)

@@ -117,3 +117,32 @@ async def test_one_doubled_answer_does_not_double_all_later_commits() -> None:
         await session.commit(generated, [token])
         generated.extend([token])
     assert commits == [1, 2, 3, 4, 5]
+
+
+class SlowToRelease(ScriptedReplica):
+    """Takes a while to take its lease back, and counts leases that are out."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda message: [])  # and never answers
+        self.num_open = 0
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> ScriptedReplica:
+        self.num_open += 1
+        return self
+
+    async def release(self) -> None:
+        await asyncio.sleep(0.01)
+        self.num_open = 0
+
+
+async def test_a_lease_outlives_no_session_that_is_cancelled_twice() -> None:
+    replica = SlowToRelease()
+    session, _ = session_on(replica)
+    opening = asyncio.create_task(session.open())
+    await asyncio.sleep(0.001)
+    for _ in range(2):  # the second while the lease is given back for the first
+        opening.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(opening, return_exceptions=True)
+    await session.close()
+    assert replica.num_open == 0
