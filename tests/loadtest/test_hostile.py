@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from loadtest.hostile.attacks import (
     ordinary_schema,
     refusal_complaint,
 )
+from loadtest.hostile.loop_gaps import main as loop_gaps
 
 LIMIT_BYTES = 1_048_576
 NAMED = {"message": "prompt: 99 tokens, the limit is 10", "param": "prompt", "code": "x"}
@@ -84,6 +86,21 @@ def test_the_ratio_is_that_of_medians() -> None:
     report = Report([Stretch(k, 1.0, gap, 0) for k, several in gaps.items() for gap in several])
     assert report.ratio("schemas") == pytest.approx(1.5)
     assert report.content()["ratio_to_quiet"] == {"quiet": 1.0, "schemas": 1.5}
+
+
+def test_gaps_of_the_loop_are_measured_and_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "gaps.json"
+    words = ["--max-model-len", "64", "--repeats", "1", "--body-bytes", "700000"]
+    status = loop_gaps(["--limit-ms", "0.000001", "--output", str(output), *words])
+    lines = json.loads(output.read_text())["lines"]
+    statuses = {line["attack"]: line["statuses"] for line in lines}
+    assert statuses["nothing"] == ""
+    assert statuses["a full context of logprobs, n=8"] == "200"
+    assert statuses["5 different ones at once"] == "400"
+    assert status == 1
+    assert capsys.readouterr().out.count("VIOLATED") == len(lines)
 
 
 @pytest.fixture
