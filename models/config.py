@@ -38,7 +38,7 @@ class EngineConfig:
         tensor_parallel_size: ranks (processes, one device each) that share the model.
         enable_prefix_caching: keep the KV of committed tokens for sessions that begin alike.
         attention: "auto" takes a paged kernel on a GPU that has one, and compiled kernels on a CPU
-            (`cpu_setup`); elsewhere torch's own operations attend, as always with "reference";
+            (`cpu.setup`); elsewhere torch's own operations attend, as always with "reference";
             "varlen" insists on the paged kernel, and on a CPU takes a slow stand-in for it.
         graphs: "auto" replays small passes from CUDA graphs where the kernel is used; "off" does
             not; "eager" pads and buffers as graphs do but records nothing, to look for errors.
@@ -100,7 +100,7 @@ class EngineConfig:
 
     @property
     def num_blocks(self) -> int:
-        """Whole blocks within `kv_cache_tokens`; where memory is given, see `kv_budget`."""
+        """Whole blocks within `kv_cache_tokens`; where memory is given, see `kv.budget`."""
         return self.kv_cache_tokens // self.block_size
 
 

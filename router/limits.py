@@ -1,7 +1,7 @@
 """Limits of one session: of every wait, of attempts to replace a lost part, and of drafting.
 
 Plain values; what they mean for a running session is in `recovery`, `exchange` and
-`drafter_choice`.
+`drafters.choice`.
 """
 
 from __future__ import annotations

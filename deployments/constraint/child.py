@@ -6,7 +6,7 @@ beside two busy cores their 90th percentile was 80 ms instead of 0.2); one compi
 priority, while llguidance lets the interpreter go. So masks are answered while a grammar compiles,
 and messages of a session whose grammar is being compiled wait for it.
 
-It limits its own memory and stays well below (`constraint_memory`), and arms an alarm before
+It limits its own memory and stays well below (`memory`), and arms an alarm before
 every message, so that it ends even when nobody watches. It ends when the socket closes.
 
 Imports llguidance and msgspec, no torch, no transformers, no Ray: about 30 MB.

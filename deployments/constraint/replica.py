@@ -2,7 +2,7 @@
 
 Routers open and commit grammars here, engines ask for masks; both over the same link. A router's
 key is let in by its lease, an engine's key by the router that introduces it (`GrammarOpen.peers`).
-What grammars are and what they may cost is `constraint_workers`' business; this file only passes
+What grammars are and what they may cost is `workers`' business; this file only passes
 messages between a socket and its `submit`.
 """
 

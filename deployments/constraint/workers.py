@@ -2,7 +2,7 @@
 
 A session lives in the child its id hashes to. A grammar that was not served before is first tried
 by the taster, in a process of its own and within limits on CPU time and memory
-(`constraint_trials`): what a child with sessions compiles has been compiled before, and what it
+(`trials`): what a child with sessions compiles has been compiled before, and what it
 takes is known. Messages of a session wait while its grammar is tried, so they keep their order.
 
 When a child ends, whatever it had not answered is answered as failed, its sessions are unknown

@@ -1,7 +1,7 @@
 """What a replica of Target or Draft measures, and what it tells Serve to scale by.
 
 Names are vLLM's where vLLM has one and it means the same here; what vLLM has no word for begins
-with `outrider:`. Requests are counted by routers alone (`request_metrics`), so that a sum over all
+with `outrider:`. Requests are counted by routers alone (`ingress.metrics`), so that a sum over all
 processes counts each of them once; engines count sessions.
 """
 

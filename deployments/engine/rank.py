@@ -1,7 +1,7 @@
 """One rank of a model replica: a process that holds the model or its share. Rank 0 is the leader.
 
 The leader alone talks to routers and alone samples: one plain thread drains the sockets, steps
-the engine and answers (`engine_loop`). The others (tensor_parallel_size > 1) compute the passes it
+the engine and answers (`loop`). The others (tensor_parallel_size > 1) compute the passes it
 announces (`models.parallel.ranks`). Ray only starts ranks, watches them and passes control calls,
 which run in a second thread group. torch is imported by `load`, in the rank's own process, so that
 coordinators, which import this module, stay small.
@@ -63,7 +63,7 @@ class RankPlace:
 
 
 class LinkPort:
-    """`engine_loop.EnginePort` over a link server."""
+    """`loop.EnginePort` over a link server."""
 
     def __init__(self, server: LinkServer[EngineRequest]) -> None:
         self._server = server

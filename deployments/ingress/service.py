@@ -103,7 +103,7 @@ class RouterService:
 
     async def set_limits(self, config: RouterConfig) -> None:
         """Apply the limits of `config`, which is the service's own but for its limits
-        (`user_config.LIVE_KEYS`). Requests that have begun keep those they began with."""
+        (`live_limits.LIVE_KEYS`). Requests that have begun keep those they began with."""
         model = self.http.model
         self.http.model = _served_model(config, model.tokenizer, created=model.created)
         self.http.body_limit_bytes = config.body_limit_bytes

@@ -1,7 +1,7 @@
 """What both ends of a link share: frames, keys, and who may connect.
 
-A link is a ZMQ connection, DEALER at the asking end (`link_client`) and ROUTER at the serving end
-(`link_server`), encrypted and authenticated by CURVE. A frame is one ZMQ message: the msgpack
+A link is a ZMQ connection, DEALER at the asking end (`client`) and ROUTER at the serving end
+(`server`), encrypted and authenticated by CURVE. A frame is one ZMQ message: the msgpack
 array of everything one side had ready for one peer in one tick. Messages are the typed structs of
 `models/protocol/messages.py`; nothing is pickled. Links may lose frames (full queues, reconnects):
 the protocol above tolerates that. Knows neither Ray nor engines.

@@ -1,7 +1,7 @@
 """Engines and grammars in this process behind the same ports as everywhere: no Ray, no sockets.
 
 For tests, notebooks and the offline benchmark. Each engine is driven by one worker thread with the
-loop that leaders run (`engine_loop`); the grammar host has one of its own. Sessions live in the
+loop that leaders run (`engine.loop`); the grammar host has one of its own. Sessions live in the
 event loop that leased them. `fail` plays the death of the process behind a pool.
 """
 
@@ -76,7 +76,7 @@ class LocalLease(Generic[Request, Reply]):
 
 
 class _LocalPort:
-    """`engine_loop.EnginePort` over a deque; senders are channels."""
+    """`engine.loop.EnginePort` over a deque; senders are channels."""
 
     def __init__(self) -> None:
         self._inbox: deque[tuple[object, EngineRequest]] = deque(maxlen=_MAX_INBOX)

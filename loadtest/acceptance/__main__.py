@@ -4,7 +4,7 @@
 
 Runs draft and target engine in this process, in rounds of exactly k draft tokens, for each
 workload, verification rule and k. Prints tokens per round with its 95% interval beside
-(1 - a^(k+1)) / (1 - a) and beside the sum over measured positions (`acceptance_theory` says what
+(1 - a^(k+1)) / (1 - a) and beside the sum over measured positions (`theory` says what
 they assume); draws both. No speed is measured here: load on the machine changes nothing. A star
 marks a figure that differs from the measured one by more than chance.
 """

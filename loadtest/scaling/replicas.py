@@ -1,7 +1,7 @@
 """Numbers of replicas over time and what each replica says of its load, seen from outside.
 
 Replicas by state come from Serve's status, their load from what Ray exports on the node, as
-Prometheus would read it. Call within `fault_service.FaultService`, which connects to the cluster.
+Prometheus would read it. Call within `service.parts.FaultService`, which connects to the cluster.
 """
 
 from __future__ import annotations

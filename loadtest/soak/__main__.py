@@ -3,7 +3,7 @@
     python -m loadtest.soak --minutes 20 --output loadtest/results/soak.json
 
 Starts `serve run` of a config (`--config`, the demo's by default) privately, or attaches to one
-that runs here (`--url`), keeps every place taken by the users of `load_workload` (chats, JSON
+that runs here (`--url`), keeps every place taken by the users of `client.workload` (chats, JSON
 records, a shared long prompt, readers who leave, bad requests), and samples the memory of every
 process, the queues and the KV cache. Fails unless memory stays within 3% after the warm-up in every
 process of ours and in all of ours together, every request gets what it must, no queue exceeds its

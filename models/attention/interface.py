@@ -11,7 +11,7 @@ copied or padded; this is what serves elsewhere.
 On a CPU a row's result is the same bits whatever else is in the pass. The weighted sum of values
 is taken chunk by chunk: with one product over all keys the library would split the sum by their
 number, which others determine. How many rows a tile has does not matter from a few rows on
-(`attention_plan` says from how many), which was so on every CPU tried; where the start-up test
+(`gather_plan` says from how many), which was so on every CPU tried; where the start-up test
 finds otherwise, all tiles have `TILE_ROWS` rows (`FIXED_TILES`), the last one repeated. A sink
 takes a chunk of its own in front of the keys, so that they stay where the softmax has them.
 

@@ -2,7 +2,7 @@
 
 `BucketedPasses` writes a pass's padded index arrays into buffers whose addresses never change,
 replays the graph of the bucket, and hands out the rows that are real. Which bucket is
-`graph_buckets`' matter, what padding means that of `pass_indices`. What "capture" is depends on
+`buckets`' matter, what padding means that of `indices`. What "capture" is depends on
 the backend: `CudaGraphs` records the kernels, `EagerGraphs` calls the function again, which tests
 everything but the recording on any machine.
 

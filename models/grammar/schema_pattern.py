@@ -2,7 +2,7 @@ r"""A JSON schema's `pattern` for the compiler: what it matches, whoever validat
 
 A schema's pattern may match anywhere in the text, as with Python's `re.search`. By JSON schema it
 is ECMA 262's, by most validators their own language's; the compiler's own parser reads Rust's,
-where `[^a&&b]` is everything. Here it is read by `regex_syntax`: a set means what Python and ECMA
+where `[^a&&b]` is everything. Here it is read by `pattern`: a set means what Python and ECMA
 262 both take for it (`\d`: 0-9; `\D`: no digit of any script; `.`: no line end of either), `$` is
 the very end, and what the two read differently is refused by name and position. So a text that is
 served matches for both. The compiler gets the same in code points, from end to end.

@@ -3,7 +3,7 @@
 It holds what `KVStorage` holds and is written through the same calls, but a page is a block's
 tokens with all heads of each, [num_pages, block_size, K, D], where `KVStorage` keeps the tokens of
 one head together, which suits products on a CPU. Which of the two a model has is decided once,
-with its attention kernel. `kv_cache` says which block belongs to whom.
+with its attention kernel. `block_pool` says which block belongs to whom.
 """
 
 from __future__ import annotations

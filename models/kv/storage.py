@@ -1,6 +1,6 @@
-"""Where keys and values of all layers lie: one tensor, cut into the blocks of `kv_cache`.
+"""Where keys and values of all layers lie: one tensor, cut into the blocks of `block_pool`.
 
-`kv_cache` says which block belongs to whom, this module only holds what is in them.
+`block_pool` says which block belongs to whom, this module only holds what is in them.
 """
 
 from __future__ import annotations

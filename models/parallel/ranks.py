@@ -1,7 +1,7 @@
 """The ranks that share one model, and what they say to each other: passes, sums, columns.
 
 Each rank is a process with one device. Rank 0 is the leader: it announces every pass
-(`pass_message`), all ranks compute it together, and only the leader gets the logits. Tensors go
+(`message`), all ranks compute it together, and only the leader gets the logits. Tensors go
 over NCCL on CUDA and over gloo on a CPU; announcements always go over gloo, whose waits need no
 device. An announcement comes at least every `KEEP_ALIVE_S` seconds, so a follower's wait has a
 limit although an idle leader has nothing to compute.

@@ -4,7 +4,7 @@ Short needs (a decode row, the rows of a verify, a few tokens to catch up) go fi
 prompts come in chunks of what is left, but of no more than running streams put up with
 (`prefill_budget`), and a reserved quarter of the rows keeps them from being stalled in turn.
 Within each class the job that has waited longest goes first. The planner's own time is that of
-sorting those who wait, and of `block_claims`, which says who loses blocks when they run out.
+sorting those who wait, and of `preemption`, which says who loses blocks when they run out.
 
 Idea: vLLM's scheduler (arXiv 2309.06180).
 """

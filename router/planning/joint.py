@@ -29,7 +29,7 @@ _Token = tuple[float, int, int]  # minus its survival, its place in the draft, i
 
 
 class Costs(Protocol):
-    """What the planner must know of time, ms; `pass_costs.PassCosts` measures it.
+    """What the planner must know of time, ms; `costs.PassCosts` measures it.
 
     Neither passes nor steps may fall with what is in them.
     """

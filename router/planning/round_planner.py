@@ -2,7 +2,7 @@
 
 `RoundPlanner` is one session's view: a policy for each source that may draft, what a round without
 a draft does, and where the outcome of rounds is reported. What the policies decide by is in
-`router_planner` and `planner`.
+`groups` and `planner`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The engine's cache is described by one number, `agreed_len`: how many tokens of the committed log
 it is known to hold. Each message names that prefix by length and hash and carries the rest, so a
 first message, a normal round, a roll back and a fail-over to an empty replica are all the same.
-Nothing here knows what is drafted or verified; `draft_session` and `target_session` do.
+Nothing here knows what is drafted or verified; `draft` and `target` do.
 """
 
 from __future__ import annotations

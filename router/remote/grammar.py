@@ -36,7 +36,7 @@ _MAX_REPLAYS = 3  # stale answers to one commit before the replica is given up
 
 
 class GrammarSession:
-    """Implements `ports.Constrainer` and `engine_session.MaskAccess`."""
+    """Implements `ports.Constrainer` and `engine.MaskAccess`."""
 
     def __init__(
         self,
