@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loadtest.fuzz.campaign import PartReport, run_one, run_part
@@ -30,10 +31,9 @@ def main(words: Sequence[str]) -> int:
     for part in arguments.parts:
         if part not in PARTS:
             raise SystemExit(f"--parts: must be of {', '.join(PARTS)}, got {part!r}")
-    logging.disable(logging.ERROR)  # refusals and losses are what is asked for here
     violations: list[str] = []
     reports: list[PartReport] = []
-    with told(violations):
+    with told(violations), _quiet():
         if arguments.case is not None:
             reports.append(asyncio.run(_repeat(arguments.parts[0], arguments.case)))
         else:
@@ -55,6 +55,16 @@ def main(words: Sequence[str]) -> int:
             }
             write_json(arguments.output, record)
     return 1 if violations else 0
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Refusals and losses are what is asked for here: they need not be told."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 async def _repeat(part: str, seed: int) -> PartReport:

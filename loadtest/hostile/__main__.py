@@ -4,12 +4,14 @@
 
 Starts `serve run` of a config (the demo's by default) privately, or uses one that runs (`--url`).
 Four free and four constrained streams run without end, each checked against the text it has when
-nobody else is there. Stretches by turns: a quiet one, one for each kind of attack, and one with all
-of them, in which other clients send over and over: five bodies of 1 MB at once, a prompt of 32k
-tokens with logprobs for eight choices, a hundred small schemas that are slow to compile, ten at
-once. What counts is the longest gap between two pieces of any stream: its median over the stretches
-with all attacks against its median over the quiet ones. (Logprobs of a prompt that fits have a
-stretch of their own and no claim: that is work like another, and prompts may slow streams.)
+nobody else is there. Stretches by turns: a quiet one, one for each kind of attack, and one with
+all of them, in which other clients send: five bodies of 1 MB at once, a prompt of 32k tokens with
+logprobs for eight choices, a hundred small schemas that are slow to compile, ten at once. They
+send each once, or with `--relentless` again and again as fast as they are answered, which is an
+overload as well. What counts is the longest gap between two pieces of any stream: its median over
+the stretches with all attacks against its median over the quiet ones. (Logprobs of a prompt that
+fits have a stretch of their own and no claim: that is work like another, and prompts may slow
+streams.)
 
 Fails when that ratio is above `--gap-limit`, a stream has another text or ends, an attack is
 answered by anything but 200 or a refusal that names field, limit and value, or an ordinary schema
@@ -104,18 +106,28 @@ class Report:
 
 @dataclass(frozen=True)
 class Wave:
-    """Attacks that are sent one after the other, over and over, by some clients together."""
+    """Attacks that are sent one after the other, by some clients together."""
 
     at_once: int
     attacks: Sequence[Attack]
 
 
 class Attackers:
-    """Clients that send attacks, kind beside kind, between `start` and `stop`."""
+    """Clients that send attacks, kind beside kind, between `start` and `stop`.
 
-    def __init__(self, base_url: str, waves: Sequence[Wave], report: Report) -> None:
+    Args:
+        base_url: of the service.
+        waves: the kinds.
+        report: gets every answer.
+        relentless: begin again when all are answered; else each is sent once.
+    """
+
+    def __init__(
+        self, base_url: str, waves: Sequence[Wave], report: Report, *, relentless: bool = False
+    ) -> None:
         self._base_url = base_url
         self._waves = waves
+        self._relentless = relentless
         self._report = report
         self._thread = LoadThread("attackers", self._run, end_limit_s=_ATTACK_TIMEOUT_S + 30)
         self.num_answered = 0
@@ -136,13 +148,16 @@ class Attackers:
         ) as client:
             clients = []
             for wave in self._waves:
-                attacks = itertools.cycle(wave.attacks)  # shared: its clients send different ones
+                # Shared: its clients send different ones.
+                attacks = itertools.cycle(wave.attacks) if self._relentless else iter(wave.attacks)
                 clients += [self._repeat(client, attacks) for _ in range(wave.at_once)]
             await asyncio.gather(*clients)
 
     async def _repeat(self, client: httpx.AsyncClient, attacks: Iterator[Attack]) -> None:
-        while not self._thread.is_stopping:
-            await self.send(client, next(attacks))
+        for attack in attacks:
+            if self._relentless and self._thread.is_stopping:
+                return
+            await self.send(client, attack)
 
     async def send(self, client: httpx.AsyncClient, attack: Attack) -> None:
         """Send one attack and judge what comes back."""
@@ -184,7 +199,8 @@ def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
         if not load.wait_steady(_STEADY_LIMIT_S):
             raise RuntimeError("some stream got nothing")
         for kind, attacks in [*kinds.items()] * arguments.rounds:
-            stretch = _stretch(load, kind, Attackers(base_url, attacks, report), arguments.seconds)
+            attackers = Attackers(base_url, attacks, report, relentless=arguments.relentless)
+            stretch = _stretch(load, kind, attackers, arguments.seconds)
             report.stretches.append(stretch)
             print(_line(stretch), flush=True)
     finally:
@@ -204,8 +220,8 @@ def _stretch(load: FaultLoad, kind: str, attackers: Attackers, seconds: float) -
     attackers.start()
     began_s = time.monotonic()
     time.sleep(seconds)
+    attackers.stop()  # not before the last answer
     ended_s = time.monotonic()
-    attackers.stop()
     gap_s = load.longest_gap(began_s, ended_s)
     return Stretch(kind, ended_s - began_s, gap_s, attackers.num_answered)
 
@@ -243,8 +259,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
     parser.add_argument("--url", default="", help="of a service of that config that runs")
-    parser.add_argument("--rounds", type=int, default=3, help="stretches of each kind")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a stretch")
+    parser.add_argument("--rounds", type=int, default=5, help="stretches of each kind")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a stretch, at least")
+    parser.add_argument("--relentless", action="store_true", help="send attacks again and again")
     parser.add_argument("--gap-limit", type=float, default=1.5, help="hostile gap / quiet gap")
     parser.add_argument("--output", type=Path, default=None, help="JSON file")
     arguments = parser.parse_args(argv)

