@@ -83,4 +83,4 @@ def test_frames_are_few_and_in_order(num_long: int) -> None:
     frames = codec.encode(messages)
     assert [message for frame in frames for message in codec.decode(frame)] == messages
     assert all(len(frame) <= MAX_FRAME_BYTES for frame in frames)
-    assert len(frames) <= max(1, 2 * num_long)
+    assert len(frames) <= max(1, 5 * num_long)  # halved until a long one is alone
