@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
 Verification = Literal["coupled", "rejection"]
 DraftSource = Literal["draft_model", "ngram"]
 Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "deadline"]
@@ -64,9 +65,6 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
-
-
-MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
