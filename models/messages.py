@@ -232,9 +232,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
     """No answer yet, but the message is worked on or waits its turn: go on waiting.
 
-    Sent at intervals; it may be lost, and may arrive late, behind the answer. `num_rows_done` says
-    which of the two: rows computed for the message so far, those whose KV was lost again included,
-    so it rises with every pass that the message has a part in.
+    Sent at intervals; it may be lost, and may arrive late, behind the answer. `num_rows_done` rises
+    with every pass that has a part of the message: rows computed so far, lost ones included.
     """
 
     session_id: str
