@@ -35,7 +35,8 @@ def main(words: Sequence[str]) -> int:
     reports: list[PartReport] = []
     with told(violations), _quiet():
         if arguments.case is not None:
-            reports.append(asyncio.run(_repeat(arguments.parts[0], arguments.case)))
+            repeat = _repeat(arguments.parts[0], arguments.case, arguments.times)
+            reports.append(asyncio.run(repeat))
         else:
             length_s = 60.0 * arguments.minutes / len(arguments.parts)
             for part in arguments.parts:
@@ -67,10 +68,13 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-async def _repeat(part: str, seed: int) -> PartReport:
+async def _repeat(part: str, seed: int, num_times: int) -> PartReport:
     report = PartReport(part)
     async with PARTS[part]() as run_case:
-        await run_one(report, run_case, seed)
+        for _ in range(num_times):
+            await run_one(report, run_case, seed)
+            if report.failures:
+                break
     print(_summary(report))
     return report
 
@@ -93,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--parts", nargs="+", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--case", type=int, help="run this one case of the first part")
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=1,
+        help="run the case so often, until it fails: its requests are the same each time, but who "
+        "shares a pass also hangs on the clock",
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     return parser
 

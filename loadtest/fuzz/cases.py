@@ -1,7 +1,8 @@
 """What parts of the fuzzer share: seeds of cases, what a case found, how it is repeated.
 
-A case is a pure function of its own seed, which is derived from the run's, the part's name and its
-number; so one case can be run again without those before it.
+What a case asks for is a pure function of its own seed, which is derived from the run's, the part's
+name and its number; so one case can be run again without those before it. What is not in the seed
+is the clock: it decides which draft lengths are planned and which sessions share a pass.
 """
 
 from __future__ import annotations
