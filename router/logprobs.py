@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from models.protocol.errors import InternalError
 from models.protocol.messages import TokenLogprobs, Verdict
-from router.stops import Taken
+from router.stops import StopResult
 from router.types import ShownToken
 
 
@@ -50,7 +50,7 @@ class LogprobsOutbox:
         return tuple(verdict.prompt_logprobs)
 
     def shown(
-        self, verdict: Verdict, tokens: Sequence[int], taken: Taken
+        self, verdict: Verdict, tokens: Sequence[int], taken: StopResult
     ) -> tuple[ShownToken, ...]:
         """Entries of the tokens whose text is shown now, in order; `tokens` came with `verdict`.
 

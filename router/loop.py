@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from models.protocol.errors import ConstraintViolation, MaskUnavailable, Unavailable
 from models.protocol.messages import DraftProbs, DraftSource, Proposal, Verdict
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.logprobs import LogprobsOutbox
 from router.planning.costs import PassCosts
 from router.planning.round_plan import RoundPlan
@@ -34,8 +34,8 @@ _MAX_MASK_LOSSES = 4  # times in a row that masks may be lost before the request
 class SessionParts:
     """What one session's loop works with."""
 
-    committed: TokenLog  # prompt and generated tokens
-    generated: TokenLog  # generated tokens alone: the grammar's view
+    committed: TokenSequence  # prompt and generated tokens
+    generated: TokenSequence  # generated tokens alone: the grammar's view
     stops: StopChecker
     planner: RoundPlanner
     costs: PassCosts

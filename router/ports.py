@@ -26,7 +26,7 @@ from models.protocol.messages import (
     Proposal,
     Verdict,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_co = TypeVar("Reply_co", covariant=True)
@@ -35,7 +35,7 @@ Reply_co = TypeVar("Reply_co", covariant=True)
 class Drafter(Protocol):
     """Proposes tokens for one session. Losing it never fails a request."""
 
-    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """Draft up to `num_draft_tokens` (>= 1) tokens after the committed ones.
 
         A proposal without tokens means that there is nothing to propose here.
@@ -70,7 +70,7 @@ class Verifier(Protocol):
 
     def verify(
         self,
-        committed: TokenLog,
+        committed: TokenSequence,
         draft: Sequence[int],
         run_on: int,
         draft_probs: DraftProbs | None = None,
@@ -99,7 +99,7 @@ class Verifier(Protocol):
 class Constrainer(Protocol):
     """Guards the grammar of one session."""
 
-    async def commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+    async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
         """Validate `tokens` behind the generated ones and commit them to the matcher.
 
         Raises:

@@ -13,7 +13,7 @@ import msgspec
 
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import DraftSource, Sampling
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.drafters.choice import FillInDrafter, choose_source, fixed_length
 from router.drafters.ngram import NgramDrafter
 from router.limits import SessionLimits, SpeculationLimits
@@ -29,10 +29,10 @@ from router.planning.round_planner import (
     RoundPlanner,
 )
 from router.ports import ConstraintPool, Drafter, EnginePool
-from router.remote.draft import DraftSession
-from router.remote.engine import EngineSession, Opening
-from router.remote.grammar import GrammarSession
-from router.remote.target import TargetSession
+from router.remote.draft import RemoteDrafter
+from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.grammar import RemoteConstrainer
+from router.remote.target import RemoteVerifier
 from router.stats import RoundStats
 from router.stops import StopChecker
 from router.types import Detokenizer, GenerationRequest
@@ -64,15 +64,15 @@ class Session:
         self._request = request
         self._services = services
         self._stats = RoundStats()
-        self._committed = TokenLog(request.prompt_ids)
-        self._generated = TokenLog()
+        self._committed = TokenSequence(request.prompt_ids)
+        self._generated = TokenSequence()
         own_ids = () if request.ignore_eos else request.eos_ids
         self._eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
         self._grammar = self._grammar_session()
         max_len = len(request.prompt_ids) + request.max_tokens
         session = self._engine_session(services.target_pool, request.sampling, max_len)
-        self._target = TargetSession(session, services.limits)
-        self._draft: DraftSession | None = None
+        self._target = RemoteVerifier(session, services.limits)
+        self._draft: RemoteDrafter | None = None
         self._drafter = self._choose_drafter()
 
     async def start(self) -> None:
@@ -127,8 +127,8 @@ class Session:
 
     def _engine_session(
         self, pool: EnginePool, sampling: Sampling, max_len: int = 0
-    ) -> EngineSession:
-        opening = Opening(
+    ) -> EngineClient:
+        opening = OpenTemplate(
             session_id=self._request.request_id,
             sampling=sampling,
             eos_ids=self._eos_ids,
@@ -136,7 +136,7 @@ class Session:
             cache_salt=self._request.cache_salt,
             max_len=max_len,
         )
-        return EngineSession(pool, opening, self._services.limits, self._grammar)
+        return EngineClient(pool, opening, self._services.limits, self._grammar)
 
     def _choose_drafter(self) -> Drafter | None:
         services = self._services
@@ -152,7 +152,7 @@ class Session:
         sampling = self._request.sampling  # who drafts is asked for no logprobs
         sampling = msgspec.structs.replace(sampling, num_logprobs=-1, num_prompt_logprobs=-1)
         session = self._engine_session(services.draft_pool, sampling)
-        self._draft = DraftSession(session, services.limits, self._committed)
+        self._draft = RemoteDrafter(session, services.limits, self._committed)
         if services.speculation.prompt_lookup_max == 0:
             return self._draft
         return FillInDrafter(self._draft, self._ngram_drafter)
@@ -166,13 +166,13 @@ class Session:
             eos_ids=self._eos_ids,
         )
 
-    def _grammar_session(self) -> GrammarSession | None:
+    def _grammar_session(self) -> RemoteConstrainer | None:
         request, services = self._request, self._services
         if request.grammar is None:
             return None
         if services.constraint_pool is None:
             raise UnsupportedGrammar("this deployment has no constraint service")
-        return GrammarSession(
+        return RemoteConstrainer(
             services.constraint_pool,
             request.request_id,
             request.grammar,

@@ -16,7 +16,7 @@ from router.types import Detokenizer, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StopResult:
     """What was taken of a round's tokens: `num_tokens` of them, the text they release.
 
     `offsets` has one entry for each token that the text now shows at least in part, each token
@@ -72,7 +72,7 @@ class StopChecker:
                 return token_ids[: index + 1]
         return token_ids
 
-    def take(self, token_ids: Sequence[int]) -> Taken:
+    def take(self, token_ids: Sequence[int]) -> StopResult:
         """Take the tokens of one round up to the end of the text, if it lies among them."""
         released: list[str] = []
         for index, token_id in enumerate(token_ids):
@@ -84,14 +84,14 @@ class StopChecker:
 
     def _taken(
         self, num_tokens: int, released: list[str], finish_reason: FinishReason | None
-    ) -> Taken:
+    ) -> StopResult:
         text = "".join(released)
         self._num_shown += len(text)
         shows_all = finish_reason is not None and self._num_shown == self._num_chars
         offsets: list[int] = []
         while self._starts and (shows_all or self._starts[0] < self._num_shown):
             offsets.append(self._starts.popleft())
-        return Taken(num_tokens, text, finish_reason, tuple(offsets))
+        return StopResult(num_tokens, text, finish_reason, tuple(offsets))
 
     def _take_one(self, token_id: int, released: list[str]) -> FinishReason | None:
         is_eos = token_id in self._eos_ids

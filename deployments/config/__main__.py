@@ -114,14 +114,14 @@ def _note_unknown(config: AppConfig, findings: Findings) -> None:
 
 def _measure(config: AppConfig, gpu_bytes: Sequence[int], findings: Findings) -> None:
     """Sizes of models whose files are here. Imports transformers and torch: seconds."""
-    from models.checkpoint.footprint import footprint
+    from models.checkpoint.memory_estimate import memory_estimate
     from models.gguf.folder import source_of
     from models.kv.budget import num_kv_blocks
 
     for section, model in _models(config.resolved()):
         engine = model.engine_config()
         try:
-            taken = footprint(engine)
+            taken = memory_estimate(engine)
             num_blocks: int | None = None
             if model.gpu_memory_utilization is None:
                 num_blocks = num_kv_blocks(engine, taken.kv_bytes_per_token)

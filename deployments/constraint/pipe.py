@@ -2,7 +2,7 @@
 
 A frame is a little-endian 32-bit length and a msgpack array. Parent to child: first the
 `ConstraintConfig` (alone, not an array), then arrays of requests: `ConstraintRequest` to a child
-that holds sessions, `Trial` to the taster. Child to parent: arrays of pairs, the request's number
+that holds sessions, `Trial` to the canary. Child to parent: arrays of pairs, the request's number
 (from 0, as sent) and its answer, nil where there is none; a grammar that is being compiled is
 answered after what came behind it. Before all of them one `ChildReady` or `ChildFailed`, whose
 number means nothing.
@@ -45,7 +45,7 @@ class ConstraintConfig:
     tokenizer_path: str  # a tokenizer.json, or a folder that has one
     vocab_size: int
     eos_ids: tuple[int, ...]
-    num_children: int = 1  # that hold sessions; one more, the taster, tries new grammars
+    num_children: int = 1  # that hold sessions; one more, the canary, tries new grammars
     memory_limit_mb: int = 512  # of each child
     compile_cpu_s: float = 1.0  # CPU time one grammar may take to compile
     compile_memory_mb: int = 32  # memory one grammar may take to compile

@@ -44,14 +44,14 @@ from deployments.constraint.pipe import (
 )
 
 SESSIONS = "deployments.constraint.child"
-TASTER = "deployments.constraint.taster"
+CANARY = "deployments.constraint.canary"
 
 Reply = Callable[[Any], None]  # with the kind of `ChildReply` that belongs to the request
 _GRACE_S = 2.0  # for a child that is ending by itself
 _BLAME_SHARE = 0.1  # of the deadline as CPU time: low, for one that hangs on a busy machine
 _STARVED_FACTOR = 5.0
 _HAD_CPU = 0.5  # of the deadline as CPU time: who had as much and is not done hangs
-# Of a compile beyond `compile_timeout_s`: the taster ends a trial itself, and in a child with
+# Of a compile beyond `compile_timeout_s`: the canary ends a trial itself, and in a child with
 # sessions a compile that was tried is only ever late for lack of CPU.
 _TASTER_GRACE_S = 2.0
 _COMPILE_PATIENCE = 4.0
@@ -246,7 +246,7 @@ class ChildProcess(asyncio.Protocol):
         seen = work if work.number is not None else None
         limit_s = self._config.compile_timeout_s
         patience_s = (
-            limit_s + _TASTER_GRACE_S if self._module == TASTER else _COMPILE_PATIENCE * limit_s
+            limit_s + _TASTER_GRACE_S if self._module == CANARY else _COMPILE_PATIENCE * limit_s
         )
         if self._compiling.waited_s(seen, now) > patience_s:
             self._blamed = work.number if self._module == SESSIONS else None

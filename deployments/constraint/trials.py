@@ -1,4 +1,4 @@
-"""Which grammars may be served: trials in the taster, whose turn is next, what is remembered.
+"""Which grammars may be served: trials in the canary, whose turn is next, what is remembered.
 
 A grammar that was not served before is compiled in a process of its own first, twice at most. The
 first trial is short: `_FIRST_CPU_S` and a little for each byte, in which almost every ordinary
@@ -11,7 +11,7 @@ slow grammar every few seconds takes no more than its own turn from others. At m
 grammars wait for a second trial, and none waits for longer than `compile_timeout_s`: beyond, the
 answer is that it is not to be had now, which is nobody's fault.
 
-Knows no sessions and no processes: `send` is the way to the taster.
+Knows no sessions and no processes: `send` is the way to the canary.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class _Case:
 
 
 class Trials:
-    """The queue to one taster.
+    """The queue to one canary.
 
     Args:
         config: limits.
-        send: hands a trial to the taster; False when there is none now.
+        send: hands a trial to the canary; False when there is none now.
         clock: seconds.
     """
 
@@ -114,7 +114,7 @@ class Trials:
         self.go_on()
 
     def go_on(self) -> None:
-        """Send the next trial, if none runs and there is a taster."""
+        """Send the next trial, if none runs and there is a canary."""
         if self._running is not None:
             return
         is_long = not self._first or self._num_in_a_row >= _FIRST_IN_A_ROW
@@ -129,7 +129,7 @@ class Trials:
             self._num_in_a_row = 0 if case.is_second else self._num_in_a_row + 1
 
     def take(self, tried: Tried) -> None:
-        """The taster's answer to the trial that runs."""
+        """The canary's answer to the trial that runs."""
         digest, self._running = self._running, None
         assert digest is not None
         case = self._cases[digest]
@@ -149,7 +149,7 @@ class Trials:
         self.go_on()
 
     def lose(self, reason: str) -> None:
-        """The taster has ended: the trial that ran has no verdict, the others wait for the next."""
+        """The canary has ended: the trial that ran has no verdict, the others wait for the next."""
         digest, self._running = self._running, None
         if digest is not None:
             self._decide(digest, Verdict(reason))

@@ -1,7 +1,7 @@
 """The parent side of one constraint replica: children, routing, deadlines, respawn, blame.
 
 A session lives in the child its id hashes to. A grammar that was not served before is first tried
-by the taster, in a process of its own and within limits on CPU time and memory
+by the canary, in a process of its own and within limits on CPU time and memory
 (`trials`): what a child with sessions compiles has been compiled before, and what it
 takes is known. Messages of a session wait while its grammar is tried, so they keep their order.
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
-from deployments.constraint.process import SESSIONS, TASTER, ChildProcess, Death, Reply
+from deployments.constraint.process import CANARY, SESSIONS, ChildProcess, Death, Reply
 from deployments.constraint.trials import Trials, Verdict
 from models.grammar.limits import SchemaLimits, check_size
 from models.protocol.errors import UnsupportedGrammar
@@ -73,7 +73,7 @@ class ConstraintWorkers:
     def __init__(self, config: ConstraintConfig) -> None:
         self._config = config
         self._schema_limits = SchemaLimits(max_schema_bytes=config.max_schema_bytes)
-        self._taster = config.num_children  # its index: behind those that hold sessions
+        self._canary = config.num_children  # its index: behind those that hold sessions
         self._children: list[ChildProcess | None] = [None] * (config.num_children + 1)
         self._backoff_s = [_FIRST_BACKOFF_S] * (config.num_children + 1)
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()  # by session, newest last
@@ -98,7 +98,7 @@ class ConstraintWorkers:
 
     @property
     def num_running(self) -> int:
-        """Children that run now, the taster included: `num_children + 1` when all is well."""
+        """Children that run now, the canary included: `num_children + 1` when all is well."""
         return sum(child is not None for child in self._children)
 
     async def start(self) -> None:
@@ -183,10 +183,10 @@ class ConstraintWorkers:
             child.send(message, reply)
 
     def _send_trial(self, trial: Trial) -> bool:
-        taster = self._children[-1]
-        if taster is None:
+        canary = self._children[-1]
+        if canary is None:
             return False
-        taster.send(trial, self._trials.take)
+        canary.send(trial, self._trials.take)
         return True
 
     def _judge(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
@@ -245,7 +245,7 @@ class ConstraintWorkers:
     # --- children -----------------------------------------------------------------------------
 
     def _new_child(self, index: int) -> ChildProcess:
-        module = TASTER if index == self._taster else SESSIONS
+        module = CANARY if index == self._canary else SESSIONS
         child = ChildProcess(self._config, partial(self._on_death, index), module)
         self._children[index] = child
         return child
@@ -261,7 +261,7 @@ class ConstraintWorkers:
 
     def _lose(self, index: int, death: Death) -> None:
         self._children[index] = None
-        if index == self._taster:
+        if index == self._canary:
             self._trials.lose(f"the process that tries grammars ended: {death.reason}")
         else:
             self._lose_sessions(index, death)
@@ -316,7 +316,7 @@ class ConstraintWorkers:
                 self._lose(index, Death(child.take_pending(), reason, None, was_ready=False))
                 wait = True
             else:
-                self._trials.go_on()  # those that have waited for a taster
+                self._trials.go_on()  # those that have waited for a canary
                 return
 
     async def _stops_within(self, seconds: float) -> bool:

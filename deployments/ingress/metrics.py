@@ -138,7 +138,7 @@ class RequestMetrics:
         self._refused.set(float(self._is_refused))
         self._keys_refused.set(self._num_keys_refused())
 
-    async def keep_telling(self, period_s: float = _TELL_PERIOD_S) -> None:
+    async def publish_forever(self, period_s: float = _TELL_PERIOD_S) -> None:
         """Tell every `period_s` seconds, so that nobody forgets what does not change. Endless."""
         while True:
             await asyncio.sleep(period_s)

@@ -71,7 +71,7 @@ class Router:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._announce()),
-            loop.create_task(self._service.metrics.keep_telling()),
+            loop.create_task(self._service.metrics.publish_forever()),
         ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -32,7 +32,7 @@ from models.protocol.messages import (
     Verdict,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 
 Reply = TypeVar("Reply", Proposal, Verdict)
 
@@ -45,7 +45,7 @@ class _Text:
     """One prompt on its way."""
 
     session_id: str
-    committed: TokenLog
+    committed: TokenSequence
     prompt_len: int
     target_len: int = 0  # committed tokens that the target's log holds
     draft_len: int = 0  # and the draft's
@@ -129,7 +129,7 @@ class EnginePair:
         return results
 
     def _open(self, prompt: Sequence[int], sampling: Sampling) -> _Text:
-        text = _Text(f"text-{next(self._ids)}", TokenLog(prompt), len(prompt))
+        text = _Text(f"text-{next(self._ids)}", TokenSequence(prompt), len(prompt))
         opening = Open(
             session_id=text.session_id,
             epoch=_EPOCH,

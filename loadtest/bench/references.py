@@ -17,7 +17,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Close, Open, Queued, Sampling, Verdict, Verify
-from models.protocol.token_log import EMPTY_HASH
+from models.protocol.token_sequence import EMPTY_HASH
 
 ReferenceModel = Any  # a PreTrainedModel; its `generate` is not typed as callable
 

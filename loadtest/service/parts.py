@@ -48,7 +48,7 @@ _ACTOR_KINDS = {
     "ServeController": "controller",
     "ProxyActor": "proxy",
 }
-_CONSTRAINT_CHILDREN = frozenset({"deployments.constraint.child", "deployments.constraint.taster"})
+_CONSTRAINT_CHILDREN = frozenset({"deployments.constraint.child", "deployments.constraint.canary"})
 _HELD = ("num_sessions", "num_leases", "num_used_blocks", "queue_length")
 _STATS_TIMEOUT_S = 20.0
 _POLL_S = 0.2

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from models.protocol.messages import Timing
-from models.scheduler.batch_window import FormingWindow
+from models.scheduler.batch_window import BatchWindow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class SimulatedTarget:
         self._events = events
         self._machine = machine
         self._random = random_
-        self._forming = FormingWindow()
+        self._forming = BatchWindow()
         self._jobs: dict[str, _VerifyJob] = {}
         self._is_busy = False
         self._num_kicks = 0

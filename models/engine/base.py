@@ -23,14 +23,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from models.engine.draws import is_drawable, legal_prefix, num_drawable
 from models.engine.load import EngineLoad, EngineStats
 from models.engine.logprobs import note_prompt_logits
 from models.engine.notices import QUEUED_INTERVAL_S, QueueNotices
 from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.sampler import is_drawable, legal_prefix, num_drawable
 from models.engine.stats import PassTotals, engine_load, engine_stats
 from models.engine.terms import check_terms
-from models.grammar.masks import MaskDesk, MaskSource
+from models.grammar.masks import MaskClient, MaskSource
 from models.kv.block_pool import BlockTable
 from models.protocol.messages import (
     Close,
@@ -80,7 +80,7 @@ class Engine(ABC):
         self._mask_wait_s = mask_wait_s
         self._epoch = epoch
         self._table = SessionTable(epoch, runner.pool.new_table)
-        self._desk = MaskDesk(mask_source)
+        self._desk = MaskClient(mask_source)
         self._prefix_cache = PrefixCache(
             runner.pool, runner.are_finite, is_enabled=runner.config.enable_prefix_caching
         )
@@ -231,7 +231,7 @@ class Engine(ABC):
         session.history = None
         if has_penalties(message.sampling):
             num_ids = self._runner.num_input_ids
-            session.history = TokenHistory(num_ids, message.prompt_len, session.log.ids)
+            session.history = TokenHistory(num_ids, message.prompt_len, session.tokens.ids)
         if message.constraint is not None:
             self._desk.open(message.session_id, message.constraint)
 
@@ -317,7 +317,7 @@ class Engine(ABC):
                 SequenceRows(
                     table=planned.session.table,
                     start=planned.start,
-                    token_ids=planned.session.log.ids[
+                    token_ids=planned.session.tokens.ids[
                         planned.start : planned.start + planned.num_rows
                     ],
                     num_logits=planned.num_prompt_logits + planned.num_logits,
@@ -328,7 +328,7 @@ class Engine(ABC):
         offset = 0
         for planned in rows:
             stop = planned.start + planned.num_rows
-            planned.session.num_computed = stop
+            planned.session.num_computed_tokens = stop
             if num_prompt := planned.num_prompt_logits:
                 first = stop - planned.num_logits - num_prompt
                 note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])

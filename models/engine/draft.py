@@ -19,9 +19,9 @@ from torch import Tensor
 from models.costs.running_mean import running_mean
 from models.engine.base import Engine
 from models.engine.draft_chain import ChainLink, draw_chain, is_chainable, reserve_chain
-from models.engine.draws import draft_rows
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
+from models.engine.sampler import draft_rows
 from models.grammar.masks import MaskSource
 from models.protocol.messages import Cut, Proposal, Propose, Verify
 from models.sampling.draft_probs import pack
@@ -69,8 +69,8 @@ class DraftEngine(Engine):
             self._fail(session, "invalid", "a draft engine verifies nothing")
             return
         session.rewrite(message.base_len, message.tokens)
-        session.agreed_len = len(session.log) - 1
-        session.committed_len = len(session.log)
+        session.agreed_len = len(session.tokens) - 1
+        session.committed_len = len(session.tokens)
         job = Job(
             seq=message.seq,
             ready_s=now,
@@ -78,7 +78,7 @@ class DraftEngine(Engine):
             steps_left=message.num_draft_tokens - 1,
             deadline_s=now + message.deadline_ms / 1e3,
         )
-        if len(session.log) >= self._runner.max_model_len:
+        if len(session.tokens) >= self._runner.max_model_len:
             session.job = job
             self._finish(session, job, "context")
             return
@@ -99,7 +99,7 @@ class DraftEngine(Engine):
             return 1
         if any(s.job is not None and s.job.logits is not None for s in self._active.values()):
             return 1  # drafts that were waiting for their masks go on with the next draw
-        room = min(self._runner.max_model_len - len(planned.session.log) for planned in rows)
+        room = min(self._runner.max_model_len - len(planned.session.tokens) for planned in rows)
         num_steps = min(room, *(planned.job.steps_left + 1 for planned in rows))
         if self._step_s:
             left_s = min(planned.job.deadline_s for planned in rows) - self._clock()
@@ -113,7 +113,7 @@ class DraftEngine(Engine):
             ChainLink(
                 table=planned.session.table,
                 start=planned.start,
-                token_ids=planned.session.log.ids[planned.start :],
+                token_ids=planned.session.tokens.ids[planned.start :],
                 sampling=planned.session.opened.sampling,
             )
             for planned in rows
@@ -126,9 +126,9 @@ class DraftEngine(Engine):
             self._note_pass(steps, (now - started_s) / num_steps, now)
         for planned, tokens in zip(rows, drawn, strict=True):
             session, job = planned.session, planned.job
-            computed_len = len(session.log)
+            computed_len = len(session.tokens)
             for token in tokens:
-                session.num_computed = computed_len
+                session.num_computed_tokens = computed_len
                 self._on_drawn(session, job, [token], now)
                 if session.job is not job:
                     break
@@ -148,7 +148,7 @@ class DraftEngine(Engine):
             self._finish(session, job, "eos")
         elif job.steps_left == 0:
             self._finish(session, job, "")
-        elif len(session.log) >= self._runner.max_model_len:
+        elif len(session.tokens) >= self._runner.max_model_len:
             self._finish(session, job, "context")
         else:
             job.steps_left -= 1

@@ -58,7 +58,7 @@ def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:
         start: position of the first row.
         logits: float32 [R, V].
     """
-    tokens = session.log.ids[start + 1 : start + 1 + len(logits)]
+    tokens = session.tokens.ids[start + 1 : start + 1 + len(logits)]
     num_top = session.opened.sampling.num_prompt_logprobs
     session.prompt_logprobs += map(pack, token_logprobs(logits, tokens, num_top))
 

@@ -44,7 +44,8 @@ def engine_load(
     everyone = list(sessions)
     busy = [(session, job) for session in everyone if (job := session.job) is not None]
     num_waiting_tokens = sum(
-        max(0, len(session.log) - job.num_logits - session.num_computed) for session, job in busy
+        max(0, len(session.tokens) - job.num_logits - session.num_computed_tokens)
+        for session, job in busy
     )
     num_running = sum(bool(session.table.block_ids) for session, _ in busy)
     return EngineLoad(
@@ -76,7 +77,7 @@ def _num_kv_tokens(sessions: Iterable[Session], block_size: int) -> int:
     """Computed tokens; a block that several sessions list counts with what most of it holds."""
     in_block: dict[int, int] = {}
     for session in sessions:
-        left = session.num_computed
+        left = session.num_computed_tokens
         for block in session.table.block_ids:
             if left <= 0:
                 break

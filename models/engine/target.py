@@ -16,16 +16,16 @@ from collections.abc import Callable
 from torch import Tensor
 
 from models.engine.base import Engine
-from models.engine.draws import judge_rows
 from models.engine.logprobs import note_logprobs
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
+from models.engine.sampler import verify_rows
 from models.grammar.masks import MaskSource
 from models.protocol.messages import Propose, Verdict, Verify
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
 from models.sampling.verification import Acceptance, accept_matching, needs_draft_probs
 from models.scheduler.batch import PlannedRows
-from models.scheduler.batch_window import FormingWindow
+from models.scheduler.batch_window import BatchWindow
 from models.scheduler.sessions import Job, Session
 
 
@@ -54,10 +54,10 @@ class TargetEngine(Engine):
             mask_wait_s=mask_wait_s,
             queued_interval_s=queued_interval_s,
         )
-        self._forming = FormingWindow()
+        self._forming = BatchWindow()
 
     def wait_s(self, now: float) -> float:
-        """See `FormingWindow`; nobody waits while there is nothing to compute or to complete."""
+        """See `BatchWindow`; nobody waits while there is nothing to compute or to complete."""
         jobs = [session.job for session in self._active.values() if session.job is not None]
         if not jobs or any(job.logits is not None for job in jobs):
             return 0.0
@@ -115,20 +115,20 @@ class TargetEngine(Engine):
         return unpack(message.draft_probs, message.draft, self._runner.vocab_size)
 
     def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
-        drawn = judge_rows(jobs, whole)
+        drawn = verify_rows(jobs, whole)
         note_logprobs(jobs, drawn)
         return drawn
 
     def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
         eos_ids = session.opened.eos_ids
         verdict = accept_matching(job.draft, drawn, eos_ids)
-        judged_len = len(session.log) - len(job.draft) + verdict.num_accepted
+        judged_len = len(session.tokens) - len(job.draft) + verdict.num_accepted
         session.rewrite(judged_len, [verdict.token])
-        session.committed_len = len(session.log)
+        session.committed_len = len(session.tokens)
         is_last = (
             job.steps_left == 0
             or verdict.token in eos_ids
-            or len(session.log) >= self._runner.max_model_len
+            or len(session.tokens) >= self._runner.max_model_len
         )
         self._answer_verdict(session, job, verdict, is_last=is_last)
         if is_last:
@@ -182,7 +182,7 @@ class TargetEngine(Engine):
         self._fail(
             session,
             "context_too_long",
-            f"{len(session.log)} tokens do not fit in the KV cache "
+            f"{len(session.tokens)} tokens do not fit in the KV cache "
             f"of {pool.num_blocks * pool.block_size}",
         )
 

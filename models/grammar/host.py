@@ -154,7 +154,7 @@ class GrammarHost:
         if session is not None and session.grammar == request.grammar:
             session.last_seq = -1  # a sender that opens again may count from the start
             return GrammarReady(
-                session_id=request.session_id, compile_ms=0.0, committed_len=len(session.log)
+                session_id=request.session_id, compile_ms=0.0, committed_len=len(session.tokens)
             )
         if session is None and not self._make_room():
             return GrammarRefused(
@@ -210,9 +210,9 @@ class GrammarHost:
         session = self._find(request.session_id, request.epoch)
         if session is None:
             return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
-        base_len = known_base(session.log, request.base_len, request.prefix_hash)
+        base_len = known_base(session.tokens, request.base_len, request.prefix_hash)
         if base_len is None:
-            committed_len, committed_hash = resume_at(session.log, request.base_len)
+            committed_len, committed_hash = resume_at(session.tokens, request.base_len)
             return GrammarStale(
                 session_id=request.session_id,
                 seq=request.seq,
@@ -221,10 +221,10 @@ class GrammarHost:
             )
         is_late = request.seq < session.last_seq
         session.last_seq = max(session.last_seq, request.seq)
-        num_valid = num_common_tokens(session.log.ids, base_len, request.tokens)
+        num_valid = num_common_tokens(session.tokens.ids, base_len, request.tokens)
         try:
             if num_valid < len(request.tokens):
-                if is_late and base_len + num_valid < len(session.log):
+                if is_late and base_len + num_valid < len(session.tokens):
                     return None
                 session.truncate(base_len + num_valid)
                 for token in request.tokens[num_valid:]:
@@ -256,8 +256,8 @@ class GrammarHost:
     def _walk_again(self, session_id: str, session: GrammarText) -> None:
         """Ask for the masks that broke this session before: a lost mask cannot say why."""
         ids = self._broken.get(session_id, [])
-        num_committed = len(session.log)
-        if ids[:num_committed] == session.log.ids:
+        num_committed = len(session.tokens)
+        if ids[:num_committed] == session.tokens.ids:
             walk_rows(session.state.copy(), ids[num_committed:], 0)
 
     def _broken_commit(
@@ -277,7 +277,7 @@ class GrammarHost:
     ) -> None:
         del self._sessions[session_id]
         self._cache.pop(session.grammar, None)
-        self._broken[session_id] = [*session.log.ids[:base_len], *tokens]
+        self._broken[session_id] = [*session.tokens.ids[:base_len], *tokens]
         while len(self._broken) > self._limits.max_sessions:
             self._broken.popitem(last=False)
 
@@ -295,7 +295,7 @@ class GrammarHost:
                 f"num_rows {num_rows} must be 1..{len(request.chain) + 1} (chain + 1) "
                 f"and at most {self._limits.max_rows}",
             )
-        log = session.log
+        log = session.tokens
         base_len = known_base(log, request.base_len, request.prefix_hash)
         if base_len is None:
             committed_len, committed_hash = resume_at(log, request.base_len)

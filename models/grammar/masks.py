@@ -1,7 +1,7 @@
 """Where engines get grammar masks from, and the book of masks they wait for.
 
 A `MaskSource` carries mask requests to constraint services and their replies back; it may lose
-them. `MaskDesk` gives each wait its ticket, asks again when a matcher's committed state has moved
+them. `MaskClient` gives each wait its ticket, asks again when a matcher's committed state has moved
 on, and learns from every reply where that state is. Sources: a link to the constraint service
 (in `deployments`), or `LocalMaskSource` over a grammar host in the same process.
 
@@ -22,7 +22,7 @@ from models.protocol.messages import (
     MaskRequest,
 )
 from models.protocol.messages import Masks as MaskRows
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 
 _MAX_ASKS = 4  # requests for one wait: each stale answer tells where to ask from next
 
@@ -104,7 +104,7 @@ class Constrained(Protocol):
         """Its id."""
         ...
 
-    generated: TokenLog
+    generated: TokenSequence
     mask_base_len: int
 
 
@@ -121,7 +121,7 @@ class MaskWait:
     failure: str = ""  # why there will be none
 
 
-class MaskDesk:
+class MaskClient:
     """Tickets of all waits of one engine."""
 
     def __init__(self, source: MaskSource) -> None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from models.grammar.compiler import GrammarState, walk_rows
 from models.protocol.messages import Grammar
-from models.protocol.token_log import EMPTY_HASH, TokenLog
+from models.protocol.token_sequence import EMPTY_HASH, TokenSequence
 
 
 class GrammarText:
     """One session's matcher at its committed tokens."""
 
-    __slots__ = ("completes", "epoch", "grammar", "last_seq", "log", "state", "used_at")
+    __slots__ = ("completes", "epoch", "grammar", "last_seq", "state", "tokens", "used_at")
 
     def __init__(self, epoch: int, grammar: Grammar, state: GrammarState) -> None:
         self.epoch = epoch
         self.grammar = grammar
         self.state = state
-        self.log = TokenLog()
+        self.tokens = TokenSequence()
         self.completes = [state.is_complete]  # by committed length
         self.last_seq = -1
         self.used_at = 0.0
@@ -29,14 +29,14 @@ class GrammarText:
         """Commit one token if the grammar allows it."""
         if not self.state.advance(token):
             return False
-        self.log.extend((token,))
+        self.tokens.extend((token,))
         self.completes.append(self.state.is_complete)
         return True
 
     def truncate(self, length: int) -> None:
         """Take back all tokens behind the first `length`."""
         self.state.truncate(length)
-        self.log.truncate(length)
+        self.tokens.truncate(length)
         del self.completes[length + 1 :]
 
 
@@ -46,20 +46,20 @@ def rows_behind(
     """Rows of the last `num_rows` states of `chain`, walked on a copy of the matcher."""
     first_row = len(chain) - num_rows + 1
     # Tokens of the chain that are committed need no walking, up to the first state asked for.
-    num_common = num_common_tokens(session.log.ids, base_len, chain[:first_row])
+    num_common = num_common_tokens(session.tokens.ids, base_len, chain[:first_row])
     state = session.state.copy()
     state.truncate(base_len + num_common)
     return walk_rows(state, chain[num_common:], first_row - num_common)
 
 
-def known_base(log: TokenLog, base_len: int, prefix_hash: int) -> int | None:
+def known_base(log: TokenSequence, base_len: int, prefix_hash: int) -> int | None:
     """`base_len`, if the log has a prefix of that length and hash."""
     if 0 <= base_len <= len(log) and log.hash_at(base_len) == prefix_hash:
         return base_len
     return None
 
 
-def resume_at(log: TokenLog, base_len: int) -> tuple[int, int]:
+def resume_at(log: TokenSequence, base_len: int) -> tuple[int, int]:
     """Length and hash from which an asker with an unknown base can go on.
 
     An asker that is ahead knows all committed tokens. One whose tokens are not the committed

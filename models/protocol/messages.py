@@ -7,7 +7,7 @@ There is no rollback message: the next `base_len` is the rollback.
 - `epoch` names one life of an engine process; it comes with the lease.
 - `seq` rises by one per message of a session towards one engine. An engine drops a lower one,
   repeats its stored answer for an equal one, and acts on a higher one.
-- `prefix_hash` is `TokenLog.hash_at(base_len)`. When it does not match what the engine holds,
+- `prefix_hash` is `TokenSequence.hash_at(base_len)`. When it does not match what the engine holds,
   or the engine holds fewer tokens, the answer is `NeedPrefix`; an unknown session or epoch is
   answered by `NeedOpen`. The sender then sends what is missing. Failover is the same path.
 - Times travel as durations in milliseconds, never as clock readings.

@@ -33,7 +33,7 @@ from models.sampling.truncation import WEIGHT_ONE
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedDraft:
+class VerifiedDraft:
     """A draft to be judged by `rejection`. Row i follows draft[:i]; 1 <= num_rows <= k + 1."""
 
     first_row: int  # of its rows in the scores
@@ -109,7 +109,7 @@ def accept_matching(
 
 def judge_rejection(
     scores: Tensor,  # [R, V] float32 from `process_logits`, temperature above 0
-    drafts: Sequence[JudgedDraft],
+    drafts: Sequence[VerifiedDraft],
 ) -> list[list[int]]:
     """For each draft the tokens that follow its anchor: those that stand, then one more.
 
@@ -139,11 +139,11 @@ def judge_rejection(
     return texts
 
 
-def _num_tests(judged: JudgedDraft) -> int:
+def _num_tests(judged: VerifiedDraft) -> int:
     return min(judged.num_rows, len(judged.draft))
 
 
-def _standing(judged: JudgedDraft, token_probs: Sequence[float]) -> tuple[list[int], bool]:
+def _standing(judged: VerifiedDraft, token_probs: Sequence[float]) -> tuple[list[int], bool]:
     """The draft tokens that stand, up to an eos, and whether the one behind them falls."""
     for i, target_prob in enumerate(token_probs):
         token = judged.draft[i]
@@ -183,7 +183,7 @@ class _TargetProbs:
 
 
 def _replace_fallen(
-    drafts: Sequence[JudgedDraft],
+    drafts: Sequence[VerifiedDraft],
     texts: list[list[int]],
     fallen: list[tuple[int, int]],
     probs: _TargetProbs,
@@ -218,7 +218,7 @@ def _residual(target_probs: Tensor, draft_rows: Sequence[DraftRow]) -> Tensor:
 
 
 def _follow_whole(
-    drafts: Sequence[JudgedDraft], texts: list[list[int]], followed: list[int], scores: Tensor
+    drafts: Sequence[VerifiedDraft], texts: list[list[int]], followed: list[int], scores: Tensor
 ) -> None:
     """Append the target's own draw to each text whose draft stands whole."""
     if not followed:

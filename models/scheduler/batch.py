@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from models.kv.block_pool import BlockPool
-from models.scheduler.preemption import BlockClaims
+from models.scheduler.preemption import Preemption
 from models.scheduler.prefill_budget import PrefillBudget
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.sessions import Job, Session
@@ -134,7 +134,7 @@ class _Filling:
     ) -> None:
         self._pool = pool
         self._prefix_cache = prefix_cache
-        self._claims = BlockClaims(pool, everyone)
+        self._claims = Preemption(pool, everyone)
         self._max_short = max_short
         self._starved: list[Session] = []
         self._oversized: list[Session] = []
@@ -158,10 +158,10 @@ class _Filling:
         """Add these rows if there are blocks for the session's whole log."""
         session = rows.session
         was_waiting = not session.table.block_ids
-        if was_waiting or session.num_computed < rows.start:
+        if was_waiting or session.num_computed_tokens < rows.start:
             self._prefix_cache.adopt(session)
-        if session.num_computed < rows.start:  # blocks it would have found have gone to others
-            need = _whole_need(session, session.num_computed, self._max_short)
+        if session.num_computed_tokens < rows.start:  # its blocks went to others
+            need = _whole_need(session, session.num_computed_tokens, self._max_short)
             cut = _cut(need, rows.num_rows)
             assert cut is not None, f"{rows.num_rows} of {need.num_rows} rows are none"
             rows = cut
@@ -180,13 +180,13 @@ class _Filling:
         """Whether a claim must fail as an older one has: then no cached blocks are taken for it."""
         if session.table.block_ids:
             return False
-        most = self._pool.blocks_for(len(session.log))
+        most = self._pool.blocks_for(len(session.tokens))
         if not self._claims.has_refused(session, most):
             return False
         return self._claims.has_refused(session, self._prefix_cache.num_lacking(session))
 
     def _leave_out(self, session: Session) -> None:
-        is_oversized = self._pool.blocks_for(len(session.log)) > self._pool.num_blocks
+        is_oversized = self._pool.blocks_for(len(session.tokens)) > self._pool.num_blocks
         (self._oversized if is_oversized else self._starved).append(session)
 
     def plan(self) -> PassPlan:
@@ -203,16 +203,16 @@ class _Filling:
                 self.num_rows -= rows.num_rows
 
 
-def _whole_need(session: Session, num_computed: int, max_short: int) -> PlannedRows:
-    """All rows behind the `num_computed` first, or the first that must give logits, to the last.
+def _whole_need(session: Session, num_computed_tokens: int, max_short: int) -> PlannedRows:
+    """All rows after the computed ones, or from the first that must give logits, to the last.
 
     They begin earlier, at the block's start, where the first of them is in a shared block. More
     than `max_short` rows, and more than give logits, are a prompt to its end.
     """
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
-    length, num_logits = len(session.log), job.num_logits
-    first = min(num_computed, length - num_logits)
+    length, num_logits = len(session.tokens), job.num_logits
+    first = min(num_computed_tokens, length - num_logits)
     if session.needs_prompt_logits:
         first = min(first, len(session.prompt_logprobs))
     start = session.table.first_row(first)

@@ -41,7 +41,7 @@ _LONGEST_AWAY_S = 1.0  # a client that took longer was doing something else
 
 
 @dataclass(slots=True)
-class _Visitor:
+class _Peer:
     """A session as the window knows it."""
 
     num_rows: int = 1  # of its newest message, or of its prompt's last chunk
@@ -52,11 +52,11 @@ class _Visitor:
     away_s: float | None = None  # how long it may be: drafts differ in length from round to round
 
 
-class FormingWindow:
+class BatchWindow:
     """Who is expected back, and until when waiting for them pays."""
 
     def __init__(self) -> None:
-        self._visitors: dict[str, _Visitor] = {}
+        self._visitors: dict[str, _Peer] = {}
         self._pass_s: float | None = None
         self._last_pass = LastPass()
         self._away_s: float | None = None  # of all sessions, for those that were never away before
@@ -77,7 +77,7 @@ class FormingWindow:
 
     def note_message(self, session_id: str, now: float, num_rows: int) -> None:
         """A message of the session came and asks for `num_rows` rows with logits."""
-        visitor = self._visitors.setdefault(session_id, _Visitor())
+        visitor = self._visitors.setdefault(session_id, _Peer())
         if visitor.answered_s is not None:
             self._learn_away(visitor, visitor.answered_s, now)
         visitor.answered_s = None
@@ -85,7 +85,7 @@ class FormingWindow:
         visitor.is_ready = True
         visitor.num_rows = num_rows
 
-    def _learn_away(self, visitor: _Visitor, answered_s: float, now: float) -> None:
+    def _learn_away(self, visitor: _Peer, answered_s: float, now: float) -> None:
         """The message of a visitor that was answered then is taken now."""
         most_s = min(now - answered_s, _LONGEST_AWAY_S)
         if answered_s >= self._last_pass.ended_s or not self._last_pass.may_have_delayed(now):
@@ -108,13 +108,13 @@ class FormingWindow:
 
     def note_step(self, session_id: str) -> None:
         """The session goes on alone for a plain step."""
-        visitor = self._visitors.setdefault(session_id, _Visitor())
+        visitor = self._visitors.setdefault(session_id, _Peer())
         visitor.is_ready = visitor.is_running_on = True
         visitor.num_rows = 1
 
     def note_answer(self, session_id: str, now: float) -> None:
         """The session was answered and will come back with its next message."""
-        visitor = self._visitors.setdefault(session_id, _Visitor())
+        visitor = self._visitors.setdefault(session_id, _Peer())
         visitor.answered_s = now
         visitor.is_awaited = True
         visitor.is_ready = False
@@ -149,7 +149,7 @@ class FormingWindow:
         return max(0.0, wait_s)
 
     def _worth_waiting_for(
-        self, ready: list[_Visitor], now: float, end_s: float, longest_s: float
+        self, ready: list[_Peer], now: float, end_s: float, longest_s: float
     ) -> float:
         """The latest time until which waiting pays, `now` where it does not."""
         expected = []

@@ -32,7 +32,7 @@ class _Refusal(NamedTuple):
     num_own: int  # more of them, were it not for the session itself
 
 
-class BlockClaims:
+class Preemption:
     """The claims of one pass.
 
     Args:
@@ -85,7 +85,7 @@ class BlockClaims:
     def _victims(self, session: Session, start: int, num_missing: int) -> list[Session]:
         """The sessions whose blocks make up for those missing; [] if there are too few."""
         pool = self._pool
-        first, stop = start // pool.block_size, pool.blocks_for(len(session.log))
+        first, stop = start // pool.block_size, pool.blocks_for(len(session.tokens))
         freed = _FreedBlocks(pool, session.table.block_ids[first:stop])
         num_wanted = pool.num_free + num_missing - freed.num_shared
         if self.has_refused(session, num_wanted):

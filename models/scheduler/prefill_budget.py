@@ -87,7 +87,7 @@ class PrefillBudget:
         absences_s = [
             min(max(0.0, now - session.last_active_s), session.away_s)
             for session in sessions
-            if session.num_computed > 0 and not _wants_rows(session)
+            if session.num_computed_tokens > 0 and not _wants_rows(session)
         ]
         if not absences_s:
             return None

@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from models.kv.block_pool import BlockPool, BlockTable
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from models.scheduler.sessions import Session
 
 
@@ -118,12 +118,12 @@ class PrefixCache:
         """
         wanted = self._wanted(session)
         if not wanted:  # as with every plain step: one row more
-            return session.num_computed
+            return session.num_computed_tokens
         num_found = bisect_left(
             wanted, True, key=lambda index: self._key(session, index) not in self._by_key
         )
         if num_found == 0:
-            return session.num_computed
+            return session.num_computed_tokens
         return (wanted.start + num_found) * self._pool.block_size
 
     def num_lacking(self, session: Session) -> int:
@@ -134,7 +134,7 @@ class PrefixCache:
             return block is None or self._pool.num_refs(block.block_id) == 0
 
         num_held = bisect_left(self._wanted(session), True, key=is_unheld)
-        return self._pool.blocks_for(len(session.log)) - num_held
+        return self._pool.blocks_for(len(session.tokens)) - num_held
 
     def adopt(self, session: Session) -> None:
         """Give a session with a job the blocks that others have computed for it by now.
@@ -144,15 +144,15 @@ class PrefixCache:
         if not self._is_enabled or session.job is None or not session.may_use_cached_prefix:
             return
         if session.asked_len == 0:
-            session.asked_len = len(session.log)
+            session.asked_len = len(session.tokens)
             self.num_queries += session.asked_len
         wanted = self._wanted(session)
         found = self._find(session, wanted)
         if not found:
             return
         size = self._pool.block_size
-        num_asked = session.asked_len - session.num_computed
-        num_gained = len(found) * size - session.num_computed % size
+        num_asked = session.asked_len - session.num_computed_tokens
+        num_gained = len(found) * size - session.num_computed_tokens % size
         session.adopt_blocks(wanted.start, found)
         num_hits = max(0, min(num_asked, num_gained))
         self.num_hits += num_hits
@@ -171,7 +171,7 @@ class PrefixCache:
         session, start = need.session, need.start
         if not self._is_enabled or not session.may_use_cached_prefix:
             return False
-        log, salt = session.log, session.opened.cache_salt
+        tokens, salt = session.tokens, session.opened.cache_salt
         stop = start + self._awaited_rows
         if stop > start + need.num_rows - need.num_logits:
             return False
@@ -181,7 +181,7 @@ class PrefixCache:
                 other.opened.cache_salt == salt
                 and rows.start < start + self._pool.block_size
                 and stop <= min(rows.start + rows.num_rows, other.committed_len)
-                and other.log.hash_at(stop) == log.hash_at(stop)
+                and other.tokens.hash_at(stop) == tokens.hash_at(stop)
             ):
                 return True
         return False
@@ -192,7 +192,7 @@ class PrefixCache:
             return
         fresh: list[tuple[Session, int, int]] = []
         for session in sessions:
-            last = min(session.committed_len, session.num_computed) // self._pool.block_size
+            last = min(session.committed_len, session.num_computed_tokens) // self._pool.block_size
             first = self._num_published(session, last)
             if first < last:
                 fresh.append((session, first, last))
@@ -236,7 +236,10 @@ class PrefixCache:
         if not self._is_enabled or job is None or not session.may_use_cached_prefix:
             return range(0)
         size = self._pool.block_size
-        first, last = session.num_computed // size, (len(session.log) - job.num_logits) // size
+        first, last = (
+            session.num_computed_tokens // size,
+            (len(session.tokens) - job.num_logits) // size,
+        )
         if 0 < first < last and session.table.block_ids[first - 1] not in self._by_block:
             return range(0)  # the one before is computed, but not committed yet
         return range(first, last)
@@ -249,7 +252,7 @@ class PrefixCache:
         found: list[int] = []
         for index in wanted:
             block = self._by_key.get(self._key(session, index))
-            if block is None or not self._is_block(block, parent, session.log, index):
+            if block is None or not self._is_block(block, parent, session.tokens, index):
                 break
             found.append(block.block_id)
             parent = block
@@ -264,7 +267,7 @@ class PrefixCache:
             there = self._by_key.get(key)
             if there is None:
                 parent = self._add(session, index, key, parent)
-            elif self._is_block(there, parent, session.log, index):
+            elif self._is_block(there, parent, session.tokens, index):
                 table.exchange(index, there.block_id)
                 parent = there
             else:  # another text has this hash: nothing can be added behind it
@@ -274,7 +277,7 @@ class PrefixCache:
         self, session: Session, index: int, key: tuple[str, int], parent: CachedBlock | None
     ) -> CachedBlock:
         block_id = session.table.block_ids[index]
-        block = CachedBlock(block_id, key, self._ids(session.log, index), parent)
+        block = CachedBlock(block_id, key, self._ids(session.tokens, index), parent)
         self._by_key[key] = self._by_block[block_id] = block
         self._pool.keep(block_id)
         return block
@@ -293,14 +296,14 @@ class PrefixCache:
 
     def _key(self, session: Session, index: int) -> tuple[str, int]:
         stop = (index + 1) * self._pool.block_size
-        return session.opened.cache_salt, session.log.hash_at(stop)
+        return session.opened.cache_salt, session.tokens.hash_at(stop)
 
-    def _ids(self, log: TokenLog, index: int) -> list[int]:
+    def _ids(self, log: TokenSequence, index: int) -> list[int]:
         size = self._pool.block_size
         return log.ids[index * size : (index + 1) * size]
 
     def _is_block(
-        self, block: CachedBlock, parent: CachedBlock | None, log: TokenLog, index: int
+        self, block: CachedBlock, parent: CachedBlock | None, log: TokenSequence, index: int
     ) -> bool:
         """Whether a block that has the right hash really holds this block of the log."""
         return block.parent is parent and block.ids == self._ids(log, index)

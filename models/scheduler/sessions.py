@@ -4,8 +4,8 @@ A session's log holds exactly the ids its KV rows were computed from, drafted an
 ones included, so that `(base_len, prefix_hash)` of the next message says which rows stay. A
 message rewrites the log from `base_len` on; rows of ids that do not change are kept.
 
-Invariants: `num_computed <= len(log)`; `seq` never falls while the session lives; answers are
-stored until a higher `seq` comes. Knows neither tensors' contents nor what is computed.
+Invariants: `num_computed_tokens <= len(tokens)`; `seq` never falls while the session lives;
+answers are stored until a higher `seq` comes. Knows neither tensors' contents nor what is computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from models.protocol.messages import (
     TokenLogprobs,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from models.sampling.draft_probs import DraftRow
 from models.sampling.penalties import TokenHistory
 
@@ -98,10 +98,12 @@ class Session:
     table: BlockTable
     last_active_s: float
     away_s: float = math.inf  # from its last answer to its newest message
-    log: TokenLog = field(default_factory=TokenLog)
-    generated: TokenLog = field(default_factory=TokenLog)  # log behind the prompt; if constrained
+    tokens: TokenSequence = field(default_factory=TokenSequence)
+    generated: TokenSequence = field(
+        default_factory=TokenSequence
+    )  # after the prompt; if constrained
     history: TokenHistory | None = None  # counts of the log's tokens; if there are penalties
-    num_computed: int = 0  # first tokens of the log whose KV rows are in the cache
+    num_computed_tokens: int = 0  # first tokens of the log whose KV rows are in the cache
     seq: int = -1
     reply_to: object = None
     answers: list[EngineReply] = field(default_factory=list)  # to `seq`, in order
@@ -146,7 +148,7 @@ class Session:
 
     def rewrite(self, base_len: int, tokens: Sequence[int]) -> None:
         """Make the log `base_len` tokens long and append `tokens`; equal ids keep their KV."""
-        old = self.log.ids
+        old = self.tokens.ids
         kept = base_len
         end = min(len(old), base_len + len(tokens))
         while kept < end and old[kept] == tokens[kept - base_len]:
@@ -155,20 +157,20 @@ class Session:
             self.history.remove(kept, old[kept:])
             self.history.add(kept, tokens[kept - base_len :])
         del self.prompt_logprobs[max(kept - 1, 0) :]
-        self.log.truncate(kept)
-        self.log.extend(tokens[kept - base_len :])
-        self.num_computed = min(self.num_computed, kept)
+        self.tokens.truncate(kept)
+        self.tokens.extend(tokens[kept - base_len :])
+        self.num_computed_tokens = min(self.num_computed_tokens, kept)
         self.committed_len = min(self.committed_len, kept)
         if self.opened.constraint is not None:
             prompt_len = self.opened.prompt_len
             self.generated.truncate(max(kept - prompt_len, 0))
-            self.generated.extend(self.log.ids[max(kept, prompt_len) :])
+            self.generated.extend(self.tokens.ids[max(kept, prompt_len) :])
 
     def append(self, token_id: int) -> None:
         """Append one id to the log."""
         if self.history is not None:
-            self.history.add(len(self.log), (token_id,))
-        self.log.extend((token_id,))
+            self.history.add(len(self.tokens), (token_id,))
+        self.tokens.extend((token_id,))
         if self.opened.constraint is not None:
             self.generated.extend((token_id,))
 
@@ -181,13 +183,13 @@ class Session:
         Raises:
             OutOfBlocks: the pool has too few free blocks; nothing was changed.
         """
-        self.table.reserve(len(self.log), start)
-        self.num_computed = min(self.num_computed, start)
+        self.table.reserve(len(self.tokens), start)
+        self.num_computed_tokens = min(self.num_computed_tokens, start)
 
     def adopt_blocks(self, first: int, block_ids: list[int]) -> None:
         """From block `first` on, hold these blocks that were computed of the log's own ids."""
         self.table.adopt(first, block_ids)
-        self.num_computed = self.table.num_tokens
+        self.num_computed_tokens = self.table.num_tokens
 
     def take_cached_tokens(self) -> int:
         """Tokens found in the prefix cache since this was last asked."""
@@ -200,12 +202,12 @@ class Session:
         Blocks that other sessions or the prefix cache share stay theirs.
         """
         self.table.free()
-        self.num_computed = 0
+        self.num_computed_tokens = 0
         self.asked_len = 0
         self.num_cached_tokens = 0
 
 
-class Admission(NamedTuple):
+class Admitted(NamedTuple):
     """What the header of a message comes to: a session to act for, or replies, or nothing."""
 
     session: Session | None
@@ -258,9 +260,9 @@ class SessionTable:
         session.opened = message
         session.answers = []
         session.mask_base_len = 0
-        session.generated = TokenLog()
+        session.generated = TokenSequence()
         if message.constraint is not None:
-            session.generated.extend(session.log.ids[message.prompt_len :])
+            session.generated.extend(session.tokens.ids[message.prompt_len :])
         return session
 
     def _add(self, message: Open, now: float) -> Session:
@@ -278,29 +280,29 @@ class SessionTable:
             session.release_blocks()
         return session
 
-    def admit(self, message: Propose | Verify, reply_to: object, now: float) -> Admission:
+    def admit(self, message: Propose | Verify, reply_to: object, now: float) -> Admitted:
         """Apply the header rules. The log is not changed; a new `seq` has been taken over."""
         session = self._sessions.get(message.session_id)
         if session is None or message.epoch != self._epoch:
-            return Admission(None, [NeedOpen(session_id=message.session_id, seq=message.seq)])
+            return Admitted(None, [NeedOpen(session_id=message.session_id, seq=message.seq)])
         away_s, session.last_active_s = now - session.last_active_s, now
         if message.seq < session.seq:
-            return Admission(None, [])
+            return Admitted(None, [])
         session.reply_to = reply_to
         if message.seq == session.seq:
-            return Admission(None, list(session.answers))
+            return Admitted(None, list(session.answers))
         session.seq, session.away_s = message.seq, away_s
         session.answers = []
         correction = self._correction(session, message)
         if correction is None:
-            return Admission(session, [])
+            return Admitted(session, [])
         session.answers.append(correction)
-        return Admission(session, [correction])
+        return Admitted(session, [correction])
 
     @staticmethod
     def _correction(session: Session, message: Propose | Verify) -> NeedPrefix | None:
         """`NeedPrefix` with a length the sender can use, where its prefix is not held."""
-        log = session.log
+        log = session.tokens
         base_len = message.base_len
         if 0 <= base_len <= len(log) and log.hash_at(base_len) == message.prefix_hash:
             return None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from models.protocol.errors import InvalidRequest, Unavailable
 from models.protocol.messages import DraftSource, Proposal
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SpeculationLimits
 from router.ports import Drafter
 from router.types import SpeculationSettings
@@ -89,7 +89,7 @@ class FillInDrafter:
         """See `ports.Drafter.source`."""
         return (self._main if self._main.is_ready else self._filling_in()).source
 
-    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`."""
         if self._main.is_ready:
             try:

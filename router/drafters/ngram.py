@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Collection
 
 from models.protocol.messages import DraftSource, Proposal, Timing
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 
 _TOKENS_AT_ONCE = 512  # indexed before other sessions get a turn; about 1 ms
 
@@ -56,7 +56,7 @@ class NgramDrafter:
         """See `ports.Drafter.source`."""
         return "ngram"
 
-    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`. No tokens where nothing matches."""
         ids = committed.ids
         # The n-gram that ends the text is what is looked for; it is indexed a token later.

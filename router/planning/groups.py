@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from models.protocol.messages import DraftSource, Timing
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.costs import PassCosts
-from router.planning.joint import JointPlan, Others, Outlook, best_drafting_plan, plain_plan
+from router.planning.joint import DraftForecast, JointPlan, Others, best_drafting_plan, plain_plan
 from router.planning.round_plan import RoundPlan
 
 PLAIN_STEPS = (8, 32)  # how far the target goes on alone when k = 0 was chosen: first, at most
@@ -238,12 +238,13 @@ class _Group:
         if not all(self._costs.is_known(seat.source) for seat in members):
             self._plan = JointPlan((), 0, 0.0, 0.0)
             return [_initial_length(seat) for seat in members]
-        outlooks = [
-            Outlook(_survival(seat, seat.limit), is_free=seat.source == "ngram") for seat in members
+        forecasts = [
+            DraftForecast(_survival(seat, seat.limit), is_free=seat.source == "ngram")
+            for seat in members
         ]
         others = self._others.now()
         plain = plain_plan(len(members), self._costs, others, PLAIN_STEPS[-1])
-        drafting = best_drafting_plan(outlooks, self._costs, others)
+        drafting = best_drafting_plan(forecasts, self._costs, others)
         pays = drafting is not None and self._pays(drafting, plain)
         if pays != self.is_drafting:
             self.is_drafting = pays

@@ -59,7 +59,7 @@ class Costs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DraftForecast:
     """What drafting promises for one session.
 
     `survival[j - 1]` is the probability that at least j draft tokens stand, for j up to the
@@ -100,16 +100,16 @@ def plain_plan(num_sessions: int, costs: Costs, others: Others, run_on: int) -> 
 
 
 def best_drafting_plan(
-    outlooks: Sequence[Outlook], costs: Costs, others: Others
+    forecasts: Sequence[DraftForecast], costs: Costs, others: Others
 ) -> JointPlan | None:
     """The best plan that drafts at all; None where no session can or nothing is known of time."""
-    max_depth = max((len(o.survival) for o in outlooks if not o.is_free), default=0)
-    rounds = _Rounds(outlooks, costs, others)
+    max_depth = max((len(o.survival) for o in forecasts if not o.is_free), default=0)
+    rounds = _Rounds(forecasts, costs, others)
     offered: list[_Token] = []
     best: JointPlan | None = None
     covered = -1
-    for depth in _depths(max_depth, len(outlooks)):
-        offered = sorted(offered + _tokens(outlooks, covered, depth))
+    for depth in _depths(max_depth, len(forecasts)):
+        offered = sorted(offered + _tokens(forecasts, covered, depth))
         covered = depth
         plan = rounds.best_at(depth, offered)
         if plan is not None and (best is None or plan.tokens_per_ms > best.tokens_per_ms):
@@ -131,11 +131,11 @@ def _depths(max_depth: int, num_sessions: int) -> list[int]:
     return depths
 
 
-def _tokens(outlooks: Sequence[Outlook], above: int, depth: int) -> list[_Token]:
+def _tokens(forecasts: Sequence[DraftForecast], above: int, depth: int) -> list[_Token]:
     """Draft tokens that can be there after `depth` steps, and not after `above` (-1: none is)."""
     return [
         (-alive, length, index)
-        for index, outlook in enumerate(outlooks)
+        for index, outlook in enumerate(forecasts)
         if not outlook.is_free or above < 0
         for length, alive in enumerate(outlook.survival, start=1)
         if outlook.is_free or above < length <= depth
@@ -182,9 +182,9 @@ class _Best:
 class _Rounds:
     """Times of rounds by number of draft rows and of sessions on the draft model."""
 
-    def __init__(self, outlooks: Sequence[Outlook], costs: Costs, others: Others) -> None:
-        self._is_free = [outlook.is_free for outlook in outlooks]
-        self._num_sessions = len(outlooks)
+    def __init__(self, forecasts: Sequence[DraftForecast], costs: Costs, others: Others) -> None:
+        self._is_free = [outlook.is_free for outlook in forecasts]
+        self._num_sessions = len(forecasts)
         plain_rows = self._num_sessions + others.num_rows
         self._pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
         self._step_ms = [_step_ms(costs, own, others) for own in range(self._num_sessions + 1)]

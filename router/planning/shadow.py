@@ -13,7 +13,7 @@ import time
 
 from models.protocol.errors import Unavailable
 from models.protocol.messages import DraftSource, Proposal
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.planning.costs import PassCosts
 from router.ports import Drafter
 
@@ -21,7 +21,7 @@ from router.ports import Drafter
 class ShadowDraft:
     """One session's shadow drafts, one after the other."""
 
-    def __init__(self, drafter: Drafter, committed: TokenLog, costs: PassCosts) -> None:
+    def __init__(self, drafter: Drafter, committed: TokenSequence, costs: PassCosts) -> None:
         self._drafter = drafter
         self._committed = committed
         self._costs = costs

@@ -22,9 +22,9 @@ from models.protocol.errors import (
     Unavailable,
 )
 from models.protocol.messages import DraftSource, Proposal, Propose
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.engine import EngineSession, Header
+from router.remote.engine import EngineClient, Header
 
 # A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
 # gives up the lease and the cache with it.
@@ -32,10 +32,12 @@ _DEADLINE_SHARE = 0.8
 _MAX_REFUSALS = 3  # answers that nothing can be drafted here; leases in between
 
 
-class DraftSession:
+class RemoteDrafter:
     """Implements `ports.Drafter`."""
 
-    def __init__(self, session: EngineSession, limits: SessionLimits, committed: TokenLog) -> None:
+    def __init__(
+        self, session: EngineClient, limits: SessionLimits, committed: TokenSequence
+    ) -> None:
         self._session = session
         self._limits = limits
         self._committed = committed
@@ -67,7 +69,7 @@ class DraftSession:
         """Lease a replica and prefill it in the background."""
         self._joining = asyncio.create_task(self._join(), name="draft-join")
 
-    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`."""
         if not self._is_caught_up:
             raise Unavailable("the draft model is not ready")
@@ -186,7 +188,7 @@ class DraftSession:
                 return
 
     async def _propose(
-        self, committed: TokenLog, num_draft_tokens: int, deadline_s: float
+        self, committed: TokenSequence, num_draft_tokens: int, deadline_s: float
     ) -> Proposal:
         await self._session.connect(self._limits.lease_timeout_s)
         max_len = self._session.max_len
@@ -220,7 +222,7 @@ class DraftSession:
                 return reply
         raise LinkLost("draft engine answered a proposal with something else")
 
-    def _agreed_len(self, committed: TokenLog) -> int:
+    def _agreed_len(self, committed: TokenSequence) -> int:
         """Committed tokens whose KV the draft model has: it wrote none for its last token."""
         since = committed.ids[self._proposed_at : self._proposed_at + len(self._proposed)]
         num_matching = 0

@@ -29,7 +29,7 @@ from models.protocol.messages import (
     Verdict,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
 from router.remote.exchange import await_answer
@@ -53,7 +53,7 @@ class MaskAccess(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class OpenTemplate:
     """What an engine must know of a session before its first message."""
 
     session_id: str
@@ -75,13 +75,13 @@ class Header(NamedTuple):
     tokens: list[int]
 
 
-class EngineSession:
+class EngineClient:
     """A session's conversation with whichever replica holds its lease."""
 
     def __init__(
         self,
         pool: EnginePool,
-        opening: Opening,
+        opening: OpenTemplate,
         limits: SessionLimits,
         masks: MaskAccess | None = None,
     ) -> None:
@@ -143,7 +143,7 @@ class EngineSession:
             self._lease = None  # only now: who is cancelled before leaves it to be released again
 
     async def exchange(
-        self, committed: TokenLog, build: Callable[[Header], Propose | Verify]
+        self, committed: TokenSequence, build: Callable[[Header], Propose | Verify]
     ) -> AsyncGenerator[Proposal | Verdict, None]:
         """Send one message and yield its answers in order, each exactly once.
 
@@ -222,7 +222,7 @@ class EngineSession:
     def _build(
         self,
         lease: EngineLease,
-        committed: TokenLog,
+        committed: TokenSequence,
         build: Callable[[Header], Propose | Verify],
     ) -> Propose | Verify:
         self._seq += 1
@@ -239,7 +239,7 @@ class EngineSession:
         )
 
     def _correct(
-        self, lease: EngineLease, reply: NeedOpen | NeedPrefix, committed: TokenLog
+        self, lease: EngineLease, reply: NeedOpen | NeedPrefix, committed: TokenSequence
     ) -> None:
         if isinstance(reply, NeedOpen):
             self._send_open(lease, self._opened_for)
@@ -280,7 +280,7 @@ def _progress(seq: int, reply: EngineReply) -> int | None:
     return reply.num_rows_done if isinstance(reply, Queued) and reply.seq == seq else None
 
 
-def _check_room(opening: Opening, kv_cache_tokens: int) -> None:
+def _check_room(opening: OpenTemplate, kv_cache_tokens: int) -> None:
     """Refuse now what would fail when the cache is full, after the text has begun."""
     if 0 < kv_cache_tokens < opening.max_len:
         max_tokens = opening.max_len - opening.prompt_len

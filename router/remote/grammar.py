@@ -25,7 +25,7 @@ from models.protocol.messages import (
     GrammarRefused,
     GrammarStale,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import ConstraintLease, ConstraintPool
 from router.remote.exchange import await_answer
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 _MAX_REPLAYS = 3  # stale answers to one commit before the replica is given up
 
 
-class GrammarSession:
+class RemoteConstrainer:
     """Implements `ports.Constrainer` and `engine.MaskAccess`."""
 
     def __init__(
@@ -43,7 +43,7 @@ class GrammarSession:
         pool: ConstraintPool,
         session_id: str,
         grammar: Grammar,
-        generated: TokenLog,
+        generated: TokenSequence,
         limits: SessionLimits,
     ) -> None:
         self._pool = pool
@@ -71,7 +71,7 @@ class GrammarSession:
         async with self._lock:
             return await self._recovery.run(lambda: self._admit(asker_key), self._disconnect)
 
-    async def commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+    async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
         """See `ports.Constrainer.commit`."""
         async with self._lock:
             return await self._recovery.run(
@@ -112,7 +112,7 @@ class GrammarSession:
             self._admitted.add(asker_key)
         return lease.grant.endpoint
 
-    async def _commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+    async def _commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
         lease = await self._connect()
         for _ in range(_MAX_REPLAYS):
             answer = await self._ask_commit(lease, generated, len(generated), list(tokens))
@@ -123,7 +123,9 @@ class GrammarSession:
             await self._replay(lease, generated, _common_len(generated, answer))
         raise LinkLost(f"matcher stale after {_MAX_REPLAYS} replays")
 
-    async def _replay(self, lease: ConstraintLease, generated: TokenLog, base_len: int) -> None:
+    async def _replay(
+        self, lease: ConstraintLease, generated: TokenSequence, base_len: int
+    ) -> None:
         tokens = generated.ids[base_len:]
         answer = await self._ask_commit(lease, generated, base_len, tokens)
         if not isinstance(answer, GrammarCommitted) or answer.num_valid != len(tokens):
@@ -142,7 +144,7 @@ class GrammarSession:
         return answer
 
     async def _ask_commit(
-        self, lease: ConstraintLease, generated: TokenLog, base_len: int, tokens: list[int]
+        self, lease: ConstraintLease, generated: TokenSequence, base_len: int, tokens: list[int]
     ) -> GrammarCommitted | GrammarStale:
         self._seq += 1
         message = GrammarCommit(
@@ -203,7 +205,7 @@ def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
     return Unavailable(refused.message)
 
 
-def _common_len(generated: TokenLog, answer: GrammarStale) -> int:
+def _common_len(generated: TokenSequence, answer: GrammarStale) -> int:
     """The matcher's committed length where it holds a prefix of ours, else 0."""
     length = answer.committed_len
     if length <= len(generated) and generated.hash_at(length) == answer.committed_hash:

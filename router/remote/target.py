@@ -7,22 +7,22 @@ from contextlib import aclosing
 
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import DraftProbs, Verdict, Verify
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.engine import EngineSession, Header
+from router.remote.engine import EngineClient, Header
 from router.remote.recovery import Recovery
 
 
-class TargetSession:
+class RemoteVerifier:
     """Implements `ports.Verifier`. A lost target costs a pause: lease, open and prefix again."""
 
-    def __init__(self, session: EngineSession, limits: SessionLimits) -> None:
+    def __init__(self, session: EngineClient, limits: SessionLimits) -> None:
         self._session = session
         self._recovery = Recovery("target", limits)
 
     async def verify(
         self,
-        committed: TokenLog,
+        committed: TokenSequence,
         draft: Sequence[int],
         run_on: int,
         draft_probs: DraftProbs | None = None,
@@ -61,7 +61,7 @@ class TargetSession:
 
     async def _verify_once(
         self,
-        committed: TokenLog,
+        committed: TokenSequence,
         draft: Sequence[int],
         run_on: int,
         draft_probs: DraftProbs | None,

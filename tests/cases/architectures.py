@@ -39,7 +39,7 @@ from models.grammar.masks import NoMaskSource
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import DraftProbs, Proposal, Sampling, Verdict
 from tests.cases.messages import EPOCH, opening, proposing, verifying
-from tests.harness.law_engines import answers
+from tests.harness.distribution_engines import answers
 
 VOCAB_SIZE = 256
 MAX_LEN = 160

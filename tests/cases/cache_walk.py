@@ -18,7 +18,7 @@ from models.config import EngineConfig
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.protocol.messages import Open, Sampling
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from models.scheduler.batch import PassPlanner, PlannedRows
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.sessions import Job, Session, SessionTable
@@ -67,7 +67,7 @@ class Tree:
         runner = make_runner(
             path, dtype, num_blocks=_TEXT_TOKENS // BLOCK_SIZE, max_batch_rows=_TEXT_TOKENS
         )
-        self.hashes = [TokenLog(text) for text in self.texts]
+        self.hashes = [TokenSequence(text) for text in self.texts]
         self.logits = [self._alone(runner, text) for text in self.texts]
 
     @staticmethod
@@ -197,7 +197,7 @@ class Walk:
         logits = self.runner.forward([_sequence(rows) for rows in plan.rows])
         for rows in plan.rows:
             stop = rows.start + rows.num_rows
-            rows.session.num_computed = stop
+            rows.session.num_computed_tokens = stop
             if rows.num_logits:
                 own, logits = logits[: rows.num_logits], logits[rows.num_logits :]
                 text, _ = self.expected[rows.session.session_id]
@@ -206,7 +206,7 @@ class Walk:
                 self.counts["jobs"] += 1
                 rows.session.job = None
                 if self.choose.random() < 0.5:  # the draft, if there was one, stands
-                    self._commit(rows.session, len(rows.session.log))
+                    self._commit(rows.session, len(rows.session.tokens))
         assert len(logits) == 0
         self.cache.publish([rows.session for rows in plan.rows])
         self.counts["several"] += len(plan.rows) > 1
@@ -271,10 +271,10 @@ class Walk:
         assert {session.session_id for session in self.sessions} == self.expected.keys()
         for session in self.sessions:
             text, length = self.expected[session.session_id]
-            log = session.log
+            log = session.tokens
             assert log.ids == self.tree.texts[text][:length]
             assert log.hash_at(len(log)) == self.tree.hashes[text].hash_at(length)
-            assert 0 <= session.num_computed <= min(length, session.table.num_tokens)
+            assert 0 <= session.num_computed_tokens <= min(length, session.table.num_tokens)
         self.counts["full"] += self.pool.num_free < 4
         self._poison()
 
@@ -291,5 +291,5 @@ class Walk:
 
 
 def _sequence(rows: PlannedRows) -> SequenceRows:
-    token_ids = rows.session.log.ids[rows.start : rows.start + rows.num_rows]
+    token_ids = rows.session.tokens.ids[rows.start : rows.start + rows.num_rows]
     return SequenceRows(rows.session.table, rows.start, token_ids, rows.num_logits)

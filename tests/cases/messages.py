@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.protocol.messages import DraftProbs, Open, Propose, Sampling, Verify
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 
 EPOCH = 7  # of the engines in `tests.fakes.engines`
 
@@ -27,7 +27,7 @@ def header(session_id: str, seq: int, ids: Sequence[int], base_len: int = 0) -> 
         "epoch": EPOCH,
         "seq": seq,
         "base_len": base_len,
-        "prefix_hash": TokenLog(ids[:base_len]).hash_at(base_len),
+        "prefix_hash": TokenSequence(ids[:base_len]).hash_at(base_len),
         "tokens": list(ids[base_len:]),
     }
 

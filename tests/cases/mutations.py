@@ -24,7 +24,7 @@ from models.protocol.messages import (
     Sampling,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from models.sampling.draft_probs import NUM_PAIRS
 
 SAMPLINGS = [
@@ -44,7 +44,7 @@ _ODD: list[Any] = [
 def engine_messages(session_id: str, epoch: int, seq: int, rng: random.Random) -> list[Any]:
     """An opening and one message of each type for an engine, all of them fine."""
     prompt = [rng.randrange(200) for _ in range(rng.randrange(4, 30))]
-    header = {"session_id": session_id, "epoch": epoch, "prefix_hash": TokenLog([]).hash_at(0)}
+    header = {"session_id": session_id, "epoch": epoch, "prefix_hash": TokenSequence([]).hash_at(0)}
     draft = [rng.randrange(200) for _ in range(3)]
     probs = DraftProbs(
         num_pairs=NUM_PAIRS,

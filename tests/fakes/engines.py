@@ -46,7 +46,7 @@ from models.protocol.messages import (
     Verdict,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 
 VOCAB_SIZE = 256
 EOS_ID = VOCAB_SIZE - 1
@@ -146,13 +146,13 @@ class ScriptedMasks:
         self.delay_polls = 0
         self.miss = ""
         self.is_silent = False
-        self.committed: dict[str, TokenLog] = {}
+        self.committed: dict[str, TokenSequence] = {}
         self.frames: list[list[MaskRequest]] = []
         self._due: list[tuple[int, Masks | MaskMiss]] = []
         self._num_polls = 0
 
     def open(self, session_id: str, endpoint: Endpoint) -> None:
-        self.committed.setdefault(session_id, TokenLog())
+        self.committed.setdefault(session_id, TokenSequence())
 
     def close(self, session_id: str) -> None:
         self.committed.pop(session_id, None)
@@ -271,7 +271,7 @@ class Channel:
     in_flight: Propose | Verify | None = None
     idle_ticks: int = 0
 
-    def header(self, committed: TokenLog) -> dict:
+    def header(self, committed: TokenSequence) -> dict:
         self.seq += 1
         base_len = min(self.agreed_len, len(committed) - 1)
         return {
@@ -288,7 +288,7 @@ class Channel:
         self.idle_ticks = 0
         self.link.send(message)
 
-    def accept(self, reply: EngineReply, committed: TokenLog) -> EngineReply | None:
+    def accept(self, reply: EngineReply, committed: TokenSequence) -> EngineReply | None:
         """The reply if it answers what is in flight, else None; a correction is taken to heart."""
         message = self.in_flight
         if message is None or reply.session_id != message.session_id or reply.seq != message.seq:
@@ -307,7 +307,7 @@ class Channel:
             self.agreed_len = reply.have_len if is_ours else 0
         return reply
 
-    def send_again(self, committed: TokenLog) -> None:
+    def send_again(self, committed: TokenSequence) -> None:
         """The same question with a new header."""
         assert self.in_flight is not None
         self.send(msgspec.structs.replace(self.in_flight, **self.header(committed)))
@@ -337,13 +337,13 @@ class Client:
     eos_ids: list[int] = field(default_factory=list)
     on_commit: Callable[[list[int]], None] = lambda tokens: None
     patience_ticks: int = 30
-    committed: TokenLog = field(init=False)
+    committed: TokenSequence = field(init=False)
     proposals: list[Proposal] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.committed = TokenLog(self.prompt)
+        self.committed = TokenSequence(self.prompt)
         opened = Open(
             session_id=self.session_id,
             epoch=EPOCH,

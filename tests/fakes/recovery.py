@@ -30,7 +30,7 @@ from models.protocol.messages import (
     Propose,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from tests.fakes.router import TIMING, ScriptedEngine, continuation
 
 Fault = Literal["crash", "stop"]
@@ -156,7 +156,7 @@ class ScriptedMatchers:
         self.epoch = epoch
         self.peers: set[str] = set()
         self._allowed = continuation(prompt, num_tokens)
-        self._logs: dict[str, TokenLog] = {}
+        self._logs: dict[str, TokenSequence] = {}
 
     def handle(self, message: Any) -> list[Any]:
         session_id = message.session_id
@@ -164,7 +164,7 @@ class ScriptedMatchers:
             self._logs.pop(session_id, None)
             return []
         if isinstance(message, GrammarOpen):
-            log = self._logs.setdefault(session_id, TokenLog())
+            log = self._logs.setdefault(session_id, TokenSequence())
             self.peers |= set(message.peers)
             return [GrammarReady(session_id=session_id, compile_ms=0.0, committed_len=len(log))]
         assert isinstance(message, GrammarCommit)
@@ -200,7 +200,7 @@ class MaskedEngine(ScriptedEngine):
             self._terms[message.session_id] = message
         return super().handle(message)
 
-    def _act(self, log: TokenLog, message: Propose | Verify) -> list[EngineReply]:
+    def _act(self, log: TokenSequence, message: Propose | Verify) -> list[EngineReply]:
         endpoint = self._terms[message.session_id].constraint
         replies = super()._act(log, message)
         if endpoint is None or self._has_masks(endpoint):

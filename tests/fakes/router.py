@@ -29,7 +29,7 @@ from models.protocol.messages import (
     Verdict,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 
 VOCAB_SIZE = 50
 TIMING = Timing(pass_ms=1.0, num_rows=1, num_sessions=1)
@@ -79,7 +79,7 @@ class ScriptedVerifier:
 
     async def verify(
         self,
-        committed: TokenLog,
+        committed: TokenSequence,
         draft: Sequence[int],
         run_on: int,
         draft_probs: DraftProbs | None = None,
@@ -123,7 +123,7 @@ class ScriptedDrafter:
         self.source: DraftSource = "draft_model"
         self.is_closed = False
 
-    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         call, self.num_calls = self.num_calls, self.num_calls + 1
         if call in self._fails_at:
             raise Unavailable("scripted loss")
@@ -145,7 +145,7 @@ class ScriptedConstrainer:
         self.committed: list[int] = []
         self.num_reopened = 0
 
-    async def commit(self, generated: TokenLog, tokens: Sequence[int]) -> GrammarCommitted:
+    async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
         num_valid = len(tokens)
         if self._reject_at is not None:
             num_valid = min(num_valid, max(0, self._reject_at - len(generated)))
@@ -166,7 +166,7 @@ class ScriptedEngine:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.logs: dict[str, TokenLog] = {}
+        self.logs: dict[str, TokenSequence] = {}
         self._seqs: dict[str, int] = {}
         self._answers: dict[str, list[EngineReply]] = {}
         self.num_tokens_received = 0
@@ -174,7 +174,7 @@ class ScriptedEngine:
     def handle(self, message: EngineRequest) -> list[EngineReply]:
         if isinstance(message, Open):
             if message.epoch == self.epoch and message.session_id not in self.logs:
-                self.logs[message.session_id] = TokenLog()
+                self.logs[message.session_id] = TokenSequence()
                 self._seqs[message.session_id] = -1
             return []
         if isinstance(message, Close):
@@ -192,7 +192,7 @@ class ScriptedEngine:
         self._answers[message.session_id] = self._act(log, message)
         return self._answers[message.session_id]
 
-    def _act(self, log: TokenLog, message: Propose | Verify) -> list[EngineReply]:
+    def _act(self, log: TokenSequence, message: Propose | Verify) -> list[EngineReply]:
         is_held = (
             message.base_len <= len(log) and log.hash_at(message.base_len) == message.prefix_hash
         )
@@ -223,7 +223,7 @@ class ScriptedEngine:
             ]
         return self._verify(log, message)
 
-    def _verify(self, log: TokenLog, message: Verify) -> list[EngineReply]:
+    def _verify(self, log: TokenSequence, message: Verify) -> list[EngineReply]:
         ids = list(log.ids)
         accepted = 0
         while accepted < len(message.draft) and message.draft[accepted] == language(ids):

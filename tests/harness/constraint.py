@@ -15,7 +15,7 @@ from models.protocol.messages import (
     GrammarOpen,
     MaskRequest,
 )
-from models.protocol.token_log import EMPTY_HASH, TokenLog
+from models.protocol.token_sequence import EMPTY_HASH, TokenSequence
 from tests.cases.grammar import EOS_IDS, PADDED_VOCAB_SIZE, TEN_SCHEMAS, json_schema
 
 NESTED = TEN_SCHEMAS["nested"]
@@ -50,8 +50,8 @@ def opening(session_id: str, schema: object = NESTED) -> GrammarOpen:
     return GrammarOpen(session_id=session_id, epoch=1, grammar=json_schema(schema))
 
 
-def asking(session_id: str, base: TokenLog | None = None) -> MaskRequest:
-    log = base or TokenLog()
+def asking(session_id: str, base: TokenSequence | None = None) -> MaskRequest:
+    log = base or TokenSequence()
     return MaskRequest(
         session_id=session_id,
         epoch=1,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from models.grammar.compiler import GrammarCompiler
 from models.grammar.host import GrammarHost, HostLimits
 from models.protocol.messages import Grammar, GrammarCommit, GrammarOpen, MaskRequest, Masks
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from tests.cases.grammar import TEN_SCHEMAS, json_schema
 
 OPTIONAL = json_schema(TEN_SCHEMAS["optional"])
@@ -48,11 +48,11 @@ def commit(
     tokens: list[int],
     *,
     seq: int = 1,
-    base: TokenLog | None = None,
+    base: TokenSequence | None = None,
     session_id: str = "s",
     epoch: int = EPOCH,
 ) -> object:
-    log = base or TokenLog()
+    log = base or TokenSequence()
     return host.answer(
         GrammarCommit(
             session_id=session_id,
@@ -70,11 +70,11 @@ def masks(
     chain: list[int],
     num_rows: int,
     *,
-    base: TokenLog | None = None,
+    base: TokenSequence | None = None,
     session_id: str = "s",
     epoch: int = EPOCH,
 ) -> object:
-    log = base or TokenLog()
+    log = base or TokenSequence()
     return host.answer(
         MaskRequest(
             session_id=session_id,

@@ -10,7 +10,7 @@ import pytest
 
 from models.protocol.errors import ContextTooLong, Overloaded
 from models.protocol.messages import Open, Sampling, Verify
-from models.protocol.token_log import EMPTY_HASH
+from models.protocol.token_sequence import EMPTY_HASH
 from router.limits import SessionLimits
 from router.ports import EngineLease
 from tests.fakes.engines import random_prompt, reference_greedy, tiny_checkpoint

@@ -14,10 +14,10 @@ import pytest
 
 from models.protocol.messages import DraftSource, Proposal
 from router.limits import SpeculationLimits
-from router.remote.draft import DraftSession
+from router.remote.draft import RemoteDrafter
 from router.types import Finished
-from tests.cases.law import CASES, EOS_ID, NUM_TOKENS, exact_law, p_value
-from tests.harness.law_engines import law_checkpoint
+from tests.cases.distribution import CASES, EOS_ID, NUM_TOKENS, exact_law, p_value
+from tests.harness.distribution_engines import law_checkpoint
 from tests.harness.local import LocalService, local_service, make_request
 
 CASE = CASES["plain"]
@@ -76,9 +76,9 @@ async def test_a_router_that_changes_the_draft_probabilities_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # To lose them would not be seen: the rule is exact for a certain draft, too.
-    propose = DraftSession.propose
+    propose = RemoteDrafter.propose
 
-    async def flatten(self: DraftSession, *args: object) -> Proposal:
+    async def flatten(self: RemoteDrafter, *args: object) -> Proposal:
         proposal = await propose(self, *args)  # type: ignore[arg-type]
         probs = proposal.draft_probs
         if probs is None:
@@ -88,7 +88,7 @@ async def test_a_router_that_changes_the_draft_probabilities_is_seen(
             proposal, draft_probs=msgspec.structs.replace(probs, probs=flat)
         )
 
-    monkeypatch.setattr(DraftSession, "propose", flatten)
+    monkeypatch.setattr(RemoteDrafter, "propose", flatten)
     texts, _ = await law_texts("draft_model")
     assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) < 1e-6
 

@@ -22,7 +22,7 @@ from loadtest.fuzz.http.answers import HttpAnswer, wrong_with
 from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.memory import MemoryLog
 from loadtest.fuzz.parts import PARTS
-from models.engine import draws as job_draws
+from models.engine import sampler
 from models.protocol.messages import Grammar, Sampling
 from models.sampling.penalties import TokenHistory
 from router.types import GenerationRequest
@@ -58,13 +58,13 @@ async def test_a_short_run_of_each_part_finds_nothing(
 
 
 def noise_hangs_on_the_batch(patch: Patch) -> None:
-    draw = job_draws.draw_tokens
+    draw = sampler.draw_tokens
 
     def shifted(scores: Any, samplings: Any, positions: Any) -> list[int]:
         extra = int(len(positions) > 4)  # nobody's, but for who shares a pass
         return draw(scores, samplings, [position + extra for position in positions])
 
-    patch.setattr(job_draws, "draw_tokens", shifted)
+    patch.setattr(sampler, "draw_tokens", shifted)
 
 
 def rollback_forgets_the_penalties(patch: Patch) -> None:

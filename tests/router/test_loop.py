@@ -8,7 +8,7 @@ import pytest
 
 from models.protocol.errors import ConstraintViolation, MaskUnavailable
 from models.protocol.messages import DraftProbs, DraftSource, Proposal, Verdict
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.drafters.ngram import NgramDrafter
 from router.loop import SessionParts, run_session
 from router.planning.costs import PassCosts
@@ -42,8 +42,8 @@ def parts(
     policy: DraftLengthPolicy | None = None,
 ) -> SessionParts:
     return SessionParts(
-        committed=TokenLog(PROMPT),
-        generated=TokenLog(),
+        committed=TokenSequence(PROMPT),
+        generated=TokenSequence(),
         stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=stop, max_tokens=max_tokens),
         planner=RoundPlanner(dict.fromkeys(SOURCES, policy or FixedLength(k)), run_on=8),
         costs=PassCosts(),
@@ -226,7 +226,7 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
             self.seen = (num_drafted, num_accepted)
 
     class EosDrafter(ScriptedDrafter):
-        async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
             proposal = await super().propose(committed, 2)
             return msgspec.structs.replace(proposal, tokens=[*proposal.tokens, 0])
 
@@ -241,7 +241,7 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
 
 async def test_the_distributions_of_a_draft_go_with_it_to_the_target() -> None:
     class WithProbs(ScriptedDrafter):
-        async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+        async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
             proposal = await super().propose(committed, num_draft_tokens)
             size = 4 * len(proposal.tokens)
             probs = DraftProbs(num_pairs=1, token_ids=bytes(size), probs=b"%d" % self.num_calls)

@@ -19,12 +19,12 @@ from models.protocol.messages import (
     Verdict,
     Verify,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.remote.draft import DraftSession
-from router.remote.engine import EngineSession, Opening
-from router.remote.target import TargetSession
+from router.remote.draft import RemoteDrafter
+from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.target import RemoteVerifier
 from router.session import Services
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 from tests.fakes.router import (
@@ -48,8 +48,8 @@ LIMITS = SessionLimits(
 PROMPT = (5, 9, 2)
 
 
-def opening(session_id: str = "s") -> Opening:
-    return Opening(session_id=session_id, sampling=Sampling(), eos_ids=(0,), prompt_len=3)
+def opening(session_id: str = "s") -> OpenTemplate:
+    return OpenTemplate(session_id=session_id, sampling=Sampling(), eos_ids=(0,), prompt_len=3)
 
 
 def request(
@@ -131,9 +131,9 @@ async def test_a_target_lost_for_good_is_unavailable_after_bounded_attempts() ->
 
 async def test_a_silent_target_counts_as_dead() -> None:
     target = ScriptedPool(fault_rate=1.0)
-    session = TargetSession(EngineSession(target, opening(), LIMITS), LIMITS)
+    session = RemoteVerifier(EngineClient(target, opening(), LIMITS), LIMITS)
     with pytest.raises(Unavailable, match=r"lost [23] times in a row.* 1 s; at last: no answer"):
-        async for _ in session.verify(TokenLog(PROMPT), [], 0):
+        async for _ in session.verify(TokenSequence(PROMPT), [], 0):
             pass
     assert len(target.leases) == 3  # 0.5 s each, and the window of 1 s opens after the first
 
@@ -170,7 +170,7 @@ async def test_no_draft_at_all_is_plain_decoding() -> None:
 async def test_a_draft_session_closed_while_joining_stops_trying() -> None:
     pool = ScriptedPool()
     pool.num_refusals_left = 10_000
-    session = DraftSession(EngineSession(pool, opening(), LIMITS), LIMITS, TokenLog(PROMPT))
+    session = RemoteDrafter(EngineClient(pool, opening(), LIMITS), LIMITS, TokenSequence(PROMPT))
     session.start()
     await asyncio.sleep(0.02)
     await session.close()
@@ -237,9 +237,9 @@ async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> Non
 
     target = ScriptedPool()
     target.engine = AnsweringEngine(first_part_only)
-    session = TargetSession(EngineSession(target, opening(), LIMITS), LIMITS)
+    session = RemoteVerifier(EngineClient(target, opening(), LIMITS), LIMITS)
     async with asyncio.timeout(5 * LIMITS.answer_timeout_s):
-        verdicts = [verdict async for verdict in session.verify(TokenLog(PROMPT), [], 3)]
+        verdicts = [verdict async for verdict in session.verify(TokenSequence(PROMPT), [], 3)]
     assert [verdict.part for verdict in verdicts] == [0]
 
 
@@ -257,8 +257,8 @@ async def test_after_missing_masks_the_session_is_opened_again() -> None:
 
     target = ScriptedPool()
     target.engine = engine = AnsweringEngine(without_masks)
-    session = TargetSession(EngineSession(target, opening(), LIMITS), LIMITS)
-    committed = TokenLog(PROMPT)
+    session = RemoteVerifier(EngineClient(target, opening(), LIMITS), LIMITS)
+    committed = TokenSequence(PROMPT)
     with pytest.raises(MaskUnavailable):
         _ = [verdict async for verdict in session.verify(committed, [], 0)]
     verdicts = [verdict async for verdict in session.verify(committed, [], 0)]
@@ -282,8 +282,8 @@ async def test_a_long_draft_prefill_is_not_cut_short_and_counts_only_when_done()
 
     draft = ScriptedPool()
     draft.engine = AnsweringEngine(cut_first)
-    committed = TokenLog(PROMPT)
-    session = DraftSession(EngineSession(draft, opening(), LIMITS), LIMITS, committed)
+    committed = TokenSequence(PROMPT)
+    session = RemoteDrafter(EngineClient(draft, opening(), LIMITS), LIMITS, committed)
     session.start()
     assert session._joining is not None
     await asyncio.wait_for(session._joining, 1.0)
@@ -307,8 +307,8 @@ async def test_a_draft_that_was_only_late_keeps_its_lease_and_cache() -> None:
 
     draft = ScriptedPool()
     draft.engine = engine = AnsweringEngine(keep_back)
-    committed = TokenLog(PROMPT)
-    session = DraftSession(EngineSession(draft, opening(), LIMITS), LIMITS, committed)
+    committed = TokenSequence(PROMPT)
+    session = RemoteDrafter(EngineClient(draft, opening(), LIMITS), LIMITS, committed)
     session.start()
     assert session._joining is not None
     await asyncio.wait_for(session._joining, 1.0)

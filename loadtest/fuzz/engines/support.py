@@ -13,7 +13,7 @@ from loadtest.fuzz.engines.world import emptied, reference_runner
 from models.engine.runner import SequenceRows
 from models.grammar.host import GrammarHost
 from models.protocol.messages import GrammarClose, GrammarOpen, MaskRequest, Masks
-from models.protocol.token_log import EMPTY_HASH
+from models.protocol.token_sequence import EMPTY_HASH
 from models.sampling.logits import process_logits
 from models.sampling.penalties import RowCounts, TokenHistory, has_penalties
 from models.sampling.token_rules import forbidden_ids

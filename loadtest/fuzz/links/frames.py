@@ -27,7 +27,7 @@ from models.protocol.messages import (
     Propose,
     Verify,
 )
-from models.protocol.token_log import EMPTY_HASH
+from models.protocol.token_sequence import EMPTY_HASH
 
 _ENCODER = msgspec.msgpack.Encoder()
 

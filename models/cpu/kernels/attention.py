@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from models.cpu.kernels.compiling import part
+from models.cpu.kernels.compiling import inline
 from models.cpu.kernels.lanes import (
     BFLOAT16,
     FLOAT32,
@@ -84,7 +84,7 @@ def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
     return num_vectors * (_FLOAT_BYTES * (2 * head_dim + block_size) + 2 * _VECTOR_BYTES)
 
 
-@part
+@inline
 def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
     """Behind the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
     sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
@@ -93,7 +93,7 @@ def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, in
     return sums, totals, tops, tops + _VECTOR_BYTES * num_vectors
 
 
-@part
+@inline
 def _start_task(
     parameters: int, first_row: int, key_head: int, num_vectors: int, scratch: int, like: np.generic
 ) -> None:
@@ -114,7 +114,7 @@ def _start_task(
             store(sums + offset, zero, FLOAT32)
 
 
-@part
+@inline
 def _scaled(parameters: int, scores: Lanes) -> Lanes:
     scaled = mul(scores, splat(read_float(parameters + WORD * SCALE)))
     softcap = read_float(parameters + WORD * SOFTCAP)
@@ -123,7 +123,7 @@ def _scaled(parameters: int, scores: Lanes) -> Lanes:
     return scaled
 
 
-@part
+@inline
 def _mask_scores(parameters: int, scores: int, first: int, stop: int) -> Any:
     """Scale one vector's scores [B], of which it sees first, ..., stop - 1; the largest."""
     top = splat(_NO_SCORE)
@@ -136,7 +136,7 @@ def _mask_scores(parameters: int, scores: int, first: int, stop: int) -> Any:
     return largest(top)
 
 
-@part
+@inline
 def _raise_top(sums: int, sum_: int, head_dim: int, factor: Lanes) -> None:
     """Weigh anew what was added below a lower maximum."""
     store(sum_, mul(load(sum_, FLOAT32), factor), FLOAT32)
@@ -145,7 +145,7 @@ def _raise_top(sums: int, sum_: int, head_dim: int, factor: Lanes) -> None:
         store(place, mul(load(place, FLOAT32), factor), FLOAT32)
 
 
-@part
+@inline
 def _turn_to_weights(
     parameters: int, scores: int, sums: int, sum_: int, top: int, first: int, stop: int
 ) -> None:
@@ -166,7 +166,7 @@ def _turn_to_weights(
     store(sum_, added, FLOAT32)
 
 
-@part
+@inline
 def _attend_block(
     parameters: int,
     block: int,  # where it lies
@@ -209,7 +209,7 @@ def _attend_block(
     mix(out, scores, values, stop - first, depth, block_size, head_dim, True, like)
 
 
-@part
+@inline
 def _finish_vector(
     parameters: int, row: int, head: int, sums: int, sum_: int, top: int, like: np.generic
 ) -> None:
@@ -232,7 +232,7 @@ def _finish_vector(
         store(out + num_bytes(like) * d, scaled, like)
 
 
-@part
+@inline
 def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: np.generic) -> None:
     first_row, num_rows = read_int(task), read_int(task + WORD)
     position = read_int(task + 2 * WORD)
@@ -261,7 +261,7 @@ def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: 
         )
 
 
-@part
+@inline
 def _attend(parameters: int, like: np.generic) -> None:
     """One thread's work: tasks as long as there are any."""
     thread = take_next(parameters + WORD * THREADS_BEGUN)

@@ -29,7 +29,7 @@ from llvmlite import binding
 from numba import cfunc, njit, types
 
 # A function that kernels call. Sums stay in the order they are written: results hang on it.
-part: Any = njit(fastmath=False, error_model="numpy")
+inline: Any = njit(fastmath=False, error_model="numpy")
 
 _SIGNATURE = types.void(types.voidptr)
 _lock = threading.Lock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from models.cpu.kernels.compiling import part
+from models.cpu.kernels.compiling import inline
 from models.cpu.kernels.lanes import (
     FLOAT32,
     NUM_LANES,
@@ -29,7 +29,7 @@ _PAIR = 2 * NUM_LANES
 _ZERO = np.float32(0)
 
 
-@part
+@inline
 def mix(
     out: int,  # [num_rows, width] float32
     coefficients: int,  # [num_rows, depth] float32, rows `stride` numbers apart
@@ -68,12 +68,12 @@ def mix(
         row += 1
 
 
-@part
+@inline
 def _start(out: int, adds: bool) -> Lanes:
     return load(out, FLOAT32) if adds else splat(_ZERO)
 
 
-@part
+@inline
 def _mix_four(
     out: int,
     coefficients: int,
@@ -111,7 +111,7 @@ def _mix_four(
             )
 
 
-@part
+@inline
 def _mix_four_by_two(
     out: int,
     coefficients: int,
@@ -154,7 +154,7 @@ def _mix_four_by_two(
     store(out3 + _VECTOR_BYTES, high3, FLOAT32)
 
 
-@part
+@inline
 def _mix_one(
     out: int,
     coefficients: int,
@@ -190,7 +190,7 @@ def _mix_one(
         column += NUM_LANES
 
 
-@part
+@inline
 def _mix_one_by_four(
     out: int,
     coefficients: int,
@@ -218,7 +218,7 @@ def _mix_one_by_four(
     store(out + 3 * _VECTOR_BYTES, sum3, FLOAT32)
 
 
-@part
+@inline
 def _mix_vector(
     out: int,
     coefficients: int,

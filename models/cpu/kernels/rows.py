@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from models.cpu.kernels.compiling import part
+from models.cpu.kernels.compiling import inline
 from models.cpu.kernels.lanes import (
     BFLOAT16,
     FLOAT32,
@@ -90,7 +90,7 @@ NUM_STORE_PARAMETERS = 12
 NUM_ROTATE_PARAMETERS = 20
 
 
-@part
+@inline
 def _load(address: int, count: int, like: np.generic) -> Lanes:
     """As many numbers as there are, up to sixteen; zeros behind them."""
     if count >= NUM_LANES:
@@ -98,7 +98,7 @@ def _load(address: int, count: int, like: np.generic) -> Lanes:
     return load_first(address, like, count)
 
 
-@part
+@inline
 def _store(address: int, lanes: Lanes, count: int, like: np.generic) -> None:
     if count >= NUM_LANES:
         store(address, lanes, like)
@@ -106,7 +106,7 @@ def _store(address: int, lanes: Lanes, count: int, like: np.generic) -> None:
         store_first(address, lanes, like, count)
 
 
-@part
+@inline
 def _norm(row: int, out: int, weight: int, width: int, epsilon: Any, like: np.generic) -> None:
     """out = weight * (row / root of its mean square)."""
     size = num_bytes(like)
@@ -122,7 +122,7 @@ def _norm(row: int, out: int, weight: int, width: int, epsilon: Any, like: np.ge
         _store(out + size * i, weighted, width - i, like)
 
 
-@part
+@inline
 def _take_rows(parameters: int) -> tuple[int, int]:
     """The next rows that no thread has taken, first and stop; equal when there are no more."""
     num_rows = get(parameters, NUM_ROWS)
@@ -130,7 +130,7 @@ def _take_rows(parameters: int) -> tuple[int, int]:
     return min(first, num_rows), min(first + _RUN, num_rows)
 
 
-@part
+@inline
 def _norm_rows(parameters: int, like: np.generic) -> None:
     width, epsilon = get(parameters, NORM_WIDTH), read_float(parameters + WORD * NORM_EPSILON)
     while True:
@@ -144,7 +144,7 @@ def _norm_rows(parameters: int, like: np.generic) -> None:
             _norm(rows + offset, out + offset, weight, width, epsilon, like)
 
 
-@part
+@inline
 def _rotate(head: int, cosines: int, sines: int, head_dim: int, like: np.generic) -> None:
     """head * cosines + (head with its halves swapped) * sines, in place."""
     size, half = num_bytes(like), head_dim // 2
@@ -159,7 +159,7 @@ def _rotate(head: int, cosines: int, sines: int, head_dim: int, like: np.generic
         _store(head + high, add(straight, turned), count, like)
 
 
-@part
+@inline
 def _prepare_heads(
     parameters: int, row: int, first: int, num_heads: int, norm: int, like: np.generic
 ) -> None:
@@ -176,7 +176,7 @@ def _prepare_heads(
         head += size * get(parameters, HEAD_STRIDE)
 
 
-@part
+@inline
 def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
     """Put the key and the value of one row and head into their slot."""
     size, head_dim = num_bytes(like), get(parameters, HEAD_DIM)
@@ -193,7 +193,7 @@ def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
         store(target + size * (place * head_dim + d), load(value + size * d, like), like)
 
 
-@part
+@inline
 def _store_run(parameters: int, first: int, stop: int, like: np.generic) -> None:
     """Rows within heads: rows of one session write to the same lines of a cache."""
     for head in range(get(parameters, NUM_KEY_HEADS)):
@@ -201,7 +201,7 @@ def _store_run(parameters: int, first: int, stop: int, like: np.generic) -> None
             _store_head(parameters, row, head, like)
 
 
-@part
+@inline
 def _store_rows(parameters: int, like: np.generic) -> None:
     while True:
         first, stop = _take_rows(parameters)
@@ -210,7 +210,7 @@ def _store_rows(parameters: int, like: np.generic) -> None:
         _store_run(parameters, first, stop, like)
 
 
-@part
+@inline
 def _rotate_rows(parameters: int, like: np.generic) -> None:
     num_heads, num_key_heads = get(parameters, NUM_HEADS), get(parameters, NUM_KEY_HEADS)
     query_norm, key_norm = get(parameters, QUERY_NORM), get(parameters, KEY_NORM)
@@ -225,7 +225,7 @@ def _rotate_rows(parameters: int, like: np.generic) -> None:
         _store_run(parameters, first, stop, like)
 
 
-@part
+@inline
 def _gate(gates: int, factors: int, out: int, width: int, like: np.generic) -> None:
     """out = SiLU of the gates, gate / (1 + e^-gate), times the factors."""
     size = num_bytes(like)
@@ -237,7 +237,7 @@ def _gate(gates: int, factors: int, out: int, width: int, like: np.generic) -> N
         _store(out + size * i, product, width - i, like)
 
 
-@part
+@inline
 def _gate_row(parameters: int, row: int, like: np.generic) -> None:
     size, gate_width = num_bytes(like), get(parameters, GATE_WIDTH)
     gates = get(parameters, GATE_UP) + size * 2 * row * gate_width
@@ -250,7 +250,7 @@ def _gate_row(parameters: int, row: int, like: np.generic) -> None:
         start += width
 
 
-@part
+@inline
 def _gate_rows(parameters: int, like: np.generic) -> None:
     while True:
         first, stop = _take_rows(parameters)

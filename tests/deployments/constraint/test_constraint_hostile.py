@@ -16,7 +16,7 @@ from models.protocol.messages import (
     MaskMiss,
     Masks,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from tests.cases.grammar import small_tokenizer
 from tests.harness.constraint import ask, asking, committing, opening, serving, until
 
@@ -131,7 +131,7 @@ async def test_costly_patterns_and_choices_are_served_or_end_alone(tokenizer_pat
         for name, grammar in SERVED.items():
             reply = await ask(workers, GrammarOpen(session_id=name, epoch=1, grammar=grammar))
             assert isinstance(reply, GrammarReady), (name, reply)
-            log = TokenLog()
+            log = TokenSequence()
             for token in tokens:
                 masks = await ask(workers, asking(name, log))
                 if isinstance(masks, MaskMiss):  # its own limits, said by name

@@ -22,7 +22,7 @@ from models.protocol.messages import (
     MaskRequest,
     Masks,
 )
-from models.protocol.token_log import EMPTY_HASH, TokenLog
+from models.protocol.token_sequence import EMPTY_HASH, TokenSequence
 from tests.cases.grammar import small_tokenizer
 from tests.harness.constraint import ask, asking, committing, opening, pids, serving, until
 
@@ -189,7 +189,7 @@ async def test_an_ordinary_large_schema_compiles_on_a_busy_core(tokenizer_path: 
 
 async def test_a_draft_of_the_highest_k_is_masked(tokenizer_path: str) -> None:
     tokens = small_tokenizer().encode("ab" * 40).ids
-    log = TokenLog(tokens[:4])
+    log = TokenSequence(tokens[:4])
     async with serving(tokenizer_path) as workers:
         await ask(workers, opening_regex("s", "[ab]*"))
         await ask(workers, committing("s", log.ids))

@@ -21,9 +21,9 @@ from models.protocol.messages import (
     MaskMiss,
     Masks,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.grammar import GrammarSession
+from router.remote.grammar import RemoteConstrainer
 from tests.cases.grammar import json_schema, random_text, small_tokenizer, small_vocabulary
 from tests.harness.constraint import NESTED, ask, asking, pids, serving
 
@@ -74,9 +74,9 @@ async def test_a_session_goes_on_in_a_new_child(
 ) -> None:
     grammar = json_schema(NESTED)
     tokens = a_text(grammar)
-    generated = TokenLog()
+    generated = TokenSequence()
     async with serving(tokenizer_path, mask_timeout_s=0.3) as workers:
-        session = GrammarSession(WorkersPool(workers), "s", grammar, generated, LIMITS)
+        session = RemoteConstrainer(WorkersPool(workers), "s", grammar, generated, LIMITS)
         await session.open()
         for i, token in enumerate(tokens):
             if i == len(tokens) // 2:
@@ -98,23 +98,23 @@ async def test_a_session_goes_on_in_a_new_child(
     jsonschema.validate(json.loads(text), NESTED)
 
 
-async def test_a_stopped_taster_delays_new_grammars_only(tokenizer_path: str) -> None:
+async def test_a_stopped_canary_delays_new_grammars_only(tokenizer_path: str) -> None:
     known, new = json_schema(NESTED), Grammar(kind="regex", text="[a-c]{2,9}")
     async with serving(tokenizer_path, mask_timeout_s=0.3, compile_timeout_s=0.5) as workers:
         pool = WorkersPool(workers)
-        first = GrammarSession(pool, "a", known, TokenLog(), LIMITS)
+        first = RemoteConstrainer(pool, "a", known, TokenSequence(), LIMITS)
         await first.open()
-        taster = workers._children[-1]
-        assert taster is not None
-        assert taster.pid is not None
-        os.kill(taster.pid, signal.SIGSTOP)
-        late = GrammarSession(WorkersPool(workers), "b", new, TokenLog(), LIMITS)
+        canary = workers._children[-1]
+        assert canary is not None
+        assert canary.pid is not None
+        os.kill(canary.pid, signal.SIGSTOP)
+        late = RemoteConstrainer(WorkersPool(workers), "b", new, TokenSequence(), LIMITS)
         opening = asyncio.create_task(late.open())
         await asyncio.sleep(0.05)
         assert not opening.done()
-        again = GrammarSession(WorkersPool(workers), "c", known, TokenLog(), LIMITS)
+        again = RemoteConstrainer(WorkersPool(workers), "c", known, TokenSequence(), LIMITS)
         await again.open()
         assert isinstance(await ask(workers, asking("a")), Masks)
-        await opening  # tried again in a new taster; nobody is to blame
+        await opening  # tried again in a new canary; nobody is to blame
         assert isinstance(await ask(workers, asking("b")), Masks)
         assert workers.stats.refusals == 0

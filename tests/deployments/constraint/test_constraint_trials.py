@@ -1,4 +1,4 @@
-"""The queue of trials with a scripted taster and a clock that is turned by hand."""
+"""The queue of trials with a scripted canary and a clock that is turned by hand."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_few_wait_for_a_long_trial() -> None:
 
 def test_who_waits_too_long_is_answered() -> None:
     scene = Scene()
-    scene.is_up = False  # no taster now
+    scene.is_up = False  # no canary now
     scene.ask("a")
     scene.trials.check()
     assert scene.verdicts == {}
@@ -126,7 +126,7 @@ def test_who_waits_too_long_is_answered() -> None:
     assert len(scene.trials) == 0
 
 
-def test_a_lost_taster_costs_only_the_trial_that_ran() -> None:
+def test_a_lost_canary_costs_only_the_trial_that_ran() -> None:
     scene = Scene()
     scene.ask("a", "b")
     scene.is_up = False

@@ -18,7 +18,7 @@ from models.protocol.messages import (
     MaskMiss,
     Masks,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from tests.cases.grammar import (
     NEVER_COMPILES,
     PADDED_VOCAB_SIZE,
@@ -70,7 +70,7 @@ async def test_messages_of_a_session_keep_their_order(tokenizer_path: str) -> No
         for message in (
             opening("s"),
             committing("s", first),
-            asking("s", TokenLog(first)),
+            asking("s", TokenSequence(first)),
             GrammarClose(session_id="s", epoch=1),
             asking("s"),
         ):
@@ -92,7 +92,7 @@ async def test_sigkill_is_replaced_and_the_session_can_be_replayed(tokenizer_pat
         tokens = small_tokenizer().encode('{"user": {"na').ids
         await ask(workers, opening("s"))
         await ask(workers, committing("s", tokens))
-        before = await ask(workers, asking("s", TokenLog(tokens)))
+        before = await ask(workers, asking("s", TokenSequence(tokens)))
         (old,) = pids(workers)
         await ask(workers, opening("other"))
         os.kill(old, signal.SIGSTOP)  # so that the requests below are unanswered for sure
@@ -113,7 +113,7 @@ async def test_sigkill_is_replaced_and_the_session_can_be_replayed(tokenizer_pat
         assert ready.committed_len == 0
         assert pids(workers) != [old]
         await ask(workers, committing("s", tokens))
-        assert await ask(workers, asking("s", TokenLog(tokens))) == before
+        assert await ask(workers, asking("s", TokenSequence(tokens))) == before
         assert workers.stats.restarts == 1
         with pytest.raises(ProcessLookupError):  # reaped
             os.kill(old, 0)
@@ -186,27 +186,27 @@ async def test_a_child_stopped_within_a_message_blames_nobody(tokenizer_path: st
     async with serving(
         tokenizer_path, compile_timeout_s=1.0, compile_memory_mb=400, memory_limit_mb=2048
     ) as workers:
-        taster = workers._children[-1]
-        assert taster is not None
-        assert taster.pid is not None
-        page = taster._page
+        canary = workers._children[-1]
+        assert canary is not None
+        assert canary.pid is not None
+        page = canary._page
         assert page is not None
         asked = asyncio.create_task(ask(workers, opening("s", NEVER_COMPILES)))
         await wait_until(lambda: page.read().compiling.number is not None)
-        os.kill(taster.pid, signal.SIGSTOP)
+        os.kill(canary.pid, signal.SIGSTOP)
         reply = await asked
         assert isinstance(reply, GrammarRefused)
         assert not reply.is_client_error
         assert "compile_timeout_s" in reply.message
 
 
-async def test_a_new_grammar_waits_for_no_dead_taster(tokenizer_path: str) -> None:
+async def test_a_new_grammar_waits_for_no_dead_canary(tokenizer_path: str) -> None:
     async with serving(tokenizer_path) as workers:
         await ask(workers, opening("s"))
-        taster = workers._children[-1]
-        assert taster is not None
-        assert taster.pid is not None
-        os.kill(taster.pid, signal.SIGKILL)
+        canary = workers._children[-1]
+        assert canary is not None
+        assert canary.pid is not None
+        os.kill(canary.pid, signal.SIGKILL)
         await wait_until(lambda: workers.stats.restarts == 1)
         assert isinstance(await ask(workers, opening("t")), GrammarReady)  # known grammar
         other = opening("u", TEN_SCHEMAS["array"])

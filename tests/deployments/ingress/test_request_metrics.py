@@ -192,7 +192,7 @@ async def test_gauges_are_told_again_while_nothing_changes():
     metrics.set_load(3, 2)
     metrics.set_refused(True)
     mirror.told.clear()
-    telling = asyncio.create_task(metrics.keep_telling(period_s=0.01))
+    telling = asyncio.create_task(metrics.publish_forever(period_s=0.01))
     for _ in range(500):
         if len(mirror.told) < 8:
             await asyncio.sleep(0.01)

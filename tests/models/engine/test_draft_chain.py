@@ -12,7 +12,7 @@ from models.engine.runner import ModelRunner
 from models.grammar.masks import MaskSource, NoMaskSource
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import Proposal, Sampling
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from tests.cases.messages import opening, proposing
 from tests.fakes.engines import (
     CONSTRAINT,
@@ -185,7 +185,7 @@ def test_a_full_pool_shortens_the_chain(monkeypatch: pytest.MonkeyPatch):
 
 def test_constrained_sessions_are_drafted_step_by_step(monkeypatch: pytest.MonkeyPatch):
     drafter = engine(chains=True, masks=ScriptedMasks())
-    drafter._desk._source.committed["c"] = TokenLog()
+    drafter._desk._source.committed["c"] = TokenSequence()
     counts = count_passes(drafter._runner, monkeypatch)
     prompt = random_prompt(4, 9)
     drafter.submit(opening("c", GREEDY, 9, constraint=CONSTRAINT), "r")

@@ -16,7 +16,7 @@ from models.protocol.messages import (
     MaskMiss,
     Masks,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from tests.cases.grammar import Vocabulary, json_schema
 from tests.harness.grammar_host import (
     EPOCH,
@@ -53,7 +53,7 @@ def test_masks_that_break_a_matcher_twice_refuse_its_grammar(
     open_session(host, "fine")
     # The matcher takes these tokens, but cannot tell what may follow them.
     ids = vocabulary.encode("the cat sat on the mat and it ")[:25]
-    committed = TokenLog(ids[:num_committed])
+    committed = TokenSequence(ids[:num_committed])
     open_session(host, "s", NESTED_REPEATS)
     assert isinstance(commit(host, committed.ids), GrammarCommitted)
     reply = masks(host, ids[num_committed:], 1, base=committed)

@@ -17,7 +17,7 @@ from models.protocol.messages import (
     MaskRequest,
     Masks,
 )
-from models.protocol.token_log import EMPTY_HASH, TokenLog
+from models.protocol.token_sequence import EMPTY_HASH, TokenSequence
 from tests.cases.grammar import (
     EOS_IDS,
     TEN_SCHEMAS,
@@ -153,7 +153,7 @@ def test_commit_takes_the_valid_prefix(host: GrammarHost, vocabulary: Vocabulary
     assert f"token {bad} at position {len(good)}" in reply.message
     # The same message again has the same answer.
     assert commit(host, [*good, bad, *good]) == reply
-    done = commit(host, vocabulary.encode("}"), seq=2, base=TokenLog(good))
+    done = commit(host, vocabulary.encode("}"), seq=2, base=TokenSequence(good))
     assert isinstance(done, GrammarCommitted)
     assert (done.num_valid, done.is_complete, done.message) == (1, True, "")
 
@@ -162,13 +162,13 @@ def test_repeats_are_answered_as_the_first_time(host: GrammarHost, vocabulary: V
     open_session(host)
     ids = [*vocabulary.encode('{"b": true}'), EOS_IDS[1]]
     replies = []
-    log = TokenLog()
+    log = TokenSequence()
     for seq, token in enumerate(ids):
         replies.append(commit(host, [token], seq=seq, base=log))
         log.extend([token])
     assert [r.is_complete for r in replies] == [False] * (len(ids) - 2) + [True, True]  # type: ignore[attr-defined]
     for seq in random.Random(0).sample(range(len(ids)), len(ids)):
-        assert commit(host, [ids[seq]], seq=seq, base=TokenLog(ids[:seq])) == replies[seq]
+        assert commit(host, [ids[seq]], seq=seq, base=TokenSequence(ids[:seq])) == replies[seq]
     whole = commit(host, ids, seq=99)
     assert isinstance(whole, GrammarCommitted)
     assert whole.num_valid == len(ids)
@@ -189,13 +189,13 @@ def test_nothing_follows_an_eos(host: GrammarHost, vocabulary: Vocabulary) -> No
 def test_commit_from_an_unknown_prefix_is_stale(host: GrammarHost, vocabulary: Vocabulary) -> None:
     open_session(host)
     ids = vocabulary.encode('{"b": true}')
-    held = TokenLog(ids[:2])
+    held = TokenSequence(ids[:2])
     commit(host, ids[:2])
-    ahead = commit(host, ids[4:], seq=2, base=TokenLog(ids[:4]))
+    ahead = commit(host, ids[4:], seq=2, base=TokenSequence(ids[:4]))
     assert ahead == GrammarStale(
         session_id="s", seq=2, committed_len=2, committed_hash=held.hash_at(2)
     )
-    other = commit(host, ids[2:], seq=3, base=TokenLog([5, 6]))
+    other = commit(host, ids[2:], seq=3, base=TokenSequence([5, 6]))
     assert other == GrammarStale(session_id="s", seq=3, committed_len=0, committed_hash=EMPTY_HASH)
     unknown = commit(host, ids, session_id="nobody")
     assert unknown == GrammarStale(session_id="nobody", seq=1, is_unknown=True)
@@ -214,9 +214,9 @@ def test_a_new_commit_may_contradict_and_a_late_one_may_not(
     assert isinstance(reply, GrammarCommitted)
     assert reply.num_valid == len(no)
     assert commit(host, yes, seq=1) is None
-    asked = masks(host, [], 1, base=TokenLog(no))
+    asked = masks(host, [], 1, base=TokenSequence(no))
     assert isinstance(asked, Masks)
-    assert asked.committed_hash == TokenLog(no).hash_at(len(no))
+    assert asked.committed_hash == TokenSequence(no).hash_at(len(no))
     # A sender that opens again counts from the start again.
     open_session(host)
     assert isinstance(commit(host, yes, seq=1), GrammarCommitted)
@@ -240,14 +240,14 @@ def test_masks_from_any_known_length_equal_a_fresh_replay(
         state.advance(token)
     host = make_host(counting)
     open_session(host, grammar=grammar)
-    log = TokenLog()
+    log = TokenSequence()
     while len(log) < len(ids):
         for _ in range(4):
             base_len = rng.randint(0, len(log))
             end = rng.randint(base_len, min(len(ids) - 1, len(log) + 4))
             num_rows = rng.randint(1, min(end - base_len + 1, 64))
             chain = ids[base_len:end]
-            reply = masks(host, chain, num_rows, base=TokenLog(ids[:base_len]))
+            reply = masks(host, chain, num_rows, base=TokenSequence(ids[:base_len]))
             assert rows_of(reply) == expected[end - num_rows + 1 : end + 1]
             assert isinstance(reply, Masks)
             assert (reply.committed_len, reply.committed_hash) == (
@@ -268,7 +268,7 @@ def test_an_illegal_draft_token_shortens_the_rows(
     open_session(host)
     good = vocabulary.encode('{"b": ')
     commit(host, good)
-    base = TokenLog(good)
+    base = TokenSequence(good)
     legal = rows_of(masks(host, [], 1, base=base))
     bad = vocabulary.encode("9")[0]
     for chain in ([bad, bad, bad], [bad, -1, 10**30 % 2**60], [10**6, 0, 0]):
@@ -284,15 +284,15 @@ def test_mask_requests_that_cannot_be_served(host: GrammarHost, vocabulary: Voca
     open_session(host)
     ids = vocabulary.encode('{"b": true}')
     commit(host, ids[:3])
-    held = TokenLog(ids[:3])
-    assert masks(host, [], 1, base=TokenLog(ids)) == MaskMiss(
+    held = TokenSequence(ids[:3])
+    assert masks(host, [], 1, base=TokenSequence(ids)) == MaskMiss(
         session_id="s",
         ticket=41,
         reason="stale",
         committed_len=3,
         committed_hash=held.hash_at(3),
     )
-    assert masks(host, [], 1, base=TokenLog([3, 4])) == MaskMiss(
+    assert masks(host, [], 1, base=TokenSequence([3, 4])) == MaskMiss(
         session_id="s", ticket=41, reason="stale", committed_len=0, committed_hash=EMPTY_HASH
     )
     for unknown in ({"session_id": "nobody"}, {"epoch": EPOCH + 1}):

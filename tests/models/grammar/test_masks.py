@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from models.grammar.masks import LocalMaskSource, MaskDesk, MaskWait
+from models.grammar.masks import LocalMaskSource, MaskClient, MaskWait
 from models.protocol.messages import ConstraintReply, ConstraintRequest, GrammarCommitted, Masks
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from models.sampling.logits import is_allowed
 from tests.fakes.engines import CONSTRAINT, EOS_ID, ScriptedMasks, lowest_third
 
 
 def make_session(generated: Sequence[int]) -> SimpleNamespace:
-    return SimpleNamespace(session_id="s", generated=TokenLog(generated), mask_base_len=0)
+    return SimpleNamespace(session_id="s", generated=TokenSequence(generated), mask_base_len=0)
 
 
 def allowed_ids(row: memoryview) -> set[int]:
@@ -22,8 +22,8 @@ def allowed_ids(row: memoryview) -> set[int]:
 
 def ask(
     source: ScriptedMasks, generated: Sequence[int], num_rows: int
-) -> tuple[MaskDesk, SimpleNamespace, MaskWait]:
-    desk = MaskDesk(source)
+) -> tuple[MaskClient, SimpleNamespace, MaskWait]:
+    desk = MaskClient(source)
     session = make_session(generated)
     desk.open("s", CONSTRAINT)
     wait = desk.ask(session, CONSTRAINT.epoch, num_rows)
@@ -163,7 +163,7 @@ def test_a_local_source_keeps_the_mask_replies_of_its_host() -> None:
             return [other, *(masks._answer(request) for request in requests)]
 
     source = LocalMaskSource(Host())
-    desk = MaskDesk(source)
+    desk = MaskClient(source)
     wait = desk.ask(make_session([]), CONSTRAINT.epoch, 1)
     desk.flush()
     desk.collect(0.0)

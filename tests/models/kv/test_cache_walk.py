@@ -9,8 +9,8 @@ from models.engine.runner import ModelRunner
 from models.kv.block_pool import BlockPool, BlockTable
 from models.kv.rows import SequenceRows
 from models.layers.linear import can_pack
-from models.protocol import token_log
-from models.protocol.token_log import TokenLog
+from models.protocol import token_sequence
+from models.protocol.token_sequence import TokenSequence
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.sessions import Session
 from tests.cases.cache_walk import Walk
@@ -56,7 +56,7 @@ def test_a_short_walk(tiny_target, dtype):
 
 
 def _make_hashes_collide(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(token_log, "_MODULUS", 31)
+    patch.setattr(token_sequence, "_MODULUS", 31)
 
 
 def test_colliding_hashes_serve_nobody_anothers_text(tiny_target, monkeypatch):
@@ -105,7 +105,7 @@ def _publish_what_is_drafted(patch: pytest.MonkeyPatch) -> None:
 
     def publish(cache: PrefixCache, sessions: list[Session]) -> None:
         for session in sessions:
-            session.committed_len = session.num_computed
+            session.committed_len = session.num_computed_tokens
         original(cache, sessions)
 
     patch.setattr(PrefixCache, "publish", publish)
@@ -115,12 +115,12 @@ def _publish_what_is_not_computed(patch: pytest.MonkeyPatch) -> None:
     original = PrefixCache.publish
 
     def publish(cache: PrefixCache, sessions: list[Session]) -> None:
-        computed = [session.num_computed for session in sessions]
+        computed = [session.num_computed_tokens for session in sessions]
         for session in sessions:
-            session.num_computed = min(session.table.num_tokens, session.committed_len)
+            session.num_computed_tokens = min(session.table.num_tokens, session.committed_len)
         original(cache, sessions)
-        for session, num_computed in zip(sessions, computed, strict=True):
-            session.num_computed = num_computed
+        for session, num_computed_tokens in zip(sessions, computed, strict=True):
+            session.num_computed_tokens = num_computed_tokens
 
     patch.setattr(PrefixCache, "publish", publish)
     patch.setattr(PrefixCache, "_are_sound", lambda cache, fresh: True)
@@ -174,7 +174,7 @@ def _take_a_part_of_a_block(patch: pytest.MonkeyPatch) -> None:
 
     def adopt_blocks(session: Session, first: int, block_ids: list[int]) -> None:
         original(session, first, block_ids)
-        session.num_computed += 1
+        session.num_computed_tokens += 1
 
     patch.setattr(Session, "adopt_blocks", adopt_blocks)
 
@@ -183,16 +183,16 @@ def _keep_num_computed_on_rollback(patch: pytest.MonkeyPatch) -> None:
     original = Session.rewrite
 
     def rewrite(session: Session, base_len: int, tokens: list[int]) -> None:
-        num_computed = session.num_computed
+        num_computed_tokens = session.num_computed_tokens
         original(session, base_len, tokens)
-        session.num_computed = min(num_computed, len(session.log))
+        session.num_computed_tokens = min(num_computed_tokens, len(session.tokens))
 
     patch.setattr(Session, "rewrite", rewrite)
 
 
 def _reserve_as_if_nothing_were_shared(patch: pytest.MonkeyPatch) -> None:
     def reserve_rows(session: Session, start: int) -> None:
-        session.table.resize(len(session.log))
+        session.table.resize(len(session.tokens))
 
     patch.setattr(Session, "reserve_rows", reserve_rows)
 
@@ -213,18 +213,18 @@ def _read_blocks_behind_the_last_row(patch: pytest.MonkeyPatch) -> None:
 
 
 def _truncate_ids_but_not_hashes(patch: pytest.MonkeyPatch) -> None:
-    def truncate(log: TokenLog, length: int) -> None:
+    def truncate(log: TokenSequence, length: int) -> None:
         del log.ids[length:]
 
-    patch.setattr(TokenLog, "truncate", truncate)
+    patch.setattr(TokenSequence, "truncate", truncate)
 
 
 def _truncate_one_too_few(patch: pytest.MonkeyPatch) -> None:
-    def truncate(log: TokenLog, length: int) -> None:
+    def truncate(log: TokenSequence, length: int) -> None:
         del log.ids[length + 1 :]
         del log._hashes[length + 2 :]
 
-    patch.setattr(TokenLog, "truncate", truncate)
+    patch.setattr(TokenSequence, "truncate", truncate)
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,11 @@ def test_counts_follow_the_log_forwards_and_back(seed: int) -> None:
         if generator.random() < 0.5:
             session.append(generator.randrange(VOCAB_SIZE))
         else:  # a message: some of the log stays, some is written again, some is new
-            base_len = generator.randrange(len(session.log) + 1)
-            same = session.log.ids[base_len : base_len + generator.randrange(4)]
+            base_len = generator.randrange(len(session.tokens) + 1)
+            same = session.tokens.ids[base_len : base_len + generator.randrange(4)]
             new = [generator.randrange(VOCAB_SIZE) for _ in range(generator.randrange(8))]
             session.rewrite(base_len, same + new)
-        ids = session.log.ids
+        ids = session.tokens.ids
         assert session.history is not None
         num_rows = generator.randrange(1, min(len(ids), 6) + 1) if ids else 1
         start = len(ids) - num_rows + 1 if ids else 0

@@ -8,7 +8,7 @@ from scipy import stats
 from models.protocol.messages import Sampling
 from models.sampling import verification
 from models.sampling.draft_probs import DraftRow, certain_row
-from models.sampling.verification import JudgedDraft, draw_tokens, judge_rejection
+from models.sampling.verification import VerifiedDraft, draw_tokens, judge_rejection
 
 EOS = 7
 VOCAB_SIZE = 8
@@ -29,8 +29,8 @@ def scores_of(*rows: dict[int, float]) -> torch.Tensor:
     return scores
 
 
-def judged(draft: list[int], rows: list[DraftRow], num_rows: int, seed: int = 1) -> JudgedDraft:
-    return JudgedDraft(
+def judged(draft: list[int], rows: list[DraftRow], num_rows: int, seed: int = 1) -> VerifiedDraft:
+    return VerifiedDraft(
         first_row=0,
         num_rows=num_rows,
         draft=draft,
@@ -41,7 +41,7 @@ def judged(draft: list[int], rows: list[DraftRow], num_rows: int, seed: int = 1)
     )
 
 
-def judge_one(scores: torch.Tensor, draft: JudgedDraft) -> list[int]:
+def judge_one(scores: torch.Tensor, draft: VerifiedDraft) -> list[int]:
     (text,) = judge_rejection(scores, [draft])
     return text
 
@@ -134,13 +134,13 @@ def test_an_id_may_repeat_in_a_row_with_probability_0() -> None:
 
 def test_a_judgement_does_not_depend_on_its_batch() -> None:
     generator = torch.Generator().manual_seed(5)
-    drafts: list[JudgedDraft] = []
+    drafts: list[VerifiedDraft] = []
     scores = 2 * torch.randn(40, VOCAB_SIZE, generator=generator)
     uniform_row = row_of(dict.fromkeys(range(VOCAB_SIZE), 1 / VOCAB_SIZE))
     first = 0
     for i, (k, num_rows) in enumerate([(4, 5), (1, 2), (3, 2), (2, 3), (4, 5), (3, 3)] * 2):
         drafts.append(
-            JudgedDraft(
+            VerifiedDraft(
                 first_row=first,
                 num_rows=num_rows,
                 draft=[(3 * i + j) % VOCAB_SIZE for j in range(k)],

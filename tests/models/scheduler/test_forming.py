@@ -4,14 +4,14 @@ from collections.abc import Iterable
 
 import pytest
 
-from models.scheduler.batch_window import FormingWindow
+from models.scheduler.batch_window import BatchWindow
 
 PASS_S = 0.020
 
 
-def window(away: dict[str, float], *, pass_s: float = PASS_S, row_s: float = 0.0) -> FormingWindow:
+def window(away: dict[str, float], *, pass_s: float = PASS_S, row_s: float = 0.0) -> BatchWindow:
     """A window that knows how long sessions are away and what passes of 1 to 64 rows take."""
-    made = FormingWindow()
+    made = BatchWindow()
     for num_rows in (1, 2, 4, 8, 16, 32, 64):
         made.note_pass(pass_s + row_s * num_rows, num_rows, 0.0)
     for session_id, away_s in away.items():
@@ -20,13 +20,13 @@ def window(away: dict[str, float], *, pass_s: float = PASS_S, row_s: float = 0.0
     return made
 
 
-def answer_all(made: FormingWindow, sessions: Iterable[str], now: float) -> None:
+def answer_all(made: BatchWindow, sessions: Iterable[str], now: float) -> None:
     for session_id in sessions:
         made.note_answer(session_id, now)
 
 
 def test_nothing_is_known_at_first() -> None:
-    made = FormingWindow()
+    made = BatchWindow()
     made.note_message("a", 1.0, 1)
     assert made.wait_s(1.0) == 0.0
 
@@ -148,7 +148,7 @@ def test_a_visitor_who_stays_away_for_long_keeps_nobody_from_waiting_for_others(
         answer_all(made, "abcd", now)
 
 
-def beside_a_prompt(made: FormingWindow, away_s: float, now: float) -> tuple[float, float]:
+def beside_a_prompt(made: BatchWindow, away_s: float, now: float) -> tuple[float, float]:
     """One round of stream "a", which drafts for `away_s`, beside prompt "p": (held, ended)."""
     made.note_answer("a", now)
     began = now
@@ -192,7 +192,7 @@ def test_a_prompt_does_not_wait_for_a_stream_that_drafts_longer_than_a_pass() ->
 
 def test_a_prompt_counts_by_the_rows_of_its_chunk() -> None:
     """Up to eight rows are free here: one more beside six is, eight more are not."""
-    made = FormingWindow()
+    made = BatchWindow()
     for num_rows, pass_s in ((1, 0.020), (8, 0.020), (16, 0.040)):
         made.note_pass(pass_s, num_rows, 0.0)
     made.note_answer("a", 0.0)

@@ -23,7 +23,7 @@ class Scene:
         session = self.table.open(opened, 0.0)
         assert session is not None
         session.rewrite(0, list(range(length)))
-        session.num_computed = computed
+        session.num_computed_tokens = computed
         session.table.resize(computed)
         session.job = Job(0, ready_s, num_logits, 0, 0.0)
         return session
@@ -64,10 +64,10 @@ def test_a_prompt_is_cut_so_that_its_logits_stay_together() -> None:
     scene = Scene(max_rows=8)
     session = scene.add("s", 20, num_logits=6)
     seen = []
-    while session.num_computed < 20:
+    while session.num_computed_tokens < 20:
         (rows,) = scene.plan().rows
         seen.append((rows.num_rows, rows.num_logits))
-        session.num_computed = rows.start + rows.num_rows
+        session.num_computed_tokens = rows.start + rows.num_rows
     assert seen == [(8, 0), (6, 0), (6, 6)]
 
 
@@ -96,8 +96,8 @@ def test_the_youngest_loses_its_blocks_and_keeps_its_log() -> None:
     middle.job = None
     plan = scene.plan()
     assert [name for name, *_ in shape(plan)] == ["old"]
-    assert (young.num_computed, young.table.block_ids, len(young.log)) == (0, [], 8)
-    assert middle.num_computed == 4
+    assert (young.num_computed_tokens, young.table.block_ids, len(young.tokens)) == (0, [], 8)
+    assert middle.num_computed_tokens == 4
     assert old.table.num_tokens == 13
     assert scene.planner.num_preemptions == 1
 
@@ -115,7 +115,7 @@ def test_a_session_preempted_in_this_plan_does_not_count_on_its_lost_rows() -> N
     young = scene.add("young", 4, computed=3, ready_s=2.0)
     young.table.resize(8)  # it was rolled back: less than it gives up would do
     assert [name for name, *_ in shape(scene.plan())] == ["old"]
-    assert young.num_computed == 0
+    assert young.num_computed_tokens == 0
 
 
 def test_the_oldest_is_never_preempted_and_the_asker_waits() -> None:
@@ -126,7 +126,7 @@ def test_the_oldest_is_never_preempted_and_the_asker_waits() -> None:
     plan = scene.plan()
     assert plan.rows == []
     assert plan.starved == [young]
-    assert old.num_computed == 16
+    assert old.num_computed_tokens == 16
 
 
 def test_a_session_larger_than_the_pool_is_told() -> None:
@@ -142,7 +142,7 @@ def test_tiny_budgets_get_on(max_rows: int) -> None:
     sessions = [scene.add(f"s{i}", 7 + i, num_logits=scene.planner.max_logits) for i in range(3)]
     for tick in range(60):
         for rows in scene.plan().rows:
-            rows.session.num_computed = rows.start + rows.num_rows
+            rows.session.num_computed_tokens = rows.start + rows.num_rows
             rows.job.ready_s = tick
             if rows.num_logits:
                 rows.session.job = None
@@ -153,7 +153,7 @@ def fork(scene: Scene, parent: Session, name: str, num_tokens: int) -> Session:
     """A session of the parent's first tokens that shares its whole computed blocks."""
     session = scene.add(name, num_tokens)
     session.job = None
-    shared = min(num_tokens, parent.num_computed) // 4
+    shared = min(num_tokens, parent.num_computed_tokens) // 4
     session.adopt_blocks(0, parent.table.block_ids[:shared])
     return session
 
@@ -179,7 +179,7 @@ def test_who_rolls_back_into_a_shared_block_computes_it_again(who: str) -> None:
     session.rewrite(6, [90, 91])
     session.job = Job(0, 0.0, 2, 0)
     assert shape(scene.plan()) == [(who, 4, 4, 2)]
-    assert session.num_computed == 4
+    assert session.num_computed_tokens == 4
     assert session.table.block_ids[0] == blocks[0]
     other = child if session is parent else parent
     assert other.table.block_ids == blocks
@@ -194,7 +194,7 @@ def test_taking_the_blocks_of_a_fork_leaves_those_it_shares() -> None:
     child.table.resize(13)  # two blocks of its own
     assert scene.pool.num_free == 0
     assert shape(scene.plan()) == [("parent", 12, 5, 1)]
-    assert (child.table.block_ids, child.num_computed, len(child.log)) == ([], 0, 13)
+    assert (child.table.block_ids, child.num_computed_tokens, len(child.tokens)) == ([], 0, 13)
     assert scene.planner.num_preemptions == 1
 
 
@@ -217,7 +217,7 @@ def test_nobody_gives_up_blocks_in_vain() -> None:
     plan = scene.plan()
     assert shape(plan) == [("small", 7, 1, 1)]
     assert [session.session_id for session in plan.starved] == ["large"]
-    assert (small.num_computed, scene.planner.num_preemptions) == (7, 0)
+    assert (small.num_computed_tokens, scene.planner.num_preemptions) == (7, 0)
 
 
 def test_who_would_free_nothing_keeps_its_blocks_and_an_older_one_loses() -> None:
@@ -230,7 +230,7 @@ def test_who_would_free_nothing_keeps_its_blocks_and_an_older_one_loses() -> Non
     filler.order = -1  # older than all: it is not to be had
     assert scene.pool.num_free == 0
     assert [name for name, *_ in shape(scene.plan())] == ["old"]
-    assert (shared.num_computed, len(shared.table.block_ids)) == (8, 2)
+    assert (shared.num_computed_tokens, len(shared.table.block_ids)) == (8, 2)
     (middle,) = (one for one in scene.table if one.session_id == "middle")
     assert middle.table.block_ids == []
     assert scene.planner.num_preemptions == 1

@@ -50,7 +50,7 @@ class Scene:
         session = self.add(name, text, length)
         session.job = None
         session.table.resize(length)
-        session.num_computed = length
+        session.num_computed_tokens = length
         self.cache.publish([session])
         return session
 
@@ -71,7 +71,7 @@ class Scene:
     def run(self, plan: PassPlan) -> None:
         """As if the pass had been computed, its jobs done."""
         for rows in plan.rows:
-            rows.session.num_computed = rows.start + rows.num_rows
+            rows.session.num_computed_tokens = rows.start + rows.num_rows
             if rows.num_logits:
                 rows.session.job = None
         self.cache.publish([rows.session for rows in plan.rows])
@@ -141,7 +141,7 @@ def test_cached_blocks_that_an_older_job_took_in_this_pass_are_computed() -> Non
     plan = scene.plan()
     assert shape(plan) == [("late", 9, 8, 1)]
     scene.run(plan)
-    assert late.num_computed == 17
+    assert late.num_computed_tokens == 17
     assert scene.counts == (12 + 17, 8, 0)
 
 

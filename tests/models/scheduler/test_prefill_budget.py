@@ -88,7 +88,7 @@ class World:
         """One that has just been answered for the first time; its prompt was computed alone."""
         session = self.session(40)
         session.reserve_rows(0)
-        session.num_computed = 40
+        session.num_computed_tokens = 40
         session.last_active_s = self.now
         self.planner._budget.note_pass(40, 40, self._cost(40), self.now)
         stream = Stream(session, away_s, num_rows, self.now + away_s)
@@ -105,7 +105,7 @@ class World:
             session = stream.session
             if session.job is None and stream.back_s <= self.now:
                 session.away_s = self.now - session.last_active_s
-                session.rewrite(len(session.log), [0] * stream.num_rows)
+                session.rewrite(len(session.tokens), [0] * stream.num_rows)
                 session.job = Job(0, self.now, stream.num_rows, 0)
         waiting = [s for s in self.table if s.job is not None]
         plan = self.planner.plan(waiting, self.table, self.now)
@@ -126,7 +126,7 @@ class World:
         self.now += duration_s
         self.passes.append((num_rows, num_prompt_rows))
         for rows in plan.rows:
-            rows.session.num_computed = rows.start + rows.num_rows
+            rows.session.num_computed_tokens = rows.start + rows.num_rows
             rows.job.end_pass(duration_s, rows.num_rows, num_rows, len(plan.rows))
             if rows.num_logits:
                 self._answer(rows.session)
@@ -140,7 +140,7 @@ class World:
                 stream.answered_s.append(self.now)
                 stream.back_s = self.now + stream.away_s
                 if stream.away_s == 0.0:  # a run-on: its job goes on
-                    session.rewrite(len(session.log), [0])
+                    session.rewrite(len(session.tokens), [0])
                     session.job = Job(0, self.now, 1, 0)
                     session.job.num_rows = 1
                 return

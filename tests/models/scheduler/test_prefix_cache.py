@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from models.kv.block_pool import BlockPool, OutOfBlocks
-from models.protocol import token_log
+from models.protocol import token_sequence
 from models.protocol.messages import Open, Sampling
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.sessions import Job, Session
@@ -52,10 +52,12 @@ class Scene:
         """As a pass does: look, take blocks, compute up to `num_rows` rows, publish."""
         assert session.job is not None
         self.cache.adopt(session)
-        length = len(session.log)
-        start = session.table.first_row(min(session.num_computed, length - session.job.num_logits))
+        length = len(session.tokens)
+        start = session.table.first_row(
+            min(session.num_computed_tokens, length - session.job.num_logits)
+        )
         session.reserve_rows(start)
-        session.num_computed = min(length, start + num_rows)
+        session.num_computed_tokens = min(length, start + num_rows)
         self.cache.publish([session])
 
     def close(self, session: Session) -> None:
@@ -90,7 +92,7 @@ class CacheMachine(RuleBasedStateMachine):
         session = scene.open(ids, salt=salt, num_logits=min(num_logits, len(ids)))
         session.committed_len = max(0, len(ids) - num_guessed)
         scene.cache.adopt(session)
-        num_found = session.num_computed
+        num_found = session.num_computed_tokens
         assert num_found <= len(ids) - num_logits or num_found == 0
         for index, block in enumerate(session.table.block_ids):
             stop = (index + 1) * SIZE
@@ -98,7 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert (salt, tuple(ids[:stop])) in self.published
         if scene.cache.num_evictions == 0:
             expected = self._num_expected(ids, salt, len(ids) - num_logits)
-            assert num_found == expected or token_log._MODULUS < 100
+            assert num_found == expected or token_sequence._MODULUS < 100
         try:
             scene.compute(session)
         except OutOfBlocks:
@@ -157,7 +159,7 @@ def test_the_cache_is_as_its_model():
 
 
 def test_the_cache_is_as_its_model_where_hashes_collide(monkeypatch):
-    monkeypatch.setattr(token_log, "_MODULUS", 3)
+    monkeypatch.setattr(token_sequence, "_MODULUS", 3)
     _run_machine()
 
 
@@ -171,7 +173,7 @@ def _compare_no_predecessor(cache, block, parent, log, index):
 
 @pytest.mark.parametrize("damage", [_compare_no_ids, _compare_no_predecessor])
 def test_the_machine_finds_a_comparison_left_out(monkeypatch, damage):
-    monkeypatch.setattr(token_log, "_MODULUS", 3)
+    monkeypatch.setattr(token_sequence, "_MODULUS", 3)
     monkeypatch.setattr(PrefixCache, "_is_block", damage)
     with pytest.raises((AssertionError, KeyError)):
         _run_machine([Phase.generate])
@@ -187,7 +189,7 @@ def test_a_session_takes_the_whole_blocks_that_leave_its_logits_to_compute():
     for num_logits, num_found in ((1, 4), (2, 4), (3, 2), (6, 0)):
         session = scene.open([1, 2, 3, 4, 5, 6], num_logits=num_logits)
         scene.cache.adopt(session)
-        assert session.num_computed == num_found
+        assert session.num_computed_tokens == num_found
         assert session.table.block_ids == first.table.block_ids[: num_found // SIZE]
         assert session.take_cached_tokens() == num_found
         assert session.take_cached_tokens() == 0
@@ -201,10 +203,10 @@ def test_a_prompt_is_found_block_by_block_while_it_is_computed():
     first, second = scene.open([1, 2, 3, 4, 5, 6, 7]), scene.open([1, 2, 3, 4, 5, 6, 8])
     scene.compute(first, 3)
     scene.cache.adopt(second)
-    assert second.num_computed == 2
+    assert second.num_computed_tokens == 2
     scene.compute(first, 3)
     scene.compute(second, 0)
-    assert second.num_computed == 6
+    assert second.num_computed_tokens == 6
     assert (second.num_cached_tokens, scene.cache.num_hits) == (6, 6)
     scene.check()
 
@@ -215,7 +217,7 @@ def test_what_was_half_computed_is_given_up_for_a_whole_block():
     scene.compute(second, 1)
     scene.compute(first)
     scene.cache.adopt(second)
-    assert (second.num_computed, second.table.num_tokens) == (4, 4)
+    assert (second.num_computed_tokens, second.table.num_tokens) == (4, 4)
     assert second.table.block_ids == first.table.block_ids[:2]
     assert scene.cache.num_hits == 3
     scene.check()
@@ -226,7 +228,7 @@ def test_of_two_equal_blocks_one_stays():
     first, second = scene.open([1, 2, 3, 4, 5]), scene.open([1, 2, 3, 4, 6])
     for session in (first, second):
         session.reserve_rows(0)
-        session.num_computed = 5
+        session.num_computed_tokens = 5
     assert scene.pool.num_free == NUM_BLOCKS - 6
     scene.cache.publish([first, second])
     assert second.table.block_ids[:2] == first.table.block_ids[:2]
@@ -243,7 +245,7 @@ def test_guesses_and_uncomputed_rows_are_not_published():
     session.rewrite(5, [7, 8, 9])  # another guess takes the place of the first
     session.committed_len = 8
     scene.compute(session, 1)
-    assert (session.num_computed, scene.cache.num_blocks) == (6, 3)
+    assert (session.num_computed_tokens, scene.cache.num_blocks) == (6, 3)
     scene.check()
 
 
@@ -253,7 +255,7 @@ def test_salts_share_nothing():
     for salt, num_found in (("", 0), ("b", 0), ("a", 2)):
         session = scene.open([1, 2, 3], salt=salt)
         scene.cache.adopt(session)
-        assert session.num_computed == num_found
+        assert session.num_computed_tokens == num_found
 
 
 def test_what_is_not_finite_is_not_published():
@@ -261,7 +263,7 @@ def test_what_is_not_finite_is_not_published():
     bad, good = scene.open([1, 2, 3, 4, 5]), scene.open([6, 7, 8])
     for session in (bad, good):
         session.reserve_rows(0)
-        session.num_computed = len(session.log)
+        session.num_computed_tokens = len(session.tokens)
     scene.infinite = {bad.table.block_ids[1]}
     scene.cache.publish([bad, good])
     assert scene.cache.num_blocks == 1
@@ -274,7 +276,7 @@ def test_a_disabled_cache_keeps_nothing():
     for _ in range(2):
         session = scene.open([1, 2, 3])
         scene.compute(session)
-        assert session.num_computed == 3
+        assert session.num_computed_tokens == 3
     assert (scene.cache.num_blocks, scene.cache.num_queries, scene.cache.num_hits) == (0, 0, 0)
     assert not scene.cache.awaits(_Rows(session, 0, 3, 1), [_Rows(session, 0, 3, 1)])
 
@@ -285,7 +287,7 @@ def test_a_session_that_must_compute_its_rows_finds_none(monkeypatch):
     monkeypatch.setattr(Session, "may_use_cached_prefix", property(lambda session: False))
     session = scene.open([1, 2, 3])
     scene.cache.adopt(session)
-    assert (session.num_computed, scene.cache.num_queries) == (0, 3)
+    assert (session.num_computed_tokens, scene.cache.num_queries) == (0, 3)
     scene.check()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import NeedOpen, NeedPrefix, Open, Proposal, Propose, Sampling, Timing
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from models.scheduler.sessions import Job, Session, SessionTable
 from tests.fakes.engines import CONSTRAINT, EPOCH
 
@@ -24,7 +24,7 @@ def make_propose(
         epoch=epoch,
         seq=seq,
         base_len=len(base),
-        prefix_hash=TokenLog(base).hash_at(len(base)),
+        prefix_hash=TokenSequence(base).hash_at(len(base)),
         tokens=tokens,
         num_draft_tokens=1,
         deadline_ms=1e3,
@@ -48,7 +48,7 @@ def accept(table: SessionTable, message: Propose) -> Session:
     assert replies == []
     assert session is not None
     session.rewrite(message.base_len, message.tokens)
-    session.agreed_len = len(session.log) - 1
+    session.agreed_len = len(session.tokens) - 1
     return session
 
 
@@ -70,7 +70,7 @@ def test_an_open_of_another_epoch_opens_nothing(table: SessionTable) -> None:
 def test_lower_seq_is_dropped(table: SessionTable, session: Session) -> None:
     accept(table, make_propose(5, [], [2, 3]))
     assert table.admit(make_propose(4, [], [9]), "late", 0.0) == (None, [])
-    assert session.log.ids == [2, 3]
+    assert session.tokens.ids == [2, 3]
     assert session.reply_to == "r"
 
 
@@ -109,7 +109,7 @@ def test_a_base_beyond_the_log_names_what_is_agreed(table: SessionTable, session
     session.append(9)  # drafted: not the sender's
     _, replies = table.admit(make_propose(2, [2, 3, 4, 5, 6], [7]), "r", 0.0)
     assert replies == [
-        NeedPrefix(session_id="s", seq=2, have_len=2, have_hash=TokenLog([2, 3]).hash_at(2))
+        NeedPrefix(session_id="s", seq=2, have_len=2, have_hash=TokenSequence([2, 3]).hash_at(2))
     ]
     accept(table, make_propose(3, [2, 3], [4, 5, 6, 7]))
 
@@ -141,14 +141,14 @@ def test_a_negative_base_is_a_mismatch(table: SessionTable, session: Session) ->
 
 def test_rewrite_keeps_the_rows_of_equal_ids(session: Session) -> None:
     session.rewrite(0, [2, 3, 4, 5, 6])
-    session.num_computed = 5
+    session.num_computed_tokens = 5
     session.rewrite(0, [2, 3, 4, 9])
-    assert session.log.ids == [2, 3, 4, 9]
-    assert session.num_computed == 3
+    assert session.tokens.ids == [2, 3, 4, 9]
+    assert session.num_computed_tokens == 3
     session.rewrite(2, [4])
-    assert session.log.ids == [2, 3, 4]
-    assert session.num_computed == 3
-    assert session.log.hash_at(3) == TokenLog([2, 3, 4]).hash_at(3)
+    assert session.tokens.ids == [2, 3, 4]
+    assert session.num_computed_tokens == 3
+    assert session.tokens.hash_at(3) == TokenSequence([2, 3, 4]).hash_at(3)
 
 
 def test_generated_tokens_follow_the_log(table: SessionTable) -> None:
@@ -170,16 +170,16 @@ def test_generated_tokens_follow_the_log(table: SessionTable) -> None:
 def test_the_same_open_again_changes_nothing(table: SessionTable, session: Session) -> None:
     accept(table, make_propose(1, [], [2, 3]))
     assert table.open(make_open(), 1.0) is None
-    assert session.log.ids == [2, 3]
+    assert session.tokens.ids == [2, 3]
 
 
 def test_new_terms_keep_log_and_seq(table: SessionTable, session: Session) -> None:
     accept(table, make_propose(5, [], [2, 3, 4]))
-    session.num_computed = 3
+    session.num_computed_tokens = 3
     renewed = table.open(make_open(constraint=CONSTRAINT), 1.0)
     assert renewed is session
     assert session.generated.ids == [4]
-    assert (session.seq, session.num_computed) == (5, 3)
+    assert (session.seq, session.num_computed_tokens) == (5, 3)
     assert table.admit(make_propose(4, [], [9]), "r", 1.0) == (None, [])
 
 
@@ -206,12 +206,12 @@ def test_a_job_accounts_for_all_time_between_its_answers() -> None:
 def test_another_salt_gives_up_the_blocks(table: SessionTable, session: Session) -> None:
     accept(table, make_propose(5, [], [2, 3, 4, 5, 6]))
     session.table.resize(5)
-    session.num_computed = 5
+    session.num_computed_tokens = 5
     assert table.open(make_open(prompt_len=3), 1.0) is session
-    assert session.num_computed == 5
+    assert session.num_computed_tokens == 5
     assert table.open(make_open(prompt_len=3, cache_salt="mine"), 1.0) is session
-    assert (session.num_computed, session.table.block_ids) == (0, [])
-    assert session.log.ids == [2, 3, 4, 5, 6]
+    assert (session.num_computed_tokens, session.table.block_ids) == (0, [])
+    assert session.tokens.ids == [2, 3, 4, 5, 6]
     POOL.check([session.table])
     table.close("s")
 

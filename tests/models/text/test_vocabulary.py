@@ -23,7 +23,7 @@ from models.text.vocabulary import (
 )
 from tests.cases.architectures import serve, write
 from tests.cases.messages import EPOCH, opening, verifying
-from tests.harness.law_engines import answers
+from tests.harness.distribution_engines import answers
 
 NUM_TOKENS = 256  # ids that prompts of `tests.cases.architectures` are made of
 SIZES = {

@@ -7,7 +7,7 @@ import pytest
 
 from models.protocol.errors import InvalidRequest, Unavailable
 from models.protocol.messages import Cut, DraftSource, Proposal
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.drafters.choice import FillInDrafter, choose_source, fixed_length
 from router.drafters.ngram import NgramDrafter
 from router.limits import SpeculationLimits
@@ -94,7 +94,7 @@ def pair(*, fails_at: tuple[int, ...] = ()) -> tuple[FillInDrafter, ScriptedDraf
 
 async def test_lookup_fills_in_while_the_model_is_not_ready() -> None:
     drafter, model = pair()
-    committed = TokenLog([5, 9, 2])
+    committed = TokenSequence([5, 9, 2])
     model.is_ready = False
     assert drafter.is_ready
     assert drafter.source == "ngram"
@@ -107,7 +107,7 @@ async def test_lookup_fills_in_while_the_model_is_not_ready() -> None:
 
 async def test_lookup_fills_in_at_once_for_a_draft_that_is_lost() -> None:
     drafter, model = pair(fails_at=(0,))
-    committed = TokenLog([5, 9, 2])
+    committed = TokenSequence([5, 9, 2])
     assert (await drafter.propose(committed, 3)).tokens != continuation(committed.ids, 3)
     assert model.num_calls == 1
     with pytest.raises(Unavailable):
@@ -121,7 +121,7 @@ class EmptyDrafter(ScriptedDrafter):
         super().__init__([None])
         self.cut = cut
 
-    async def propose(self, committed: TokenLog, num_draft_tokens: int) -> Proposal:
+    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         proposal = await super().propose(committed, num_draft_tokens)
         return msgspec.structs.replace(proposal, tokens=[], cut=self.cut)
 
@@ -136,7 +136,7 @@ async def test_lookup_fills_in_at_once_for_a_draft_that_is_empty(cut: Cut) -> No
         return made[-1]
 
     drafter = FillInDrafter(model, new_lookup)
-    committed = TokenLog([5, 9, 2, 5, 9])
+    committed = TokenSequence([5, 9, 2, 5, 9])
     for _ in range(3):
         proposal = await drafter.propose(committed, 3)
         assert (proposal.source, proposal.tokens) == ("ngram", [2, 5, 9])
@@ -166,7 +166,7 @@ async def test_lookup_forgets_the_text_once_the_model_drafts_and_reads_it_again_
         return made[-1]
 
     drafter = FillInDrafter(model, new_lookup)
-    committed = TokenLog([5, 9, 2, 5, 9])
+    committed = TokenSequence([5, 9, 2, 5, 9])
     model.is_ready = False
     assert (await drafter.propose(committed, 3)).tokens == [2, 5, 9]
     assert made[0]._ends

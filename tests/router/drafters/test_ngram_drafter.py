@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.protocol.messages import Proposal
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.drafters.ngram import NgramDrafter
 
 
-def drafted(drafter: NgramDrafter, committed: TokenLog, k: int) -> list[int]:
+def drafted(drafter: NgramDrafter, committed: TokenSequence, k: int) -> list[int]:
     """Short texts are drafted for without a single wait, so no event loop is needed."""
     proposing = drafter.propose(committed, k)
     with pytest.raises(StopIteration) as done:
@@ -50,7 +50,7 @@ def test_a_proposal_is_what_a_search_of_the_whole_text_finds(
     """Whatever the sizes of the rounds in which the text was committed."""
     max_len = min_len + further
     drafter = NgramDrafter("s", min_len=min_len, max_len=max_len)
-    committed = TokenLog(ids[:1])
+    committed = TokenSequence(ids[:1])
     for step in [*steps, len(ids)]:
         committed.extend(ids[len(committed) : len(committed) + step])
         assert drafted(drafter, committed, k) == by_search(committed.ids, k, min_len, max_len)
@@ -71,11 +71,11 @@ def test_a_proposal_is_what_a_search_of_the_whole_text_finds(
 )
 def test_what_is_proposed(ids: list[int], expected: list[int]) -> None:
     drafter = NgramDrafter("s", min_len=1, max_len=3)
-    assert drafted(drafter, TokenLog(ids), 4) == expected
+    assert drafted(drafter, TokenSequence(ids), 4) == expected
 
 
 def test_shorter_n_grams_than_the_shortest_are_not_matched() -> None:
-    ids = TokenLog([1, 2, 3, 9, 8, 2, 3])
+    ids = TokenSequence([1, 2, 3, 9, 8, 2, 3])
     assert drafted(NgramDrafter("s", min_len=2, max_len=4), ids, 2) == [9, 8]
     assert drafted(NgramDrafter("s", min_len=3, max_len=4), ids, 2) == []
 
@@ -88,7 +88,7 @@ async def test_a_draft_ends_before_an_eos(
     eos_ids: tuple[int, ...], expected: list[int], cut: str
 ) -> None:
     drafter = NgramDrafter("s", min_len=1, max_len=3, eos_ids=eos_ids)
-    proposal = await drafter.propose(TokenLog([1, 2, 3, 0, 4, 1, 2]), 4)
+    proposal = await drafter.propose(TokenSequence([1, 2, 3, 0, 4, 1, 2]), 4)
     assert proposal.tokens == expected
     assert proposal.cut == cut
     assert proposal.source == drafter.source == "ngram"
@@ -98,7 +98,7 @@ async def test_a_draft_ends_before_an_eos(
 
 async def test_a_long_prompt_is_indexed_once_and_lets_others_go_on() -> None:
     """Counted in turns of the event loop, not in time."""
-    committed = TokenLog(range(10_000))
+    committed = TokenSequence(range(10_000))
     drafter = NgramDrafter("s", min_len=1, max_len=4)
     turns = 0
 

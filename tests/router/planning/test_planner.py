@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from router.planning.joint import (
+    DraftForecast,
     JointPlan,
     Others,
-    Outlook,
     best_drafting_plan,
     plain_plan,
 )
@@ -37,22 +37,24 @@ class LinearCosts:
         return self.first_step_ms + self.session_step_ms * num_sessions
 
 
-def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> Outlook:
-    return Outlook([acceptance**j for j in range(1, limit + 1)], is_free=is_free)
+def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> DraftForecast:
+    return DraftForecast([acceptance**j for j in range(1, limit + 1)], is_free=is_free)
 
 
-def choose(outlooks: list[Outlook], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
+def choose(forecasts: list[DraftForecast], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
     """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
-    plain = plain_plan(len(outlooks), costs, others, RUN_ON)
-    drafting = best_drafting_plan(outlooks, costs, others)
+    plain = plain_plan(len(forecasts), costs, others, RUN_ON)
+    drafting = best_drafting_plan(forecasts, costs, others)
     pays = drafting is not None and drafting.tokens_per_ms > plain.tokens_per_ms
     return drafting if pays else plain
 
 
-def rate_together(lengths: tuple[int, ...], outlooks: list[Outlook], costs: LinearCosts) -> float:
+def rate_together(
+    lengths: tuple[int, ...], forecasts: list[DraftForecast], costs: LinearCosts
+) -> float:
     """Tokens per ms of a round in which every session drafts, one pass for all."""
-    tokens = sum(1.0 + sum(o.survival[:k]) for o, k in zip(outlooks, lengths, strict=True))
-    away = [k for o, k in zip(outlooks, lengths, strict=True) if not o.is_free]
+    tokens = sum(1.0 + sum(o.survival[:k]) for o, k in zip(forecasts, lengths, strict=True))
+    away = [k for o, k in zip(forecasts, lengths, strict=True) if not o.is_free]
     round_ms = costs.pass_ms(len(lengths) + sum(lengths)) + costs.verify_wait_ms
     if away:
         round_ms += max(away) * costs.step_ms(len(away)) + costs.draft_wait_ms
@@ -74,18 +76,18 @@ def test_no_plan_of_all_combinations_is_better(seed: int) -> None:
     random_ = random.Random(seed)
     costs = random_costs(random_)
     num_free = random_.choice([0, 0, 1])
-    outlooks = [
+    forecasts = [
         outlook(random_.uniform(0.3, 0.95), 4, is_free=index < num_free) for index in range(4)
     ]
-    plan = best_drafting_plan(outlooks, costs, ALONE)
+    plan = best_drafting_plan(forecasts, costs, ALONE)
     assert plan is not None
     best = max(
-        rate_together(lengths, outlooks, costs)
+        rate_together(lengths, forecasts, costs)
         for lengths in itertools.product(range(1, 5), repeat=4)
     )
     assert plan.tokens_per_ms >= 0.99 * best
     if all(plan.lengths):
-        assert plan.tokens_per_ms == pytest.approx(rate_together(plan.lengths, outlooks, costs))
+        assert plan.tokens_per_ms == pytest.approx(rate_together(plan.lengths, forecasts, costs))
 
 
 def test_one_session_matches_an_exhaustive_search() -> None:
@@ -111,9 +113,9 @@ def test_better_sessions_draft_longer() -> None:
 
 @pytest.mark.parametrize("num_sessions", [1, 4, 16])
 def test_k_falls_when_rows_cost_more(num_sessions: int) -> None:
-    outlooks = [outlook(0.8)] * num_sessions
+    forecasts = [outlook(0.8)] * num_sessions
     totals = [
-        sum(choose(outlooks, LinearCosts(row_ms=row_ms)).lengths)
+        sum(choose(forecasts, LinearCosts(row_ms=row_ms)).lengths)
         for row_ms in (0.05, 0.25, 1.0, 3.0, 10.0, 100.0)
     ]
     assert totals == sorted(totals, reverse=True)
@@ -169,7 +171,7 @@ def test_queues_and_links_count() -> None:
 
 
 def test_limits_are_kept_and_who_cannot_draft_does_not() -> None:
-    lengths = choose([outlook(0.9, 2), Outlook(()), outlook(0.9, 5)], LinearCosts()).lengths
+    lengths = choose([outlook(0.9, 2), DraftForecast(()), outlook(0.9, 5)], LinearCosts()).lengths
     assert lengths[0] <= 2
     assert lengths[1] == 0
     assert lengths[2] <= 5

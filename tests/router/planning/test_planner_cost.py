@@ -10,36 +10,38 @@ import pytest
 
 from models.protocol.messages import Proposal, Timing
 from router.planning.costs import PassCosts
-from router.planning.joint import Costs, JointPlan, Others, Outlook, best_drafting_plan
+from router.planning.joint import Costs, DraftForecast, JointPlan, Others, best_drafting_plan
 
 
 @dataclass(frozen=True)
 class SlowRounds:
     """Every depth with every number of rows, each from scratch: slow, and easy to believe."""
 
-    outlooks: list[Outlook]
+    forecasts: list[DraftForecast]
     costs: Costs
     others: Others
 
     def best(self) -> JointPlan | None:
-        max_depth = max((len(o.survival) for o in self.outlooks if not o.is_free), default=0)
+        max_depth = max((len(o.survival) for o in self.forecasts if not o.is_free), default=0)
         found = [plan for depth in range(max_depth + 1) if (plan := self._best_at(depth))]
         return max(found, key=lambda plan: plan.tokens_per_ms, default=None)
 
     def _best_at(self, depth: int) -> JointPlan | None:
         tokens = sorted(
             (-alive, length, index)
-            for index, outlook in enumerate(self.outlooks)
+            for index, outlook in enumerate(self.forecasts)
             for length, alive in enumerate(outlook.survival, start=1)
             if length <= depth or outlook.is_free
         )
-        lengths, expected = [0] * len(self.outlooks), float(len(self.outlooks))
+        lengths, expected = [0] * len(self.forecasts), float(len(self.forecasts))
         best: JointPlan | None = None
         for num_rows, (minus_alive, length, index) in enumerate(tokens, start=1):
             expected -= minus_alive
             lengths[index] = length
             drafted = [k > 0 for k in lengths]
-            is_away = [k > 0 and not o.is_free for k, o in zip(lengths, self.outlooks, strict=True)]
+            is_away = [
+                k > 0 and not o.is_free for k, o in zip(lengths, self.forecasts, strict=True)
+            ]
             time_ms, plain_tokens = self._round(num_rows, depth, sum(drafted), sum(is_away))
             rate = (expected + plain_tokens - self._lost(num_rows)) / max(time_ms, 1e-9)
             if rate > (best.tokens_per_ms if best else 0.0):
@@ -49,7 +51,7 @@ class SlowRounds:
         return best
 
     def _lost(self, num_rows: int) -> float:
-        plain_rows = len(self.outlooks) + self.others.num_rows
+        plain_rows = len(self.forecasts) + self.others.num_rows
         plain_ms = self.costs.pass_ms(plain_rows)
         more_ms = self.costs.pass_ms(plain_rows + num_rows) - plain_ms
         return self.others.num_sessions * more_ms / max(plain_ms, 1e-9)
@@ -57,7 +59,7 @@ class SlowRounds:
     def _round(
         self, num_rows: int, depth: int, num_drafted: int, num_away: int
     ) -> tuple[float, float]:
-        costs, others, num_sessions = self.costs, self.others, len(self.outlooks)
+        costs, others, num_sessions = self.costs, self.others, len(self.forecasts)
         waits_ms, away_ms, half_away_ms = costs.verify_wait_ms, 0.0, 0.0
         if num_away:
             waits_ms += costs.draft_wait_ms
@@ -94,13 +96,13 @@ def measured_costs(rng: random.Random, num_rows: int) -> PassCosts:
     return costs
 
 
-def some_outlooks(rng: random.Random, num_sessions: int, max_k: int) -> list[Outlook]:
+def some_forecasts(rng: random.Random, num_sessions: int, max_k: int) -> list[DraftForecast]:
     found = []
     for _ in range(num_sessions):
         acceptance = rng.uniform(0.2, 0.995)
         limit = rng.randrange(max_k + 1) if rng.random() < 0.3 else max_k
         survival = [acceptance**j for j in range(1, limit + 1)]
-        found.append(Outlook(survival, is_free=rng.random() < 0.2))
+        found.append(DraftForecast(survival, is_free=rng.random() < 0.2))
     return found
 
 
@@ -117,11 +119,11 @@ def test_up_to_k_8_every_plan_is_that_of_looking_everywhere() -> None:
     for seed in range(250):
         rng = random.Random(seed)
         num_sessions = rng.choice([1, 2, 3, 5, 8, 13] if seed % 25 else [40])
-        outlooks = some_outlooks(rng, num_sessions, rng.choice([1, 2, 4, 8, 8]))
+        forecasts = some_forecasts(rng, num_sessions, rng.choice([1, 2, 4, 8, 8]))
         costs, others = measured_costs(rng, 9 * num_sessions), some_others(rng)
         plan, reference = (
-            best_drafting_plan(outlooks, costs, others),
-            SlowRounds(outlooks, costs, others).best(),
+            best_drafting_plan(forecasts, costs, others),
+            SlowRounds(forecasts, costs, others).best(),
         )
         if reference is None:
             assert plan is None, seed
@@ -136,11 +138,11 @@ def test_up_to_k_8_every_plan_is_that_of_looking_everywhere() -> None:
 def test_longer_drafts_come_near_the_best_there_is(num_sessions: int, max_k: int) -> None:
     for seed in range(4):
         rng = random.Random(seed)
-        outlooks = some_outlooks(rng, num_sessions, max_k)
+        forecasts = some_forecasts(rng, num_sessions, max_k)
         costs = measured_costs(rng, num_sessions * max_k)
         others = some_others(rng)
-        plan = best_drafting_plan(outlooks, costs, others)
-        reference = SlowRounds(outlooks, costs, others).best()
+        plan = best_drafting_plan(forecasts, costs, others)
+        reference = SlowRounds(forecasts, costs, others).best()
         assert plan is not None
         assert reference is not None
         assert plan.tokens_per_ms >= 0.98 * reference.tokens_per_ms, seed
@@ -153,11 +155,13 @@ def test_a_plan_for_many_sessions_with_long_drafts_looks_at_little() -> None:
     def planning_s(num_sessions: int, max_k: int) -> float:
         rng = random.Random(1)
         costs = measured_costs(rng, num_sessions * max_k)
-        outlooks = [Outlook([0.95**j for j in range(1, max_k + 1)]) for _ in range(num_sessions)]
+        forecasts = [
+            DraftForecast([0.95**j for j in range(1, max_k + 1)]) for _ in range(num_sessions)
+        ]
         times = []
         for _ in range(5):
             began_s = time.process_time()
-            best_drafting_plan(outlooks, costs, Others())
+            best_drafting_plan(forecasts, costs, Others())
             times.append(time.process_time() - began_s)
         return min(times)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.planning.costs import PassCosts
 from router.planning.shadow import ShadowDraft
 from tests.fakes.router import ScriptedDrafter, continuation
@@ -18,7 +18,7 @@ async def settle() -> None:
 
 
 async def test_what_would_have_stood_is_counted() -> None:
-    committed = TokenLog(PROMPT)
+    committed = TokenSequence(PROMPT)
     shadow = ShadowDraft(ScriptedDrafter([2]), committed, PassCosts())
     shadow.start(3)
     await settle()
@@ -28,7 +28,7 @@ async def test_what_would_have_stood_is_counted() -> None:
 
 
 async def test_nothing_is_known_before_the_draft_is_there() -> None:
-    committed = TokenLog(PROMPT)
+    committed = TokenSequence(PROMPT)
     shadow = ShadowDraft(ScriptedDrafter([None]), committed, PassCosts())
     assert shadow.outcome() is None
     shadow.start(3)
@@ -38,7 +38,7 @@ async def test_nothing_is_known_before_the_draft_is_there() -> None:
 
 
 async def test_a_lost_drafter_gives_no_outcome() -> None:
-    committed = TokenLog(PROMPT)
+    committed = TokenSequence(PROMPT)
     shadow = ShadowDraft(ScriptedDrafter([None], fails_at=[0]), committed, PassCosts())
     shadow.start(3)
     await settle()
@@ -47,7 +47,7 @@ async def test_a_lost_drafter_gives_no_outcome() -> None:
 
 async def test_one_at_a_time_and_steps_are_measured() -> None:
     drafter, costs = ScriptedDrafter([None]), PassCosts()
-    shadow = ShadowDraft(drafter, TokenLog(PROMPT), costs)
+    shadow = ShadowDraft(drafter, TokenSequence(PROMPT), costs)
     shadow.start(3)
     shadow.start(3)
     await settle()
@@ -56,7 +56,7 @@ async def test_one_at_a_time_and_steps_are_measured() -> None:
 
 
 async def test_what_is_cancelled_has_no_outcome() -> None:
-    shadow = ShadowDraft(ScriptedDrafter([None]), TokenLog(PROMPT), PassCosts())
+    shadow = ShadowDraft(ScriptedDrafter([None]), TokenSequence(PROMPT), PassCosts())
     shadow.start(3)
     await shadow.cancel()
     await shadow.cancel()

@@ -21,10 +21,10 @@ from models.protocol.messages import (
     Propose,
     Sampling,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.draft import DraftSession
-from router.remote.engine import EngineSession, Opening
+from router.remote.draft import RemoteDrafter
+from router.remote.engine import EngineClient, OpenTemplate
 from tests.fakes.router import TIMING, AnsweringEngine, ScriptedPool, continuation
 
 LIMITS = SessionLimits(
@@ -61,17 +61,17 @@ class EmptyAnswers:
 Answer = Callable[[EngineRequest], list[EngineReply] | None]
 
 
-def started(answers: Answer) -> tuple[DraftSession, ScriptedPool, TokenLog]:
+def started(answers: Answer) -> tuple[RemoteDrafter, ScriptedPool, TokenSequence]:
     pool = ScriptedPool()
     pool.engine = AnsweringEngine(answers)
-    committed = TokenLog(PROMPT)
-    opening = Opening(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    session = DraftSession(EngineSession(pool, opening, LIMITS), LIMITS, committed)
+    committed = TokenSequence(PROMPT)
+    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
+    session = RemoteDrafter(EngineClient(pool, opening, LIMITS), LIMITS, committed)
     session.start()
     return session, pool, committed
 
 
-async def joined(session: DraftSession) -> None:
+async def joined(session: RemoteDrafter) -> None:
     assert session._joining is not None
     await asyncio.wait_for(session._joining, WAIT_S)
 

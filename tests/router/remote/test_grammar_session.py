@@ -20,9 +20,9 @@ from models.protocol.messages import (
     GrammarRefused,
     LeaseGrant,
 )
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.grammar import GrammarSession
+from router.remote.grammar import RemoteConstrainer
 
 LIMITS = SessionLimits(answer_timeout_s=0.2, resend_interval_s=0.02, rejoin_interval_s=0.001)
 Script = Callable[[ConstraintRequest], list[ConstraintReply]]
@@ -56,10 +56,10 @@ class ScriptedReplica:
         return await self._inbox.get()
 
 
-def session_on(replica: ScriptedReplica) -> tuple[GrammarSession, TokenLog]:
-    generated = TokenLog()
+def session_on(replica: ScriptedReplica) -> tuple[RemoteConstrainer, TokenSequence]:
+    generated = TokenSequence()
     grammar = Grammar(kind="json_schema", text="{}")
-    return GrammarSession(replica, "s", grammar, generated, LIMITS), generated
+    return RemoteConstrainer(replica, "s", grammar, generated, LIMITS), generated
 
 
 def accept(message: ConstraintRequest) -> list[ConstraintReply]:

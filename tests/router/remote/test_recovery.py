@@ -12,12 +12,12 @@ import pytest
 
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import Grammar, NeedOpen, NeedPrefix, Sampling, Verify
-from models.protocol.token_log import TokenLog
+from models.protocol.token_sequence import TokenSequence
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.remote.engine import EngineSession, Opening
+from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.recovery import Recovery
-from router.remote.target import TargetSession
+from router.remote.target import RemoteVerifier
 from router.session import Services
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 from tests.fakes.recovery import Fault, Faults, FaultyPool, MaskedEngine, ScriptedMatchers
@@ -226,10 +226,10 @@ async def test_a_request_that_kills_its_target_is_not_tried_on_every_replica() -
             return super().handle(message)
 
     target = FaultyPool("target", Doomed, Faults(), num_refusals=0)
-    opening = Opening(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    session = TargetSession(EngineSession(target, opening, LIMITS), LIMITS)
+    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
+    session = RemoteVerifier(EngineClient(target, opening, LIMITS), LIMITS)
     with pytest.raises(Unavailable, match=r"^target lost 6 times in a row, the limit is 6; at l"):
-        _ = [verdict async for verdict in session.verify(TokenLog(PROMPT), [], 0)]
+        _ = [verdict async for verdict in session.verify(TokenSequence(PROMPT), [], 0)]
     assert target.process.epoch == 1 + LIMITS.max_losses
 
 
@@ -248,9 +248,9 @@ async def test_late_corrections_do_not_count_against_a_healthy_link() -> None:
             return late * 20 + replies
 
     target = FaultyPool("target", Repeating, Faults())
-    opening = Opening(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
-    session = TargetSession(EngineSession(target, opening, LIMITS), LIMITS)
-    committed = TokenLog(PROMPT)
+    opening = OpenTemplate(session_id="s", sampling=Sampling(), eos_ids=(0,), prompt_len=3)
+    session = RemoteVerifier(EngineClient(target, opening, LIMITS), LIMITS)
+    committed = TokenSequence(PROMPT)
     for _ in range(5):
         async for verdict in session.verify(committed, [], 2):
             committed.extend([verdict.token])

@@ -2,7 +2,7 @@
 
 Each test draws 1,500 short texts, every one with its own seed, and compares the joint law of the
 first three generated tokens with the target's exact one. Seeds are fixed, so a result is always
-the same. That these tests see mistakes is shown in `test_law_mutants.py`.
+the same. That these tests see mistakes is shown in `test_distribution_mutants.py`.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ import pytest
 
 from models.protocol.messages import Verification
 from models.sampling import draft_probs
-from tests.cases.law import (
+from tests.cases.distribution import (
     CASES,
     coupled_acceptance,
     exact_law,
@@ -21,7 +21,7 @@ from tests.cases.law import (
     rejection_acceptance,
     truncated,
 )
-from tests.harness.law_engines import Run, law_checkpoint, run_sessions
+from tests.harness.distribution_engines import Run, law_checkpoint, run_sessions
 
 NUM_SESSIONS = 1500
 MODEL_CASES = [name for name, case in CASES.items() if not case.is_certain]

@@ -2,7 +2,7 @@
 
 The step between a pass and what an engine makes of it. A constrained row without a mask is never
 drawn from, and a token its mask forbids never leaves here. Each session is served by its own
-rule; `draft_rows` is the draft engine's side of both rules, `judge_rows` the target's.
+rule; `draft_rows` is the draft engine's side of both rules, `verify_rows` the target's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.sampling.logits import is_allowed, process_logits
 from models.sampling.penalties import RowCounts
 from models.sampling.token_rules import forbidden_ids, has_rules
 from models.sampling.verification import (
-    JudgedDraft,
+    VerifiedDraft,
     draw_tokens,
     judge_rejection,
     needs_draft_probs,
@@ -79,7 +79,7 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
 
 
 @torch.inference_mode()
-def judge_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+def verify_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
     """What the target says in each job's rows, up to k + 1 tokens, for `accept_matching`.
 
     Under `coupled` these are its own draws; under `rejection` the draft tokens that stand and the
@@ -117,14 +117,14 @@ def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tenso
     logits: list[Tensor] = []
     for session, job in jobs:
         count = num_drawable(job)
-        position = len(session.log) - job.num_logits + 1
+        position = len(session.tokens) - job.num_logits + 1
         parts.append(_JobRows(session, job, len(samplings), count, position))
         samplings += [session.opened.sampling] * count
         masks += [None] * count if job.mask is None else (job.mask.rows or [])[:count]
         if session.history is None:
             counts += [None] * count
         else:  # each row sees the tokens before the one it draws, the draft's among them
-            counts += session.history.rows(position, session.log.ids[position:], count)
+            counts += session.history.rows(position, session.tokens.ids[position:], count)
         forbidden += _forbidden(session, position, count)
         if whole is None and job.logits is not None:
             logits.append(job.logits[:count])
@@ -137,7 +137,7 @@ def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int
     opened = session.opened
     if not has_rules(opened.sampling):
         return [()] * count
-    generated = session.log.ids[opened.prompt_len : position + count - 1]
+    generated = session.tokens.ids[opened.prompt_len : position + count - 1]
     num_before = position - opened.prompt_len
     return [
         forbidden_ids(opened.sampling, opened.eos_ids, generated[: max(num_before + i, 0)])
@@ -169,8 +169,8 @@ def _select(scores: Tensor, parts: list[_JobRows]) -> Tensor:
     return scores[to_device(rows, scores.device)]
 
 
-def _judged_draft(part: _JobRows) -> JudgedDraft:
-    return JudgedDraft(
+def _judged_draft(part: _JobRows) -> VerifiedDraft:
+    return VerifiedDraft(
         first_row=part.first,
         num_rows=part.num_rows,
         draft=part.job.draft,

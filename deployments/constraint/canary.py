@@ -1,8 +1,8 @@
 """The child process that tries new grammars: each in a fork of its own, which it outlives.
 
-Started as `python -m deployments.constraint.taster SOCKET_FD PAGE_FD`. A fork has the tokenizer
+Started as `python -m deployments.constraint.canary SOCKET_FD PAGE_FD`. A fork has the tokenizer
 and nothing of any other grammar; it is ended by the system when it has used its CPU time
-(SIGPROF) or its memory (RLIMIT_DATA), and whatever it does, the taster itself and every other
+(SIGPROF) or its memory (RLIMIT_DATA), and whatever it does, the canary itself and every other
 grammar are as before. What the trial took is measured by the system: CPU time does not pass while
 others have the core, so a busy machine makes no grammar too slow, only late.
 

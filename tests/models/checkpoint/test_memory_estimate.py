@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from models.checkpoint.footprint import footprint
 from models.checkpoint.loader import load_checkpoint
+from models.checkpoint.memory_estimate import memory_estimate
 from models.checkpoint.stored_weights import INDEX_NAME, missing_shards, num_stored_parameters
 from models.config import EngineConfig
 from models.engine.backends import place
@@ -31,7 +31,7 @@ def loaded_sizes(config: EngineConfig, ranks: TensorParallel | None = None) -> S
 
 
 def computed_sizes(config: EngineConfig) -> Sizes:
-    taken = footprint(config)
+    taken = memory_estimate(config)
     return taken.weight_bytes, taken.kv_bytes_per_token
 
 
@@ -75,7 +75,7 @@ def test_production_sizes_need_no_such_machine(tmp_path: Path) -> None:
         tie_word_embeddings=False,
     ).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    taken = footprint(EngineConfig(model_path=str(tmp_path), tensor_parallel_size=4))
+    taken = memory_estimate(EngineConfig(model_path=str(tmp_path), tensor_parallel_size=4))
     assert taken.num_parameters == 70_553_706_496
     assert taken.kv_bytes_per_token == 320 * 1024 // 4
     norms = (2 * 80 + 1) * 8192 * 2
@@ -84,7 +84,7 @@ def test_production_sizes_need_no_such_machine(tmp_path: Path) -> None:
 
 def test_what_is_stored_is_counted_by_headers() -> None:
     config = EngineConfig(model_path=str(DEMO))
-    assert num_stored_parameters(DEMO) == footprint(config).num_parameters == 7_475_456
+    assert num_stored_parameters(DEMO) == memory_estimate(config).num_parameters == 7_475_456
 
 
 def test_files_that_an_index_names_must_be_there(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import EngineReply, Open, Proposal, Verdict, Verification
-from tests.cases.law import (
+from tests.cases.distribution import (
     EOS_ID,
     NUM_TOKENS,
     VOCAB_SIZE,

@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.engine import draws as job_draws
+from models.engine import sampler
 from models.protocol.messages import Sampling
 from models.sampling import draft_probs, verification
 from models.sampling.noise import DOMAIN_DRAFT, DOMAIN_TEST, DOMAIN_TOKEN
 from models.sampling.penalties import TokenHistory
-from tests.cases.law import CASES, Case, exact_law, p_value
-from tests.harness.law_engines import law_checkpoint, run_sessions
+from tests.cases.distribution import CASES, Case, exact_law, p_value
+from tests.harness.distribution_engines import law_checkpoint, run_sessions
 
 Patch = pytest.MonkeyPatch
 NUM_SESSIONS = 2000
@@ -76,14 +76,14 @@ def penalties_miss_the_draft(patch: Patch) -> None:
 
 
 def rules_miss_the_draft(patch: Patch) -> None:
-    rows = job_draws._forbidden
-    patch.setattr(job_draws, "_forbidden", lambda session, at, n: rows(session, at, 1) * n)
+    rows = sampler._forbidden
+    patch.setattr(sampler, "_forbidden", lambda session, at, n: rows(session, at, 1) * n)
 
 
 def rules_see_the_draft_too_early(patch: Patch) -> None:
-    ids = job_draws.forbidden_ids
+    ids = sampler.forbidden_ids
     patch.setattr(
-        job_draws,
+        sampler,
         "forbidden_ids",
         lambda sampling, eos_ids, generated: ids(sampling, eos_ids, [*generated, 0]),
     )

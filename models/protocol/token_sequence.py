@@ -20,7 +20,7 @@ def extend_hash(prefix_hash: int, token_id: int) -> int:
     return (prefix_hash * _BASE + token_id + 1) % _MODULUS
 
 
-class TokenLog:
+class TokenSequence:
     """Token ids of a session; `hash_at(n)` identifies the first n of them."""
 
     __slots__ = ("_hashes", "ids")

@@ -26,7 +26,7 @@ _DIVIDED = ("colwise", "rowwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class MemoryEstimate:
     """Sizes of one model under one config; bytes are those of each rank."""
 
     num_parameters: int  # of the whole model, shared ones counted once
@@ -34,7 +34,7 @@ class Footprint:
     kv_bytes_per_token: int
 
 
-def footprint(config: EngineConfig) -> Footprint:
+def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     """What the model of `config` takes.
 
     Raises:
@@ -45,7 +45,7 @@ def footprint(config: EngineConfig) -> Footprint:
     model = _shapes(hf_config, config.dtype)
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
-    return Footprint(
+    return MemoryEstimate(
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         weight_bytes=(
             _quantized_bytes(model, itemsize)
