@@ -13,6 +13,7 @@ from deployments.api.sampling_terms import bad_word_ids
 from loadtest.fuzz.engines.grammars import random_grammar
 from loadtest.fuzz.engines.pair import VOCAB_SIZE, fuzz_tokenizer
 from models.protocol.messages import Sampling, Verification
+from router.drafters.registry import DRAFTERS
 from router.types import GenerationRequest, SpeculationSettings
 
 _MAX_PROMPT = 120  # tokens
@@ -126,5 +127,5 @@ def random_sampling(
 def _speculation(rng: random.Random) -> SpeculationSettings:
     return SpeculationSettings(
         num_speculative_tokens=rng.choice((None, None, *range(_MAX_K + 1))),
-        drafter=rng.choice((None, "draft_model", "ngram")),
+        drafter=rng.choice((None, *DRAFTERS)),
     )
