@@ -16,6 +16,8 @@ class VerificationRule:
     """One rule.
 
     `needs_draft_probs`: drafts bring the distributions that their tokens were sampled from.
+    `depends_on_draft`: at temperatures above 0 the text depends on the draft too, not on the seed
+    and the target alone (its distribution never does).
     `function`: its place, "module:name"; empty: a draft token is accepted iff it equals the
     target's own sample. Greedy sessions (temperature 0) have that rule in any case.
     """
@@ -23,6 +25,7 @@ class VerificationRule:
     name: str
     about: str
     needs_draft_probs: bool = False
+    depends_on_draft: bool = False
     function: str = ""
 
 
@@ -31,6 +34,7 @@ REJECTION = VerificationRule(
     name="rejection",
     about="accepts the most that any rule for one draft can; the text depends on the draft",
     needs_draft_probs=True,
+    depends_on_draft=True,
     function="models.sampling.verification:verify_by_rejection",
 )
 RULES: dict[str, VerificationRule] = {rule.name: rule for rule in (COUPLED, REJECTION)}

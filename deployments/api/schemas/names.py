@@ -34,8 +34,8 @@ class NameOf:
     def _checked(self, value: Any) -> str:
         if isinstance(value, str) and value in self._registry:
             return value
-        names = [repr(name) for name in self._registry]
-        expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        *others, last = [repr(name) for name in self._registry]
+        expected = f"{', '.join(others)} or {last}" if others else last
         raise PydanticCustomError(
             "literal_error", "Input should be {expected}", {"expected": expected}
         )
