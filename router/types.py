@@ -6,7 +6,7 @@ one `Finished`. It knows no HTTP and no transport; pools and detokeniser are han
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -155,8 +155,8 @@ class Generator(Protocol):
 
     def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer
-    ) -> AsyncIterator[Delta | Finished]:
-        """Run one request. `aclose()` on the iterator cancels it and frees it everywhere.
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        """Run one request. `aclose()` on the generator cancels it and frees it everywhere.
 
         Raises:
             ServingError: what the client is told; no `Finished` is yielded then.
