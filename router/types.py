@@ -159,7 +159,7 @@ class Generator(Protocol):
     def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer
     ) -> AsyncGenerator[Delta | Finished, None]:
-        """Run one request: deltas, then one `Finished`. `aclose()` cancels it and frees it.
+        """Run one request. `aclose()` on the generator cancels it and frees it everywhere.
 
         Raises:
             ServingError: what the client is told; no `Finished` is yielded then.
