@@ -7,7 +7,7 @@ is made and A drafts 4; B asks and drafts 4; A asks again, has nothing left to t
 is made, C's part of the old one forgotten.
 
 While drafting does not pay, the target goes on alone and nobody waits: now and then one session has
-the idle drafter draft beside the plain steps (a shadow draft, compared with what the target said),
+the idle drafter draft during the plain steps (a shadow draft, compared with what the target said),
 and seldom one session drafts for real, which shows what rows cost. While it pays, a plain round for
 all shows now and then what going without would cost.
 
@@ -156,12 +156,12 @@ class PlannedSession:
         self._estimates[drafter.name].observe(num_drafted, num_accepted)
 
     def observe_pass(self, timing: Timing) -> None:
-        """Take in who was in a target pass."""
+        """Take in how many sessions and rows were in a target pass."""
         if self._replica is not None:
             self._replica.observe_pass(timing)
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
-        """Take in who was in the draft steps of a round."""
+        """Take in how many sessions were in the draft steps of a round."""
         if self._replica is not None:
             self._replica.observe_steps(drafter, timing)
 
@@ -241,14 +241,14 @@ class ReplicaPlanner:
         return RoundPlan(0, run_on, num_shadow_tokens=self._shadow_length(session))
 
     def observe_pass(self, timing: Timing) -> None:
-        """Take in who was in a target pass."""
+        """Take in how many sessions and rows were in a target pass."""
         own_rows = sum(session.num_rows for session in self.sessions)
         self._others.observe_pass(timing, len(self.sessions), own_rows)
         if self.is_drafting and self._age >= _SETTLING and own_rows >= 2 * len(self.sessions):
             self._others.observe_share(timing, len(self.sessions))
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
-        """Take in who was in the draft steps of a round."""
+        """Take in how many sessions were in the draft steps of a round."""
         drafting = [s.drafter for s in self.sessions if s.num_rows > 1 and s.drafter is not None]
         own = sum(1 for each in drafting if each.name == drafter.name)
         self._others.observe_steps(drafter.name, timing, own)
