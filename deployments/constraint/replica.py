@@ -31,7 +31,7 @@ from deployments.constraint.workers import ConstraintWorkers
 from deployments.link.server import AsyncLinkServer, Peer
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
-from deployments.serve.meters import RayMirror
+from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
 from models.protocol.messages import (
     ConstraintReply,
@@ -75,7 +75,7 @@ class ConstraintReplica:
         self._idle_timeout_s = service.lease_idle_timeout_s
         self._leases: dict[str, _SessionLease] = {}
         self._meters = ConstraintMeters(
-            Meters({"model_name": model_name, "engine": "constraint"}, RayMirror())
+            Meters({"model_name": model_name, "engine": "constraint"}, ray_mirror)
         )
         self._workers = ConstraintWorkers(workers_config(service, model_path))
         logger.info("constraint: starting %d children", service.num_children)

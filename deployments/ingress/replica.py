@@ -25,7 +25,7 @@ from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.ingress.service import RouterService
 from deployments.link.client import LinkClient
 from deployments.serve.logs import join_serve
-from deployments.serve.meters import RayMirror
+from deployments.serve.meters import ray_mirror
 from deployments.serve.page import ReplicaPages
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
@@ -65,7 +65,7 @@ class Router:
             target=engine_pool(target, self._links),
             draft=None if draft is None else engine_pool(draft, self._links),
             constraint=constraint_pool(constraint, self._links),
-            mirror=RayMirror(),
+            mirror=ray_mirror,
             other_metrics=ReplicaPages(others).text,
         )
         loop = asyncio.get_running_loop()
