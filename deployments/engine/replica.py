@@ -31,8 +31,9 @@ from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport
-from deployments.engine.rank import EngineKind, LeaseKey, RankReport
+from deployments.engine.rank import EngineKind, RankReport
 from deployments.engine.rank_group import RankGroup
+from deployments.link.leases import LeaseKey
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import is_json, join_serve
 from deployments.serve.meters import ray_mirror
