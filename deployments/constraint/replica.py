@@ -29,7 +29,7 @@ from deployments.constraint.meters import ConstraintMeters
 from deployments.constraint.pipe import ConstraintConfig
 from deployments.constraint.workers import ConstraintWorkers
 from deployments.link.leases import LeaseBook, LeaseKey
-from deployments.link.server import AsyncLinkServer, Peer
+from deployments.link.server import LOOPBACK, AsyncLinkServer, Peer
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
@@ -75,7 +75,7 @@ class ConstraintReplica:
         logger.info("constraint: starting %d children", service.num_children)
         started_s = time.monotonic()
         await self._workers.start()
-        host = ray.util.get_node_ip_address() if link.host == "node" else "127.0.0.1"
+        host = ray.util.get_node_ip_address() if link.host == "node" else LOOPBACK
         self._server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(
             ConstraintRequest, self._on_messages, host=host, high_water_mark=link.high_water_mark
         )

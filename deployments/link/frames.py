@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _SPLIT_BYTES = MAX_FRAME_BYTES // 2
 _FRAMING_BYTES = 4096  # more than encryption and framing add, which counts
+HIGH_WATER_MARK = 4096  # frames queued per peer and direction, unless the config says otherwise
 MAX_PEERS = 4096  # keys kept on an allow-list; the one not renewed for longest goes first
 _DOMAIN = "outrider"  # ZAP domain; one per context
 _SHORT_SLEEP_S = 5e-5
