@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -19,6 +18,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+
+from models.lru import LruDict
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class FrameCodec(Generic[Message]):
             return []
 
     def note_refused(self, error: Exception) -> None:
-        """Whoever took a frame's messages could not: count the rest of it as dropped, and log."""
+        """Count the rest of a frame as dropped, and log: its receiver failed at its messages."""
         self._note_drop("a frame", error, logging.ERROR, exc_info=error)
 
     def _note_drop(
@@ -123,16 +124,11 @@ class AllowList:
     """The CURVE keys that may connect. Safe to use from several threads."""
 
     def __init__(self, max_peers: int = MAX_PEERS) -> None:
-        self._max_peers = max_peers
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
+        self._keys: LruDict[bytes, None] = LruDict(max_peers)
 
     def add(self, public_key: str) -> None:
         """Let the owner of a key connect from now on. Idempotent."""
-        key = public_key.encode("ascii")
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        while len(self._keys) > self._max_peers:
-            self._keys.popitem(last=False)
+        self._keys[public_key.encode("ascii")] = None
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Called by pyzmq's authenticator for each handshake; `key` is Z85."""
