@@ -23,8 +23,9 @@ import zmq
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
 from deployments.link.frames import wait_readable
+from deployments.link.leases import LeaseKey
 from deployments.link.masks import LinkMaskSource
-from deployments.link.server import LinkServer, Peer
+from deployments.link.server import LOOPBACK, LinkServer, Peer
 from deployments.serve.logs import configure_rank
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
 
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EngineKind = Literal["draft", "target"]
-LeaseKey = tuple[str, int]  # session id, lease id
 
-LOOPBACK = "127.0.0.1"
+
 _NICENESS = 4  # above that of Ray's other processes, 15; 19 is the limit
 LOAD_TIMEOUT_S = 1800.0  # a large checkpoint from a slow disk; a dead rank is noticed at once
 
