@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,8 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
+from loadtest.client.answers import Answer
+from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
 from loadtest.report.interleaved import interleave, median_ratio
 from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, told, write_json
@@ -34,23 +35,7 @@ CONFIG = ROOT / "configs" / "smollm2.yaml"
 PLAIN = "plain"
 _PROMPTS = Path(__file__).with_name("kinds.json")
 _WAYS: dict[str, dict[str, Any]] = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, "adaptive": {}}
-_TIMEOUT_S = 300.0
 _WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One prompt's answer in one way; the time is the client's, the prompt's reading included."""
-
-    text: str
-    num_tokens: int
-    seconds: float
-    tokens_per_round: float  # of rounds with a draft; 1.0 where there was none
-
-    @property
-    def tokens_per_s(self) -> float:
-        """As the client sees it."""
-        return self.num_tokens / self.seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,24 +95,7 @@ class Chats:
             "stream_options": {"include_usage": True},
             "speculation": _WAYS[way],
         }
-        pieces: list[str] = []
-        started_s = time.perf_counter()
-        usage: dict[str, Any] = {}
-        drafting: dict[str, Any] = {}
-        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                raise RuntimeError(f"HTTP {response.status_code}: {response.read().decode()}")
-            for event in _events(response.iter_lines()):
-                usage = event.get("usage") or usage
-                drafting = (event.get("metrics") or {}).get("speculative_decoding") or drafting
-                for choice in event.get("choices") or ():
-                    pieces.append(choice["delta"].get("content") or "")
-        return Answer(
-            text="".join(pieces),
-            num_tokens=int(usage["completion_tokens"]),
-            seconds=time.perf_counter() - started_s,
-            tokens_per_round=float(drafting.get("mean_acceptance_length") or 1.0),
-        )
+        return complete(self._client, CHAT, body)
 
 
 @contextmanager
@@ -147,7 +115,7 @@ def chats_with(config: Path, model_path: str | None, threads: int) -> Iterator[C
 
     with (
         served(config, change=change, environment=POD_ENVIRONMENT) as service,
-        httpx.Client(base_url=service.base_url, timeout=_TIMEOUT_S) as client,
+        httpx.Client(base_url=service.base_url, timeout=READ_TIMEOUT_S) as client,
     ):
         yield Chats(client, names[0])
 
@@ -164,8 +132,8 @@ def measure_kind(
         if len({answer.text for given in answers.values() for answer in given}) != 1:
             report.differing.append(f"{kind} {number + 1}")
         for way, given in answers.items():
-            rates[way] += [answer.tokens_per_s for answer in given]
-            lengths[way] += [answer.tokens_per_round for answer in given]
+            rates[way] += [_tokens_per_s(answer) for answer in given]
+            lengths[way] += [_tokens_per_round(answer) for answer in given]
     report.kinds.append(
         KindReport(
             kind=kind,
@@ -217,15 +185,14 @@ def print_table(report: Report) -> None:
         print(f"{one.kind:<12}{cells}{one.tokens_per_round['k=5']:>17.2f}")
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        data = line.removeprefix("data: ")
-        if data == line or data == "[DONE]":
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise RuntimeError(f"the stream ended with {event['error']}")
-        yield event
+def _tokens_per_s(answer: Answer) -> float:
+    """As the client sees it, the prompt's reading included."""
+    return answer.num_completion_tokens / (answer.ended_s - answer.began_s)
+
+
+def _tokens_per_round(answer: Answer) -> float:
+    """Of rounds with a draft; 1.0 where there was none."""
+    return float(answer.speculation.get("mean_acceptance_length") or 1.0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,7 +26,6 @@ from pathlib import Path
 import yaml
 from tqdm import tqdm
 
-from loadtest.client.answers import Judge
 from loadtest.client.arrivals import Queues, Timing, run_stretch
 from loadtest.client.client import LoadClient
 from loadtest.client.goodput import Stretch, violations
@@ -74,7 +73,7 @@ class Report:
 
 
 async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
-    """Search, overload, judge."""
+    """Search the sustained rate, overload, and check what must hold."""
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
     askings = workload_of(arguments, config).mixed(
         random.Random(f"{arguments.seed}-overload"), _ASKED
@@ -84,10 +83,9 @@ async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> N
         measured_s=arguments.measured_s,
         first_text_limit_s=arguments.first_text_limit,
     )
-    judge = Judge(expects_same_text=not arguments.any_text)
     queues = Queues()
     report.load_priority = take_precedence()
-    async with LoadClient(base_url, judge) as client:
+    async with LoadClient(base_url, expects_same_text=not arguments.any_text) as client:
         following = asyncio.create_task(queues.follow(base_url))
         try:
 

@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from loadtest.client.answers import Answer
 from loadtest.client.cases import Case, constrained_cases, free_cases
-from loadtest.client.streams import Answer, FaultLoad
+from loadtest.client.streams import FaultLoad
 from loadtest.report.machine import ROOT
 from loadtest.report.record import crash_noted, head, write_json
 from loadtest.scaling.replicas import Sample, Watch, changes, drained_sessions

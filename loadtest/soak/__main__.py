@@ -24,7 +24,6 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from loadtest.client.answers import Judge
 from loadtest.client.options import add_load_options, workload_of
 from loadtest.report.machine import ROOT
 from loadtest.report.record import head, told, write_json
@@ -90,10 +89,12 @@ def _service(arguments: argparse.Namespace, report: Report) -> Iterator[tuple[Wa
 
 
 def _load(arguments: argparse.Namespace, base_url: str, config: dict[str, Any]) -> SoakLoad:
-    workload = workload_of(arguments, config)
-    judge = Judge(expects_same_text=not arguments.any_text)
     return SoakLoad(
-        base_url, workload, judge, num_users=_num_users(arguments, config), seed=arguments.seed
+        base_url,
+        workload_of(arguments, config),
+        num_users=_num_users(arguments, config),
+        seed=arguments.seed,
+        expects_same_text=not arguments.any_text,
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from loadtest.client.answers import Judge
 from loadtest.client.client import LoadClient, Reply
 from loadtest.client.workload import Asking, Workload
 from loadtest.overload import __main__ as overload
@@ -85,7 +84,7 @@ def test_a_burst_beyond_every_queue_is_answered_whole_or_turned_away(demo: Serve
     workload = Workload("outrider-demo", 1, max_tokens=8, record_max_tokens=90, shared_words=20)
 
     async def burst(num_requests: int) -> list[Reply]:
-        async with LoadClient(demo.base_url, Judge(expects_same_text=True)) as client:
+        async with LoadClient(demo.base_url, expects_same_text=True) as client:
             asked = (client.ask(Asking(workload.chat(number))) for number in range(num_requests))
             return await asyncio.gather(*asked)
 

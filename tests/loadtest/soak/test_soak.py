@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.client.answers import Judge
 from loadtest.client.workload import Workload
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
@@ -186,7 +185,7 @@ def test_memory_of_real_processes_is_read() -> None:
 def test_users_ask_until_they_are_stopped_and_failures_are_kept() -> None:
     workload = Workload("tiny", 1, max_tokens=20, record_max_tokens=90, shared_words=20)
     with served(ScriptedGenerator()) as url:
-        load = SoakLoad(url, workload, Judge(expects_same_text=True), num_users=4, seed=1)
+        load = SoakLoad(url, workload, num_users=4, seed=1, expects_same_text=True)
         load.start()
         while load.tally.ended.total() < 60:
             time.sleep(0.01)
