@@ -27,11 +27,9 @@ from tqdm import tqdm
 from loadtest.client.answers import Answer
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
 from loadtest.report.interleaved import interleave, median_ratio
-from loadtest.report.machine import ROOT
-from loadtest.report.record import crash_noted, head, told, write_json
 from loadtest.service.served import POD_ENVIRONMENT, Config, served
+from loadtest.trial import frame
 
-CONFIG = ROOT / "configs" / "smollm2.yaml"
 PLAIN = "plain"
 _PROMPTS = Path(__file__).with_name("kinds.json")
 _WAYS: dict[str, dict[str, Any]] = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, "adaptive": {}}
@@ -49,13 +47,36 @@ class KindReport:
     tokens_per_round: dict[str, float]
 
 
-@dataclass(slots=True, kw_only=True)
-class Report:
+@dataclass(kw_only=True)
+class Report(frame.Report):
     """All that was found; `differing`: prompts whose text depended on the way."""
 
     kinds: list[KindReport] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
-    crash: str = ""
+
+    @property
+    def problems(self) -> list[str]:
+        """Texts that were not the same in every way."""
+        return [
+            f"the text of {one} depends on the way" for one in self.differing
+        ] + super().problems
+
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {
+            "kinds": [asdict(one) for one in self.kinds],
+            "differing": self.differing,
+            "crash": self.crash,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Tokens per second of each way, and times plain."""
+        yield f"{'kind':<12}" + "".join(f"{way:>20}" for way in _WAYS) + f"{'tokens a round':>17}"
+        for one in self.kinds:
+            cells = "".join(
+                f"{one.tokens_per_s[way]:>12.1f} ({one.ratio_to_plain[way]:4.2f}x)" for way in _WAYS
+            )
+            yield f"{one.kind:<12}{cells}{one.tokens_per_round['k=5']:>17.2f}"
 
 
 def read_prompts(path: Path = _PROMPTS) -> dict[str, list[str]]:
@@ -147,42 +168,15 @@ def measure_kind(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the benchmark from the command line; exit status 1: a text was not the same."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(words)
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Serve, and measure kind after kind."""
     kinds = {kind: texts[: arguments.prompts] for kind, texts in read_prompts().items()}
     kinds = {kind: kinds[kind] for kind in arguments.kinds or kinds}
-    report = Report()
-    violations: list[str] = []
-
-    def write() -> None:
-        if arguments.output is not None:
-            write_json(
-                arguments.output, {**head("loadtest.kinds", words, arguments), **asdict(report)}
-            )
-
-    with told(violations), crash_noted(report):
-        with chats_with(arguments.config, arguments.model_path, arguments.threads) as chats:
-            for way in _WAYS:  # what is made at the first pass is not measured
-                chats.ask(kinds[next(iter(kinds))][0], way, _WARM_UP_TOKENS)
-            for kind, texts in tqdm(kinds.items(), unit="kind"):
-                measure_kind(chats, kind, texts, arguments.tokens, arguments.repeats, report)
-                write()
-        violations += [f"the text of {one} depends on the way" for one in report.differing]
-        print_table(report)
-    write()
-    sys.exit(bool(violations))
-
-
-def print_table(report: Report) -> None:
-    """Tokens per second of each way, and times plain."""
-    print(f"{'kind':<12}" + "".join(f"{way:>20}" for way in _WAYS) + f"{'tokens a round':>17}")
-    for one in report.kinds:
-        cells = "".join(
-            f"{one.tokens_per_s[way]:>12.1f} ({one.ratio_to_plain[way]:4.2f}x)" for way in _WAYS
-        )
-        print(f"{one.kind:<12}{cells}{one.tokens_per_round['k=5']:>17.2f}")
+    with chats_with(arguments.config, arguments.model_path, arguments.threads) as chats:
+        for way in _WAYS:  # what is made at the first pass is not measured
+            chats.ask(kinds[next(iter(kinds))][0], way, _WARM_UP_TOKENS)
+        for kind, texts in tqdm(kinds.items(), unit="kind"):
+            measure_kind(chats, kind, texts, arguments.tokens, arguments.repeats, report)
 
 
 def _tokens_per_s(answer: Answer) -> float:
@@ -195,19 +189,15 @@ def _tokens_per_round(answer: Answer) -> float:
     return float(answer.speculation.get("mean_acceptance_length") or 1.0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.kinds", description=(__doc__ or "").split("\n", maxsplit=1)[0]
-    )
-    parser.add_argument("--config", type=Path, default=CONFIG, help="a Serve config of ours")
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = frame.trial_parser("loadtest.kinds", __doc__, config="smollm2.yaml")
     parser.add_argument("--model-path", help="in place of the config's target")
     parser.add_argument("--kinds", nargs="+", choices=sorted(read_prompts()), help="default: all")
     parser.add_argument("--prompts", type=_positive, default=3, help="of each kind, at most")
     parser.add_argument("--tokens", type=_positive, default=96, help="of each answer, at most")
     parser.add_argument("--repeats", type=_positive, default=2, help="of each prompt in each way")
     parser.add_argument("--threads", type=_positive, default=1, help="of the target")
-    parser.add_argument("--output", type=Path, help="JSON file, written after every kind")
-    return parser
+    return parser.parse_args(argv)
 
 
 def _positive(text: str) -> int:
@@ -216,5 +206,10 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench from the command line; exit status 1: a text was not the same."""
+    return frame.run_trial("loadtest.kinds", _parse, run, Report(), argv)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,10 +15,8 @@ versions. An API key is taken from the environment, OUTRIDER_API_KEY.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import random
-import shlex
 import sys
 import time
 from argparse import Namespace
@@ -36,10 +34,11 @@ from loadtest.client.answers import Answer, check_asked
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, key_headers
 from loadtest.client.shapes import Ramp, Spike, read_trace
 from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Request, Workload
-from loadtest.report.machine import describe_machine
+from loadtest.report.record import head, write_json
 
 logger = logging.getLogger(__name__)
 
+_SETTINGS = ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
 _KINDS = ("chat", "record", "shared", "bad")
 _TRACE_END_S = 300.0  # for the last answers of a trace
 
@@ -249,12 +248,7 @@ def _summarise(environment: Environment, **_: Any) -> None:
         return
     stats = environment.stats
     content = {
-        "command": shlex.join(["locust", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "settings": {
-            key: getattr(options, key)
-            for key in ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
-        },
+        **head("locust", sys.argv[1:], {key: getattr(options, key) for key in _SETTINGS}),
         "peak_users": environment.outrider_peak_users,  # type: ignore[attr-defined]
         "num_requests": stats.total.num_requests,
         "requests": [
@@ -275,9 +269,7 @@ def _summarise(environment: Environment, **_: Any) -> None:
             for error in stats.errors.values()
         ],
     }
-    path = Path(options.summary)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(Path(options.summary), content)
 
 
 def _options(environment: Environment) -> Namespace:

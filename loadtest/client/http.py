@@ -29,12 +29,14 @@ def key_headers(api_key: str = "") -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def open_client(base_url: str, *, api_key: str = "") -> httpx.AsyncClient:
-    """A client for all requests of a load; use it as an async context manager."""
+def open_client(
+    base_url: str, *, api_key: str = "", timeout_s: float = READ_TIMEOUT_S
+) -> httpx.AsyncClient:
+    """A client for all requests of a load; `timeout_s` is between two pieces of an answer."""
     return httpx.AsyncClient(
         base_url=base_url,
         headers=key_headers(api_key),
-        timeout=httpx.Timeout(_CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
+        timeout=httpx.Timeout(_CONNECT_TIMEOUT_S, read=timeout_s),
         limits=_LIMITS,
     )
 
