@@ -40,7 +40,7 @@ from router.session import Services
 from router.types import GenerationRequest
 
 NUM_REQUESTS = 7
-# Nothing is lost here: an engine that is missed is dead, and need not be looked for for long.
+# Nothing is lost here: whoever misses an engine has found a dead one, and need not look for long.
 LIMITS = SessionLimits(
     propose_timeout_s=20.0, failover_timeout_s=2.0, lease_timeout_s=5.0, max_losses=2
 )
