@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.report.readme import speed, trials
+from loadtest.report.readme import decisions, speed, trials
 from loadtest.report.readme.result import Result
 
 
@@ -28,6 +28,11 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "quantized": _of("quantized", speed.quantized),
     "acceptance": _of("acceptance", speed.acceptance),
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
+    "link-of-the-grown-pair": _of("bench-349m-18m", decisions.link),
+    "link-of-the-demo-pair": _of("bench-demo", decisions.link),
+    "adaptive-k": _of("bench-349m-18m", decisions.adaptive_k),
+    "passes-of-the-grown-pair": _of("bench-349m-18m", decisions.passes),
+    "slow-schemas": _of("hostile", decisions.slow_schemas),
     "hostile": _of("hostile", trials.hostile),
     "loop-gaps": _of("loop-gaps", trials.loop_gaps),
     "fuzz": _of("fuzz", trials.fuzz),
