@@ -7,7 +7,6 @@ import contextlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +17,6 @@ def head(module: str, words: Sequence[str], arguments: argparse.Namespace) -> di
     """The first entries of a result: how it was made, where, and with which settings."""
     return {
         "command": shlex.join(["python", "-m", module, *words]),
-        "date": datetime.now(UTC).date().isoformat(),
         "machine": describe_machine(),
         "settings": {
             key: _named(value) if isinstance(value, Path) else value

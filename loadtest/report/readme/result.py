@@ -52,7 +52,7 @@ class Result:
         machine = self["machine"]
         versions = f"torch {machine['torch']}, Ray {machine['ray']}"
         where = f"{machine['processor']}, {machine['cores']} cores, {versions}"
-        return f"{self['date']}, {where} ({self.link})."
+        return f"{machine['date']}, {where} ({self.link})."
 
     def _path(self, suffix: str) -> str:
         return Path(relpath(RESULTS / f"{self.name}{suffix}", self.seen_from)).as_posix()

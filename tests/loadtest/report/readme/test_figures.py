@@ -34,9 +34,9 @@ def test_every_kept_result_is_shown_with_its_command_date_and_machine() -> None:
         result = Result.load(path.stem, ROOT / "loadtest")
         made = result.made()
         assert result["command"] in made
-        assert result["date"] in made
+        assert result["machine"]["date"] in made
         assert result["machine"]["processor"] in made
-        assert f"`{result['command']}`, {result['date']}" in text, path.name
+        assert f"`{result['command']}`, {result['machine']['date']}" in text, path.name
 
 
 def test_links_lead_to_files_from_the_folder_of_the_page() -> None:
