@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -51,7 +50,8 @@ async def await_answer(
         LinkLost: the other end is known to be gone, or was silent for `limit_s`.
         Overloaded: there were signs of life, but no answer and no progress for `queue_limit_s`.
     """
-    queued_since_s = time.monotonic()
+    clock = asyncio.get_running_loop().time
+    queued_since_s = clock()
     most_done = 0
     waited_s = 0.0
     while True:
@@ -68,8 +68,8 @@ async def await_answer(
                         break
             waited_s = 0.0
             if num_done > most_done:
-                most_done, queued_since_s = num_done, time.monotonic()
-            _check_queue_limit(time.monotonic() - queued_since_s, queue_limit_s)
+                most_done, queued_since_s = num_done, clock()
+            _check_queue_limit(clock() - queued_since_s, queue_limit_s)
         except TimeoutError:
             waited_s += interval_s
             if waited_s >= limit_s:
