@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from models.protocol.errors import ContextTooLong, InternalError, LinkLost, MaskUnavailable
 from models.protocol.messages import (
@@ -64,15 +64,9 @@ class OpenTemplate:
     max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
 
 
-class Header(NamedTuple):
-    """The part that all session messages share, and the committed tokens the engine lacks."""
-
-    session_id: str
-    epoch: int
-    seq: int
-    base_len: int
-    prefix_hash: int
-    tokens: list[int]
+# A message without its header: session, epoch, seq, base length and hash, tokens. Those are given
+# by name when it is sent.
+BuildMessage = Callable[..., Propose | Verify]
 
 
 class EngineClient:
@@ -143,7 +137,7 @@ class EngineClient:
             self._lease = None  # only now: who is cancelled before leaves it to be released again
 
     async def exchange(
-        self, committed: TokenSequence, build: Callable[[Header], Propose | Verify]
+        self, committed: TokenSequence, build: BuildMessage
     ) -> AsyncGenerator[Proposal | Verdict, None]:
         """Send one message and yield its answers in order, each exactly once.
 
@@ -220,22 +214,17 @@ class EngineClient:
         )
 
     def _build(
-        self,
-        lease: EngineLease,
-        committed: TokenSequence,
-        build: Callable[[Header], Propose | Verify],
+        self, lease: EngineLease, committed: TokenSequence, build: BuildMessage
     ) -> Propose | Verify:
         self._seq += 1
         base_len = min(self.agreed_len, len(committed) - 1)
         return build(
-            Header(
-                self._opening.session_id,
-                lease.grant.endpoint.epoch,
-                self._seq,
-                base_len,
-                committed.hash_at(base_len),
-                committed.ids[base_len:],
-            )
+            session_id=self._opening.session_id,
+            epoch=lease.grant.endpoint.epoch,
+            seq=self._seq,
+            base_len=base_len,
+            prefix_hash=committed.hash_at(base_len),
+            tokens=committed.ids[base_len:],
         )
 
     def _correct(

@@ -20,10 +20,11 @@ from ray._raylet import node_labels_match_selector
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.api.observer import CLIENT_GONE
 from deployments.config.schema import AppConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
-from deployments.ingress.metrics import CLIENT_GONE, RequestMetrics
+from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
 from models.protocol import errors
 
