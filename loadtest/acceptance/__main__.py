@@ -12,8 +12,6 @@ marks a figure that differs from the measured one by more than chance.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,8 +22,8 @@ from tqdm import tqdm
 from loadtest.acceptance.plot import Study, draw
 from loadtest.acceptance.rounds import EnginePair
 from loadtest.acceptance.theory import Estimate, analyse
-from loadtest.report.machine import describe_machine
 from loadtest.report.prompts import demo_prompts
+from loadtest.report.record import head, write_json
 from models.protocol.messages import Sampling, Verification
 from models.protocol.rules import RULES
 
@@ -107,16 +105,10 @@ def write_results(
     """The JSON file and, beside it, the PNG."""
     output: Path = arguments.output
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.acceptance", *argv]),
-        "machine": describe_machine(),
-        "settings": {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in vars(arguments).items()
-        },
+        **head("python -m loadtest.acceptance", argv, vars(arguments)),
         "studies": [asdict(study) for study in studies],
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(output, content)
     draw(studies, output.with_suffix(".png"))
     print(f"\nwritten: {output} and {output.with_suffix('.png')}")
 

@@ -4,8 +4,10 @@
 
 For each pair, one after another: pass times and the engine loop in one process
 (`loadtest.bench.engine`), the same loop with draft and target in processes of their own, and
-`serve run` asked over HTTP. Prints tables and the project's claims with goal and verdict; writes
-JSON after every part, and a plot beside it. Lines that are compared run by turns, with the same
+`serve run` asked over HTTP. With `--draft-quantization int8` it is instead the pair's draft with
+8-bit weights next to the same draft as it is (`loadtest.bench.quantized`). Prints tables and the
+project's claims with goal and whether they were met; writes JSON after every part, and a plot next
+to it. Lines that are compared run by turns, with the same
 threads; ratios are what it is for, absolute figures depend on the machine.
 """
 
@@ -30,11 +32,12 @@ from loadtest.bench.lines import PairBench
 from loadtest.bench.link import linked
 from loadtest.bench.loop import LoopRun, Prompts, name_of
 from loadtest.bench.plot import draw
-from loadtest.bench.record import PairPath, Record, line_of, public_command
+from loadtest.bench.quantized import QUANTIZATION, DraftSettings, compare_drafts, print_drafts
+from loadtest.bench.record import Record, line_of, print_pair
 from loadtest.bench.references import BareEngine
-from loadtest.bench.table import print_pair
 from loadtest.report.interleaved import interleave
 from loadtest.report.machine import ROOT
+from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
 from loadtest.service.served import POD_ENVIRONMENT
 
@@ -63,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     threads = (settings.threads, arguments.served_draft_threads)
     record = Record(
         arguments.output,
-        public_command("loadtest.bench", words),
+        "loadtest.bench",
+        words,
         {
             **asdict(settings),
             "served_threads": threads,
@@ -71,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             "parts": arguments.parts,
         },
     )
+    if arguments.draft_quantization:
+        for pair in pairs:
+            _compare_drafts(record, pair, settings)
+        record.finish()
+        return
     for pair in pairs:
         _measure(record, pair, settings, threads, arguments.parts)
         gc.collect()
@@ -97,6 +106,24 @@ def grown_pair(name: str, cache: Path) -> PairPath:
         if done.returncode != 0:
             raise ValueError(f"growing {name} ended with status {done.returncode}")
     return PairPath(name, path)
+
+
+def _compare_drafts(record: Record, pair: PairPath, settings: EngineSettings) -> None:
+    """Measure and print the draft with 8-bit weights next to the same draft as it is."""
+    compared = compare_drafts(
+        pair,
+        DraftSettings(
+            threads=[settings.threads],
+            dtype=settings.dtype,
+            k=settings.k[0],
+            prompts=settings.prompts,
+            max_tokens=settings.tokens,
+            sessions=settings.batch,
+            turns=settings.pass_repeats,
+        ),
+    )
+    record.put(pair.label, "draft_quantization", compared)
+    print_drafts(compared)
 
 
 def _measure(
@@ -233,6 +260,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=_CACHE, help="folder of grown pairs")
     parser.add_argument(
         "--parts", nargs="+", choices=_PARTS, default=list(_PARTS), help="engine always runs"
+    )
+    parser.add_argument(
+        "--draft-quantization",
+        choices=[QUANTIZATION],
+        help="measure only this: the draft with such weights next to the draft as it is, with the "
+        "first of --k, sessions of --batch and --pass-repeats turns",
     )
     parser.add_argument(
         "--served-draft-threads", type=int, default=1, help="of the draft where it is a process"
