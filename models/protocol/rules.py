@@ -36,3 +36,13 @@ REJECTION = VerificationRule(  # accepts the most that any rule for one draft ca
     function="models.sampling.verification:verify_by_rejection",
 )
 RULES: dict[str, VerificationRule] = {rule.name: rule for rule in (COUPLED, REJECTION)}
+
+
+def check_name(name: str) -> None:
+    """Check that a rule is known here.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name not in RULES:
+        raise ValueError(f"verification: must be one of {', '.join(RULES)}, got {name!r}")
