@@ -34,7 +34,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency penalty look at generated tokens, the repetition penalty at the prompt as well.
     `logit_bias` holds (token id, what its logit gains). Never sampled are an eos in the first
     `min_tokens` tokens, the last of `bad_words` after its others in generated text, and ids that
-    the model has not. `num_logprobs`: -1 none, 0 of the token that commits, n of the n likeliest too.
+    the model has not. `num_logprobs`: -1 none, 0 of the committed token, n of n likeliest too.
     """
 
     temperature: float = 1.0
