@@ -27,13 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from models.grammar.compiler import CompiledGrammar, GrammarCompiler, MatcherBroken, walk_rows
-from models.grammar.session import (
-    GrammarText,
-    known_base,
-    num_common_tokens,
-    resume_at,
-    rows_behind,
-)
+from models.grammar.session import GrammarText, resume_at, rows_after
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
@@ -208,9 +202,9 @@ class GrammarHost:
         session = self._find(request.session_id, request.epoch)
         if session is None:
             return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
-        base_len = known_base(session.tokens, request.base_len, request.prefix_hash)
-        if base_len is None:
-            committed_len, committed_hash = resume_at(session.tokens, request.base_len)
+        base_len = request.base_len
+        if not session.tokens.holds(base_len, request.prefix_hash):
+            committed_len, committed_hash = resume_at(session.tokens, base_len)
             return GrammarStale(
                 session_id=request.session_id,
                 seq=request.seq,
@@ -219,7 +213,7 @@ class GrammarHost:
             )
         is_late = request.seq < session.last_seq
         session.last_seq = max(session.last_seq, request.seq)
-        num_valid = num_common_tokens(session.tokens.ids, base_len, request.tokens)
+        num_valid = session.tokens.num_common(base_len, request.tokens)
         try:
             if num_valid < len(request.tokens):
                 if is_late and base_len + num_valid < len(session.tokens):
@@ -291,10 +285,9 @@ class GrammarHost:
                 f"num_rows {num_rows} must be 1..{len(request.chain) + 1} (chain + 1) "
                 f"and at most {self._limits.max_rows}",
             )
-        log = session.tokens
-        base_len = known_base(log, request.base_len, request.prefix_hash)
-        if base_len is None:
-            committed_len, committed_hash = resume_at(log, request.base_len)
+        tokens = session.tokens
+        if not tokens.holds(request.base_len, request.prefix_hash):
+            committed_len, committed_hash = resume_at(tokens, request.base_len)
             return MaskMiss(
                 session_id=request.session_id,
                 ticket=request.ticket,
@@ -303,15 +296,15 @@ class GrammarHost:
                 committed_hash=committed_hash,
             )
         try:
-            rows = rows_behind(session, base_len, request.chain, num_rows)
+            rows = rows_after(session, request.base_len, request.chain, num_rows)
         except MatcherBroken as broken:
-            self._drop_broken(request.session_id, session, base_len, request.chain)
+            self._drop_broken(request.session_id, session, request.base_len, request.chain)
             return _miss(request, "failed", _too_complex(broken))
         return Masks(
             session_id=request.session_id,
             ticket=request.ticket,
-            committed_len=len(log),
-            committed_hash=log.hash_at(len(log)),
+            committed_len=len(tokens),
+            committed_hash=tokens.hash_at(len(tokens)),
             num_valid_rows=len(rows),
             row_bytes=self._compiler.row_bytes,
             rows=b"".join(rows),

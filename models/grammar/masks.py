@@ -208,11 +208,7 @@ class MaskClient:
 
 def _learn_base(session: Constrained, committed_len: int, committed_hash: int) -> bool:
     """Note where the matcher is, if it holds a prefix of ours."""
-    generated = session.generated
-    if (
-        not 0 <= committed_len <= len(generated)
-        or generated.hash_at(committed_len) != committed_hash
-    ):
+    if not session.generated.holds(committed_len, committed_hash):
         return False
     session.mask_base_len = committed_len
     return True

@@ -227,12 +227,7 @@ class RemoteDrafter:
 
     def _agreed_len(self, committed: TokenSequence) -> int:
         """Committed tokens whose KV the draft model has: it wrote none for its last token."""
-        since = committed.ids[self._proposed_at : self._proposed_at + len(self._proposed)]
-        num_matching = 0
-        for ours, theirs in zip(since, self._proposed, strict=False):
-            if ours != theirs:
-                break
-            num_matching += 1
+        num_matching = committed.num_common(self._proposed_at, self._proposed)
         return self._proposed_at + min(num_matching, max(len(self._proposed) - 1, 0))
 
 

@@ -244,8 +244,8 @@ class EngineClient:
         if isinstance(reply, NeedOpen):
             self._send_open(lease, self._opened_for)
             return
-        is_ours = (
-            reply.have_len < len(committed) and committed.hash_at(reply.have_len) == reply.have_hash
+        is_ours = reply.have_len < len(committed) and committed.holds(
+            reply.have_len, reply.have_hash
         )
         self.agreed_len = reply.have_len if is_ours else 0
 
