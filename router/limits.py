@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.backoff import Backoff
-from models.protocol.messages import DraftSource
 
 _LONGEST_PAUSE = 8  # times the first pause
 
@@ -41,8 +40,6 @@ class SpeculationLimits:
     num_speculative_tokens: int | None = None
     max_speculative_tokens: int = 8
     run_on_tokens: int = 32  # steps the target goes on alone where no draft is wanted at all
-    method: DraftSource | None = (
-        None  # None: the draft model where there is one, else prompt lookup
-    )
+    method: str | None = None  # who drafts, by name; None: the first drafter that is available
     prompt_lookup_min: int = 1  # shortest n-gram that prompt lookup matches
     prompt_lookup_max: int = 4  # longest; 0: no prompt lookup at all

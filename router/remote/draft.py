@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 
 from models.protocol.errors import (
     ContextTooLong,
@@ -21,10 +22,10 @@ from models.protocol.errors import (
     ServingError,
     Unavailable,
 )
-from models.protocol.messages import DraftSource, Proposal, Propose
+from models.protocol.messages import Proposal, Propose
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.engine import EngineClient, Header
+from router.remote.engine import EngineClient
 
 # A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
 # gives up the lease and the cache with it.
@@ -59,11 +60,6 @@ class RemoteDrafter:
     def is_over(self) -> bool:
         """See `ports.Drafter.is_over`."""
         return self._is_over
-
-    @property
-    def source(self) -> DraftSource:
-        """See `ports.Drafter.source`."""
-        return "draft_model"
 
     def start(self) -> None:
         """Lease a replica and prefill it in the background."""
@@ -196,19 +192,7 @@ class RemoteDrafter:
             raise _outgrown(len(committed), max_len)
         self._session.agreed_len = self._agreed_len(committed)
         num_committed = len(committed)
-
-        def build(header: Header) -> Propose:
-            return Propose(
-                session_id=header.session_id,
-                epoch=header.epoch,
-                seq=header.seq,
-                base_len=header.base_len,
-                prefix_hash=header.prefix_hash,
-                tokens=header.tokens,
-                num_draft_tokens=num_draft_tokens,
-                deadline_ms=deadline_s * 1e3,
-            )
-
+        build = partial(Propose, num_draft_tokens=num_draft_tokens, deadline_ms=deadline_s * 1e3)
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:
                 if not isinstance(reply, Proposal):

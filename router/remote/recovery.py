@@ -13,7 +13,6 @@ brings down whatever it runs on must not be tried on every replica there is.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -97,7 +96,7 @@ class Recovery:
         return limits.lease_timeout_s if self._is_first else limits.failover_timeout_s
 
     def _left_s(self) -> float:
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if self._missing_since is None:
             self._missing_since = now
         return max(0.0, self._window_s() - (now - self._missing_since))
