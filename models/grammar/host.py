@@ -2,10 +2,10 @@
 
 A pure handler: messages in, replies out, no sockets, no tasks, no clock of its own. It holds a
 compile cache (least recently used goes first; refusals are kept too) and a table of sessions.
-Whoever wants to go on answering while a grammar compiles asks `lacks`, compiles elsewhere and
-hands the result in by `put`; how much memory is left is its business too (`evict`, `forget`). A
-session holds committed generated tokens only; a mask request walks on a copy, so draft and
-target may ask for the same session in any order, from any committed length they know of.
+A caller that goes on answering while a grammar compiles asks `lacks`, compiles elsewhere and hands
+the result in by `put`; the caller also watches the memory (`evict`, `forget`). A session holds
+committed generated tokens only; a mask request walks on a copy, so draft and target may ask for
+the same session in any order, from any committed length they know of.
 
 Repeats are harmless: opening an open session keeps it, committing committed tokens answers as
 the first time. A commit that contradicts what is committed rolls back first, as everywhere in
@@ -179,7 +179,7 @@ class GrammarHost:
         session_id, oldest = next(iter(self._sessions.items()))
         if self._clock() - oldest.used_at < self._limits.session_idle_s:
             return False
-        del self._sessions[session_id]  # its router has gone without a word, or will open again
+        del self._sessions[session_id]  # its router has gone silently, or will open again
         return True
 
     def _close(self, request: GrammarClose) -> None:
@@ -239,7 +239,7 @@ class GrammarHost:
         )
 
     def _walk_again(self, session_id: str, session: GrammarText) -> None:
-        """Ask for the masks that broke this session before: a lost mask cannot say why."""
+        """Ask for the masks that broke this session before: a lost mask carries no reason."""
         ids = self._broken.get(session_id, [])
         num_committed = len(session.tokens)
         if ids[:num_committed] == session.tokens.ids:

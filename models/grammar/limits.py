@@ -1,4 +1,4 @@
-"""What is refused by name before a grammar reaches its compiler. Standard library only.
+"""Refuses by name what must not reach a grammar's compiler. Standard library only.
 
 The compiler has limits of its own (fuel, states, items) and the constraint child has a deadline
 and a memory limit; the checks here exist so that the common ways to exceed them end in a
@@ -93,7 +93,7 @@ class HostLimits:
 def refuse(message: str, *, path: str = "") -> NoReturn:
     """Raise `UnsupportedGrammar` that names the place in the grammar.
 
-    The request field is not named: whoever knows how the client spelt it adds it.
+    The request field is not named: the API, which knows how the client spelt it, adds it.
     """
     raise UnsupportedGrammar(f"{path}: {message}" if path else message)
 

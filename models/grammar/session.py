@@ -1,4 +1,4 @@
-"""The committed text of one session under a grammar, and how requests relate to it.
+"""Keeps the committed text of one session under a grammar, with its matcher.
 
 A request names its base by length and hash; its tokens may be committed already, in part or all.
 Pure bookkeeping: knows no messages and no other session.
