@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
 from deployments.link.mailbox import Mailbox
+from models.grammar.masks import GrammarHandler
 from models.protocol.errors import Unavailable
 from models.protocol.messages import (
     ConstraintReply,
@@ -221,23 +222,15 @@ class LocalEnginePool:
             self._port.put(outbox)
 
 
-class ConstraintHost(Protocol):
-    """What the constraint pool needs of `models.grammar.host.GrammarHost`."""
-
-    def handle(self, requests: list[ConstraintRequest]) -> list[ConstraintReply]:
-        """Replies to `requests`, in order."""
-        ...
-
-
 class LockedHost:
     """A grammar host that several threads may ask; engines get masks from it directly."""
 
-    def __init__(self, host: ConstraintHost) -> None:
+    def __init__(self, host: GrammarHandler) -> None:
         self._host = host
         self._lock = threading.Lock()
 
     def handle(self, requests: list[ConstraintRequest]) -> list[ConstraintReply]:
-        """See `ConstraintHost.handle`."""
+        """See `GrammarHandler.handle`."""
         with self._lock:
             return self._host.handle(requests)
 
@@ -248,7 +241,7 @@ class LocalConstraintPool:
     `host` is the same host behind a lock: give `LocalMaskSource(pool.host)` to the engines.
     """
 
-    def __init__(self, host: ConstraintHost, *, epoch: int = 1) -> None:
+    def __init__(self, host: GrammarHandler, *, epoch: int = 1) -> None:
         self.host = LockedHost(host)
         self.grant = LeaseGrant(
             endpoint=Endpoint(address="local", public_key="", epoch=epoch), asker_key=""
