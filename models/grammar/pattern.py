@@ -62,7 +62,7 @@ def parse_regex(text: str, limits: RegexLimits, *, is_shared: bool = False) -> N
         refuse(f"the pattern has {num_bytes} bytes, the limit is {limits.max_pattern_bytes}")
     refuse_unserved(text, limits, is_shared=is_shared)
     try:
-        with warnings.catch_warnings():  # of sets that may mean something else one day
+        with warnings.catch_warnings():  # it warns of sets that may mean something else one day
             warnings.simplefilter("ignore", FutureWarning)
             parsed = _parser.parse(text)
     except re.error as error:

@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 _MEMBER = re.compile(r"\\(?:[uU][0-9a-fA-F]*|.)", re.DOTALL)
 
 _Feature = tuple[str, str, str]  # the kind of token, what it is called, how it is written
-# Surrogates, and codes over 10FFFF, on which Python's parser of `chr` fails in ways of its own.
+# Surrogates, which no text has, and codes over 10FFFF: on some, Python's parser overflows.
 _NO_CHARACTER = r"\\(?:(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}|U(?!000|0010)[0-9a-fA-F]{8})"
 _UNSERVED: tuple[_Feature, ...] = (
     ("group", "look-ahead", r"\(\?="),
