@@ -11,8 +11,7 @@ There is no rollback message: the next `base_len` is the rollback.
   or the engine holds fewer tokens, the answer is `NeedPrefix`; an unknown session or epoch is
   answered by `NeedOpen`. The sender then sends what is missing. Failover is the same path.
 - Times travel as durations in milliseconds, never as clock readings.
-
-On the wire a frame is a msgpack array of such messages: everything that was ready in one tick.
+- A frame is a msgpack array of such messages: everything that was ready in one tick.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from models.protocol.rules import COUPLED, RULES
+from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
 Verification = str  # the name of one of `rules.RULES`
@@ -53,18 +52,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int = -1
-    num_prompt_logprobs: int = -1
+    num_prompt_logprobs: int = -1  # the same for the prompt
 
     def __post_init__(self) -> None:
-        """Refuse a rule that this process does not know; msgspec does so on decoding too.
-
-        Raises:
-            ValueError: `verification` is not the name of a rule.
-        """
-        if self.verification not in RULES:
-            raise ValueError(
-                f"verification: must be one of {', '.join(RULES)}, got {self.verification!r}"
-            )
+        """Refuse a rule that is not known here (ValueError), when it is decoded as well."""
+        check_name(self.verification)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -94,9 +86,8 @@ class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions that the tokens of a draft were sampled from, for rules that need them.
 
     Row i belongs to draft token i and holds `num_pairs` pairs: token ids (little-endian int32)
-    and probabilities (little-endian float32) that sum to 1 over the row. A row with fewer pairs is
-    filled up with probability 0. The probabilities are those that were sampled from, bit for bit:
-    the rule is exact for whatever distribution the token really came from.
+    and probabilities (little-endian float32) that sum to 1 over the row, padded with probability 0.
+    They are those sampled from, bit for bit: rules are exact for whatever a token came from.
     """
 
     num_pairs: int

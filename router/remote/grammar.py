@@ -184,7 +184,9 @@ class RemoteConstrainer:
     async def _disconnect(self) -> None:
         if self._lease is not None:
             await self._give_back(self._lease)
-            self._lease = None  # only now: who is cancelled before leaves it to be released again
+            self._lease = (
+                None  # only now: a task cancelled before this leaves it to be released again
+            )
 
     async def _give_back(self, lease: ConstraintLease) -> None:
         lease.channel.send(

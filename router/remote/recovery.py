@@ -56,7 +56,7 @@ class Recovery:
         self._backoff.reset()
 
     def note_loss(self, error: Unavailable) -> None:
-        """The part was lost behind an answer; the window opens when it is next asked for."""
+        """The part was lost after an answer; the window opens when it is next asked for."""
         self._num_losses += isinstance(error, LinkLost)
 
     async def after(self, error: Unavailable) -> None:
