@@ -12,13 +12,13 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
-from deployments.config.grammar_service import GrammarServiceConfig
+from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.live_limits import ADMISSION_HEADROOM
-from deployments.config.model_files import with_shared_vocabulary
+from deployments.config.model_files import resolved, with_shared_vocabulary
 from deployments.config.placement import COORDINATOR_CPUS, engine_placement
-from deployments.config.preflight import CannotServe, refuse_unservable
 from deployments.config.schema import (
     AppConfig,
+    GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
 )
@@ -58,7 +58,7 @@ def build(args: DeployedConfig) -> Application:
             fit together; one sentence names them all.
     """
     refuse_unservable(args)
-    config = with_shared_vocabulary(args.resolved())
+    config = with_shared_vocabulary(resolved(args))
     name = config.router.model_name
     target = bind_engine("Target", "target", config.target, config.link, name)
     draft = (

@@ -26,12 +26,12 @@ from loadtest.acceptance.rounds import EnginePair
 from loadtest.bench.record import PairPath, public_command
 from loadtest.report.machine import describe_machine
 from loadtest.report.prompts import demo_prompts
-from models.config import EngineConfig
+from models.config import EngineConfig, QuantizationName
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.block_pool import BlockTable
 from models.protocol.messages import Sampling
 
-QUANTIZATIONS: tuple[str | None, str] = (None, "int8")
+QUANTIZATIONS: tuple[QuantizationName | None, QuantizationName] = (None, "int8")
 _MAX_MODEL_LEN = 1024
 _CONTEXT_TOKENS = 100  # of a session when its pass is timed
 _WARM_UP_TURNS = 3

@@ -197,7 +197,7 @@ class Session:
         pool = services.acceptance.setdefault(
             (source, task_class), AcceptancePool(task_class, source)
         )
-        max_length = services.speculation.max_speculative_tokens
+        max_length = services.speculation.max_num_speculative_tokens
         return PlannedLength(seat, source, AcceptanceEstimate(pool), max_length)
 
     def _task_class(self) -> str:

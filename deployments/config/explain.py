@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from deployments.config.memory import gigabytes
+from deployments.config.fit import ModelSizes, gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """What is known of one model; bytes are those of each rank."""
-
-    num_parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_tokens: int | None  # None: only the loaded model will tell
-    source: str = ""  # what the folder was converted from
 
 
 def explanation(

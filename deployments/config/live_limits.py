@@ -25,6 +25,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from deployments.config.schema import RouterConfig, describe
+from router.limits import SessionLimits, SpeculationLimits
 
 logger = logging.getLogger("ray.serve")
 
@@ -44,26 +45,8 @@ LIVE_KEYS: dict[str, frozenset[str]] = {
             "timeouts",
         }
     ),
-    "speculation": frozenset(
-        {
-            "enabled",
-            "num_speculative_tokens",
-            "max_num_speculative_tokens",
-            "run_on_tokens",
-            "prompt_lookup_min",
-            "prompt_lookup_max",
-        }
-    ),
-    "timeouts": frozenset(
-        {
-            "queue_wait_s",
-            "first_token_s",
-            "token_gap_s",
-            "queue_timeout_s",
-            "failover_s",
-            "draft_ms",
-        }
-    ),
+    "speculation": frozenset(SpeculationLimits.model_fields) - {"method", "verification"},
+    "timeouts": frozenset(SessionLimits.model_fields),
 }
 
 # Serve itself lets so many times the sessions of `args` through to a router (see `app.build`).

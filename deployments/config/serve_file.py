@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from deployments.config.dotted_keys import put
+from deployments.config.keys import put
 from deployments.config.live_limits import with_user_config
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig, RouterConfig

@@ -43,8 +43,8 @@ from deployments.constraint.pipe import (
 )
 from models.grammar.charsets import warm_up
 from models.grammar.compiler import CompiledGrammar, GrammarCompiler, VocabularyInfo
-from models.grammar.host import GrammarHost, HostLimits
-from models.grammar.limits import SchemaLimits
+from models.grammar.host import GrammarHost
+from models.grammar.limits import HostLimits, SchemaLimits
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
     ConstraintReply,

@@ -25,9 +25,9 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from models.grammar.compiler import CompiledGrammar, GrammarCompiler, MatcherBroken, walk_rows
+from models.grammar.limits import HostLimits
 from models.grammar.session import (
     GrammarText,
     known_base,
@@ -37,7 +37,6 @@ from models.grammar.session import (
 )
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
-    MAX_DRAFT_TOKENS,
     ConstraintReply,
     ConstraintRequest,
     Grammar,
@@ -52,16 +51,6 @@ from models.protocol.messages import (
     MaskRequest,
     Masks,
 )
-
-
-@dataclass(frozen=True)
-class HostLimits:
-    """Bounds of one host."""
-
-    max_cached_grammars: int = 128
-    max_sessions: int = 1024
-    session_idle_s: float = 600.0  # a session may be dropped for another after this
-    max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
 
 
 class GrammarHost:

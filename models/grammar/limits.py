@@ -20,7 +20,7 @@ from decimal import Decimal
 from typing import NoReturn
 
 from models.protocol.errors import UnsupportedGrammar
-from models.protocol.messages import Grammar
+from models.protocol.messages import MAX_DRAFT_TOKENS, Grammar
 
 # What a grammar is called in messages.
 NOUNS = {
@@ -78,6 +78,16 @@ class ChoiceLimits:
     max_choices: int = 1024
     max_choice_bytes: int = 4096  # of UTF-8, each
     max_total_bytes: int = 32_768
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """Bounds of one `GrammarHost`."""
+
+    max_cached_grammars: int = 128
+    max_sessions: int = 256
+    session_idle_s: float = 600.0  # a session may be dropped for another after this
+    max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
 
 
 def refuse(message: str, *, path: str = "") -> NoReturn:

@@ -211,9 +211,7 @@ class EngineClient:
             lease.channel,
             message,
             partial(_news, message.seq, next_part),
-            limit_s=(
-                limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
-            ),
+            limit_s=(limits.token_gap_s if self._has_answered else limits.first_token_s),
             resend_interval_s=limits.resend_interval_s,
             progress=partial(_progress, message.seq),
             queue_limit_s=limits.queue_timeout_s,

@@ -183,7 +183,7 @@ class RemoteConstrainer:
             lease.channel,
             message,
             take,
-            limit_s=self._limits.answer_timeout_s,
+            limit_s=self._limits.token_gap_s,
             resend_interval_s=self._limits.resend_interval_s,
         )
 

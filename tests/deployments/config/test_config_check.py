@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from deployments.config.__main__ import main
-from deployments.config.dotted_keys import assignments
 from deployments.config.explain import admission_notes, drafting_notes
+from deployments.config.keys import assignments
 from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 from loadtest.service.served import free_port
@@ -41,7 +41,7 @@ def on_free_port() -> str:
     return f"http_options.port={free_port()}"
 
 
-@pytest.mark.parametrize("name", ["demo.yaml", "cpu.yaml", "no-draft.yaml"])
+@pytest.mark.parametrize("name", ["demo.yaml", "no-draft.yaml"])
 def test_a_config_for_this_machine_is_explained(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -136,7 +136,7 @@ def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
         assert f"outrider/role={label}" in refusal
     assert "draft.model_path: no such folder: '/models/draft'" in refusal
     assert "router.api_keys_file: /secrets/api-keys/keys cannot be read" in refusal
-    assert "use configs/demo.yaml (the shipped pair) or configs/cpu.yaml" in refusal
+    assert "use configs/demo.yaml (the shipped pair, or one of your own by its model" in refusal
 
 
 def test_the_module_of_the_config_is_the_command() -> None:

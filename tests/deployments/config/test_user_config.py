@@ -104,4 +104,4 @@ def test_the_production_config_names_every_live_key() -> None:
     assert all(key in comment for key in fixed)
     assert LIVE_KEYS["timeouts"] == set(type(config.timeouts).model_fields)
     assert ADMISSION_HEADROOM == 2
-    assert "twice" in comment
+    assert "at most 2 times those of args" in comment

@@ -21,6 +21,8 @@ from tests.fakes.router import ScriptedDrafter, continuation
 def test_without_a_wish_the_deployment_chooses(
     method: DraftSource | None, has_model: bool, lookup_max: int
 ) -> None:
+    if method == "ngram" and not lookup_max:
+        pytest.skip("such limits are refused")
     allowed = SpeculationLimits(method=method, prompt_lookup_max=lookup_max)
     chosen = choose_source(SpeculationSettings(), allowed, has_draft_model=has_model)
     lookup = "ngram" if lookup_max else None
@@ -56,7 +58,7 @@ def test_a_drafter_that_is_not_there_is_refused_by_name(
         (SpeculationSettings(), SpeculationLimits(enabled=False)),
         (SpeculationSettings(), SpeculationLimits(num_speculative_tokens=0)),
         (SpeculationSettings(num_speculative_tokens=3), SpeculationLimits(enabled=False)),
-        (SpeculationSettings(), SpeculationLimits(max_speculative_tokens=0)),
+        (SpeculationSettings(), SpeculationLimits(max_num_speculative_tokens=0)),
     ],
     ids=["off", "k0", "all-off", "all-k0", "asked-but-off", "limit-0"],
 )
@@ -74,7 +76,6 @@ def test_nobody_drafts_where_k_is_zero(
         (3, 5, 8, 3),
         (None, 5, 8, 5),
         (9, None, 8, 8),
-        (None, 9, 8, 8),
         (0, 5, 8, 0),
         (None, None, 0, 0),
     ],
@@ -82,7 +83,10 @@ def test_nobody_drafts_where_k_is_zero(
 def test_a_fixed_length_keeps_within_the_limit(
     wanted: int | None, allowed: int | None, limit: int, expected: int | None
 ) -> None:
-    limits = SpeculationLimits(num_speculative_tokens=allowed, max_speculative_tokens=limit)
+    limits = SpeculationLimits(
+        num_speculative_tokens="adaptive" if allowed is None else allowed,
+        max_num_speculative_tokens=limit,
+    )
     assert fixed_length(SpeculationSettings(num_speculative_tokens=wanted), limits) == expected
 
 
