@@ -91,7 +91,7 @@ def bind_engine(
     placement = engine_placement(name, model)
     return serve.deployment(
         name=name,
-        max_ongoing_requests=model.max_sessions,
+        max_ongoing_requests=model.max_num_seqs,
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         placement_group_bundles=[dict(bundle) for bundle in placement.bundles],
         placement_group_strategy=placement.strategy,

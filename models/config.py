@@ -65,8 +65,9 @@ class EngineConfig(Section):
         default=64,
         description="tokens per KV block; the compiled CPU kernels want a multiple of 16",
     )
-    max_batch_rows: PositiveInt = Field(
-        default=512, description="rows of one forward pass; longer prompts come in chunks"
+    max_num_batched_tokens: PositiveInt = Field(
+        default=512,
+        description="tokens of all sessions in one forward pass; longer prompts come in chunks",
     )
     max_prefill_slowdown: Annotated[float, Field(gt=1)] = Field(
         default=2.0,

@@ -115,11 +115,13 @@ class SpeculationLimits(Section):
         fixed, limit = self.fixed_length, self.max_num_speculative_tokens
         if fixed is not None and fixed > limit:
             raise ValueError(
-                f"num_speculative_tokens must be at most max_num_speculative_tokens, {limit}"
+                f"num_speculative_tokens must be at most max_num_speculative_tokens, {limit}, "
+                f"got {fixed}"
             )
         if 0 < self.prompt_lookup_max < self.prompt_lookup_min:
             raise ValueError(
-                f"prompt_lookup_min must be at most prompt_lookup_max, {self.prompt_lookup_max}"
+                f"prompt_lookup_min must be at most prompt_lookup_max, {self.prompt_lookup_max}, "
+                f"got {self.prompt_lookup_min}"
             )
         if self.method == "ngram" and self.prompt_lookup_max == 0:
             raise ValueError("method ngram needs a prompt_lookup_max of at least 1")

@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = yaml.safe_dump(served.tree, sort_keys=False)
         options.output.write_text(text, encoding="utf-8")
     if not options.check:
+        _say([f"note: {one}" for one in served.renamed])
         return 0
     try:
         cluster, leave = look_at(options.address)
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "changes",
         nargs="*",
         metavar="KEY=VALUE",
-        help="changes made first: target.max_sessions=8, Draft.num_replicas=2, http_options.port=1",
+        help="changes made first: target.max_num_seqs=8, Draft.num_replicas=2, http_options.port=1",
     )
     parser.add_argument("--check", action="store_true", help="say whether it could be served here")
     parser.add_argument(
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(lines: Sequence[str]) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 

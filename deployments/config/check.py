@@ -2,7 +2,7 @@
 
 `check` finds all that can be known without loading torch. `python -m deployments.config --check`
 adds the sizes of the models (`examine`); `build`, which Serve runs in the cluster, refuses with the
-same sentence, so that it stands as DEPLOY_FAILED before minutes of loading.
+same sentence, which `serve status` shows as DEPLOY_FAILED, before minutes of loading.
 """
 
 from __future__ import annotations
@@ -130,7 +130,11 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
         cluster: this machine, or the cluster that is connected.
     """
     config = served.config
-    notes = [*admission_notes(config, served.placements, served.router), *drafting_notes(config)]
+    notes = [
+        *served.renamed,
+        *admission_notes(config, served.placements, served.router),
+        *drafting_notes(config),
+    ]
     http = None if cluster.is_elsewhere else served.http
     faults = check(config, cluster, served.placements, http)
     # By the files' sizes alone memory is known too roughly for people: it is measured below.

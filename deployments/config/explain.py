@@ -1,4 +1,4 @@
-"""A config in words: what goes where, what it takes, how far it drafts, whom it admits."""
+"""Puts a config into words: what goes where, what it takes, how far it drafts, what it admits."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def admission_notes(
 ) -> list[str]:
     """Whether routers let in more sessions than targets hold, at the fewest or the most replicas.
 
-    Whoever is let in and finds no place on a target waits `queue_wait_s` and gets 503, where the
-    routers' own queue would have said 429 at once.
+    A request that is let in and finds no place on a target waits `queue_wait_s` and gets 503, where
+    the routers' own queue would have said 429 at once.
     """
     by_name = {placement.name: placement for placement in placements}
     routers, targets = by_name["Router"], by_name["Target"]
-    held_each, let_in_each = config.target.max_sessions, router.max_sessions
+    held_each, let_in_each = config.target.max_num_seqs, router.max_sessions
     for num_routers, num_targets in (
         (routers.max_replicas, targets.max_replicas),
         (routers.min_replicas, targets.min_replicas),
@@ -67,7 +67,7 @@ def admission_notes(
             return [
                 f"routers let in {num_routers} x {let_in_each} = {let_in} sessions "
                 f"(router.max_sessions), targets hold {num_targets} x {held_each} = {held} "
-                "(target.max_sessions): the rest wait router.timeouts.queue_wait_s, "
+                "(target.max_num_seqs): the rest wait router.timeouts.queue_wait_s, "
                 f"{router.timeouts.queue_wait_s:g} s, and get 503, not 429"
             ]
     return []
@@ -132,7 +132,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
     lines.append(
         f"{per_token}; {sizes.kv_tokens} tokens are "
         f"{gigabytes(sizes.kv_tokens * sizes.kv_bytes_per_token)} per rank and hold {num_longest} "
-        f"sessions of max_model_len {model.max_model_len}; {model.max_sessions} sessions at once"
+        f"sessions of max_model_len {model.max_model_len}; {model.max_num_seqs} sessions at once"
     )
     return lines
 
@@ -140,7 +140,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
 def _kv_asked(model: ModelConfig) -> str:
     if model.gpu_memory_utilization is not None:
         return (
-            f"KV tokens: what {model.gpu_memory_utilization:g} of the GPU's memory leaves beside "
+            f"KV tokens: what {model.gpu_memory_utilization:g} of the GPU's memory leaves next to "
             "the weights"
         )
     if model.kv_cache_memory is not None:

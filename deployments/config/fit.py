@@ -138,7 +138,7 @@ class ModelSizes:
     num_parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
-    kv_tokens: int | None  # None: only the loaded model will tell
+    kv_tokens: int | None  # None: known once the model is loaded
     source: str = ""  # what the folder was converted from
 
     @property

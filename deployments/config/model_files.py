@@ -1,9 +1,9 @@
 """Where the configured models are, and what their small files say, before minutes of loading.
 
 A `model_path` is a folder or a GGUF file, as given or in the repo, or the name of a model in the
-cache. A GGUF file is converted to a folder of the cache where that is first asked for; all who come
-after see the folder. A wrong path, a context that is too short or a draft whose token ids mean
-something else is reported with the config key that named it. Knows neither Ray nor torch.
+cache. A GGUF file is converted to a folder of the cache when it is first asked for; later requests
+find the folder. A wrong path, a context that is too short or a draft whose token ids mean something
+else is reported with the config key that named it. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations

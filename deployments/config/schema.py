@@ -10,15 +10,18 @@ the disk.
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from deployments.config.keys import nested
+from deployments.config.keys import nested, renewed
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
 from router.limits import SessionLimits, SpeculationLimits
+
+logger = logging.getLogger("ray.serve")
 
 
 class LeaseConfig(Section):
@@ -36,7 +39,7 @@ class ModelConfig(LeaseConfig, EngineConfig):
     """One model and the process (or ranks) that computes it: the engine's config and the service's
     own keys; the same for target and draft."""
 
-    max_sessions: PositiveInt = Field(
+    max_num_seqs: PositiveInt = Field(
         default=64,
         description="sessions (leases) that one replica holds at once, some to spare for /health",
     )
@@ -172,7 +175,12 @@ class AppConfig(Section):
     @classmethod
     def _nest(cls, values: Any) -> Any:
         """`serve run deployments.app:build target.model_path=...` gives dotted keys."""
-        return nested(values) if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        tree, notes = renewed(nested(values))
+        for note in notes:
+            logger.warning("args: %s", note)
+        return tree
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
@@ -210,4 +218,5 @@ def _describe(item: ErrorDetails) -> str:
         return f"unknown key {path!r}"
     if item["type"] == "missing":
         return f"missing key {path!r}"
-    return f"{path or 'args'}: {item['msg']} (got {item['input']!r})"
+    got = "" if isinstance(item["input"], dict) else f" (got {item['input']!r})"
+    return f"{path or 'args'}: {item['msg']}{got}"

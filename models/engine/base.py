@@ -86,7 +86,7 @@ class Engine(ABC):
         )
         budget = PrefillBudget(runner.config.max_prefill_slowdown)
         self._planner = PassPlanner(
-            runner.pool, runner.config.max_batch_rows, budget, self._prefix_cache
+            runner.pool, runner.config.max_num_batched_tokens, budget, self._prefix_cache
         )
         self._active: dict[str, Session] = {}  # sessions with a job
         self._outbox: list[Outgoing] = []

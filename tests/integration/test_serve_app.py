@@ -45,7 +45,7 @@ LINK = LinkConfig(host="loopback")
 
 def model(name: str) -> ModelConfig:
     path = str(DEMO / name)
-    return ModelConfig(model_path=path, max_model_len=256, kv_cache_tokens=2048, max_sessions=8)
+    return ModelConfig(model_path=path, max_model_len=256, kv_cache_tokens=2048, max_num_seqs=8)
 
 
 @pytest.fixture(scope="module")

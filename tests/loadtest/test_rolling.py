@@ -75,7 +75,7 @@ def test_each_change_is_the_one_it_is_called() -> None:
     assert found["wrong limits"] == {k_limit, "max_sessions", "max_sesions"}
     assert found["a second draft"] == {"num_replicas"}
     assert found["a key of the router"] == {"default_max_tokens"}
-    assert found["a key of the target"] == {"max_batch_rows"}
+    assert found["a key of the target"] == {"max_num_batched_tokens"}
 
 
 def test_only_the_wrong_limits_are_wrong() -> None:

@@ -135,9 +135,9 @@ are mounted at the same path on every node.
                 "Llama 70B: 320 KiB a token, so 28 GB on each of 4 GPUs beside 35 GB of weights",
             ),
             "block_size": Remark(16, "256 where the GPU has FlashAttention 2 only"),
-            "max_batch_rows": 2048,
+            "max_num_batched_tokens": 2048,
             "tensor_parallel_size": Remark(4, "as many bundles below"),
-            "max_sessions": 200,
+            "max_num_seqs": 200,
         },
         "draft": {
             "model_path": Remark("/models/draft", "must share the target's tokenizer"),
@@ -148,9 +148,9 @@ are mounted at the same path on every node.
                 360448, "Llama 1B: 32 KiB a token, 12 GB beside 2.5 GB of weights"
             ),
             "block_size": 16,
-            "max_batch_rows": 2048,
+            "max_num_batched_tokens": 2048,
             "tensor_parallel_size": Remark(1, "independent of the target's"),
-            "max_sessions": 192,
+            "max_num_seqs": 192,
         },
         "constraint": {
             "num_children": 4,

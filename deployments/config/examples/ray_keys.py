@@ -64,6 +64,6 @@ RAY_KEYS: dict[str, tuple[str, str]] = {
     "waiting_tokens": ("prompt tokens that wait", "default: 8192"),
     "busy": ("share of the time spent in passes", "default: 0.7"),
     "queue_length": ("requests that wait in a replica", "default: 16"),
-    "sessions": ("below max_sessions, at which new ones wait or go without", "default: any"),
+    "sessions": ("below what a replica holds, where new ones wait or go without", "default: any"),
     "spare": ("share of these that must be free after one less", "default: 0.3"),
 }

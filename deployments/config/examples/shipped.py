@@ -59,7 +59,7 @@ _DEMO_ARGS: Tree = {
     "target": {
         "model_path": "models/demo/target",
         "max_model_len": 1024,
-        "max_sessions": 36,
+        "max_num_seqs": 36,
     },
     "draft": {
         "model_path": Remark("models/demo/draft", "must share the target's tokenizer"),
@@ -69,7 +69,7 @@ _DEMO_ARGS: Tree = {
         "kv_cache_tokens": 16384,
         "num_threads": 1,
         "quantization": None,
-        "max_sessions": 36,
+        "max_num_seqs": 36,
     },
     "constraint": {"max_sessions": 64},
     "router": {
@@ -139,7 +139,7 @@ model: prompt lookup drafts.
                 "max_model_len": Remark(4096, "here at most 8192"),
                 "kv_cache_tokens": Remark(16384, "23 KB each"),
                 "num_threads": Remark(1, "2 or 4 pay where cores are free"),
-                "max_sessions": 12,
+                "max_num_seqs": 12,
             },
             "router": {
                 "model_name": "smollm2-135m-instruct",

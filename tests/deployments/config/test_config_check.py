@@ -297,12 +297,12 @@ def test_an_architecture_that_is_not_served_is_refused_by_name(
 
 def test_a_changed_file_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    changes = ["http_options.port=8123", "target.max_sessions=7", "Draft.num_replicas=2"]
+    changes = ["http_options.port=8123", "target.max_num_seqs=7", "Draft.num_replicas=2"]
     assert main([str(CONFIGS / "demo.yaml"), *changes, "--output", str(path)]) == 0
     written = yaml.safe_load(path.read_text())
     [application] = written["applications"]
     assert written["http_options"]["port"] == 8123
-    assert application["args"]["target"]["max_sessions"] == 7
+    assert application["args"]["target"]["max_num_seqs"] == 7
     assert {one["name"]: one["num_replicas"] for one in application["deployments"]}["Draft"] == 2
     original = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     assert application["args"]["router"] == original["applications"][0]["args"]["router"]

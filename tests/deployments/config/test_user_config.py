@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.config.keys import RENAMED
 from deployments.config.live_limits import (
     ADMISSION_HEADROOM,
     LIVE_KEYS,
@@ -64,6 +65,22 @@ def test_what_is_wrong_is_named(changes: object, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as caught:
         with_user_config(BASE, changes)
     assert "\n" not in str(caught.value)
+
+
+def test_an_older_name_is_taken_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(RENAMED, "router.timeouts.draft_s", "draft_ms")
+    logger = logging.getLogger("ray.serve")
+    logger.addHandler(caplog.handler)
+    try:
+        config = with_user_config(BASE, {"timeouts": {"draft_s": 70}})
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert config.timeouts.draft_ms == 70
+    assert "router.timeouts.draft_s is an older name, it is draft_ms now" in caplog.text
+    with pytest.raises(ValueError, match=r"user_config: router\.timeouts\.draft_s is an"):
+        with_user_config(BASE, {"timeouts": {"draft_s": 70, "draft_ms": 70}})
 
 
 def test_all_faults_are_named_at_once() -> None:
