@@ -11,8 +11,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from models.backoff import Backoff
 from models.config import PositiveFloat, PositiveInt, Section
-from models.protocol.messages import MAX_DRAFT_TOKENS, DraftSource
+from models.protocol.messages import MAX_DRAFT_TOKENS
+from models.protocol.rules import COUPLED, RULES
 
 _LONGEST_PAUSE = 8  # times the first pause
 
@@ -64,9 +66,9 @@ class SessionLimits(Section):
         """`draft_ms` in seconds."""
         return self.draft_ms / 1e3
 
-    def pause_s(self, num_pauses: int) -> float:
-        """The pause after `num_pauses` earlier ones: each twice the last, within a limit."""
-        return self.rejoin_interval_s * min(1 << num_pauses, _LONGEST_PAUSE)
+    def backoff(self) -> Backoff:
+        """The pauses between attempts to replace one part."""
+        return Backoff(self.rejoin_interval_s, _LONGEST_PAUSE * self.rejoin_interval_s)
 
 
 class SpeculationLimits(Section):
@@ -75,14 +77,15 @@ class SpeculationLimits(Section):
     enabled: bool = Field(
         default=True, description="false: plain decoding (k = 0), whatever is asked"
     )
-    method: DraftSource | None = Field(
+    method: str | None = Field(
         default=None,
-        description="who drafts: draft_model, or ngram (prompt lookup); null: the draft model "
-        "where there is one, else ngram",
+        description="who drafts: draft_model, or ngram (prompt lookup); null: the first of them "
+        "that is there",
     )
-    verification: Literal["coupled", "rejection"] = Field(
-        default="coupled",
-        description="how drafts are verified: coupled (a seed gives one text) or rejection",
+    verification: str = Field(
+        default=COUPLED.name,
+        description="how drafts are verified: "
+        + " or ".join(f"{rule.name} ({rule.about})" for rule in RULES.values()),
     )
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = Field(
         default=1, description="shortest n-gram, in tokens, that prompt lookup matches"
@@ -123,6 +126,4 @@ class SpeculationLimits(Section):
                 f"prompt_lookup_min must be at most prompt_lookup_max, {self.prompt_lookup_max}, "
                 f"got {self.prompt_lookup_min}"
             )
-        if self.method == "ngram" and self.prompt_lookup_max == 0:
-            raise ValueError("method ngram needs a prompt_lookup_max of at least 1")
         return self

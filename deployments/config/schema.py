@@ -13,12 +13,16 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from deployments.api.schemas.names import NameOf
 from deployments.config.keys import nested, renewed
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
+from models.protocol.rules import RULES
+from router.drafters.draft_model import POOL
+from router.drafters.registry import DRAFTERS
 from router.limits import SessionLimits, SpeculationLimits
 
 logger = logging.getLogger("ray.serve")
@@ -94,6 +98,28 @@ class GrammarServiceConfig(LeaseConfig):
         return self
 
 
+class SpeculationConfig(SpeculationLimits):
+    """The router's limits, whose names of a drafter and a rule are those of the registries."""
+
+    @field_validator("method")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        return None if name is None else NameOf(DRAFTERS).checked(name)
+
+    @field_validator("verification")
+    @classmethod
+    def _check_rule(cls, name: str) -> str:
+        return NameOf(RULES).checked(name)
+
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        if self.method is not None:
+            kind = DRAFTERS[self.method]
+            if not kind.is_switched_on(self):
+                raise ValueError(f"method {kind.name} needs {kind.needs}")
+        return self
+
+
 class RouterConfig(Section):
     """The HTTP side and the loop: what is served under which name and within which limits."""
 
@@ -134,8 +160,8 @@ class RouterConfig(Section):
     max_queued_sessions: PositiveInt = Field(
         default=128, description="sessions that wait beyond that; further ones get 429"
     )
-    speculation: SpeculationLimits = Field(
-        default_factory=SpeculationLimits, description="when and how far to draft ahead"
+    speculation: SpeculationConfig = Field(
+        default_factory=SpeculationConfig, description="when and how far to draft ahead"
     )
     timeouts: SessionLimits = Field(
         default_factory=SessionLimits, description="every wait of a session, in seconds"
@@ -184,8 +210,11 @@ class AppConfig(Section):
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
-        if self.router.speculation.method == "draft_model" and self.draft is None:
-            raise ValueError("router.speculation.method draft_model needs a draft section")
+        speculation = self.router.speculation
+        if speculation.method is not None:
+            kind = DRAFTERS[speculation.method]
+            if not kind.is_available(speculation, self.draft_pools):
+                raise ValueError(f"router.speculation.method {kind.name} needs {kind.needs}")
         return self
 
     @property
@@ -193,6 +222,11 @@ class AppConfig(Section):
         """Target and, where there is one, draft, by the section's name."""
         found = {"target": self.target, "draft": self.draft}
         return {section: model for section, model in found.items() if model is not None}
+
+    @property
+    def draft_pools(self) -> tuple[str, ...]:
+        """The deployments that have engines to draft with."""
+        return () if self.draft is None else (POOL,)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -20,11 +20,12 @@ from ray._raylet import node_labels_match_selector
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.api.observer import CLIENT_GONE
 from deployments.config.schema import AppConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
-from deployments.ingress.metrics import CLIENT_GONE, RequestMetrics
-from deployments.serve.instruments import Meters
+from deployments.ingress.metrics import RequestMetrics
+from deployments.serve.instruments import Declaration, Meters
 from models.protocol import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +79,7 @@ def test_one_gpu_runs_its_config_but_for_the_address() -> None:
 
 
 def test_one_gpu_has_the_environment_that_was_tried() -> None:
-    """`tests/integration/test_served_throughput.py` takes that of the base."""
+    """`tests/integration/served/test_throughput.py` takes that of the base."""
     [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
     [ours] = [group["template"]["spec"] for group in groups(patch).values()]
     theirs = cluster(ray_service())["headGroupSpec"]["template"]["spec"]
@@ -174,19 +175,9 @@ class Names:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._note(name, "_total")
-
-    def gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._note(name, "")
-
-    def histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: Sequence[float]
-    ) -> Any:
-        return self._note(name, "_bucket")
-
-    def _note(self, name: str, ending: str) -> Any:
-        self.names.add(f"ray_{name.replace(':', '_')}{ending}")
+    def __call__(self, declaration: Declaration) -> Any:
+        ending = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[declaration.kind]
+        self.names.add(f"ray_{declaration.name.replace(':', '_')}{ending}")
         return MagicMock()
 
 

@@ -33,6 +33,7 @@ from loadtest.fuzz.links.world import (
 )
 from models.grammar.host import GrammarHost
 from models.protocol.messages import Endpoint, LeaseRequest
+from models.protocol.rules import COUPLED
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
 from router.session import Services
@@ -49,7 +50,7 @@ LIMITS = SessionLimits(failover_s=5.0, max_losses=2, first_token_s=15.0, token_g
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:
     rng = random.Random(seed)
-    requests = random_requests(rng, _NUM_REQUESTS, verification="coupled")
+    requests = random_requests(rng, _NUM_REQUESTS, verification=COUPLED.name)
     expected = await answers_alone(requests, host)
     outcome = Outcome()
     outcome.counts["cases"] += 1

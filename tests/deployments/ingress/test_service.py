@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from deployments.api.http import create_app
-from deployments.config.schema import RouterConfig
+from deployments.config.schema import RouterConfig, SpeculationConfig
 from deployments.ingress.service import RouterService
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.config import EngineConfig
@@ -23,7 +23,7 @@ from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
-from router.limits import SessionLimits, SpeculationLimits
+from router.limits import SessionLimits
 from tests.harness.local import DEMO, VOCAB_SIZE, demo_tokenizer
 
 MAX_MODEL_LEN = 256
@@ -155,7 +155,7 @@ async def test_health_follows_the_target():
 @pytest.mark.parametrize(("asked", "expected"), [("adaptive", None), (0, 0), (5, 5)])
 async def test_limits_come_from_the_config(asked, expected):
     router_config = config(
-        speculation=SpeculationLimits(
+        speculation=SpeculationConfig(
             num_speculative_tokens=asked,
             max_num_speculative_tokens=6,
             method="ngram",
@@ -192,7 +192,7 @@ async def test_limits_change_while_it_serves_and_streams_keep_theirs():
                 default_max_tokens=3,
                 max_tokens_limit=10,
                 body_limit_bytes=2000,
-                speculation=SpeculationLimits(enabled=False, max_num_speculative_tokens=2),
+                speculation=SpeculationConfig(enabled=False, max_num_speculative_tokens=2),
             )
         )
         assert (await running).json()["choices"][0]["message"]["content"] == text
