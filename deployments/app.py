@@ -21,6 +21,7 @@ from deployments.config.schema import (
     GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
+    RouterConfig,
 )
 from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
@@ -28,6 +29,7 @@ from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
 
 _SPARE_REQUESTS = 64
+_MODEL_NAME = RouterConfig().model_name  # a label of the metrics
 _HEALTH_PERIOD_S = 1.0
 _ROUTER_STALL_TIMEOUT_S = 10.0  # a router silent for longer is replaced
 _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a replica; fixed
@@ -85,7 +87,7 @@ def build(args: DeployedConfig) -> Application:
 
 
 def bind_engine(
-    name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str = "outrider"
+    name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str = _MODEL_NAME
 ) -> Application:
     """One Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
     placement = engine_placement(name, model)
@@ -100,7 +102,7 @@ def bind_engine(
 
 
 def bind_constraint(
-    service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str = "outrider"
+    service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str = _MODEL_NAME
 ) -> Application:
     """The Constraint deployment for the vocabulary of the checkpoint at `model_path`."""
     return serve.deployment(

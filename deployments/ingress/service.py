@@ -72,7 +72,7 @@ class RouterService:
             on_load=self.metrics.set_load,
         )
         self.http = HttpService(
-            model=_served_model(config, tokenizer, created=int(time.time())),
+            model=served_model(config, tokenizer, created=int(time.time())),
             generator=self._generator,
             slot=self._admission.slot,
             sinks=(self.metrics,),
@@ -102,7 +102,7 @@ class RouterService:
         """Apply the limits of `config`, which is the service's own but for its limits
         (`live_limits.LIVE_KEYS`). Requests that have begun keep those they began with."""
         model = self.http.model
-        self.http.model = _served_model(config, model.tokenizer, created=model.created)
+        self.http.model = served_model(config, model.tokenizer, created=model.created)
         self.http.body_limit_bytes = config.body_limit_bytes
         self.http.send_timeout_s = config.timeouts.token_gap_s
         self._generator.set_limits(config.speculation, config.timeouts)
@@ -113,7 +113,14 @@ class RouterService:
         )
 
 
-def _served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -> ServedModel:
+def served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -> ServedModel:
+    """What the routes know of the model and its limits.
+
+    Args:
+        config: a resolved one.
+        tokenizer: the model's.
+        created: Unix time, seconds.
+    """
     return ServedModel(
         name=config.model_name,
         tokenizer=tokenizer,

@@ -42,8 +42,7 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig, ranks: TensorParallel | None = None) -> None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(config.num_threads)
         self.config = config
         self.device = torch.device(config.device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
