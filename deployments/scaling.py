@@ -137,7 +137,7 @@ class TargetPolicy(_Policy):
 
     `kv_use`: share of its KV blocks that sessions should hold at most, 0 to 1. `waiting_tokens`:
     prompt tokens that may wait, about what a replica computes in the time a first token may take.
-    `sessions`: with those that wait for a place; below `max_sessions`, at which new ones wait where
+    `sessions`: with those that wait for a place; below `max_num_seqs`, at which new ones wait where
     only routers see them. `spare`: see `decide`.
     """
 
@@ -152,7 +152,7 @@ class DraftPolicy(_Policy):
 
     `busy`: share of the time spent in passes, 0 to 1. It says when a draft cannot keep up, not how
     much less would do: sessions share passes, so it falls slower than they do. `sessions`: at
-    `max_sessions` further ones go undrafted. `spare`: see `decide`.
+    `max_num_seqs` further ones go undrafted. `spare`: see `decide`.
     """
 
     defaults = MappingProxyType({"busy": 0.7, "sessions": None, "spare": 0.3})

@@ -83,15 +83,15 @@ class HttpService:
     model: ServedModel
     generator: Generator
     health: HealthProbe
+    body_limit_bytes: int
+    send_timeout_s: float
     slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     sinks: Sequence[Sink] = ()
     refuse_when_full: Callable[[], None] = lambda: None
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
-    body_limit_bytes: int = 1_048_576
     body_timeout_s: float = 30.0
-    send_timeout_s: float = 60.0
 
 
 def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAPI:

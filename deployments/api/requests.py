@@ -21,7 +21,6 @@ from deployments.api.schemas.requests import (
 )
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Verification
-from models.protocol.rules import COUPLED
 from models.text.tokenizer import Tokenizer
 from router.types import GenerationRequest, SpeculationSettings
 
@@ -34,14 +33,14 @@ class ServedModel:
     tokenizer: Tokenizer
     max_model_len: int  # tokens, prompt and completion together
     created: int  # Unix time, seconds
-    default_max_tokens: int = 256  # when the request does not say
-    max_tokens_limit: int = 4096
-    max_num_speculative_tokens: int = 8
+    default_max_tokens: int  # when the request does not say
+    max_tokens_limit: int
+    max_num_speculative_tokens: int
+    max_choices: int  # answers to one request, of all its prompts; each a session of its own
+    max_logprob_entries: int  # in one answer, see `logprob_limits.py`
+    verification: Verification  # when the request does not say
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
-    max_choices: int = 8  # answers to one request, of all its prompts; each a session of its own
-    max_logprob_entries: int = 262_144  # in one answer, see `logprob_limits.py`
-    verification: Verification = COUPLED.name  # when the request does not say
 
     def check_name(self, name: str) -> None:
         """Check that a client means this model.

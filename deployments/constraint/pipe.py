@@ -34,7 +34,8 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class ConstraintConfig:
-    """Settings of one constraint replica.
+    """Settings of one constraint replica: those of `GrammarServiceConfig`, whose defaults hold, and
+    a few that nobody sets. Plain, because children read it without pydantic.
 
     `vocab_size` is that of the models' logits and may exceed the tokenizer's; `eos_ids` are all
     ids that end a text. What a grammar may cost is counted in CPU time and memory of a trial of
@@ -45,17 +46,17 @@ class ConstraintConfig:
     tokenizer_path: str  # a tokenizer.json, or a folder that has one
     vocab_size: int
     eos_ids: tuple[int, ...]
-    num_children: int = 1  # that hold sessions; one more, the canary, tries new grammars
-    memory_limit_mb: int = 512  # of each child
-    compile_cpu_s: float = 1.0  # CPU time one grammar may take to compile
-    compile_memory_mb: int = 32  # memory one grammar may take to compile
+    num_children: int  # that hold sessions; one more, the canary, tries new grammars
+    memory_limit_mb: int  # of each child
+    compile_cpu_s: float  # CPU time one grammar may take to compile
+    compile_memory_mb: int  # memory one grammar may take to compile
     # A trial's and a compile's wall-clock; below the 20 s a router waits for an answer.
-    compile_timeout_s: float = 15.0
-    mask_timeout_s: float = 2.0  # masks and commits; a child without CPU gets more, see `process`
+    compile_timeout_s: float
+    mask_timeout_s: float  # masks and commits; a child without CPU gets more, see `process`
+    cache_size: int  # compiled grammars in each child
+    max_schema_bytes: int
+    max_sessions: int  # in each child
     start_timeout_s: float = 60.0  # until a child has read the tokenizer
-    cache_size: int = 128  # compiled grammars in each child
-    max_schema_bytes: int = 65_536
-    max_sessions: int = 1024  # in each child
     max_queue: int = 4096  # unanswered messages of each child
     # Of trials and compiles, above that of masks. As much as the engines put on top of theirs on
     # a CPU: a compile shares cores with passes like one of them, and is not starved by them.

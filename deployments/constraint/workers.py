@@ -21,9 +21,10 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
+from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
 from deployments.constraint.process import CANARY, SESSIONS, ChildProcess, Death, Reply
 from deployments.constraint.trials import Trials, Verdict
@@ -49,6 +50,23 @@ logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
 _LAST_BACKOFF_S = 5.0
+
+
+def children_config(
+    service: GrammarServiceConfig, *, tokenizer_path: str, vocab_size: int, eos_ids: tuple[int, ...]
+) -> ConstraintConfig:
+    """What the children of a replica with these settings need.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    shared = {field.name for field in fields(ConstraintConfig)} & set(service.model_dump())
+    return ConstraintConfig(
+        tokenizer_path=tokenizer_path,
+        vocab_size=vocab_size,
+        eos_ids=eos_ids,
+        **service.model_dump(include=shared),
+    )
 
 
 @dataclass

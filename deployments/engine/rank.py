@@ -139,7 +139,7 @@ class Rank:
         ranks = None
         if self._world_size > 1:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
-        runner = self._runner = ModelRunner(self._model.engine_config(), ranks)
+        runner = self._runner = ModelRunner(self._model, ranks)
         grant = self._listen(runner) if self._rank == 0 else None
         logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
         return RankReport(

@@ -82,8 +82,8 @@ class EngineClient:
         self._pool = pool
         self._opening = opening
         resend_s, queue_s = limits.resend_interval_s, limits.queue_timeout_s
-        self._first_patience = Patience(limits.first_answer_timeout_s, resend_s, queue_s)
-        self._patience = Patience(limits.answer_timeout_s, resend_s, queue_s)
+        self._first_patience = Patience(limits.first_token_s, resend_s, queue_s)
+        self._patience = Patience(limits.token_gap_s, resend_s, queue_s)
         self._masks = masks
         self._lease: EngineLease | None = None
         self._opened_for: Endpoint | None = None

@@ -50,7 +50,7 @@ class RemoteConstrainer:
         self._session_id = session_id
         self._grammar = grammar
         self._generated = generated
-        self._patience = Patience(limits.answer_timeout_s, limits.resend_interval_s)
+        self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
         self._admitted: set[str] = set()
