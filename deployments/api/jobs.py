@@ -1,4 +1,4 @@
-"""From a validated body to a job: what is to run for it, and how its answer is written.
+"""Makes a validated body a job: what is to run for it, and how its answer is written.
 
 Pure computing, and for a long body a good deal of it: the routes do it outside the event loop.
 """
