@@ -259,7 +259,7 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
     Raises:
         RuntimeError: another rank did not come.
     """
-    from models.parallel.ranks import TensorParallel
+    from models.parallel.ranks import RankWaits, TensorParallel
 
     if meeting.startswith("file:"):  # all on this node: gloo needs no other interface
         names = [name for _, name in socket.if_nameindex()]
@@ -269,10 +269,12 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
         world_size,
         meeting,
         device=model.device,
-        load_timeout_s=LOAD_TIMEOUT_S,
-        step_timeout_s=model.step_timeout_s,
-        # By then the coordinator has ended a group whose leader makes no progress.
-        idle_timeout_s=model.step_timeout_s + model.stall_timeout_s,
+        waits=RankWaits(
+            load_s=LOAD_TIMEOUT_S,
+            step_s=model.step_timeout_s,
+            # By then the coordinator has ended a group whose leader makes no progress.
+            idle_s=model.step_timeout_s + model.stall_timeout_s,
+        ),
     )
 
 

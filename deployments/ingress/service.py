@@ -134,17 +134,7 @@ def _served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -
 
 def speculation_limits(config: RouterConfig) -> SpeculationLimits:
     """How far requests may speculate."""
-    speculation = config.speculation
-    asked = speculation.num_speculative_tokens
-    return SpeculationLimits(
-        enabled=speculation.enabled,
-        num_speculative_tokens=None if asked == "adaptive" else asked,
-        max_speculative_tokens=speculation.max_num_speculative_tokens,
-        run_on_tokens=speculation.run_on_tokens,
-        method=speculation.method,
-        prompt_lookup_min=speculation.prompt_lookup_min,
-        prompt_lookup_max=speculation.prompt_lookup_max,
-    )
+    return config.speculation.limits()
 
 
 def session_limits(config: RouterConfig) -> SessionLimits:

@@ -27,6 +27,7 @@ from loadtest.acceptance.theory import Estimate, analyse
 from loadtest.report.machine import describe_machine
 from loadtest.report.prompts import demo_prompts
 from models.protocol.messages import Sampling, Verification
+from models.protocol.rules import RULES
 
 # By name, the kind of the demo pair's held-out texts: orders to fill into JSON, code, stories.
 WORKLOADS = {"orders": "extraction", "code": "code", "stories": "story"}
@@ -128,8 +129,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--verification",
         nargs="+",
-        default=["coupled", "rejection"],
-        choices=["coupled", "rejection"],
+        default=list(RULES),
+        choices=list(RULES),
     )
     parser.add_argument(
         "--temperature", type=float, nargs="+", default=[1.0, 0.0], help="0: greedy"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench.random_pair import make_random_pair
-from models.protocol.messages import DraftSource
 from router.limits import SessionLimits, SpeculationLimits
 from router.types import Finished
 from tests.fakes.engines import random_prompt
@@ -40,7 +39,7 @@ async def run(
     service: LocalService,
     name: str,
     prompt_len: int,
-    drafter: DraftSource | None,
+    drafter: str | None,
     k: int | None = 4,
 ) -> tuple[list[int], Finished]:
     request = make_request(

@@ -43,7 +43,9 @@ def engine(
 ) -> DraftEngine:
     runner = make_runner(noise=noise, **limits)
     times = {} if clock is None else {"clock": clock}
-    return DraftEngine(runner, masks or NoMaskSource(), EPOCH, chains=chains, **times)
+    made = DraftEngine(runner, masks or NoMaskSource(), EPOCH, **times)
+    made.chains = chains
+    return made
 
 
 def count_passes(runner: ModelRunner, patch: pytest.MonkeyPatch) -> list[int]:
@@ -185,7 +187,7 @@ def test_a_full_pool_shortens_the_chain(monkeypatch: pytest.MonkeyPatch):
 
 def test_constrained_sessions_are_drafted_step_by_step(monkeypatch: pytest.MonkeyPatch):
     drafter = engine(chains=True, masks=ScriptedMasks())
-    drafter._desk._source.committed["c"] = TokenSequence()
+    drafter._masks._source.committed["c"] = TokenSequence()
     counts = count_passes(drafter._runner, monkeypatch)
     prompt = random_prompt(4, 9)
     drafter.submit(opening("c", GREEDY, 9, constraint=CONSTRAINT), "r")
