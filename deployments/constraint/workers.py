@@ -107,6 +107,11 @@ class ConstraintWorkers:
         """The number of children that run now: `num_children`, and the canary, when all is well."""
         return sum(child is not None for child in self._children)
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the children that run now: those that hold sessions in order, the canary last."""
+        return [child.pid for child in self._children if child and child.pid]
+
     async def start(self) -> None:
         """Start all children and wait until they are ready.
 

@@ -164,6 +164,16 @@ class Engine(ABC):
             for session in self._table
         }
 
+    @property
+    def runner(self) -> ModelRunner:
+        """The model, its cache and its blocks: to look at, from the engine's own thread."""
+        return self._runner
+
+    @property
+    def sessions(self) -> list[Session]:
+        """All sessions by age, likewise to look at."""
+        return list(self._table)
+
     def block_tables(self) -> list[BlockTable]:
         """All block tables in use, for `BlockPool.check`."""
         return [session.table for session in self._table]

@@ -24,9 +24,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         super().__init__()
         self._advance = advance
 
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, selectors._EventMask]]:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
             raise RuntimeError("every task waits, and no timer is set that could wake one")

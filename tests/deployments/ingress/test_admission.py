@@ -17,6 +17,8 @@ from models.protocol.messages import Sampling
 from router.types import Finished, GenerationRequest
 from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
 
+pytestmark = pytest.mark.virtual_time
+
 REQUEST = GenerationRequest(
     request_id="r", prompt_ids=(1,), sampling=Sampling(), eos_ids=(), max_tokens=3
 )

@@ -207,7 +207,7 @@ def test_preemption_loses_nothing() -> None:
             if reply.is_last:
                 done.append(reply.session_id)
                 engine.close(reply.session_id)
-        engine._runner.pool.check(engine.block_tables())
+        engine.runner.pool.check(engine.block_tables())
     assert engine.stats().num_preemptions > 0
     assert done[0] == "s0"
     for i, prompt in enumerate(prompts):

@@ -1,12 +1,12 @@
 """Whether what was sampled in a soak is as it must be: memory flat, queues within their limits.
 
-Memory is judged by private pages (USS, and what of it was swapped out): a leak is private memory,
+Memory is checked by private pages (USS, and what of it was swapped out): a leak is private memory,
 while PSS and RSS also move when another process maps or leaves shared pages. All of ours together
-are judged by the sum of PSS, which counts shared pages once, so growth of shared memory shows
-there. Ray's own processes are told and not judged. What counts is the last quarter's median
+are checked by the sum of PSS, which counts shared pages once, so growth of shared memory shows
+there. Ray's own processes are reported and not checked. What counts is the last quarter's median
 against that of the first quarter after the warm-up: medians pass over the spikes of single samples,
 and the difference is memory that is held and not an extrapolation; a step that stays counts in
-full, wherever it is. The least-squares slope is told beside it.
+full, wherever it is. The least-squares slope is reported next to it.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def growth(at_s: Sequence[float], values: Sequence[int], sampled: Sequence[float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One line of the report. `growth` None: it could not be told, `complaint` says why."""
+class MemoryCheck:
+    """One line of the report. `growth` None: it cannot be computed, `complaint` says why."""
 
     series: Series
     growth: Growth | None
     complaint: str
 
 
-def judge_memory(series: Sequence[Series], *, from_s: float, limit: float) -> list[Judged]:
-    """Judge every series from the end of the warm-up to the last sample.
+def check_memory(series: Sequence[Series], *, from_s: float, limit: float) -> list[MemoryCheck]:
+    """Check every series from the end of the warm-up to the last sample.
 
     Args:
         series: of processes, and sums (`pid` 0), which every sample has.
@@ -75,10 +75,10 @@ def judge_memory(series: Sequence[Series], *, from_s: float, limit: float) -> li
     """
     every = next(one for one in series if one.pid == 0)
     sampled = [at_s for at_s in every.at_s if at_s >= from_s]
-    return [_judge(one, sampled, limit) for one in series]
+    return [_check(one, sampled, limit) for one in series]
 
 
-def _judge(one: Series, sampled: Sequence[float], limit: float) -> Judged:
+def _check(one: Series, sampled: Sequence[float], limit: float) -> MemoryCheck:
     found, complaint = None, ""
     if sampled and one.at_s[0] > sampled[0]:
         complaint = f"came {one.at_s[0]:.0f} s after the start"
@@ -86,19 +86,19 @@ def _judge(one: Series, sampled: Sequence[float], limit: float) -> Judged:
         complaint = f"ended {one.at_s[-1]:.0f} s after the start"
     else:
         try:
-            found = growth(one.at_s, one.judged, sampled)
+            found = growth(one.at_s, one.checked, sampled)
         except ValueError as error:
             complaint = str(error)
         else:
             if found.share > limit:
                 complaint = f"grew by {found.share:.1%}, the limit is {limit:.0%}"
-    return Judged(series=one, growth=found, complaint=complaint)
+    return MemoryCheck(series=one, growth=found, complaint=complaint)
 
 
 # --- queues ---------------------------------------------------------------------------------------
 
 
-def judge_bounds(gauges: Mapping[str, Sequence[float]], limits: Mapping[str, float]) -> list[str]:
+def check_bounds(gauges: Mapping[str, Sequence[float]], limits: Mapping[str, float]) -> list[str]:
     """What went beyond its limit, or was never seen; one line each."""
     complaints = []
     for name, limit in limits.items():

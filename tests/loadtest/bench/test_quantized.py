@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from loadtest.bench.__main__ import main as bench
 from loadtest.quantized import main
 from tests.cases.tiny_llama import write_tiny_llama
 
@@ -33,7 +34,18 @@ def test_the_command_measures_both_drafts(tmp_path, capsys):
     assert all(p["plain_ms"] > 0 and p["int8_ms"] > 0 for p in content["passes"])
     [weights] = content["weights"]
     assert weights["batch_invariant"] == [True, True]
-    assert f"weights {weights['plain_mb']:.1f} MB" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert f"weights {weights['plain_mb']:.1f} MB" in shown.out
+    assert "python -m loadtest.bench --draft-quantization int8" in shown.err
+    words = "--k 2 --prompts 2 --tokens 6 --batch 1 3 --pass-repeats 3 --threads 1"
+    options = ["--draft-quantization", "int8", *words.split(), "--output", str(output)]
+    bench(["--pair", f"tiny={tmp_path}", *options])
+    found = json.loads(output.read_text())
+    compared = found["pairs"]["tiny"]["draft_quantization"]
+    assert found["is_complete"]
+    assert set(compared) == {"acceptance", "weights", "passes"}
+    assert [line["rate"] for line in compared["acceptance"] if not line["quantization"]] == [1, 1]
+    assert [p["num_sessions"] for p in compared["passes"]] == [1, 3, 1, 1]
 
 
 @pytest.mark.parametrize(

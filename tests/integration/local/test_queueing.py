@@ -78,7 +78,7 @@ async def test_a_session_that_waits_for_blocks_longer_than_silence_keeps_its_lea
         await asyncio.sleep(2 * SILENCE_S)
         assert not running.done()
         assert service.target.stats().num_waiting == 1
-        sessions = {session.session_id: session.order for session in service.target._table}
+        sessions = {session.session_id: session.order for session in service.target.sessions}
         assert sessions == {"old": 0, "young": 1}  # not given up and opened again
         await old.release()
         ids, finished, _ = await running
