@@ -40,7 +40,7 @@ class ServedModel:
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
     max_choices: int = 8  # answers to one request, of all its prompts; each a session of its own
-    max_logprob_entries: int = 262_144  # in one answer, see `logprob_limits.py`
+    max_logprob_entries: int = 262_144  # in one answer, see `jobs.py`
     verification: Verification = COUPLED.name  # when the request does not say
 
     def check_name(self, name: str) -> None:
