@@ -1,8 +1,9 @@
 """How many replicas Target, Draft and Constraint should have: Serve's autoscaling policies.
 
-Named in a Serve config file (`autoscaling_config.policy.policy_function`), with the limits below
-as `policy_kwargs`. A limit says what one replica should carry of something; each divides what there
-is, and the largest quotient counts. Routers need no policy: their streams are what Serve counts.
+They are named in a Serve config file (`autoscaling_config.policy.policy_function`), with the limits
+below as `policy_kwargs`. A limit says what one replica should carry of something; each divides what
+there is, and the largest quotient counts. Routers need no policy: their streams are what Serve
+counts.
 
 Scaling up goes by the mean over `look_back_period_s`. Scaling down goes by the peak, and only as
 far as the replicas that stay keep `spare` of every limit free: what one replica less could not
@@ -11,7 +12,7 @@ go to and fro. A replica that has not reported (fresh, or silent) counts as empt
 full downwards.
 
 Serve does the rest for any policy: `upscale_delay_s` and `downscale_delay_s` (how long a decision
-must stand), `min_replicas` and `max_replicas`, and that a replica which leaves first waits for its
+must hold), `min_replicas` and `max_replicas`, and that a replica which leaves first waits for its
 sessions (`graceful_shutdown_timeout_s`). These policies never ask for fewer than one replica.
 
 Serve's controller imports nothing for this: it gets the classes by value. An exception here would

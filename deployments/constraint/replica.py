@@ -1,8 +1,8 @@
-"""The Serve deployment Constraint: leases and a link in front of the grammar processes.
+"""The Serve deployment Constraint: leases and a link for the grammar processes.
 
 Routers open and commit grammars here, engines ask for masks; both over the same link. A router's
 key is let in by its lease, an engine's key by the router that introduces it (`GrammarOpen.peers`).
-What grammars are and what they may cost is `workers`' business; this file only passes
+What grammars are and what they may cost is the business of `workers`; this file only passes
 messages between a socket and its `submit`.
 """
 
@@ -196,4 +196,4 @@ def _no_lease(message: GrammarOpen) -> GrammarRefused:
 
 
 def _ignore(reply: ConstraintReply) -> None:
-    """Nobody waits for this reply."""
+    """Drop a reply that nobody waits for."""

@@ -1,8 +1,8 @@
-"""Engines and grammars in this process behind the same ports as everywhere: no Ray, no sockets.
+"""Engines and grammars in this process, for the same ports as everywhere: no Ray, no sockets.
 
 For tests, notebooks and the offline benchmark. Each engine is driven by one worker thread with the
 loop that leaders run (`engine.loop`); the grammar host has one of its own. Sessions live in the
-event loop that leased them. `fail` plays the death of the process behind a pool.
+event loop that leased them. `fail` plays the death of a pool's process.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ class LocalEnginePool:
     Args:
         engine: a draft or target engine; the pool's thread owns it from `start` on.
         epoch: the epoch the engine was made with.
-        max_model_len, batch_invariant, kv_cache_tokens: told to lessees in the grant.
-        asker_key: the name by which the engine is introduced to constraint services.
+        max_model_len, kv_cache_tokens: published in the grant.
         max_sessions: leases at a time; a further one waits for its turn.
         idle_timeout_s: leases of sessions silent for longer end.
     """
@@ -126,17 +125,14 @@ class LocalEnginePool:
         *,
         epoch: int,
         max_model_len: int,
-        batch_invariant: bool = False,
         kv_cache_tokens: int = 0,
-        asker_key: str = "local",
         max_sessions: int = 256,
         idle_timeout_s: float = 600.0,
     ) -> None:
         self.grant = LeaseGrant(
             endpoint=Endpoint(address="local", public_key="", epoch=epoch),
-            asker_key=asker_key,
+            asker_key="local",
             max_model_len=max_model_len,
-            batch_invariant=batch_invariant,
             kv_cache_tokens=kv_cache_tokens,
         )
         self._port = _LocalPort()
@@ -238,7 +234,7 @@ class LockedHost:
 class LocalConstraintPool:
     """Implements `router.ports.ConstraintPool` over a grammar host in this process.
 
-    `host` is the same host behind a lock: give `LocalMaskSource(pool.host)` to the engines.
+    `host` is the same host with a lock around it: give `LocalMaskSource(pool.host)` to the engines.
     """
 
     def __init__(self, host: GrammarHandler, *, epoch: int = 1) -> None:

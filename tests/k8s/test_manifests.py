@@ -175,9 +175,9 @@ class Names:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def __call__(self, declaration: Declaration) -> Any:
-        ending = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[declaration.kind]
-        self.names.add(f"ray_{declaration.name.replace(':', '_')}{ending}")
+    def __call__(self, declared: Declaration) -> Any:
+        ending = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[declared.kind]
+        self.names.add(f"ray_{declared.name.replace(':', '_')}{ending}")
         return MagicMock()
 
 
