@@ -220,7 +220,7 @@ class _Builder:
             services.planner,
             {kind.name: self._estimate(kind) for kind in self._kinds},
             lambda: verifier.replica,
-            max_length=allowed.max_speculative_tokens,
+            max_length=allowed.max_num_speculative_tokens,
             run_on=allowed.run_on_tokens,
         )
 

@@ -1,4 +1,4 @@
-"""What router, engines and constraint service say to each other. Needs msgspec only.
+"""The messages between router, engines and constraint service. Needs msgspec only.
 
 Every engine message carries the header `(session_id, epoch, seq, base_len, prefix_hash)` and
 reads "make this session's cache exactly `base_len` tokens long, then append these tokens".
@@ -58,7 +58,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """One token by the model's own law: log-softmax of its logits before anything is done to them.
+    """One token by the model's own distribution: log-softmax of the logits before any processor.
 
     `rank` counts the tokens that are at least as likely: 1 for the likeliest.
     """
@@ -119,13 +119,13 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     asker_key: str = ""
     max_model_len: int = 0  # tokens; 0 for a constraint replica
     batch_invariant: bool = False
-    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: not said
+    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: unknown
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine spent the time of one answer, and what a pass costs now. Milliseconds."""
 
-    queue_ms: float = 0.0  # in the engine beside passes: forming, planning, passes of others
+    queue_ms: float = 0.0  # in the engine outside passes: batch window, planning, others' passes
     pass_ms: float = 0.0  # forward and sampling of the passes this answer took part in
     mask_ms: float = 0.0  # waiting for masks, beyond the passes
     num_rows: int = 0  # rows of the last pass, all sessions together
@@ -146,7 +146,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     sampling: Sampling
     eos_ids: list[int]
     prompt_len: int  # tokens before the first generated one; grammar state starts there
-    constraint: Endpoint | None = None  # who supplies masks; None: unconstrained
+    constraint: Endpoint | None = None  # supplies the masks; None: unconstrained
     cache_salt: str = ""  # sessions share cached prefixes only with those of the same salt
 
 
@@ -194,7 +194,7 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
-    """Drafted tokens: `num_draft_tokens` of them, or fewer, and then `cut` says why.
+    """Drafted tokens: `num_draft_tokens` of them, or fewer, for the reason `cut`.
 
     `context`: the text is as long as the draft model can ever read. `starved`: other sessions hold
     the KV blocks it needs, which will pass.
@@ -232,7 +232,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
     """No answer yet, but the message is worked on or waits its turn: go on waiting.
 
-    Sent at intervals; it may be lost, and may arrive late, behind the answer. `num_rows_done` rises
+    Sent at intervals; it may be lost, and may arrive late, after the answer. `num_rows_done` rises
     with every pass that has a part of the message: rows computed so far, lost ones included.
     """
 
@@ -304,7 +304,7 @@ class GrammarClose(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_close
 
 
 class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ready"):
-    """The matcher stands at `committed_len` generated tokens."""
+    """The matcher is open at `committed_len` generated tokens."""
 
     session_id: str
     compile_ms: float
@@ -366,7 +366,7 @@ class MaskRequest(msgspec.Struct, frozen=True, kw_only=True, tag="mask_request")
 class Masks(msgspec.Struct, frozen=True, kw_only=True, tag="masks"):
     """`num_valid_rows` bitmask rows of `row_bytes` each; bit t of a row: token t is allowed.
 
-    Little-endian 32-bit words as llguidance and XGrammar fill them. Rows behind an illegal chain
+    Little-endian 32-bit words as llguidance and XGrammar fill them. Rows after an illegal chain
     token are missing: `num_valid_rows` is then smaller than asked for.
     """
 

@@ -49,10 +49,10 @@ def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int
     """k where the request or the deployment fixes it, within the limit; None: chosen live."""
     fixed = wanted.num_speculative_tokens
     if fixed is None:
-        fixed = allowed.num_speculative_tokens
-    if fixed is None and allowed.max_speculative_tokens > 0:
+        fixed = allowed.fixed_length
+    if fixed is None and allowed.max_num_speculative_tokens > 0:
         return None
-    return min(fixed or 0, allowed.max_speculative_tokens)
+    return min(fixed or 0, allowed.max_num_speculative_tokens)
 
 
 def _check(name: str | None, allowed: SpeculationLimits, pools: Collection[str]) -> None:

@@ -82,8 +82,8 @@ class EngineClient:
         self._pool = pool
         self._opening = opening
         resend_s, queue_s = limits.resend_interval_s, limits.queue_timeout_s
-        self._first_patience = Patience(limits.first_answer_timeout_s, resend_s, queue_s)
-        self._patience = Patience(limits.answer_timeout_s, resend_s, queue_s)
+        self._first_patience = Patience(limits.first_token_s, resend_s, queue_s)
+        self._patience = Patience(limits.token_gap_s, resend_s, queue_s)
         self._masks = masks
         self._lease: EngineLease | None = None
         self._opened_for: Endpoint | None = None
@@ -232,8 +232,8 @@ class EngineClient:
         if isinstance(reply, NeedOpen):
             self._send_open(lease, self._opened_for)
             return
-        is_ours = (
-            reply.have_len < len(committed) and committed.hash_at(reply.have_len) == reply.have_hash
+        is_ours = reply.have_len < len(committed) and committed.holds(
+            reply.have_len, reply.have_hash
         )
         self.agreed_len = reply.have_len if is_ours else 0
 

@@ -50,7 +50,7 @@ class RemoteConstrainer:
         self._session_id = session_id
         self._grammar = grammar
         self._generated = generated
-        self._patience = Patience(limits.answer_timeout_s, limits.resend_interval_s)
+        self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
         self._admitted: set[str] = set()
@@ -203,7 +203,5 @@ def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
 
 def _common_len(generated: TokenSequence, answer: GrammarStale) -> int:
     """The matcher's committed length where it holds a prefix of ours, else 0."""
-    length = answer.committed_len
-    if length <= len(generated) and generated.hash_at(length) == answer.committed_hash:
-        return length
-    return 0
+    is_ours = generated.holds(answer.committed_len, answer.committed_hash)
+    return answer.committed_len if is_ours else 0
