@@ -23,14 +23,16 @@ class VerificationRule:
     """
 
     name: str
+    about: str  # in a few words, for the config's comments
     needs_draft_probs: bool = False
     depends_on_draft: bool = False
     function: str = ""
 
 
-COUPLED = VerificationRule(name="coupled")  # a seed gives one text, whatever is drafted
-REJECTION = VerificationRule(  # accepts the most that any rule for one draft can
+COUPLED = VerificationRule(name="coupled", about="a seed gives one text")
+REJECTION = VerificationRule(
     name="rejection",
+    about="accepts the most that any rule for one draft can; the text depends on the draft",
     needs_draft_probs=True,
     depends_on_draft=True,
     function="models.sampling.verification:verify_by_rejection",
