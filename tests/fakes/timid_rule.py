@@ -11,7 +11,7 @@ from models.protocol.rules import VerificationRule
 from models.sampling.verification import VerifiedDraft, draw_tokens
 
 TIMID = VerificationRule(
-    name="timid", about="one at a time", function="tests.cases.timid_rule:verify_timidly"
+    name="timid", about="one at a time", function="tests.fakes.timid_rule:verify_timidly"
 )
 
 
