@@ -25,6 +25,7 @@ from loadtest.acceptance.theory import Estimate, analyse
 from loadtest.report.prompts import demo_prompts
 from loadtest.report.record import head, write_json
 from models.protocol.messages import Sampling, Verification
+from models.protocol.rules import RULES
 
 # By name, the kind of the demo pair's held-out texts: orders to fill into JSON, code, stories.
 WORKLOADS = {"orders": "extraction", "code": "code", "stories": "story"}
@@ -120,8 +121,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--verification",
         nargs="+",
-        default=["coupled", "rejection"],
-        choices=["coupled", "rejection"],
+        default=list(RULES),
+        choices=list(RULES),
     )
     parser.add_argument(
         "--temperature", type=float, nargs="+", default=[1.0, 0.0], help="0: greedy"

@@ -30,21 +30,18 @@ from loadtest.simulate.sessions import (
     SimulatedRouter,
     World,
 )
-from models.protocol.messages import DraftSource
+from router.drafters.ngram import NGRAM
+from router.drafters.registry import DRAFTERS
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.groups import RouterPlanner
-from router.planning.round_planner import (
-    DraftLengthPolicy,
-    FixedLength,
-    PlannedLength,
-    RoundPlanner,
-)
+from router.planning.fixed import FixedPlanner
+from router.ports import DrafterTraits
+from router.rounds import SessionPlanner
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8)
 MAX_LENGTH = 8
 _RUN_ON = 32
-_SOURCES: tuple[DraftSource, ...] = ("draft_model", "ngram")
 _WARM_UP_SHARE = 0.1  # of the time, not counted
 
 
@@ -74,36 +71,30 @@ class Learning:
 
     def __init__(self) -> None:
         self.planner = RouterPlanner(PassCosts())
-        self.pools = {source: AcceptancePool("free", source) for source in _SOURCES}
-
-    def joint(self, source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
-        """A session planned with all others."""
-        return self._planned(self.planner, source)
-
-    def alone(self, source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
-        """A session that decides for itself, from the same measured costs."""
-        return self._planned(RouterPlanner(self.planner.costs), source)
-
-    def _planned(
-        self, planner: RouterPlanner, source: DraftSource | None
-    ) -> tuple[RoundPlanner, PassCosts]:
-        seat = planner.seat(lambda: "target")
-        lengths: dict[DraftSource, DraftLengthPolicy] = {
-            each: PlannedLength(seat, each, AcceptanceEstimate(self.pools[each]), MAX_LENGTH)
-            for each in _SOURCES
+        self.pools = {
+            name: AcceptancePool(kind.traits.prior_acceptance["free"])
+            for name, kind in DRAFTERS.items()
         }
-        return RoundPlanner(lengths, _RUN_ON, seat), planner.costs
 
-    def fixed(self, num_tokens: int) -> Callable[..., tuple[RoundPlanner, PassCosts]]:
+    def joint(self, drafter: DrafterTraits | None) -> tuple[SessionPlanner, PassCosts]:
+        """A session planned with all others."""
+        return self._planned(self.planner)
+
+    def alone(self, drafter: DrafterTraits | None) -> tuple[SessionPlanner, PassCosts]:
+        """A session that decides for itself, from the same measured costs."""
+        return self._planned(RouterPlanner(self.planner.costs))
+
+    def _planned(self, planner: RouterPlanner) -> tuple[SessionPlanner, PassCosts]:
+        estimates = {name: AcceptanceEstimate(pool) for name, pool in self.pools.items()}
+        session = PlannedSession(
+            planner, estimates, lambda: "target", max_length=MAX_LENGTH, run_on=_RUN_ON
+        )
+        return session, planner.costs
+
+    def fixed(self, num_tokens: int) -> Callable[..., tuple[SessionPlanner, PassCosts]]:
         """Sessions that always draft `num_tokens`; 0: never."""
 
-        def new(source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
-            lengths: dict[DraftSource, DraftLengthPolicy] = dict.fromkeys(
-                _SOURCES, FixedLength(num_tokens)
-            )
-            return RoundPlanner(lengths, _RUN_ON), self.planner.costs
-
-        return new
+        return lambda drafter: (FixedPlanner(num_tokens, _RUN_ON), self.planner.costs)
 
 
 def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0) -> Outcome:
@@ -125,7 +116,7 @@ def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0)
         new_planner = _new_planner(learning[which], policy)
         used = RequestKind(
             acceptance=kind.acceptance,
-            source=None if policy == 0 else kind.source,
+            drafter=None if policy == 0 else kind.drafter,
             num_tokens=kind.num_tokens,
         )
         clients.append(SimulatedClient(f"{index}", world, routers[which], used, new_planner))
@@ -138,7 +129,7 @@ def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0)
 
 def _new_planner(
     learning: Learning, policy: str | int
-) -> Callable[[DraftSource | None], tuple[RoundPlanner, PassCosts]]:
+) -> Callable[[DrafterTraits | None], tuple[SessionPlanner, PassCosts]]:
     if isinstance(policy, int):
         return learning.fixed(policy)
     return learning.joint if policy == "joint" else learning.alone
@@ -232,7 +223,7 @@ def scenarios() -> list[Scenario]:
                 num_routers=2,
             )
         )
-        lookup = RequestKind(acceptance=constant(0.4), source="ngram")
+        lookup = RequestKind(acceptance=constant(0.4), drafter=NGRAM.traits)
         found.append(
             Scenario(
                 name=f"{name} x8 half lookup",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 from loadtest.fuzz.engines.grammars import disobedience
 from loadtest.fuzz.engines.pair import fuzz_tokenizer
@@ -48,11 +46,8 @@ async def answer_of(generator: Generator, request: GenerationRequest) -> Answer:
     """Run a request to its end, or to the error a client would be told."""
     answer = Answer()
     detokenizer = fuzz_tokenizer().detokenizer(())
-    events = cast(
-        "AsyncGenerator[Delta | Finished, None]", generator.generate(request, detokenizer)
-    )
     try:
-        async with aclosing(events):
+        async with aclosing(generator.generate(request, detokenizer)) as events:
             async for event in events:
                 answer.take(event)
     except ServingError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.admission import AdmittingGenerator
+from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
 from loadtest.client.arrivals import Queues, Timing, arrivals, run_stretch
@@ -272,12 +272,9 @@ def records() -> dict[int, list[str]]:
 def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path) -> None:
     """Routes and admission are the real ones; the engines are a script of 0.3 s an answer."""
     metrics = RequestMetrics(Meters({"model_name": "tiny"}))
-    door = AdmittingGenerator(
-        ScriptedGenerator(delay_s=0.1, texts_of=records()),
-        max_sessions=2,
-        max_queued=4,
-        queue_wait_s=2.0,
-        on_load=metrics.set_load,
+    generator = ScriptedGenerator(delay_s=0.1, texts_of=records())
+    admission = AdmissionControl(
+        max_sessions=2, max_queued=4, queue_wait_s=2.0, on_load=metrics.set_load
     )
     config = tmp_path / "config.yaml"
     config.write_text("applications: [{args: {router: {model_name: tiny}}}]")
@@ -287,7 +284,7 @@ def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path)
         "--record-max-tokens 90 --shared-words 10 --goodput-loss 0.9 --refusal-limit 60 "
         "--late-limit 60"  # which a busy machine is
     )
-    with served(door, metrics=metrics.text) as url:
+    with served(generator, slot=admission.slot, metrics=metrics.text) as url:
         words = ["--url", url, "--config", str(config), "--output", str(output)]
         main([*words, *shlex.split(options)])
     found = json.loads(output.read_text())
