@@ -170,7 +170,7 @@ class ModelUser(HttpUser):
 
     @task(MIX["shared"])
     def shared(self) -> None:
-        """A question behind the shared prompt."""
+        """A question after the shared prompt."""
         self._asker.ask(self._asker.workload.shared(self._number()))
 
     @task(MIX["leave"])

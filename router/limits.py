@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models.backoff import Backoff
+
 _LONGEST_PAUSE = 8  # times the first pause
 
 
@@ -25,9 +27,9 @@ class SessionLimits:
     resend_interval_s: float = 2.0
     rejoin_interval_s: float = 0.5  # first pause between attempts to replace a lost part
 
-    def pause_s(self, num_pauses: int) -> float:
-        """The pause after `num_pauses` earlier ones: each twice the last, within a limit."""
-        return self.rejoin_interval_s * min(1 << num_pauses, _LONGEST_PAUSE)
+    def backoff(self) -> Backoff:
+        """The pauses between attempts to replace one part."""
+        return Backoff(self.rejoin_interval_s, _LONGEST_PAUSE * self.rejoin_interval_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tiny seeded random checkpoints, written once per run as ordinary HF directories; whose clock."""
+"""Tiny seeded random checkpoints, written once per run; by which clock tests wait; how runs end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.harness.serve_end import end_router_loop
 from tests.harness.virtual_time import VirtualTimeLoop
 
 
@@ -19,6 +20,11 @@ def pytest_collection_finish() -> None:
     """
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+def pytest_sessionfinish() -> None:
+    """Nothing of Serve's may run in this process while the interpreter ends."""
+    end_router_loop()
 
 
 def pytest_asyncio_loop_factories(

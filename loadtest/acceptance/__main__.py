@@ -3,8 +3,8 @@
     python -m loadtest.acceptance --output loadtest/results/acceptance.json
 
 Runs draft and target engine in this process, in rounds of exactly k draft tokens, for each
-workload, verification rule and k. Prints tokens per round with its 95% interval beside
-(1 - a^(k+1)) / (1 - a) and beside the sum over measured positions (`theory` says what
+workload, verification rule and k. Prints tokens per round with its 95% interval next to
+(1 - a^(k+1)) / (1 - a) and next to the sum over measured positions (`theory` says what
 they assume); draws both. No speed is measured here: load on the machine changes nothing. A star
 marks a figure that differs from the measured one by more than chance.
 """
@@ -102,7 +102,7 @@ def _star(excess: Estimate) -> str:
 def write_results(
     studies: Sequence[Study], arguments: argparse.Namespace, argv: Sequence[str]
 ) -> None:
-    """The JSON file and, beside it, the PNG."""
+    """The JSON file and, next to it, the PNG."""
     output: Path = arguments.output
     content = {
         **head("python -m loadtest.acceptance", argv, vars(arguments)),
@@ -133,7 +133,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch", type=int, default=16, help="texts at a time")
     parser.add_argument("--threads", type=int, default=1, help="of a pass")
-    parser.add_argument("--output", type=Path, help="JSON file; the drawing goes beside it as .png")
+    parser.add_argument("--output", type=Path, help="JSON file; the drawing is named alike, .png")
     arguments = parser.parse_args(argv)
     arguments.k = sorted(set(arguments.k))
     for name in ("prompts", "max_tokens", "batch", "threads"):
@@ -144,7 +144,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if min(arguments.temperature) < 0:
         parser.error(f"temperature must not be negative, got {min(arguments.temperature)}")
     if arguments.output is not None and arguments.output.suffix == ".png":
-        parser.error("output: name the JSON file; the drawing goes beside it as .png")
+        parser.error("output: name the JSON file; the drawing goes next to it as .png")
     return arguments
 
 

@@ -1,4 +1,4 @@
-"""The whole benchmark: engines, links and HTTP, beside transformers on the same weights.
+"""The whole benchmark: engines, links and HTTP, next to transformers on the same weights.
 
     python -m loadtest.bench --pair models/demo --grow 349m-18m --output results/bench.json
 
@@ -156,7 +156,7 @@ def _measure_link(
     threads: tuple[int, int],
     prompts: Prompts,
 ) -> None:
-    """Batch 1 through links, and the bare engine of this process beside it."""
+    """Batch 1 through links, and the bare engine of this process next to it."""
     ks = (0, best_k(record.pair(pair.label)["lines"]), None)
     bare = BareEngine(bench.target)
     with linked(
@@ -184,7 +184,7 @@ def _measure_gaps(
     threads: tuple[int, int],
     prompts: Prompts,
 ) -> None:
-    """A stream beside a long prompt, without drafts and with adaptive k."""
+    """A stream next to a long prompt, without drafts and with adaptive k."""
     long_prompt = [token for prompt in prompts for token in prompt]
     long_prompt = long_prompt * (1 + _LONG_PROMPT_TOKENS // len(long_prompt))
     runs: list[dict[str, object]] = []
@@ -209,7 +209,7 @@ def _measure_http(
     threads: tuple[int, int],
     prompts: Prompts,
 ) -> None:
-    """Batch 1 over HTTP, and transformers' best assistant in this process beside it."""
+    """Batch 1 over HTTP, and transformers' best assistant in this process next to it."""
     measured = record.pair(pair.label)["lines"]
     ks = (0, best_k(measured), None)
     assisted_k = best_assisted_k(measured)
@@ -271,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
         "--served-draft-threads", type=int, default=1, help="of the draft where it is a process"
     )
     parser.add_argument(
-        "--output", type=Path, help="JSON file, written after every part; the plot is beside it"
+        "--output", type=Path, help="JSON file, written after every part; the plot goes next to it"
     )
     add_settings(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Engines and loop in one process: pass times, tokens per second, transformers beside them.
+"""Engines and loop in one process: pass times, tokens per second, transformers next to them.
 
     python -m loadtest.bench.engine --pair models/demo --output engine.json
     python -m loadtest.bench.engine --random llama-8b --device cuda --output engine.json

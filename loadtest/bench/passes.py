@@ -1,4 +1,4 @@
-"""How long a forward pass takes by its rows, beside its matrix products alone.
+"""How long a forward pass takes by its rows, next to its matrix products alone.
 
 The products use the weights the pass uses, so both read the same memory; what is left is
 attention, norms and the cost of calling. Milliseconds everywhere.

@@ -22,7 +22,7 @@ _KEPT_CHARACTERS = 500  # of the body of an HTTP error
 
 @dataclass
 class Answer:
-    """What has come of one request so far. Times by the clock of whoever feeds it, seconds.
+    """What has come of one request so far. Times in seconds by its feeder's clock.
 
     Attributes:
         began_s, ended_s: when the request was sent and when the last of its answer had come.

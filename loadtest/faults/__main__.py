@@ -7,7 +7,7 @@ answer undisturbed, then strikes: SIGKILL and SIGSTOP to every kind of process b
 and the router, `--rounds` times each, at random moments (not to Ray's own, raylet and GCS: without
 them there is no node). Every request must complete with the same text and valid JSON; afterwards
 nothing may be held and no process left over. Prints how long streams paused and how long it took
-until the service was whole. Details of failures go to the log beside `--output`. Ends with status
+until the service was whole. Details of failures go to the log next to `--output`. Ends with status
 1 when anything failed. `--kinds proxy router` shows what clients see when their own end dies.
 """
 

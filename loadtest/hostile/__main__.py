@@ -114,7 +114,7 @@ class Wave:
 
 
 class Attackers:
-    """Clients that send attacks, kind beside kind, between `start` and `stop`.
+    """Clients that send attacks, all kinds at a time, between `start` and `stop`.
 
     Args:
         base_url: of the service.

@@ -1,10 +1,10 @@
-"""How long a router's event loop stands still while it reads and writes what only costs.
+"""How long a router's event loop is blocked while it reads and writes what only costs.
 
     python -m loadtest.hostile.loop_gaps --output loadtest/results/loop-gaps.json
 
 The routes in this process, over the demo's tokenizer, with answers that are there at once: no
 model, no Ray, nothing else that takes time. Each attack is sent alone and five times at once; what
-counts is the longest time between two turns of the loop. An idle loop is measured beside it: on a
+counts is the longest time between two turns of the loop. An idle loop is measured next to it: on a
 machine with others, a gap may be theirs. Fails (status 1) where a median is above `--limit-ms`.
 """
 
@@ -70,7 +70,7 @@ def make_app(max_model_len: int, body_limit_bytes: int) -> HttpService:
 
 @asynccontextmanager
 async def watched_loop() -> AsyncIterator[Callable[[], float]]:
-    """Milliseconds that the loop stood still at the longest, within the block."""
+    """Milliseconds that the loop was blocked at the longest, within the block."""
     longest_s = 0.0
 
     async def watch() -> None:

@@ -169,7 +169,7 @@ def free_port() -> int:
 def _write_config(
     source: Path, folder: Path, port: int, change: Callable[[Config], None] | None
 ) -> tuple[Path, str]:
-    """The file that is served, and what stands before the paths of its (first) application."""
+    """The file that is served, and what precedes the paths of its (first) application."""
     config = yaml.safe_load(source.read_text(encoding="utf-8"))
     config["http_options"]["port"] = port
     if change is not None:

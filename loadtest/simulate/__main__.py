@@ -1,6 +1,6 @@
 """How draft lengths and batch forming work together, in simulated time: no clock, no model.
 
-    python -m loadtest.simulate                  # all scenarios, one line each
+    python -m loadtest.simulate --output loadtest/results/simulate.json
     python -m loadtest.simulate --only cpu-demo --seconds 60
 
 For each scenario: tokens per second for k = 0, for every fixed k, for sessions that decide each
@@ -14,10 +14,14 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from loadtest.report.record import SAMPLES, head, write_json
 from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
 from loadtest.simulate.sessions import (
     Acceptance,
@@ -230,36 +234,78 @@ def scenarios() -> list[Scenario]:
     return found
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+def measure(scenario: Scenario, seconds: float, seed: int) -> dict[str, object]:
+    """A line of the table: tokens/s of every policy, and the planner's own figures."""
+    plain = run(scenario, 0, seconds=seconds, seed=seed).tokens_per_s
+    fixed = {k: run(scenario, k, seconds=seconds, seed=seed).tokens_per_s for k in FIXED_LENGTHS}
+    best = max(fixed, key=fixed.__getitem__)
+    alone = run(scenario, "alone", seconds=seconds, seed=seed).tokens_per_s
+    joint = run(scenario, "joint", seconds=seconds, seed=seed)
+    top = max(plain, fixed[best])
+    return {
+        "name": scenario.name,
+        "plain": round(plain, 1),
+        "best_k": best,
+        "best_fixed": round(fixed[best], 1),
+        "alone": round(alone, 1),
+        "joint": round(joint.tokens_per_s, 1),
+        "alone_share": round(alone / top, 4),  # of the better of plain and the best fixed k
+        "joint_share": round(joint.tokens_per_s / top, 4),
+        "mean_k": round(joint.mean_k, 2),
+        "mean_batch": round(joint.mean_batch, 2),
+        "predicted_share": round(joint.predicted_share, 4),  # of rounds' actual time
+    }
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Shares of the best fixed k over all lines: median, worst, and how many are below 0.9."""
+    found: dict[str, object] = {}
+    for policy in ("joint", "alone"):
+        shares = [line[f"{policy}_share"] for line in lines]
+        worst = lines[shares.index(min(shares))]
+        found[policy] = {
+            "median_share": statistics.median(shares),
+            "worst_share": min(shares),
+            "worst_scenario": worst["name"],
+            "num_below_0.9": sum(share < 0.9 for share in shares),
+        }
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, and write it where that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.simulate",
+        description=(__doc__ or "").split("\n", maxsplit=1)[0],
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, for each run")
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, help="JSON file")
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(words)
+    chosen = [scenario for scenario in scenarios() if arguments.only in scenario.name]
+    if not chosen:
+        parser.error(f"--only: no scenario's name contains {arguments.only!r}")
     print(
         f"{'':28}{'k=0':>7}{'best k':>7}{'of it':>7}{'alone':>7}{'joint':>7}"
         f"{'alone':>8}{'joint':>8}{'mean k':>8}{'batch':>7}{'predicted':>11}"
     )
     print(f"{'':28}{'tokens/s':>35}{'share of the best':>16}")
-    for scenario in scenarios():
-        if arguments.only in scenario.name:
-            _print_line(scenario, arguments.seconds, arguments.seed)
+    lines = []
+    for scenario in chosen:
+        lines.append(measure(scenario, arguments.seconds, arguments.seed))
+        print(_line(lines[-1]), flush=True)
+    content = head("python -m loadtest.simulate", words, vars(arguments))
+    write_json(arguments.output, {**content, "summary": summary(lines), SAMPLES: lines})
 
 
-def _print_line(scenario: Scenario, seconds: float, seed: int) -> None:
-    plain = run(scenario, 0, seconds=seconds, seed=seed).tokens_per_s
-    fixed = {k: run(scenario, k, seconds=seconds, seed=seed).tokens_per_s for k in FIXED_LENGTHS}
-    best = max(fixed, key=fixed.__getitem__)
-    alone = run(scenario, "alone", seconds=seconds, seed=seed)
-    joint = run(scenario, "joint", seconds=seconds, seed=seed)
-    top = max(plain, fixed[best])
-    print(
-        f"{scenario.name:28}{plain:>7.0f}{best:>7}{fixed[best]:>7.0f}{alone.tokens_per_s:>7.0f}"
-        f"{joint.tokens_per_s:>7.0f}{alone.tokens_per_s / top:>8.0%}"
-        f"{joint.tokens_per_s / top:>8.0%}{joint.mean_k:>8.1f}{joint.mean_batch:>7.1f}"
-        f"{joint.predicted_share:>11.0%}",
-        flush=True,
+def _line(found: Mapping[str, Any]) -> str:
+    return (
+        f"{found['name']:28}{found['plain']:>7.0f}{found['best_k']:>7}{found['best_fixed']:>7.0f}"
+        f"{found['alone']:>7.0f}{found['joint']:>7.0f}{found['alone_share']:>8.0%}"
+        f"{found['joint_share']:>8.0%}{found['mean_k']:>8.1f}{found['mean_batch']:>7.1f}"
+        f"{found['predicted_share']:>11.0%}"
     )
 
 

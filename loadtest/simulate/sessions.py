@@ -1,8 +1,8 @@
 """Sessions and routers in simulated time: the router's own planners, acceptance by dice.
 
 A session does what `router.loop` does, without tokens: plan, draft, verify, learn. Whether a draft
-token stands is drawn with a probability that may differ by session and over time. When a request
-has all its tokens the next one takes its place, so the load stays the same.
+token is accepted is sampled with a probability that may differ by session and over time. When a
+request has all its tokens the next one takes its place, so the load stays the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from router.planning.round_plan import RoundPlan
 from router.ports import DrafterTraits
 from router.rounds import SessionPlanner
 
-Acceptance = Callable[[float], float]  # probability that a draft token stands, by time in ms
+Acceptance = Callable[[float], float]  # probability of a draft token, by time in ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +212,8 @@ class SimulatedClient:
             self._planner.observe(self._kind.drafter, num_drafted, num_accepted)
 
     def _accepted(self, num_drafted: int) -> int:
-        stands = self._kind.acceptance(self._world.events.now_ms)
+        probability = self._kind.acceptance(self._world.events.now_ms)
         num_accepted = 0
-        while num_accepted < num_drafted and self._world.random_.random() < stands:
+        while num_accepted < num_drafted and self._world.random_.random() < probability:
             num_accepted += 1
         return num_accepted

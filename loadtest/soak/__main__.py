@@ -7,7 +7,7 @@ that runs here (`--url`), keeps every place taken by the users of `client.worklo
 records, a shared long prompt, readers who leave, bad requests), and samples the memory of every
 process, the queues and the KV cache. Fails unless memory stays within 3% after the warm-up in every
 process of ours and in all of ours together, every request gets what it must, no queue exceeds its
-limit, and nothing is held or left running at the end. Writes a JSON file and a figure beside it.
+limit, and nothing is held or left running at the end. Writes a JSON file and a figure next to it.
 Ends with status 1 when something failed.
 """
 

@@ -69,7 +69,7 @@ def trial_parser(
         "--config", type=Path, default=ROOT / "configs" / config, help="a Serve config of ours"
     )
     parser.add_argument(
-        "--output", type=Path, help="JSON file for the results; a figure goes beside it"
+        "--output", type=Path, help="JSON file for the results; a figure goes next to it"
     )
     return parser
 

@@ -47,8 +47,8 @@ class RemoteDrafter:
         self._proposed: list[int] = []
         self._is_closed = False
         self._is_over = False
-        self._num_joins = 0  # attempts at a lease and a prefill since a draft came last
-        self._num_starved = 0  # answers in a row that there was no room
+        self._joins = limits.backoff()  # each lease and prefill, until a draft comes in time
+        self._starved = limits.backoff()  # answers in a row that there was no room
         self._joining: asyncio.Task[None] | None = None
 
     @property
@@ -83,8 +83,8 @@ class RemoteDrafter:
         except ServingError as error:
             self._rejoin()
             raise Unavailable(f"draft failed: {error.message}") from error
-        self._num_joins = 0
-        if self._num_starved > 0:
+        self._joins.reset()
+        if self._starved.num_failures > 0:
             self._rejoin(self._has_room)
         return proposal
 
@@ -128,9 +128,9 @@ class RemoteDrafter:
         """
         num_refusals = 0
         while not self._is_closed:
-            if self._num_joins > 0:
-                await asyncio.sleep(self._limits.pause_s(self._num_joins - 1))
-            self._num_joins += 1
+            if self._joins.num_failures > 0:
+                await asyncio.sleep(self._joins.pause_s)
+            self._joins.note_failure()
             try:
                 await self._session.disconnect()
                 self._proposed = []
@@ -174,13 +174,13 @@ class RemoteDrafter:
         Asks again where there was no room, after a pause; the replica has the tokens already.
         """
         while True:
-            if self._num_starved > 0:
-                await asyncio.sleep(self._limits.pause_s(self._num_starved - 1))
+            if self._starved.num_failures > 0:
+                await asyncio.sleep(self._starved.pause_s)
             limit_s = self._limits.first_answer_timeout_s
             proposal = await self._propose(self._committed, 1, limit_s)
             if proposal.cut == "deadline":
                 raise Unavailable("the draft model did not catch up: deadline")
-            if self._num_starved == 0:
+            if self._starved.num_failures == 0:
                 return
 
     async def _propose(
@@ -202,7 +202,10 @@ class RemoteDrafter:
                 if reply.cut == "context" and not reply.tokens:
                     raise _outgrown(num_committed, num_committed)
                 is_starved = reply.cut == "starved" and not reply.tokens
-                self._num_starved = self._num_starved + 1 if is_starved else 0
+                if is_starved:
+                    self._starved.note_failure()
+                else:
+                    self._starved.reset()
                 return reply
         raise LinkLost("draft engine answered a proposal with something else")
 

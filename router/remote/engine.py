@@ -32,7 +32,7 @@ from models.protocol.messages import (
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
-from router.remote.exchange import await_answer
+from router.remote.exchange import Patience, await_answer
 
 _News = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
 
@@ -81,7 +81,9 @@ class EngineClient:
     ) -> None:
         self._pool = pool
         self._opening = opening
-        self._limits = limits
+        resend_s, queue_s = limits.resend_interval_s, limits.queue_timeout_s
+        self._first_patience = Patience(limits.first_answer_timeout_s, resend_s, queue_s)
+        self._patience = Patience(limits.answer_timeout_s, resend_s, queue_s)
         self._masks = masks
         self._lease: EngineLease | None = None
         self._opened_for: Endpoint | None = None
@@ -199,18 +201,13 @@ class EngineClient:
     async def _receive(
         self, lease: EngineLease, message: Propose | Verify, next_part: int
     ) -> _News:
-        """The next news about `message`."""
-        limits = self._limits
+        """Wait for the next news about `message`."""
         return await await_answer(
             lease.channel,
             message,
             partial(_news, message.seq, next_part),
-            limit_s=(
-                limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
-            ),
-            resend_interval_s=limits.resend_interval_s,
+            self._patience if self._has_answered else self._first_patience,
             progress=partial(_progress, message.seq),
-            queue_limit_s=limits.queue_timeout_s,
         )
 
     def _build(

@@ -79,7 +79,7 @@ def test_one_gpu_runs_its_config_but_for_the_address() -> None:
 
 
 def test_one_gpu_has_the_environment_that_was_tried() -> None:
-    """`tests/integration/test_served_throughput.py` takes that of the base."""
+    """`tests/integration/served/test_throughput.py` takes that of the base."""
     [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
     [ours] = [group["template"]["spec"] for group in groups(patch).values()]
     theirs = cluster(ray_service())["headGroupSpec"]["template"]["spec"]

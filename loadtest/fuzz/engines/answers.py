@@ -102,7 +102,7 @@ def _wrong_end(request: GenerationRequest, answer: Answer) -> list[str]:
             f"{len(ids)} tokens, {answer.num_tokens} counted, at most {request.max_tokens}"
         )
     if ends & set(ids[:-1]):
-        complaints.append(f"goes on behind an end: {ids}")
+        complaints.append(f"goes on after an end: {ids}")
     is_ended = bool(ids) and ids[-1] in ends
     # Behind a complete text of its grammar nothing but the end may come, however early that is.
     if is_ended and len(ids) <= request.sampling.min_tokens and request.grammar is None:

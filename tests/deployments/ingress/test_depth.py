@@ -28,7 +28,7 @@ from tests.harness.local import DEMO, demo_grammar_host
 
 MAX_MODEL_LEN = 256
 MAX_ABOVE_ROUTER = 2  # event_stream < run_choice < SpeculativeGenerator.generate
-MAX_DEPTH = 9
+MAX_DEPTH = 6  # and run_session < RemoteVerifier.verify < EngineClient.exchange
 
 
 def generators_above() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any
 
@@ -14,8 +14,8 @@ from deployments.api.observer import ChoiceObserver
 from deployments.api.running import run_choice
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
-from deployments.serve.instruments import Meters
-from deployments.serve.meters import RayMirror
+from deployments.serve.instruments import Declaration, Meters
+from deployments.serve.meters import ray_mirror
 from models.protocol.errors import Overloaded
 from models.protocol.messages import Sampling
 from router.types import GenerationRequest
@@ -50,18 +50,8 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[tuple[str, str, float, dict[str, str]]] = []
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._instrument(name)
-
-    def gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._instrument(name)
-
-    def histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: Sequence[float]
-    ) -> Any:
-        return self._instrument(name)
-
-    def _instrument(self, name: str) -> Any:
+    def __call__(self, declared: Declaration) -> Any:
+        name = declared.name
         told = self.told
 
         class Instrument:
@@ -231,5 +221,5 @@ def test_labels_name_a_series_in_whatever_order_they_come():
 
 
 def test_rays_metrics_take_all_our_instruments(recwarn):
-    RequestMetrics(Meters({"model_name": "tiny"}, RayMirror()))
+    RequestMetrics(Meters({"model_name": "tiny"}, ray_mirror))
     assert [str(warning.message) for warning in recwarn] == []

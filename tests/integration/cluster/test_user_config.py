@@ -27,7 +27,7 @@ REFUSED = "user_config: only the deployment Router takes one"
 @pytest.fixture
 def cluster() -> Iterator[PrivateCluster]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "harness"))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "harness"))
         with private_cluster() as cluster:
             cluster.add(ROUTER)
             ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="faults")

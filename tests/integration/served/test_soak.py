@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,9 @@ from loadtest.overload import __main__ as overload
 from loadtest.service.gauges import RUNNING, WAITING
 from loadtest.service.memory import OURS
 from loadtest.soak import __main__ as soak
-from tests.harness.served_demo import ServedDemo, served_demo
+from tests.harness.served_demo import ServedDemo
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[ServedDemo]:
-    with served_demo() as service:
-        yield service
 
 
 def read(path: Path) -> dict[str, Any]:

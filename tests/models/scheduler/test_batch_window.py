@@ -1,32 +1,45 @@
-"""The forming window as a function of given times."""
+"""The batch window as a function of given times."""
 
 from collections.abc import Iterable
 
 import pytest
 
+from models.costs.pass_times import PassTimes
 from models.scheduler.batch_window import BatchWindow
 
 PASS_S = 0.020
 
 
-def window(away: dict[str, float], *, pass_s: float = PASS_S, row_s: float = 0.0) -> BatchWindow:
+class Window(BatchWindow):
+    """A window with passes of its own."""
+
+    def __init__(self) -> None:
+        self.times = PassTimes()
+        super().__init__(self.times)
+
+    def end_pass(self, duration_s: float, num_rows: int, now: float) -> None:
+        self.times.note(num_rows, duration_s, now)
+        self.note_pass(duration_s)
+
+
+def window(away: dict[str, float], *, pass_s: float = PASS_S, row_s: float = 0.0) -> Window:
     """A window that knows how long sessions are away and what passes of 1 to 64 rows take."""
-    made = BatchWindow()
+    made = Window()
     for num_rows in (1, 2, 4, 8, 16, 32, 64):
-        made.note_pass(pass_s + row_s * num_rows, num_rows, 0.0)
+        made.end_pass(pass_s + row_s * num_rows, num_rows, 0.0)
     for session_id, away_s in away.items():
         made.note_answer(session_id, 0.0)
         made.note_message(session_id, away_s, 1)
     return made
 
 
-def answer_all(made: BatchWindow, sessions: Iterable[str], now: float) -> None:
+def answer_all(made: Window, sessions: Iterable[str], now: float) -> None:
     for session_id in sessions:
         made.note_answer(session_id, now)
 
 
 def test_nothing_is_known_at_first() -> None:
-    made = BatchWindow()
+    made = Window()
     made.note_message("a", 1.0, 1)
     assert made.wait_s(1.0) == 0.0
 
@@ -64,7 +77,7 @@ def test_the_batch_stays_whole_when_drafts_differ_in_length() -> None:
     back_s = [0.004, 0.006, 0.008, 0.010]
     for number in range(1, 20):
         began = float(number)
-        made.note_pass(PASS_S, 16, began)
+        made.end_pass(PASS_S, 16, began)
         answer_all(made, "abcd", began)
         order = "abcd"[number % 4 :] + "abcd"[: number % 4]  # who drafts how long changes
         for session_id, away_s in zip(order, back_s, strict=True):
@@ -104,7 +117,7 @@ def test_plain_steps_are_held_for_little_time_altogether() -> None:
         made.note_message("b", now, 1)
         made.note_end("b")
         now += PASS_S
-        made.note_pass(PASS_S, 1, now)
+        made.end_pass(PASS_S, 1, now)
     assert 0.0 < held_s <= 0.05 * 200 * PASS_S + 0.2 * PASS_S
 
 
@@ -144,11 +157,11 @@ def test_a_visitor_who_stays_away_for_long_keeps_nobody_from_waiting_for_others(
         made.note_message("d", now + 0.0003, 1)
         assert made.wait_s(now + 0.0003) == 0.0
         now += PASS_S
-        made.note_pass(PASS_S, 4, now)
+        made.end_pass(PASS_S, 4, now)
         answer_all(made, "abcd", now)
 
 
-def beside_a_prompt(made: BatchWindow, away_s: float, now: float) -> tuple[float, float]:
+def beside_a_prompt(made: Window, away_s: float, now: float) -> tuple[float, float]:
     """One round of stream "a", which drafts for `away_s`, beside prompt "p": (held, ended)."""
     made.note_answer("a", now)
     began = now
@@ -157,11 +170,11 @@ def beside_a_prompt(made: BatchWindow, away_s: float, now: float) -> tuple[float
     held_s = now - began
     if now < began + away_s:  # the chunk goes alone, and the message is found at its end
         now = max(now + PASS_S, began + away_s)
-        made.note_pass(PASS_S, 8, now)
+        made.end_pass(PASS_S, 8, now)
         made.note_chunk("p", 8)
     made.note_message("a", now, 6)
     now += PASS_S
-    made.note_pass(PASS_S, 6, now)
+    made.end_pass(PASS_S, 6, now)
     return held_s, now
 
 
@@ -192,9 +205,9 @@ def test_a_prompt_does_not_wait_for_a_stream_that_drafts_longer_than_a_pass() ->
 
 def test_a_prompt_counts_by_the_rows_of_its_chunk() -> None:
     """Up to eight rows are free here: one more beside six is, eight more are not."""
-    made = BatchWindow()
+    made = Window()
     for num_rows, pass_s in ((1, 0.020), (8, 0.020), (16, 0.040)):
-        made.note_pass(pass_s, num_rows, 0.0)
+        made.end_pass(pass_s, num_rows, 0.0)
     made.note_answer("a", 0.0)
     made.note_message("a", 0.008, 6)
     made.note_answer("a", 1.0)
@@ -207,12 +220,12 @@ def test_a_prompt_counts_by_the_rows_of_its_chunk() -> None:
 def test_a_pass_of_others_says_nothing_of_the_time_away_within_it() -> None:
     made = window({"a": 0.008, "b": 0.0001})
     made.note_answer("a", 1.0)
-    made.note_pass(PASS_S, 1, 1.0 + PASS_S)
+    made.end_pass(PASS_S, 1, 1.0 + PASS_S)
     made.note_message("a", 1.0001 + PASS_S, 4)  # it came while that pass ran
     answer_all(made, "ab", 2.0)
     made.note_message("b", 2.0, 4)
     assert 0.008 <= made.wait_s(2.0) < 0.011
-    made.note_pass(PASS_S, 4, 2.012 + PASS_S)  # not back for 12 ms: it stayed away for longer
+    made.end_pass(PASS_S, 4, 2.012 + PASS_S)  # not back for 12 ms: it stayed away for longer
     made.note_message("a", 2.0121 + PASS_S, 4)
     answer_all(made, "ab", 3.0)
     made.note_message("b", 3.0, 4)

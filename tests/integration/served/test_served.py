@@ -18,18 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from models.protocol.messages import Grammar
 from tests.cases.constraint import CONSTRAINTS, check_obeys
 from tests.cases.grammar import TEN_SCHEMAS
-from tests.harness.served_demo import ServedDemo, served_demo
+from tests.harness.served_demo import ServedDemo
 
 MODEL = "outrider-demo"
 STORY = [{"role": "user", "content": "Write a short story about a dog and a ball."}]
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[ServedDemo]:
-    with served_demo() as service:
-        yield service
 
 
 @pytest.fixture
