@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob(".github/**/*.md")})
+PAGES = sorted(
+    {
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*/README.md"),
+        ROOT / "models" / "demo" / "README.md",
+        *ROOT.glob(".github/**/*.md"),
+    }
+)
 FOLDERS = ("models", "router", "deployments", "loadtest", "tests")
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
