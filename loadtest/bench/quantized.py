@@ -20,13 +20,13 @@ from loadtest.bench.passes import PassShape, tables_for, timed_pass
 from loadtest.report.interleaved import interleave
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig, QuantizationName
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 
 MAX_MODEL_LEN = 1024
-QUANTIZATION = "int8"
-_WAYS: Mapping[str, str | None] = {"plain": None, "int8": QUANTIZATION}
+QUANTIZATION: QuantizationName = "int8"
+_WAYS: Mapping[str, QuantizationName | None] = {"plain": None, "int8": QUANTIZATION}
 _CONTEXT_TOKENS = 100  # of a session when its step is timed
 _WARM_UP_TURNS = 3
 
@@ -47,7 +47,7 @@ class DraftSettings:
     """
 
     threads: Sequence[int] = (2,)
-    dtype: str = "bfloat16"
+    dtype: DtypeName = "bfloat16"
     k: int = 3
     temperatures: Sequence[float] = (0.0, 1.0)
     prompts: int = 32
