@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -97,8 +98,8 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def config(path: str, **changes: object) -> ConstraintConfig:
-    fields: dict[str, object] = {
+def config(path: str, **changes: Any) -> ConstraintConfig:
+    fields: dict[str, Any] = {
         "tokenizer_path": path,
         "vocab_size": PADDED_VOCAB_SIZE,
         "eos_ids": EOS_IDS,
@@ -147,7 +148,7 @@ def test_answers_in_order_and_ends_with_the_socket(child: Child, tokenizer_path:
     ids=["path", "vocab_size", "eos_ids"],
 )
 def test_a_config_that_cannot_be_served_is_said(
-    child: Child, tokenizer_path: str, changes: dict[str, object], part: str
+    child: Child, tokenizer_path: str, changes: dict[str, Any], part: str
 ) -> None:
     child.send(config(tokenizer_path, **changes))
     reply = child.receive()
@@ -247,7 +248,7 @@ def test_reading_allocates_no_more_than_what_came() -> None:
     ],
     ids=lambda field: next(iter(field)),
 )
-def test_config_values_out_of_range_are_refused(field: dict[str, object]) -> None:
+def test_config_values_out_of_range_are_refused(field: dict[str, Any]) -> None:
     (name,) = field
     with pytest.raises(ValueError, match=f"{name} is {field[name]}"):
         config("tokenizer.json", **field)

@@ -22,7 +22,7 @@ from loadtest.scaling import __main__ as scaling
 from loadtest.scaling.replicas import Sample
 
 ENDS = [KeyboardInterrupt(), psutil.NoSuchProcess(7), httpx.ConnectError("refused")]
-SECONDS = {"pause_free_s": 0.5, "pause_constrained_s": 0.5}
+SECONDS: dict[str, Any] = {"pause_free_s": 0.5, "pause_constrained_s": 0.5}
 
 
 def fault_outcome() -> FaultOutcome:

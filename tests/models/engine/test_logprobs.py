@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
@@ -62,7 +63,7 @@ def of_client(client: Client) -> list[TokenLogprobs]:
     return entries[: len(client.text)]
 
 
-def decode(sampling: Sampling, k: int, **limits: int) -> Client:
+def decode(sampling: Sampling, k: int, **limits: Any) -> Client:
     client = Client(
         session_id="s",
         prompt=PROMPT,
@@ -145,7 +146,7 @@ def of_prompt(verdict: Verdict) -> list[TokenLogprobs]:
     return [unpack(entry) for entry in verdict.prompt_logprobs]
 
 
-def prompt_verdict(prompt: list[int], draft: list[int], **limits: int) -> Verdict:
+def prompt_verdict(prompt: list[int], draft: list[int], **limits: Any) -> Verdict:
     engine = make_target(**limits)
     engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
     engine.submit(verifying("s", 1, prompt, draft, run_on=2), "r")
