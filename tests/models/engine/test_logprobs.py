@@ -50,10 +50,10 @@ def reference(ids: list[int]) -> torch.Tensor:
 def assert_entries(entries: list[TokenLogprobs], ids: list[int], first: int, num_top: int) -> None:
     """`entries` are those of ids[first:]."""
     assert [entry.token for entry in entries] == ids[first:]
-    for entry, law in zip(entries, reference(ids)[first - 1 :], strict=False):
-        assert entry.logprob == pytest.approx(law[entry.token].item(), abs=1e-4)
-        assert entry.rank == 1 + int((law > law[entry.token] + 1e-6).sum())
-        top = law.topk(num_top)
+    for entry, expected in zip(entries, reference(ids)[first - 1 :], strict=False):
+        assert entry.logprob == pytest.approx(expected[entry.token].item(), abs=1e-4)
+        assert entry.rank == 1 + int((expected > expected[entry.token] + 1e-6).sum())
+        top = expected.topk(num_top)
         assert [token for token, _ in entry.top] == top.indices.tolist()
         assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
