@@ -13,7 +13,7 @@ from setuptools import find_packages  # type: ignore[import-untyped]  # its stub
 ROOT = Path(__file__).parent.parent
 TOP_LEVEL = {
     *("pyproject.toml", "deployments", "models", "router", "configs", "k8s", "loadtest", "tests"),
-    *("README.md", "LICENSE"),
+    *("README.md", "LICENSE", "constraints.txt"),
 }
 
 

@@ -36,7 +36,7 @@ class Recovery:
         self._is_first = True
         self._missing_since: float | None = None
         self._num_losses = 0
-        self._num_failures = 0
+        self._backoff = limits.backoff()
 
     def lease_timeout_s(self) -> float:
         """How long to wait for a lease now: what is left of the window, and one short try."""
@@ -52,7 +52,8 @@ class Recovery:
         """The part has answered: it is there, and the next loss is the first again."""
         self._is_first = False
         self._missing_since = None
-        self._num_losses = self._num_failures = 0
+        self._num_losses = 0
+        self._backoff.reset()
 
     def note_loss(self, error: Unavailable) -> None:
         """The part was lost behind an answer; the window opens when it is next asked for."""
@@ -68,9 +69,9 @@ class Recovery:
         left_s = self._left_s()
         if left_s <= 0.0 or self._num_losses >= self._limits.max_losses:
             raise Unavailable(self._complaint(error)) from error
-        if self._num_failures > 0:  # the first attempt follows at once
-            await asyncio.sleep(min(self._limits.pause_s(self._num_failures - 1), left_s))
-        self._num_failures += 1
+        if self._backoff.num_failures > 0:  # the first attempt follows at once
+            await asyncio.sleep(min(self._backoff.pause_s, left_s))
+        self._backoff.note_failure()
 
     async def run(
         self, step: Callable[[], Awaitable[_T]], let_go: Callable[[], Awaitable[None]]

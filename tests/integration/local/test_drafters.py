@@ -12,7 +12,7 @@ import json
 import pytest
 
 from loadtest.report.prompts import demo_prompts as held_out_prompts
-from models.protocol.messages import DraftSource, Grammar
+from models.protocol.messages import Grammar
 from router.limits import SessionLimits, SpeculationLimits
 from router.types import Delta, Finished, GenerationRequest
 from tests.cases.grammar import TEN_SCHEMAS
@@ -78,7 +78,7 @@ async def test_a_draft_model_with_lookup_filling_in(
     tiny_target: str, tiny_draft: str, temperature: float, limits: SessionLimits
 ) -> None:
     plain = await expected(tiny_target, temperature)
-    drafters: tuple[DraftSource | None, ...] = (None, "draft_model", "ngram")
+    drafters: tuple[str | None, ...] = (None, "draft_model", "ngram")
     async with local_service(
         tiny_target,  # type: ignore[arg-type]
         tiny_draft,  # type: ignore[arg-type]

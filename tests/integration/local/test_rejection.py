@@ -12,7 +12,7 @@ import struct
 import msgspec
 import pytest
 
-from models.protocol.messages import DraftSource, Proposal
+from models.protocol.messages import Proposal
 from router.limits import SpeculationLimits
 from router.remote.draft import RemoteDrafter
 from router.types import Finished
@@ -42,7 +42,7 @@ async def generate(
     return tuple(ids) + (EOS_ID,) * (NUM_TOKENS - len(ids)), finished
 
 
-async def sampled_texts(drafter: DraftSource) -> tuple[list[tuple[int, ...]], int]:
+async def sampled_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
     """Many short texts of the pair, and how many draft tokens stood."""
     texts: list[tuple[int, ...]] = []
     num_accepted = 0
@@ -66,7 +66,7 @@ async def sampled_texts(drafter: DraftSource) -> tuple[list[tuple[int, ...]], in
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
-async def test_texts_follow_the_law_of_the_target(drafter: DraftSource) -> None:
+async def test_texts_follow_the_law_of_the_target(drafter: str) -> None:
     texts, num_accepted = await sampled_texts(drafter)
     assert p_value(texts, exact_distribution(distribution_checkpoint("target"), CASE)) > 1e-4
     assert num_accepted > 0

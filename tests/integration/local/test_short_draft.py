@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench.random_pair import make_random_pair
-from models.protocol.messages import DraftSource
 from router.limits import SessionLimits, SpeculationLimits
 from router.types import Finished
 from tests.fakes.engines import random_prompt
@@ -33,14 +32,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def num_draft_leases(service: LocalService) -> int:
     assert service.draft_pool is not None
-    return service.draft_pool._loop._num_leases
+    return service.draft_pool.stats().num_sessions
 
 
 async def run(
     service: LocalService,
     name: str,
     prompt_len: int,
-    drafter: DraftSource | None,
+    drafter: str | None,
     k: int | None = 4,
 ) -> tuple[list[int], Finished]:
     request = make_request(

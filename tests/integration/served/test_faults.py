@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from loadtest.client.answers import Answer
 from loadtest.client.cases import constrained_cases, free_cases
-from loadtest.client.streams import Answer, FaultLoad
+from loadtest.client.streams import FaultLoad
 from loadtest.faults.campaign import Campaign, Fault, Outcome
 from loadtest.report.machine import ROOT
 from loadtest.service.parts import FaultService, fault_config

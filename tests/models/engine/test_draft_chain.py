@@ -44,7 +44,9 @@ def engine(
 ) -> DraftEngine:
     runner = make_runner(noise=noise, **limits)
     times = {} if clock is None else {"clock": clock}
-    return DraftEngine(runner, masks or NoMaskSource(), EPOCH, chains=chains, **times)
+    made = DraftEngine(runner, masks or NoMaskSource(), EPOCH, **times)
+    made.chains = chains
+    return made
 
 
 def count_passes(runner: ModelRunner, patch: pytest.MonkeyPatch) -> list[int]:

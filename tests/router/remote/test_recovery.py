@@ -280,5 +280,9 @@ async def test_refusals_take_time_but_are_not_losses() -> None:
 
 
 def test_pauses_grow_up_to_a_limit() -> None:
-    pauses = [SessionLimits(rejoin_interval_s=0.5).pause_s(number) for number in range(6)]
+    backoff = SessionLimits(rejoin_interval_s=0.5).backoff()
+    pauses = []
+    for _ in range(6):
+        backoff.note_failure()
+        pauses.append(backoff.pause_s)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
