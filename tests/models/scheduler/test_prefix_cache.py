@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -30,7 +31,7 @@ TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=11)  # so short that pr
 class Scene:
     """Sessions over a pool, without a model: what was computed of which ids is noted per block."""
 
-    def __init__(self, num_blocks: int = NUM_BLOCKS, **terms: object) -> None:
+    def __init__(self, num_blocks: int = NUM_BLOCKS, **terms: Any) -> None:
         self.pool = BlockPool(num_blocks, SIZE)
         self.infinite: set[int] = set()
         self.cache = PrefixCache(self.pool, lambda blocks: not self.infinite & set(blocks), **terms)
