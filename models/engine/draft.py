@@ -25,8 +25,7 @@ from models.engine.sampler import draft_rows
 from models.grammar.masks import MaskSource
 from models.protocol.messages import Cut, Proposal, Propose, Verify
 from models.sampling.draft_probs import pack
-from models.scheduler.batch import PlannedRows
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import Job, PlannedRows, Session
 
 _STEP_SHARE = 0.2  # weight of the newest draft step in their running mean
 

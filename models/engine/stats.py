@@ -8,8 +8,8 @@ from dataclasses import asdict
 from models.costs.pass_times import PassTimes
 from models.engine.load import EngineLoad, EngineStats
 from models.kv.block_pool import BlockPool
-from models.scheduler.batch import PassPlanner, PlannedRows
-from models.scheduler.sessions import Session
+from models.scheduler.batch import PassPlanner
+from models.scheduler.sessions import PlannedRows, Session
 
 
 class PassTotals:

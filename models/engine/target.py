@@ -24,9 +24,8 @@ from models.grammar.masks import MaskSource
 from models.protocol.messages import Propose, Verdict, Verify
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
 from models.sampling.verification import Acceptance, accept_matching, needs_draft_probs
-from models.scheduler.batch import PlannedRows
 from models.scheduler.batch_window import BatchWindow
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import Job, PlannedRows, Session
 
 
 class TargetEngine(Engine):

@@ -18,23 +18,10 @@ from models.kv.block_pool import BlockPool
 from models.scheduler.preemption import Preemption
 from models.scheduler.prefill_budget import PrefillBudget
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import PlannedRows, Session
 
 _PREFILL_SHARE = 4  # 1/4 of the rows is kept for prompts while there are any
 _SHORT_ROWS = 16  # up to so many rows count as catching up, not as a prompt
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """Rows [start, start + num_rows) of a session's log."""
-
-    session: Session
-    job: Job
-    start: int
-    num_rows: int
-    num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
-    num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
-    is_prompt: bool = False  # all of a long need, or a chunk of it
 
 
 @dataclass(slots=True)

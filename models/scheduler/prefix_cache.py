@@ -26,11 +26,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from models.kv.block_pool import BlockPool, BlockTable
 from models.protocol.token_sequence import TokenSequence
-from models.scheduler.sessions import Session
+from models.scheduler.sessions import PlannedRows, Session
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,30 +40,6 @@ class CachedBlock:
     key: tuple[str, int]  # salt, hash of all tokens up to the block's end
     ids: list[int]  # of the block alone
     parent: CachedBlock | None
-
-
-class Rows(Protocol):
-    """Rows [start, start + num_rows) of a session's log, to compute in a pass."""
-
-    @property
-    def session(self) -> Session:
-        """Whose."""
-        ...
-
-    @property
-    def start(self) -> int:
-        """The first row."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def num_logits(self) -> int:
-        """Of the last rows."""
-        ...
 
 
 class PrefixCache:
@@ -163,7 +138,7 @@ class PrefixCache:
         self.num_queries -= session.asked_len
         self.num_hits -= session.num_cached_tokens
 
-    def awaits(self, need: Rows, planned: Iterable[Rows]) -> bool:
+    def awaits(self, need: PlannedRows, planned: Iterable[PlannedRows]) -> bool:
         """Whether one of the `planned` computes, in the coming pass, the first rows of `need`.
 
         After that pass they are found here. Hashes may collide, at the cost of that one pass.

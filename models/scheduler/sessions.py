@@ -207,6 +207,19 @@ class Session:
         self.num_cached_tokens = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows [start, start + num_rows) of a session's tokens, to compute in one pass."""
+
+    session: Session
+    job: Job
+    start: int
+    num_rows: int
+    num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
+    num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
+    is_prompt: bool = False  # all of a long need, or a chunk of it
+
+
 class Admitted(NamedTuple):
     """What the header of a message comes to: a session to act for, or replies, or nothing."""
 
