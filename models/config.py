@@ -1,4 +1,4 @@
-"""What one engine process is told about its model. Standard library only.
+"""What one engine process must know of its model. Standard library only.
 
 It holds what an operator decides; sizes that follow from the checkpoint (layers, heads,
 vocabulary) are read from the checkpoint. Values are checked here once and frozen; whether they

@@ -1,4 +1,4 @@
-"""What an engine tells of itself: how full it is, who waits for what, what it has computed."""
+"""What an engine reports of itself: how full it is, who waits for what, what it has computed."""
 
 from __future__ import annotations
 

@@ -32,5 +32,5 @@ class SequenceRows:
     num_logits: int
 
     def num_blocks_read(self, block_size: int) -> int:
-        """Blocks to the last row; those behind are reserved and may hold anything."""
+        """Blocks to the last row; those after it are reserved and may hold anything."""
         return -(-(self.start + len(self.token_ids)) // block_size)

@@ -203,7 +203,7 @@ class PrefixCache:
                     raise AssertionError(f"table {table.block_ids} holds half a chain")
 
     def _wanted(self, session: Session) -> range:
-        """The session's blocks that may be looked for, behind those it has computed.
+        """The session's blocks that may be looked for, after those it has computed.
 
         Its job needs the logits of no row in them.
         """
@@ -245,7 +245,7 @@ class PrefixCache:
             elif self._is_block(there, parent, session.tokens, index):
                 table.exchange(index, there.block_id)
                 parent = there
-            else:  # another text has this hash: nothing can be added behind it
+            else:  # another text has this hash: nothing can be added after it
                 return
 
     def _add(
@@ -273,12 +273,12 @@ class PrefixCache:
         stop = (index + 1) * self._pool.block_size
         return session.opened.cache_salt, session.tokens.hash_at(stop)
 
-    def _ids(self, log: TokenSequence, index: int) -> list[int]:
+    def _ids(self, tokens: TokenSequence, index: int) -> list[int]:
         size = self._pool.block_size
-        return log.ids[index * size : (index + 1) * size]
+        return tokens.ids[index * size : (index + 1) * size]
 
     def _is_block(
-        self, block: CachedBlock, parent: CachedBlock | None, log: TokenSequence, index: int
+        self, block: CachedBlock, parent: CachedBlock | None, tokens: TokenSequence, index: int
     ) -> bool:
-        """Whether a block that has the right hash really holds this block of the log."""
-        return block.parent is parent and block.ids == self._ids(log, index)
+        """Whether a block that has the right hash really holds this block of the tokens."""
+        return block.parent is parent and block.ids == self._ids(tokens, index)

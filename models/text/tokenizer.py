@@ -4,7 +4,7 @@ Light on purpose, it runs in every router: `tokenizers` and jinja2 only. (AutoTo
 torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template is rendered in the sandbox and
 with the settings that transformers uses, so ids equal those of `apply_chat_template`.
 
-Special tokens typed by a client stay text: a mark is put behind the first character of each before
+Special tokens typed by a client stay text: a mark is put after the first character of each before
 rendering, and the rendered text is encoded in pieces, cut at the marks. (The idea of transformers'
 `sanitize_control_tokens`, with one mark, drawn anew for each conversation: 128 random bits that
 nobody can have written. A SentencePiece tokenizer may see a space at the cut. Text without special
@@ -204,7 +204,7 @@ class Tokenizer:
         return ids
 
     def _marked(self, text: str, mark: str) -> str:
-        """With a mark behind the first character of each special token, overlapping ones too."""
+        """With a mark after the first character of each special token, overlapping ones too."""
         cuts = list(self._cuts(text))
         if not cuts:
             return text

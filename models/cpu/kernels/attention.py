@@ -103,7 +103,7 @@ class _Vector(NamedTuple):
 
 @inline
 def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
-    """Behind the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
+    """After the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
     sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
     totals = sums + _FLOAT_BYTES * num_vectors * head_dim
     tops = totals + _VECTOR_BYTES * num_vectors
@@ -195,7 +195,7 @@ def _attend_block(
     window = get(parameters, WINDOW)
     num_vectors = task.num_rows * num_groups
     sums, totals, tops, scores = _places(task.scratch, num_vectors, head_dim)
-    # Rows before the block see nothing of it, nor do those whose window begins behind it.
+    # Rows before the block see nothing of it, nor do those whose window begins after it.
     first = max(0, -offset) * num_groups
     stop = num_vectors
     if window > 0:
@@ -203,8 +203,8 @@ def _attend_block(
     base = num_bytes(like) * (block * num_key_heads + task.key_head) * block_size * head_dim
     queries = task.scratch + _FLOAT_BYTES * first * head_dim
     keys, values = get(parameters, KEYS) + base, get(parameters, VALUES) + base
-    product = Product(head_dim, head_dim, block_size, False)
-    mix(scores, queries, keys, stop - first, product, like)
+    product = Product(stop - first, head_dim, head_dim, block_size)
+    mix(scores, queries, keys, product, False, like)
     for vector in range(first, stop):
         last = offset + vector // num_groups
         earliest = last + 1 - window if window > 0 else 0
@@ -220,10 +220,10 @@ def _attend_block(
             last + 1,
         )
     out = sums + _FLOAT_BYTES * first * head_dim
-    # What lies behind the last row is not read: it may be anything.
+    # What lies after the last row is not read: it may be anything.
     depth = min(block_size, offset + task.num_rows)
-    product = Product(depth, block_size, head_dim, True)
-    mix(out, scores, values, stop - first, product, like)
+    product = Product(stop - first, depth, block_size, head_dim)
+    mix(out, scores, values, product, True, like)
 
 
 @inline

@@ -32,12 +32,12 @@ _ZERO = np.float32(0)
 
 
 class Product(NamedTuple):
-    """The sizes of a product, and what becomes of it."""
+    """The sizes of a product."""
 
+    num_rows: int
     depth: int
     stride: int  # numbers from one row's coefficients to the next row's
     width: int  # a multiple of NUM_LANES
-    adds: bool  # to what is in `out`; else it takes its place
 
 
 @inline
@@ -45,27 +45,29 @@ def mix(
     out: int,  # [num_rows, width] float32
     coefficients: int,  # [num_rows, depth] float32, rows `stride` numbers apart
     matrix: int,  # [depth, width] of type `like`
-    num_rows: int,
     product: Product,
+    adds: bool,  # to what is in `out`; else the product takes its place
     like: np.generic,
 ) -> None:
     """Computes the product."""
     row = 0
-    while row + _ROWS_TOGETHER <= num_rows:
+    while row + _ROWS_TOGETHER <= product.num_rows:
         _mix_four(
             out + _FLOAT_BYTES * row * product.width,
             coefficients + _FLOAT_BYTES * row * product.stride,
             matrix,
             product,
+            adds,
             like,
         )
         row += _ROWS_TOGETHER
-    while row < num_rows:
+    while row < product.num_rows:
         _mix_one(
             out + _FLOAT_BYTES * row * product.width,
             coefficients + _FLOAT_BYTES * row * product.stride,
             matrix,
             product,
+            adds,
             like,
         )
         row += 1
@@ -82,6 +84,7 @@ def _mix_four(
     coefficients: int,
     matrix: int,
     product: Product,
+    adds: bool,
     like: np.generic,
 ) -> None:
     size = num_bytes(like)
@@ -92,6 +95,7 @@ def _mix_four(
             coefficients,
             matrix + size * column,
             product,
+            adds,
             like,
         )
         column += _PAIR
@@ -102,6 +106,7 @@ def _mix_four(
                 coefficients + _FLOAT_BYTES * row * product.stride,
                 matrix + size * column,
                 product,
+                adds,
                 like,
             )
 
@@ -112,16 +117,17 @@ def _mix_four_by_two(
     coefficients: int,
     matrix: int,
     product: Product,
+    adds: bool,
     like: np.generic,
 ) -> None:
     """Two vectors of columns of four rows: as many sums as the CPU can keep busy with."""
     out1 = out + _FLOAT_BYTES * product.width
     out2 = out1 + _FLOAT_BYTES * product.width
     out3 = out2 + _FLOAT_BYTES * product.width
-    low0, high0 = _start(out, product.adds), _start(out + _VECTOR_BYTES, product.adds)
-    low1, high1 = _start(out1, product.adds), _start(out1 + _VECTOR_BYTES, product.adds)
-    low2, high2 = _start(out2, product.adds), _start(out2 + _VECTOR_BYTES, product.adds)
-    low3, high3 = _start(out3, product.adds), _start(out3 + _VECTOR_BYTES, product.adds)
+    low0, high0 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
+    low1, high1 = _start(out1, adds), _start(out1 + _VECTOR_BYTES, adds)
+    low2, high2 = _start(out2, adds), _start(out2 + _VECTOR_BYTES, adds)
+    low3, high3 = _start(out3, adds), _start(out3 + _VECTOR_BYTES, adds)
     apart, step = _FLOAT_BYTES * product.stride, num_bytes(like) * product.width
     place = matrix
     for k in range(product.depth):
@@ -152,6 +158,7 @@ def _mix_one(
     coefficients: int,
     matrix: int,
     product: Product,
+    adds: bool,
     like: np.generic,
 ) -> None:
     size = num_bytes(like)
@@ -162,6 +169,7 @@ def _mix_one(
             coefficients,
             matrix + size * column,
             product,
+            adds,
             like,
         )
         column += 4 * NUM_LANES
@@ -171,6 +179,7 @@ def _mix_one(
             coefficients,
             matrix + size * column,
             product,
+            adds,
             like,
         )
         column += NUM_LANES
@@ -182,13 +191,14 @@ def _mix_one_by_four(
     coefficients: int,
     matrix: int,
     product: Product,
+    adds: bool,
     like: np.generic,
 ) -> None:
     """Four vectors of columns of one row."""
-    sum0, sum1 = _start(out, product.adds), _start(out + _VECTOR_BYTES, product.adds)
+    sum0, sum1 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
     sum2, sum3 = (
-        _start(out + 2 * _VECTOR_BYTES, product.adds),
-        _start(out + 3 * _VECTOR_BYTES, product.adds),
+        _start(out + 2 * _VECTOR_BYTES, adds),
+        _start(out + 3 * _VECTOR_BYTES, adds),
     )
     step = num_bytes(like) * NUM_LANES
     place = matrix
@@ -211,10 +221,11 @@ def _mix_vector(
     coefficients: int,
     matrix: int,
     product: Product,
+    adds: bool,
     like: np.generic,
 ) -> None:
     """One vector of columns of one row."""
-    sum_ = _start(out, product.adds)
+    sum_ = _start(out, adds)
     for k in range(product.depth):
         factor = splat(read_float(coefficients + _FLOAT_BYTES * k))
         sum_ = fma(factor, load(matrix + num_bytes(like) * k * product.width, like), sum_)
