@@ -118,7 +118,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """Which pairs, and the options that `EngineSettings.of` reads."""
     parser.add_argument(
         "--pair",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="[LABEL=]DIR",
         help="target/ and draft/ with the demo's tokenizer; may be given several times",

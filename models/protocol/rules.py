@@ -15,6 +15,7 @@ from dataclasses import dataclass
 class VerificationRule:
     """One rule.
 
+    `about`: what it is good for, for who chooses.
     `needs_draft_probs`: drafts bring the distributions that their tokens were sampled from.
     `depends_on_draft`: at temperatures above 0 the text depends on the draft too, not on the seed
     and the target alone (its distribution never does).
@@ -23,7 +24,7 @@ class VerificationRule:
     """
 
     name: str
-    about: str  # in a few words, for the config's comments
+    about: str
     needs_draft_probs: bool = False
     depends_on_draft: bool = False
     function: str = ""

@@ -19,9 +19,9 @@ from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.protocol.messages import Open, Sampling
 from models.protocol.token_sequence import TokenSequence
-from models.scheduler.batch import PassPlanner, PlannedRows
+from models.scheduler.batch import PassPlanner
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session, SessionTable
+from models.scheduler.sessions import Job, PlannedRows, Session, SessionTable
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40  # of 160 tokens: seven sessions of up to 100 may want four times as many

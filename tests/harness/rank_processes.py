@@ -133,7 +133,7 @@ class Leader:
             "kv_bytes": kv_bytes(self._runner),
         }
 
-    def forward(self, rows: list[tuple[str, int, list[int], int]]) -> torch.Tensor:
+    def forward(self, rows: list[tuple[str, int, list[int], int]]) -> Any:
         """One pass over (session, start, token ids, num_logits); tables are kept by session."""
         batch = []
         for session, start, token_ids, num_logits in rows:

@@ -108,9 +108,3 @@ def test_a_report_is_clean_only_if_all_was_done_and_held() -> None:
     assert not Report(outcomes=[outcome(["cut"])]).is_clean
     assert not Report(outcomes=[outcome([])], violations=["Target 0: num_leases is 1"]).is_clean
     assert not Report(outcomes=[outcome([])], crash="late").is_clean
-
-
-def test_an_outcome_is_one_line() -> None:
-    assert "replaced 2 router" in outcome([]).line()
-    assert outcome([]).line().endswith("ok")
-    assert "FAILED: ['cut']" in outcome(["cut"]).line()
