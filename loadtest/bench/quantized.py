@@ -21,7 +21,7 @@ from loadtest.bench.passes import PassShape, tables_for, timed_pass
 from loadtest.report.interleaved import interleave
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
-from models.config import DtypeName, EngineConfig, QuantizationName
+from models.config import EngineConfig, QuantizationName
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 

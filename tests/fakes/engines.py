@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.base import Engine
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
@@ -85,7 +85,7 @@ def tiny_checkpoint(*, noise: float) -> Path:
     return path
 
 
-def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: Any) -> ModelRunner:
+def make_runner(*, noise: float = 0.0, dtype: DtypeName = "float32", **limits: Any) -> ModelRunner:
     """A runner over a tiny checkpoint; `limits` are fields of `EngineConfig`.
 
     Loaded once for all tests, with a new block pool each time: one engine at a time may use it.
