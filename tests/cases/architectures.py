@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from models.config import EngineConfig
+from models.config import AttentionName, DtypeName, EngineConfig
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
@@ -141,7 +141,9 @@ def write(config: PreTrainedConfig, path: Path, noise: float = 0.0) -> None:
     model.save_pretrained(path)
 
 
-def runner(path: Path, dtype: str = "float32", attention: str = "auto") -> ModelRunner:
+def runner(
+    path: Path, dtype: DtypeName = "float32", attention: AttentionName = "auto"
+) -> ModelRunner:
     """A runner over a checkpoint, loaded once; it comes with a new block pool each time."""
     loaded = _load(str(path), dtype, attention)
     loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_size)
@@ -149,14 +151,14 @@ def runner(path: Path, dtype: str = "float32", attention: str = "auto") -> Model
 
 
 @cache
-def _load(path: str, dtype: str, attention: str) -> ModelRunner:
+def _load(path: str, dtype: DtypeName, attention: AttentionName) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=path,
             dtype=dtype,
             max_model_len=MAX_LEN,
             kv_cache_tokens=6 * MAX_LEN,
-            max_batch_rows=64,
+            max_num_batched_tokens=64,
             num_threads=1,
             attention=attention,
         )
@@ -203,7 +205,7 @@ def serve(
     draft_path: Path | None = None,
     k: int = 0,
     sampling: Sampling = GREEDY,
-    attention: str = "auto",
+    attention: AttentionName = "auto",
 ) -> Served:
     """The text of all `prompts` together, in rounds of up to k draft tokens."""
     target = TargetEngine(runner(target_path, attention=attention), NoMaskSource(), EPOCH)

@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.base import Engine
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
@@ -85,7 +85,7 @@ def tiny_checkpoint(*, noise: float) -> Path:
     return path
 
 
-def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: Any) -> ModelRunner:
+def make_runner(*, noise: float = 0.0, dtype: DtypeName = "float32", **limits: Any) -> ModelRunner:
     """A runner over a tiny checkpoint; `limits` are fields of `EngineConfig`.
 
     Loaded once for all tests, with a new block pool each time: one engine at a time may use it.
@@ -94,7 +94,7 @@ def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: Any) ->
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
         "block_size": 16,
-        "max_batch_rows": 64,
+        "max_num_batched_tokens": 64,
         "num_threads": 1,
     }
     path = tiny_checkpoint(noise=noise)
