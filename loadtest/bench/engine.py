@@ -32,6 +32,7 @@ from loadtest.bench.passes import (
 from loadtest.bench.random_pair import PAIRS, make_random_pair
 from loadtest.bench.record import Record, print_pair
 from loadtest.report.pairs import PairPath
+from models.config import DtypeName
 
 _RANDOM_PROMPT_TOKENS = 64
 _MAX_MODEL_LEN = 1024
@@ -52,7 +53,7 @@ class EngineSettings:
     """What is measured, and how often. Odd repeats: the median is a run that was."""
 
     device: str
-    dtype: str
+    dtype: DtypeName
     threads: int
     context: int
     repeats: int

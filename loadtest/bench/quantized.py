@@ -21,14 +21,14 @@ from loadtest.bench.passes import PassShape, tables_for, timed_pass
 from loadtest.report.interleaved import interleave
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
-from models.config import EngineConfig
+from models.config import EngineConfig, QuantizationName
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 
-QUANTIZATION = "int8"
+QUANTIZATION: QuantizationName = "int8"
 # What `--draft-quantization` measures by default, as options of the bench.
 DEFAULTS = "--k 3 --prompts 32 --tokens 64 --batch 1 2 4 8 --pass-repeats 199"
-_WAYS: Mapping[str, str | None] = {"plain": None, "int8": QUANTIZATION}
+_WAYS: Mapping[str, QuantizationName | None] = {"plain": None, "int8": QUANTIZATION}
 _TEMPERATURES = (0.0, 1.0)
 _PROMPT_ROWS = (32, 256)
 _SEED = 7

@@ -80,7 +80,7 @@ class Engine(ABC):
         self._times = PassTimes()
         budget = PrefillBudget(runner.config.max_prefill_slowdown, self._times)
         self._planner = PassPlanner(
-            runner.pool, runner.config.max_batch_rows, budget, self._prefix_cache
+            runner.pool, runner.config.max_num_batched_tokens, budget, self._prefix_cache
         )
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
         self._notices = QueueNotices(queued_interval_s)

@@ -23,18 +23,26 @@ class VerificationRule:
     """
 
     name: str
-    about: str
     needs_draft_probs: bool = False
     depends_on_draft: bool = False
     function: str = ""
 
 
-COUPLED = VerificationRule(name="coupled", about="a seed gives one text")
-REJECTION = VerificationRule(
+COUPLED = VerificationRule(name="coupled")  # a seed gives one text, whatever is drafted
+REJECTION = VerificationRule(  # accepts the most that any rule for one draft can
     name="rejection",
-    about="accepts the most that any rule for one draft can; the text depends on the draft",
     needs_draft_probs=True,
     depends_on_draft=True,
     function="models.sampling.verification:verify_by_rejection",
 )
 RULES: dict[str, VerificationRule] = {rule.name: rule for rule in (COUPLED, REJECTION)}
+
+
+def check_name(name: str) -> None:
+    """Check that a rule is known here.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name not in RULES:
+        raise ValueError(f"verification: must be one of {', '.join(RULES)}, got {name!r}")

@@ -148,13 +148,9 @@ class Session:
 
     def rewrite(self, base_len: int, tokens: Sequence[int]) -> None:
         """Make the log `base_len` tokens long and append `tokens`; equal ids keep their KV."""
-        old = self.tokens.ids
-        kept = base_len
-        end = min(len(old), base_len + len(tokens))
-        while kept < end and old[kept] == tokens[kept - base_len]:
-            kept += 1
+        kept = base_len + self.tokens.num_common(base_len, tokens)
         if self.history is not None:
-            self.history.remove(kept, old[kept:])
+            self.history.remove(kept, self.tokens.ids[kept:])
             self.history.add(kept, tokens[kept - base_len :])
         del self.prompt_logprobs[max(kept - 1, 0) :]
         self.tokens.truncate(kept)
@@ -304,7 +300,7 @@ class SessionTable:
         """`NeedPrefix` with a length the sender can use, where its prefix is not held."""
         log = session.tokens
         base_len = message.base_len
-        if 0 <= base_len <= len(log) and log.hash_at(base_len) == message.prefix_hash:
+        if log.holds(base_len, message.prefix_hash):
             return None
         # Up to agreed_len the ids came from the sender as committed. If it names other ids within
         # them, no length above 0 is known to be common.

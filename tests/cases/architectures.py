@@ -156,7 +156,7 @@ def _load(path: str, dtype: str, attention: str) -> ModelRunner:
             dtype=dtype,
             max_model_len=MAX_LEN,
             kv_cache_tokens=6 * MAX_LEN,
-            max_batch_rows=64,
+            max_num_batched_tokens=64,
             num_threads=1,
             attention=attention,
         )

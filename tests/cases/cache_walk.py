@@ -41,7 +41,9 @@ _WEIGHTS = {
 }
 
 
-def make_runner(path: str, dtype: str, *, num_blocks: int, max_batch_rows: int) -> ModelRunner:
+def make_runner(
+    path: str, dtype: str, *, num_blocks: int, max_num_batched_tokens: int
+) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=path,
@@ -49,7 +51,7 @@ def make_runner(path: str, dtype: str, *, num_blocks: int, max_batch_rows: int) 
             max_model_len=_TEXT_TOKENS,
             kv_cache_tokens=num_blocks * BLOCK_SIZE,
             block_size=BLOCK_SIZE,
-            max_batch_rows=max_batch_rows,
+            max_num_batched_tokens=max_num_batched_tokens,
             num_threads=1,
         )
     )
@@ -65,7 +67,7 @@ class Tree:
             leaf = choose.choices(range(_VOCAB_SIZE), k=_TEXT_TOKENS - len(stem))
             self.texts.append(stem + leaf)
         runner = make_runner(
-            path, dtype, num_blocks=_TEXT_TOKENS // BLOCK_SIZE, max_batch_rows=_TEXT_TOKENS
+            path, dtype, num_blocks=_TEXT_TOKENS // BLOCK_SIZE, max_num_batched_tokens=_TEXT_TOKENS
         )
         self.hashes = [TokenSequence(text) for text in self.texts]
         self.logits = [self._alone(runner, text) for text in self.texts]
@@ -95,7 +97,9 @@ class Walk:
     def __init__(self, path: str, dtype: str, seed: int) -> None:
         self.choose = random.Random(seed)
         self.tree = Tree(path, dtype, self.choose)
-        self.runner = make_runner(path, dtype, num_blocks=NUM_BLOCKS, max_batch_rows=MAX_BATCH_ROWS)
+        self.runner = make_runner(
+            path, dtype, num_blocks=NUM_BLOCKS, max_num_batched_tokens=MAX_BATCH_ROWS
+        )
         self.pool = self.runner.pool
         self.sessions = SessionTable(1, self.pool.new_table)
         self.cache = PrefixCache(self.pool, self.runner.are_finite, worth_waiting_rows=8)

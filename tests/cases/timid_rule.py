@@ -10,9 +10,7 @@ from models.protocol.messages import Sampling
 from models.protocol.rules import VerificationRule
 from models.sampling.verification import VerifiedDraft, draw_tokens
 
-TIMID = VerificationRule(
-    name="timid", about="one at a time", function="tests.cases.timid_rule:verify_timidly"
-)
+TIMID = VerificationRule(name="timid", function="tests.cases.timid_rule:verify_timidly")
 
 
 def verify_timidly(scores: Tensor, drafts: Sequence[VerifiedDraft]) -> list[list[int]]:

@@ -93,7 +93,7 @@ def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: int) ->
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
         "block_size": 16,
-        "max_batch_rows": 64,
+        "max_num_batched_tokens": 64,
         "num_threads": 1,
     }
     path = tiny_checkpoint(noise=noise)

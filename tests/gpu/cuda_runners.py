@@ -54,7 +54,7 @@ def runner(**changes: object) -> ModelRunner:
         "max_model_len": MAX_MODEL_LEN,
         "kv_cache_tokens": 16 * MAX_MODEL_LEN,
         "block_size": BLOCK_SIZE,
-        "max_batch_rows": 512,
+        "max_num_batched_tokens": 512,
     }
     return ModelRunner(EngineConfig(**(fields | changes)))
 

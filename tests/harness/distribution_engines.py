@@ -79,7 +79,7 @@ def _runner(name: str) -> ModelRunner:
             max_model_len=_BLOCK_SIZE,
             kv_cache_tokens=_BLOCK_SIZE * _BATCH,
             block_size=_BLOCK_SIZE,
-            max_batch_rows=2 * _BLOCK_SIZE * _BATCH,
+            max_num_batched_tokens=2 * _BLOCK_SIZE * _BATCH,
             num_threads=1,
         )
     )

@@ -186,7 +186,7 @@ async def local_service(
         draft_pool=draft_pool,
         constraint_pool=constraint_pool,
         speculation=speculation or SpeculationLimits(prompt_lookup_max=0),
-        limits=limits or SessionLimits(propose_timeout_s=20.0),
+        limits=limits or SessionLimits(draft_ms=20_000),
     )
     try:
         yield LocalService(

@@ -223,7 +223,7 @@ def shared_engine(
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
         "block_size": 16,
-        "max_batch_rows": 256,
+        "max_num_batched_tokens": 256,
         "num_threads": 1,
     }
     config = EngineConfig(

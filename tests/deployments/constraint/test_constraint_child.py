@@ -8,11 +8,13 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.pipe import (
     ChildEntry,
     ChildFailed,
@@ -23,6 +25,7 @@ from deployments.constraint.pipe import (
     ProgressPage,
     to_frame,
 )
+from deployments.constraint.workers import children_config
 from models.protocol.messages import (
     GrammarClose,
     GrammarOpen,
@@ -98,12 +101,13 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def config(path: str, **changes: object) -> ConstraintConfig:
-    fields: dict[str, object] = {
-        "tokenizer_path": path,
-        "vocab_size": PADDED_VOCAB_SIZE,
-        "eos_ids": EOS_IDS,
-    }
-    return ConstraintConfig(**{**fields, **changes})  # type: ignore[arg-type]  # checked at run
+    plain = children_config(
+        GrammarServiceConfig(),
+        tokenizer_path=path,
+        vocab_size=PADDED_VOCAB_SIZE,
+        eos_ids=EOS_IDS,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]  # checked at run
 
 
 def opening(schema: object, session_id: str = "s") -> GrammarOpen:

@@ -27,8 +27,9 @@ from router.ports import EngineLease, EnginePool
 from tests.harness.local import DEMO, demo_grammar_host
 
 MAX_MODEL_LEN = 256
-MAX_ABOVE_ROUTER = 2  # event_stream < run_choice < SpeculativeGenerator.generate
-MAX_DEPTH = 6  # and run_session < RemoteVerifier.verify < EngineClient.exchange
+MAX_ABOVE_ROUTER = 2  # event_stream < run_choice
+# event_stream < run_choice < generate < run_session < RemoteVerifier.verify < EngineClient.exchange
+MAX_DEPTH = 6
 
 
 def generators_above() -> list[str]:

@@ -77,7 +77,7 @@ def model(path: str, **overrides: Any) -> ModelConfig:
         "dtype": "float32",
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
-        "max_sessions": 64,
+        "max_num_seqs": 64,
         "tensor_parallel_size": 2,
         "lease_idle_timeout_s": LEASE_IDLE_TIMEOUT_S,
         "stall_timeout_s": STALL_TIMEOUT_S,

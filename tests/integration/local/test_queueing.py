@@ -24,8 +24,8 @@ KV_TOKENS = 96
 async def small_service(**limits: float) -> AsyncIterator[LocalService]:
     changed = SessionLimits(
         **{
-            "first_answer_timeout_s": SILENCE_S,
-            "answer_timeout_s": SILENCE_S,
+            "first_token_s": SILENCE_S,
+            "token_gap_s": SILENCE_S,
             "resend_interval_s": 0.5,
             "max_losses": 2,
             **limits,

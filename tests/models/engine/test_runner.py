@@ -220,7 +220,7 @@ def test_a_shared_block_is_not_written(tiny_target):
     ],
 )
 def test_impossible_passes_are_refused(tiny_target, start, num_rows, num_logits, message):
-    runner = _runner(tiny_target, max_batch_rows=32)
+    runner = _runner(tiny_target, max_num_batched_tokens=32)
     table = runner.pool.new_table()
     table.resize(40)
     with pytest.raises(ValueError, match=message):
