@@ -19,6 +19,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 ByteSize = Annotated[AnyByteSize, Field(gt=0)]  # bytes, or "2GiB"
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
+AttentionName = Literal["auto", "varlen", "reference"]
 QuantizationName = Literal["int8"]
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
@@ -74,7 +75,7 @@ class EngineConfig(Section):
         description="how many times longer the gaps of a running stream may be while others' "
         "prompts are computed",
     )
-    attention: Literal["auto", "varlen", "reference"] = Field(
+    attention: AttentionName = Field(
         default="auto",
         description="auto: a paged kernel on a GPU that has one, compiled kernels on a CPU, else "
         "torch's own operations; varlen insists on the first (slow on a CPU), reference takes the "

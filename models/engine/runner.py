@@ -1,9 +1,9 @@
 """One forward pass: the rows of many sessions in, logits out.
 
 Knows the model, the KV storage and the self-test; nothing of sampling, drafting or sessions. A
-pass is ragged: each session brings any number of rows behind the tokens whose KV it already has,
+pass is ragged: each session brings any number of rows after the tokens whose KV it already has,
 so prefill, decode and verification are the same pass. Rolling back needs no call here: rows are
-written to the slots of their positions, and what lies behind is never looked at.
+written to the slots of their positions, and what lies after them is never read.
 
 Several ranks may share the model (`parallel`): then each holds a runner, the leader's `forward`
 announces its pass, and the followers compute it in `follow`.
@@ -48,7 +48,7 @@ class ModelRunner:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._ranks = ranks
         checkpoint = load_checkpoint(config, ranks)
-        self.vocab_size = checkpoint.drawable.size  # ids that may be drawn
+        self.vocab_size = checkpoint.drawable.size  # ids that may be sampled
         self.num_input_ids = checkpoint.num_columns  # ids that may be read
         self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)
         self.eos_ids = checkpoint.eos_ids

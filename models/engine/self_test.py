@@ -23,7 +23,7 @@ _STRANGER_TOKENS = (7, 520)
 # Beside it the longer stranger is padded to more chunks than torch adds in one go, which are 16.
 _FAR_TOKENS = 1030
 _CHUNK_ROWS = 37
-_ROUND_STARTS = (141, 64, 15, 0)  # falling: rows behind a pass are given up
+_ROUND_STARTS = (141, 64, 15, 0)  # falling: rows after a pass are given up
 _CROWDED_STARTS = (141, 15)
 _ROUND_ROWS = (1, 2, 6, 9)
 _STRANGER_ROWS = (1, 5)

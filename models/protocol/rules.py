@@ -15,6 +15,7 @@ from dataclasses import dataclass
 class VerificationRule:
     """One rule.
 
+    `about`: what it is good for, for who chooses.
     `needs_draft_probs`: drafts bring the distributions that their tokens were sampled from.
     `depends_on_draft`: at temperatures above 0 the text depends on the draft too, not on the seed
     and the target alone (its distribution never does).
@@ -23,14 +24,16 @@ class VerificationRule:
     """
 
     name: str
+    about: str
     needs_draft_probs: bool = False
     depends_on_draft: bool = False
     function: str = ""
 
 
-COUPLED = VerificationRule(name="coupled")  # a seed gives one text, whatever is drafted
-REJECTION = VerificationRule(  # accepts the most that any rule for one draft can
+COUPLED = VerificationRule(name="coupled", about="a seed gives one text")
+REJECTION = VerificationRule(
     name="rejection",
+    about="accepts the most that any rule for one draft can; the text depends on the draft",
     needs_draft_probs=True,
     depends_on_draft=True,
     function="models.sampling.verification:verify_by_rejection",

@@ -14,14 +14,14 @@ from collections import Counter
 
 import torch
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.protocol.messages import Open, Sampling
 from models.protocol.token_sequence import TokenSequence
-from models.scheduler.batch import PassPlanner, PlannedRows
+from models.scheduler.batch import PassPlanner
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session, SessionTable
+from models.scheduler.sessions import Job, PlannedRows, Session, SessionTable
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40  # of 160 tokens: seven sessions of up to 100 may want four times as many
@@ -42,7 +42,7 @@ _WEIGHTS = {
 
 
 def make_runner(
-    path: str, dtype: str, *, num_blocks: int, max_num_batched_tokens: int
+    path: str, dtype: DtypeName, *, num_blocks: int, max_num_batched_tokens: int
 ) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
@@ -60,7 +60,7 @@ def make_runner(
 class Tree:
     """Texts that share prefixes, and the logits after every token of each."""
 
-    def __init__(self, path: str, dtype: str, choose: random.Random) -> None:
+    def __init__(self, path: str, dtype: DtypeName, choose: random.Random) -> None:
         self.texts: list[list[int]] = []
         for _ in range(_NUM_TEXTS):
             stem = choose.choice(self.texts)[: choose.randrange(_TEXT_TOKENS)] if self.texts else []
@@ -94,7 +94,7 @@ class Tree:
 class Walk:
     """The sessions of an engine, and beside each what it should hold: a prefix of a text."""
 
-    def __init__(self, path: str, dtype: str, seed: int) -> None:
+    def __init__(self, path: str, dtype: DtypeName, seed: int) -> None:
         self.choose = random.Random(seed)
         self.tree = Tree(path, dtype, self.choose)
         self.runner = make_runner(

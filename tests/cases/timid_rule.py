@@ -10,7 +10,11 @@ from models.protocol.messages import Sampling
 from models.protocol.rules import VerificationRule
 from models.sampling.verification import VerifiedDraft, draw_tokens
 
-TIMID = VerificationRule(name="timid", function="tests.cases.timid_rule:verify_timidly")
+TIMID = VerificationRule(
+    name="timid",
+    about="for tests",
+    function="tests.cases.timid_rule:verify_timidly",
+)
 
 
 def verify_timidly(scores: Tensor, drafts: Sequence[VerifiedDraft]) -> list[list[int]]:

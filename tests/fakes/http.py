@@ -115,7 +115,7 @@ def served_model(**limits: Any) -> ServedModel:
 def http_service(generator: Generator, **options: Any) -> HttpService:
     model = served_model()
     config = RouterConfig()
-    limits = {
+    limits: dict[str, Any] = {
         "body_limit_bytes": config.body_limit_bytes,
         "send_timeout_s": config.timeouts.token_gap_s,
         "metrics": lambda: b"",

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
-from ray._raylet import node_labels_match_selector
+from ray._raylet import node_labels_match_selector  # type: ignore[attr-defined]  # compiled
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 

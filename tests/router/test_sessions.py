@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -200,7 +201,7 @@ async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
     ("field", "value"), [("max_tokens", 0), ("prompt_ids", ())], ids=["budget", "prompt"]
 )
 async def test_senseless_requests_are_refused_by_name(field: str, value: object) -> None:
-    values = {
+    values: dict[str, Any] = {
         "request_id": "r",
         "prompt_ids": PROMPT,
         "sampling": Sampling(),

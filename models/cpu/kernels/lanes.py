@@ -137,7 +137,7 @@ def load(context: Any, address: Any, like: Any) -> Any:
 
 @_instruction
 def load_first(context: Any, address: Any, like: Any, count: Any) -> Any:
-    """The first `count` of sixteen numbers, zeros behind them, which are not read."""
+    """The first `count` of sixteen numbers, zeros after them, which are not read."""
 
     def build(builder: _Builder, address: ir.Value, _: ir.Value, count: ir.Value) -> ir.Value:
         kind, size = (_FLOATS, 4) if _is_float32(like) else (_HALVES, 2)
@@ -381,7 +381,7 @@ def num_bytes(context: Any, like: Any) -> Any:
 
 @_instruction
 def take_next(context: Any, address: Any) -> Any:
-    """Add one to the int64 there, whoever else does at that moment; what it was before."""
+    """Adds one to the int64 there, though others may at that moment; returns what it was before."""
 
     def build(builder: _Builder, address: ir.Value) -> ir.Value:
         place = _at(builder, address, _I64)

@@ -76,7 +76,7 @@ NUM_GATE_PARAMETERS = 7
     HEAD_STRIDE,
 ) = range(2, 12)
 NUM_STORE_PARAMETERS = 12
-# Those of rotating behind those of storing.
+# Those of rotating after those of storing.
 (
     QUERIES,  # the first row's first query head; strides as those of the keys
     NUM_HEADS,
@@ -92,7 +92,7 @@ NUM_ROTATE_PARAMETERS = 20
 
 @inline
 def _load(address: int, count: int, like: np.generic) -> Lanes:
-    """As many numbers as there are, up to sixteen; zeros behind them."""
+    """As many numbers as there are, up to sixteen; zeros after them."""
     if count >= NUM_LANES:
         return load(address, like)
     return load_first(address, like, count)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config.model_files import check_models, resolve_folder, resolved
@@ -209,13 +210,14 @@ def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
     [application] = yaml.safe_load(text)["applications"]
     args = application["args"]
     router = args["router"]
-    for section, model in [
+    models: list[tuple[dict[str, Any], type[BaseModel]]] = [
         (args["target"], ModelConfig),
         (args["constraint"], GrammarServiceConfig),
         (args["link"], LinkConfig),
         (router["speculation"], SpeculationLimits),
         (router["timeouts"], SessionLimits),
-    ]:
+    ]
+    for section, model in models:
         assert set(section) == set(model.model_fields)
         for key in section:
             assert re.search(rf"^ *{key}: .* #", text, re.MULTILINE), key

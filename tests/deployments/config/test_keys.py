@@ -109,5 +109,9 @@ def test_a_written_file_has_the_names_of_today(
 
 
 def test_what_has_no_older_name_stays() -> None:
-    tree = {"router": {"max_sessions": 3}, "constraint": {"max_sessions": 4}, 5: [{"a": 1}]}
+    tree: dict[Any, Any] = {
+        "router": {"max_sessions": 3},
+        "constraint": {"max_sessions": 4},
+        5: [{"a": 1}],
+    }
     assert renewed(tree) == (tree, [])

@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -100,7 +101,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def config(path: str, **changes: object) -> ConstraintConfig:
+def config(path: str, **changes: Any) -> ConstraintConfig:
     plain = children_config(
         GrammarServiceConfig(),
         tokenizer_path=path,
@@ -151,7 +152,7 @@ def test_answers_in_order_and_ends_with_the_socket(child: Child, tokenizer_path:
     ids=["path", "vocab_size", "eos_ids"],
 )
 def test_a_config_that_cannot_be_served_is_said(
-    child: Child, tokenizer_path: str, changes: dict[str, object], part: str
+    child: Child, tokenizer_path: str, changes: dict[str, Any], part: str
 ) -> None:
     child.send(config(tokenizer_path, **changes))
     reply = child.receive()
@@ -251,7 +252,7 @@ def test_reading_allocates_no_more_than_what_came() -> None:
     ],
     ids=lambda field: next(iter(field)),
 )
-def test_config_values_out_of_range_are_refused(field: dict[str, object]) -> None:
+def test_config_values_out_of_range_are_refused(field: dict[str, Any]) -> None:
     (name,) = field
     with pytest.raises(ValueError, match=f"{name} is {field[name]}"):
         config("tokenizer.json", **field)

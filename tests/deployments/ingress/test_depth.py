@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -34,7 +35,8 @@ MAX_DEPTH = 6
 
 def generators_above() -> list[str]:
     """Names of the async generators on the stack, the innermost first."""
-    frame, names = sys._getframe(1), []
+    frame: FrameType | None = sys._getframe(1)
+    names = []
     while frame is not None:
         if frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR:
             names.append(frame.f_code.co_qualname)

@@ -124,7 +124,7 @@ async def test_echo_scores_a_text(is_stream: bool) -> None:
         name: [value for part in parts for value in part["logprobs"][name]]
         for name in ("tokens", "token_logprobs", "text_offset")
     }
-    num_prompt = len(TOKENIZER.encode(TEXT["prompt"]))
+    num_prompt = len(TOKENIZER.encode(str(TEXT["prompt"])))
     expected = [
         None if entry is None else next(iter(entry.values()))["logprob"]
         for entry in scored["prompt_logprobs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ KV_TOKENS = 96
 
 
 @asynccontextmanager
-async def small_service(**limits: float) -> AsyncIterator[LocalService]:
+async def small_service(**limits: Any) -> AsyncIterator[LocalService]:
     changed = SessionLimits(
         **{
             "first_token_s": SILENCE_S,

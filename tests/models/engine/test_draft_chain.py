@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def engine(
     noise: float = 0.0,
     masks: MaskSource | None = None,
     clock: FakeClock | None = None,
-    **limits: int,
+    **limits: Any,
 ) -> DraftEngine:
     runner = make_runner(noise=noise, **limits)
     times = {} if clock is None else {"clock": clock}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,10 +50,10 @@ def reference(ids: list[int]) -> torch.Tensor:
 def assert_entries(entries: list[TokenLogprobs], ids: list[int], first: int, num_top: int) -> None:
     """`entries` are those of ids[first:]."""
     assert [entry.token for entry in entries] == ids[first:]
-    for entry, law in zip(entries, reference(ids)[first - 1 :], strict=False):
-        assert entry.logprob == pytest.approx(law[entry.token].item(), abs=1e-4)
-        assert entry.rank == 1 + int((law > law[entry.token] + 1e-6).sum())
-        top = law.topk(num_top)
+    for entry, expected in zip(entries, reference(ids)[first - 1 :], strict=False):
+        assert entry.logprob == pytest.approx(expected[entry.token].item(), abs=1e-4)
+        assert entry.rank == 1 + int((expected > expected[entry.token] + 1e-6).sum())
+        top = expected.topk(num_top)
         assert [token for token, _ in entry.top] == top.indices.tolist()
         assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
@@ -62,7 +63,7 @@ def of_client(client: Client) -> list[TokenLogprobs]:
     return entries[: len(client.text)]
 
 
-def decode(sampling: Sampling, k: int, **limits: int) -> Client:
+def decode(sampling: Sampling, k: int, **limits: Any) -> Client:
     client = Client(
         session_id="s",
         prompt=PROMPT,
@@ -145,7 +146,7 @@ def of_prompt(verdict: Verdict) -> list[TokenLogprobs]:
     return [unpack(entry) for entry in verdict.prompt_logprobs]
 
 
-def prompt_verdict(prompt: list[int], draft: list[int], **limits: int) -> Verdict:
+def prompt_verdict(prompt: list[int], draft: list[int], **limits: Any) -> Verdict:
     engine = make_target(**limits)
     engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
     engine.submit(verifying("s", 1, prompt, draft, run_on=2), "r")

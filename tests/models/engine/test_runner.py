@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.harness.sync_watch import SyncWatch
 VOCAB_SIZE = 512
 
 
-def _runner(path: str, dtype: str = "float32", **overrides: int) -> ModelRunner:
+def _runner(path: str, dtype: str = "float32", **overrides: Any) -> ModelRunner:
     fields = {"max_model_len": 512, "kv_cache_tokens": 4096, "block_size": 16, "num_threads": 1}
     return ModelRunner(EngineConfig(model_path=path, dtype=dtype, **(fields | overrides)))
 

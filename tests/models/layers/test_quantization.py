@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -144,7 +145,7 @@ def test_a_generic_model_is_rounded_in_place_and_keeps_its_embedding():
     assert not torch.equal(out, expected)
 
 
-def _config(path: str, **overrides: object) -> EngineConfig:
+def _config(path: str, **overrides: Any) -> EngineConfig:
     return EngineConfig(
         model_path=path,
         **{"max_model_len": 256, "num_threads": 1, "dtype": "float32", **overrides},

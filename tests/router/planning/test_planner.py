@@ -45,8 +45,9 @@ def choose(forecasts: list[DraftForecast], costs: LinearCosts, others: Others = 
     """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
     plain = plain_plan(len(forecasts), costs, others, RUN_ON)
     drafting = best_drafting_plan(forecasts, costs, others)
-    pays = drafting is not None and drafting.tokens_per_ms > plain.tokens_per_ms
-    return drafting if pays else plain
+    if drafting is None or drafting.tokens_per_ms <= plain.tokens_per_ms:
+        return plain
+    return drafting
 
 
 def rate_together(
