@@ -16,6 +16,7 @@ import torch
 
 from models.config import DtypeName, EngineConfig
 from models.engine.runner import ModelRunner
+from models.kv.block_pool import BlockPool, BlockTable
 from models.kv.rows import SequenceRows
 from models.protocol.messages import Open, Sampling
 from models.protocol.token_sequence import TokenSequence
@@ -297,3 +298,13 @@ class Walk:
 def _sequence(rows: PlannedRows) -> SequenceRows:
     token_ids = rows.session.tokens.ids[rows.start : rows.start + rows.num_rows]
     return SequenceRows(rows.session.table, rows.start, token_ids, rows.num_logits)
+
+
+def fork(pool: BlockPool, table: BlockTable, num_tokens: int) -> BlockTable:
+    """A new table with the whole blocks within the first `num_tokens` tokens of `table`.
+
+    So have sessions tables that found the same prefix in the cache.
+    """
+    forked = pool.new_table()
+    forked.adopt(0, table.block_ids[: num_tokens // pool.block_size])
+    return forked

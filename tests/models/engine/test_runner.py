@@ -11,7 +11,7 @@ from models.config import EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.block_pool import OutOfBlocks
 from models.layers.linear import can_pack
-from tests.cases.shared_tables import fork
+from tests.cases.cache_walk import fork
 from tests.harness.kv_memory import kv_bytes
 from tests.harness.sync_watch import SyncWatch
 

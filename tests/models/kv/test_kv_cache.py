@@ -5,7 +5,7 @@ import random
 import pytest
 
 from models.kv.block_pool import BlockPool, BlockTable, OutOfBlocks
-from tests.cases.shared_tables import fork
+from tests.cases.cache_walk import fork
 
 
 def test_resize_grows_and_shrinks_by_whole_blocks():
