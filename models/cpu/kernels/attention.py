@@ -45,9 +45,20 @@ from models.cpu.kernels.lanes import (
     write_float,
 )
 from models.cpu.kernels.mixing import mix
-from models.cpu.kernels.parameters import WORD, get
+from models.cpu.kernels.parameters import (
+    BLOCK_IDS,
+    NUM_COMMON,
+    NUM_TASKS,
+    TAKEN,
+    TASKS,
+    THREADS_BEGUN,
+    WORD,
+    get,
+    of_pass,
+    rows_at,
+)
 
-# Parameters. Those of a layer first, then those of each pass.
+# Parameters.
 (
     KEYS,  # [blocks, K, D, B] of the layer
     VALUES,  # [blocks, K, B, D]
@@ -61,18 +72,13 @@ from models.cpu.kernels.parameters import WORD, get
     SINKS,  # [H] float32; 0: none
     SCRATCH,  # of the first thread
     SCRATCH_BYTES,  # of each thread
-    THREADS_BEGUN,  # 0
-    TASKS_TAKEN,  # 0
-    TASKS,  # [tasks, 4] int64: first row, rows, position of the first, place in the block ids
-    NUM_TASKS,
-    BLOCK_IDS,  # int64
-    QUERY,  # the first row's first head
+    QUERY,  # field of rows that begin with the first head
     ROW_STRIDE,  # of the queries, in numbers
     HEAD_STRIDE,
-    OUT,  # [R, H, D]
-) = range(21)
-NUM_PARAMETERS = 21
-TASK_FIELDS = 4
+    TARGET,  # field of [R, H, D]
+) = range(NUM_COMMON, NUM_COMMON + 16)
+NUM_PARAMETERS = NUM_COMMON + 16
+TASK_FIELDS = 4  # first row, rows, position of the first, place in the block ids
 
 _FLOAT_BYTES = 4
 _VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES
@@ -105,7 +111,7 @@ def _start_task(
     for vector in range(num_vectors):
         row, head = first_row + vector // num_groups, key_head * num_groups + vector % num_groups
         place = row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE)
-        query = get(parameters, QUERY) + num_bytes(like) * place
+        query = rows_at(parameters, QUERY) + num_bytes(like) * place
         store(totals + _VECTOR_BYTES * vector, zero, FLOAT32)
         write_float(tops + _VECTOR_BYTES * vector, _NO_SCORE)
         for d in range(0, head_dim, NUM_LANES):
@@ -226,7 +232,7 @@ def _finish_vector(
         factor = splat(_ONE / weight)
     head_dim = get(parameters, HEAD_DIM)
     place = (row * get(parameters, NUM_HEADS) + head) * head_dim
-    out = get(parameters, OUT) + num_bytes(like) * place
+    out = rows_at(parameters, TARGET) + num_bytes(like) * place
     for d in range(0, head_dim, NUM_LANES):
         scaled = mul(load(sums + _FLOAT_BYTES * d, FLOAT32), factor)
         store(out + num_bytes(like) * d, scaled, like)
@@ -236,7 +242,7 @@ def _finish_vector(
 def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: np.generic) -> None:
     first_row, num_rows = read_int(task), read_int(task + WORD)
     position = read_int(task + 2 * WORD)
-    block_ids = get(parameters, BLOCK_IDS) + WORD * read_int(task + 3 * WORD)
+    block_ids = of_pass(parameters, BLOCK_IDS) + WORD * read_int(task + 3 * WORD)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
     head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
     window = get(parameters, WINDOW)
@@ -268,10 +274,10 @@ def _attend(parameters: int, like: np.generic) -> None:
     scratch = get(parameters, SCRATCH) + thread * get(parameters, SCRATCH_BYTES)
     num_key_heads = get(parameters, NUM_KEY_HEADS)
     while True:
-        taken = take_next(parameters + WORD * TASKS_TAKEN)
-        if taken >= get(parameters, NUM_TASKS) * num_key_heads:
+        taken = take_next(parameters + WORD * TAKEN)
+        if taken >= of_pass(parameters, NUM_TASKS) * num_key_heads:
             break
-        task = get(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
+        task = of_pass(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
         _attend_task(parameters, task, taken % num_key_heads, scratch, like)
 
 
