@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -25,32 +24,16 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
+from loadtest.client.answers import Answer
+from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
 from loadtest.report.interleaved import interleave, median_ratio
-from loadtest.report.machine import ROOT
-from loadtest.report.record import crash_noted, head, told, write_json
 from loadtest.service.served import POD_ENVIRONMENT, Config, served
+from loadtest.trial import frame
 
-CONFIG = ROOT / "configs" / "smollm2.yaml"
 PLAIN = "plain"
 _PROMPTS = Path(__file__).with_name("kinds.json")
 _WAYS: dict[str, dict[str, Any]] = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, "adaptive": {}}
-_TIMEOUT_S = 300.0
 _WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One prompt's answer in one way; the time is the client's, the prompt's reading included."""
-
-    text: str
-    num_tokens: int
-    seconds: float
-    tokens_per_round: float  # of rounds with a draft; 1.0 where there was none
-
-    @property
-    def tokens_per_s(self) -> float:
-        """As the client sees it."""
-        return self.num_tokens / self.seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,13 +47,36 @@ class KindReport:
     tokens_per_round: dict[str, float]
 
 
-@dataclass(slots=True, kw_only=True)
-class Report:
+@dataclass(kw_only=True)
+class Report(frame.Report):
     """All that was found; `differing`: prompts whose text depended on the way."""
 
     kinds: list[KindReport] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
-    crash: str = ""
+
+    @property
+    def problems(self) -> list[str]:
+        """Texts that were not the same in every way."""
+        return [
+            f"the text of {one} depends on the way" for one in self.differing
+        ] + super().problems
+
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {
+            "kinds": [asdict(one) for one in self.kinds],
+            "differing": self.differing,
+            "crash": self.crash,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Tokens per second of each way, and times plain."""
+        yield f"{'kind':<12}" + "".join(f"{way:>20}" for way in _WAYS) + f"{'tokens a round':>17}"
+        for one in self.kinds:
+            cells = "".join(
+                f"{one.tokens_per_s[way]:>12.1f} ({one.ratio_to_plain[way]:4.2f}x)" for way in _WAYS
+            )
+            yield f"{one.kind:<12}{cells}{one.tokens_per_round['k=5']:>17.2f}"
 
 
 def read_prompts(path: Path = _PROMPTS) -> dict[str, list[str]]:
@@ -110,24 +116,7 @@ class Chats:
             "stream_options": {"include_usage": True},
             "speculation": _WAYS[way],
         }
-        pieces: list[str] = []
-        started_s = time.perf_counter()
-        usage: dict[str, Any] = {}
-        drafting: dict[str, Any] = {}
-        with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                raise RuntimeError(f"HTTP {response.status_code}: {response.read().decode()}")
-            for event in _events(response.iter_lines()):
-                usage = event.get("usage") or usage
-                drafting = (event.get("metrics") or {}).get("speculative_decoding") or drafting
-                for choice in event.get("choices") or ():
-                    pieces.append(choice["delta"].get("content") or "")
-        return Answer(
-            text="".join(pieces),
-            num_tokens=int(usage["completion_tokens"]),
-            seconds=time.perf_counter() - started_s,
-            tokens_per_round=float(drafting.get("mean_acceptance_length") or 1.0),
-        )
+        return complete(self._client, CHAT, body)
 
 
 @contextmanager
@@ -147,7 +136,7 @@ def chats_with(config: Path, model_path: str | None, threads: int) -> Iterator[C
 
     with (
         served(config, change=change, environment=POD_ENVIRONMENT) as service,
-        httpx.Client(base_url=service.base_url, timeout=_TIMEOUT_S) as client,
+        httpx.Client(base_url=service.base_url, timeout=READ_TIMEOUT_S) as client,
     ):
         yield Chats(client, names[0])
 
@@ -164,8 +153,8 @@ def measure_kind(
         if len({answer.text for given in answers.values() for answer in given}) != 1:
             report.differing.append(f"{kind} {number + 1}")
         for way, given in answers.items():
-            rates[way] += [answer.tokens_per_s for answer in given]
-            lengths[way] += [answer.tokens_per_round for answer in given]
+            rates[way] += [_tokens_per_s(answer) for answer in given]
+            lengths[way] += [_tokens_per_round(answer) for answer in given]
     report.kinds.append(
         KindReport(
             kind=kind,
@@ -179,68 +168,36 @@ def measure_kind(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the benchmark from the command line; exit status 1: a text was not the same."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(words)
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Serve, and measure kind after kind."""
     kinds = {kind: texts[: arguments.prompts] for kind, texts in read_prompts().items()}
     kinds = {kind: kinds[kind] for kind in arguments.kinds or kinds}
-    report = Report()
-    violations: list[str] = []
-
-    def write() -> None:
-        if arguments.output is not None:
-            write_json(
-                arguments.output, {**head("loadtest.kinds", words, arguments), **asdict(report)}
-            )
-
-    with told(violations), crash_noted(report):
-        with chats_with(arguments.config, arguments.model_path, arguments.threads) as chats:
-            for way in _WAYS:  # what is made at the first pass is not measured
-                chats.ask(kinds[next(iter(kinds))][0], way, _WARM_UP_TOKENS)
-            for kind, texts in tqdm(kinds.items(), unit="kind"):
-                measure_kind(chats, kind, texts, arguments.tokens, arguments.repeats, report)
-                write()
-        violations += [f"the text of {one} depends on the way" for one in report.differing]
-        print_table(report)
-    write()
-    sys.exit(bool(violations))
+    with chats_with(arguments.config, arguments.model_path, arguments.threads) as chats:
+        for way in _WAYS:  # what is made at the first pass is not measured
+            chats.ask(kinds[next(iter(kinds))][0], way, _WARM_UP_TOKENS)
+        for kind, texts in tqdm(kinds.items(), unit="kind"):
+            measure_kind(chats, kind, texts, arguments.tokens, arguments.repeats, report)
 
 
-def print_table(report: Report) -> None:
-    """Tokens per second of each way, and times plain."""
-    print(f"{'kind':<12}" + "".join(f"{way:>20}" for way in _WAYS) + f"{'tokens a round':>17}")
-    for one in report.kinds:
-        cells = "".join(
-            f"{one.tokens_per_s[way]:>12.1f} ({one.ratio_to_plain[way]:4.2f}x)" for way in _WAYS
-        )
-        print(f"{one.kind:<12}{cells}{one.tokens_per_round['k=5']:>17.2f}")
+def _tokens_per_s(answer: Answer) -> float:
+    """As the client sees it, the prompt's reading included."""
+    return answer.num_completion_tokens / (answer.ended_s - answer.began_s)
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        data = line.removeprefix("data: ")
-        if data == line or data == "[DONE]":
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise RuntimeError(f"the stream ended with {event['error']}")
-        yield event
+def _tokens_per_round(answer: Answer) -> float:
+    """Of rounds with a draft; 1.0 where there was none."""
+    return float(answer.speculation.get("mean_acceptance_length") or 1.0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.kinds", description=(__doc__ or "").split("\n", maxsplit=1)[0]
-    )
-    parser.add_argument("--config", type=Path, default=CONFIG, help="a Serve config of ours")
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = frame.trial_parser("loadtest.kinds", __doc__, config="smollm2.yaml")
     parser.add_argument("--model-path", help="in place of the config's target")
     parser.add_argument("--kinds", nargs="+", choices=sorted(read_prompts()), help="default: all")
     parser.add_argument("--prompts", type=_positive, default=3, help="of each kind, at most")
     parser.add_argument("--tokens", type=_positive, default=96, help="of each answer, at most")
     parser.add_argument("--repeats", type=_positive, default=2, help="of each prompt in each way")
     parser.add_argument("--threads", type=_positive, default=1, help="of the target")
-    parser.add_argument("--output", type=Path, help="JSON file, written after every kind")
-    return parser
+    return parser.parse_args(argv)
 
 
 def _positive(text: str) -> int:
@@ -249,5 +206,10 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench from the command line; exit status 1: a text was not the same."""
+    return frame.run_trial("loadtest.kinds", _parse, run, Report(), argv)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

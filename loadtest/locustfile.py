@@ -15,11 +15,8 @@ versions. An API key is taken from the environment, OUTRIDER_API_KEY.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
-import os
 import random
-import shlex
 import sys
 import time
 from argparse import Namespace
@@ -33,16 +30,16 @@ from locust.clients import HttpSession
 from locust.env import Environment
 from locust.exception import StopUser
 
-from loadtest.client.answers import Judge, StreamedAnswer
+from loadtest.client.answers import Answer, check_asked
+from loadtest.client.http import CHAT, READ_TIMEOUT_S, key_headers
 from loadtest.client.shapes import Ramp, Spike, read_trace
-from loadtest.client.workload import MIX, NUM_DISTINCT, Request, Workload
-from loadtest.report.machine import describe_machine
+from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Request, Workload
+from loadtest.report.record import head, write_json
 
 logger = logging.getLogger(__name__)
 
-PATH = "/v1/chat/completions"
+_SETTINGS = ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
 _KINDS = ("chat", "record", "shared", "bad")
-_TIMEOUT_S = 300.0  # to connect, and between two pieces of an answer; longer is a failure
 _TRACE_END_S = 300.0  # for the last answers of a trace
 
 
@@ -77,9 +74,8 @@ def _prepare(environment: Environment, **_: Any) -> None:
         record_max_tokens=options.record_max_tokens,
         shared_words=options.shared_words,
     )
-    environment.outrider_judge = Judge(  # type: ignore[attr-defined]
-        expects_same_text=not options.any_text
-    )
+    known: dict[str, Answer] | None = None if options.any_text else {}
+    environment.outrider_known = known  # type: ignore[attr-defined]
     environment.outrider_peak_users = 0  # type: ignore[attr-defined]
 
     def note_users(user_count: int, **_: Any) -> None:
@@ -96,53 +92,45 @@ def _prepare(environment: Environment, **_: Any) -> None:
 
 
 class Asker:
-    """Sends requests of a workload and tells locust how they went."""
+    """Sends requests of a workload and reports to locust how they went."""
 
     def __init__(self, environment: Environment, client: HttpSession) -> None:
         self._environment = environment
         self._client = client
-        self._key = os.environ.get("OUTRIDER_API_KEY", "none")
         self.workload: Workload = environment.outrider_workload  # type: ignore[attr-defined]
-        self._judge: Judge = environment.outrider_judge  # type: ignore[attr-defined]
+        self._known: dict[str, Answer] | None = environment.outrider_known  # type: ignore[attr-defined]
 
     def ask(self, request: Request, *, leave_after: int | None = None) -> None:
-        """Send one request and judge its answer; go away after `leave_after` lines of it."""
-        name = "cancelled chat" if leave_after is not None else request.kind
-        answer = StreamedAnswer(began_s=time.perf_counter())
+        """Send one request and check its answer; go away after `leave_after` lines of it."""
+        asking = Asking(request, leave_after)
+        answer = Answer(began_s=time.perf_counter())
         with self._client.post(
-            PATH,
+            CHAT,
             json=request.body,
-            headers={"authorization": f"Bearer {self._key}"},
-            name=name,
+            headers=key_headers(),
+            name=asking.name,
             stream=True,
-            timeout=_TIMEOUT_S,
+            timeout=READ_TIMEOUT_S,
             catch_response=True,
         ) as response:
-            if request.bad_field is not None:
-                complaint = self._judge.refusal_complaint(
-                    request, response.status_code, response.text or ""
-                )
-            elif response.status_code != 200:
-                complaint = f"status {response.status_code}: {(response.text or '')[:200]}"
-            else:
+            if response.status_code == 200:
                 self._read(response, answer, leave_after)
-                complaint = ""
-                if leave_after is None:
-                    complaint = self._judge.complaint(request, answer)
+            else:
+                answer.refuse(response.status_code, response.text or "")
             # locust's own time of a stream ends with its headers.
             whole_ms = (time.perf_counter() - answer.began_s) * 1e3
             response.request_meta["response_time"] = whole_ms
-            if complaint:
+            if complaint := check_asked(asking, answer, self._known):
                 response.failure(complaint)
                 return
             response.success()
         # Not by an event: locust's total, its requests per second and its charts are of requests.
         for figure, value in answer.figures().items():
-            entry = self._environment.stats.get(f"{name}: {figure}", "figure")
+            entry = self._environment.stats.get(f"{asking.name}: {figure}", "figure")
             entry.log(value, 0)  # type: ignore[arg-type]  # it rounds for its histogram itself
 
     @staticmethod
-    def _read(response: Any, answer: StreamedAnswer, leave_after: int | None) -> None:
+    def _read(response: Any, answer: Answer, leave_after: int | None) -> None:
         for number, line in enumerate(response.iter_lines()):
             answer.take(line.decode(), time.perf_counter())
             if leave_after is not None and number >= leave_after:
@@ -182,7 +170,7 @@ class ModelUser(HttpUser):
 
     @task(MIX["shared"])
     def shared(self) -> None:
-        """A question behind the shared prompt."""
+        """A question after the shared prompt."""
         self._asker.ask(self._asker.workload.shared(self._number()))
 
     @task(MIX["leave"])
@@ -260,12 +248,7 @@ def _summarise(environment: Environment, **_: Any) -> None:
         return
     stats = environment.stats
     content = {
-        "command": shlex.join(["locust", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "settings": {
-            key: getattr(options, key)
-            for key in ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
-        },
+        **head("locust", sys.argv[1:], {key: getattr(options, key) for key in _SETTINGS}),
         "peak_users": environment.outrider_peak_users,  # type: ignore[attr-defined]
         "num_requests": stats.total.num_requests,
         "requests": [
@@ -286,9 +269,7 @@ def _summarise(environment: Environment, **_: Any) -> None:
             for error in stats.errors.values()
         ],
     }
-    path = Path(options.summary)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(Path(options.summary), content)
 
 
 def _options(environment: Environment) -> Namespace:

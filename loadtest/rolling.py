@@ -26,8 +26,6 @@ import httpx
 
 from loadtest.client.cases import constrained_cases, free_cases
 from loadtest.client.streams import FaultLoad
-from loadtest.report.machine import ROOT
-from loadtest.report.record import crash_noted, head, write_json
 from loadtest.service.cluster import (
     DRAFT,
     ROUTER,
@@ -40,6 +38,8 @@ from loadtest.service.cluster import (
 )
 from loadtest.service.parts import FaultService
 from loadtest.service.served import Config
+from loadtest.trial import frame
+from loadtest.trial.watched import streams_running
 
 SETTLE_LIMIT_S = 400.0
 _STEADY_LIMIT_S = 120.0
@@ -131,14 +131,16 @@ def k_limit_is(base_url: str, limit: int, api_key: str = "") -> str:
     return ""
 
 
-def refusal_is_told(base_url: str) -> str:
-    """What shows that no router's metrics tell of a refused user_config."""
+def refusal_is_reported(base_url: str) -> str:
+    """What shows that no router's metrics report a refused user_config."""
     for _ in range(_ASKED):
         text = httpx.get(f"{base_url}/metrics", timeout=10).text
-        told = [line for line in text.splitlines() if line.startswith("outrider:user_config_ref")]
-        if told and told[0].endswith(" 1.0"):
+        refused = [
+            line for line in text.splitlines() if line.startswith("outrider:user_config_ref")
+        ]
+        if refused and refused[0].endswith(" 1.0"):
             return ""
-    return "no router's metrics tell of the refused user_config"
+    return "no router's metrics report the refused user_config"
 
 
 def _ask(base_url: str, k: int, api_key: str) -> httpx.Response:
@@ -156,21 +158,34 @@ def _ask(base_url: str, k: int, api_key: str) -> httpx.Response:
 # --- the command --------------------------------------------------------------------------------
 
 
-@dataclass
-class Report:
-    """What was found so far. Written whatever ends it."""
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What was found so far; violations are held at the end, or late."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     calm_s: dict[str, float] = field(default_factory=dict)  # longest waits before the first change
-    num_answers: int = 0
-    leftovers: list[str] = field(default_factory=list)
-    crash: str = ""
 
     @property
-    def is_clean(self) -> bool:
-        """Whether everything held that had to."""
-        problems = [problem for outcome in self.outcomes for problem in outcome.problems]
-        return not (problems or self.leftovers or self.crash) and bool(self.outcomes)
+    def problems(self) -> list[str]:
+        """Of all changes, and what is left at the end."""
+        found = [f"{o.change}: {problem}" for o in self.outcomes for problem in o.problems]
+        nothing = [] if self.outcomes else ["nothing was changed"]
+        return [*found, *nothing, *super().problems]
+
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {
+            "is_clean": self.is_clean,
+            "num_answers": self.num_answers,
+            "longest_wait_without_changes_s": self.calm_s,
+            "crash": self.crash,
+            "leftovers": self.violations,
+            "changes": [asdict(outcome) for outcome in self.outcomes],
+        }
+
+    def lines(self) -> list[str]:
+        """How much was asked."""
+        return [f"{self.num_answers} requests"]
 
 
 def first_config(path: Path, tensor_parallel_size: int) -> Config:
@@ -206,7 +221,7 @@ def changes(config: Config, base_url: str) -> list[tuple[str, Config, Check]]:
     then(
         "wrong limits",
         limits({"speculation": {"max_num_speculative_tokens": 5}, "max_sesions": 80}),
-        lambda: k_limit_is(base_url, 4) or refusal_is_told(base_url),
+        lambda: k_limit_is(base_url, 4) or refusal_is_reported(base_url),
     )
     then("the first limits", limits({}), lambda: k_limit_is(base_url, k_limit))
     then("a second draft", lambda changed: deployment(changed, "Draft").update(num_replicas=2))
@@ -233,44 +248,17 @@ def run(settings: argparse.Namespace, report: Report) -> None:
             service.wait_deployed(SETTLE_LIMIT_S)
             cases = [*free_cases(settings.streams), *constrained_cases(settings.streams)]
             load = FaultLoad(cluster.base_url, cases)
-            load.collect_references()
-            load.start()
-            try:
-                _roll_all(Roller(cluster, service, load), load, config, cluster.base_url, report)
-            except (RuntimeError, TimeoutError) as error:
-                report.crash = str(error)
-            finally:
-                load.stop()
-                report.num_answers = load.num_answers
-                report.leftovers += [f"late: {failure}" for failure in load.take_failures()]
-            report.leftovers += service.wait_freed(_FREED_LIMIT_S)
-
-
-def _roll_all(
-    roller: Roller, load: FaultLoad, config: Config, base_url: str, report: Report
-) -> None:
-    report.calm_s = load.measure_calm(_CALM_S, _STEADY_LIMIT_S)
-    for name, changed, check in changes(config, base_url):
-        outcome = roller.roll(name, changed, check)
-        report.outcomes.append(outcome)
-        print(outcome.line(), flush=True)
-
-
-def _write(settings: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
-    content = head("loadtest.rolling", words, settings) | {
-        "is_clean": report.is_clean,
-        "num_answers": report.num_answers,
-        "longest_wait_without_changes_s": report.calm_s,
-        "crash": report.crash,
-        "leftovers": report.leftovers,
-        "changes": [asdict(outcome) for outcome in report.outcomes],
-    }
-    write_json(settings.output, content)
+            with streams_running(load, report):
+                report.calm_s = load.measure_calm(_CALM_S, _STEADY_LIMIT_S)
+                roller = Roller(cluster, service, load)
+                for name, changed, check in changes(config, cluster.base_url):
+                    report.outcomes.append(roller.roll(name, changed, check))
+                    print(report.outcomes[-1].line(), flush=True)
+            report.violations += service.wait_freed(_FREED_LIMIT_S)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "prod.yaml")
+    parser = frame.trial_parser("loadtest.rolling", __doc__, config="prod.yaml")
     parser.add_argument("--streams", type=int, default=8, help="free ones, and as many constrained")
     parser.add_argument(
         "--tensor-parallel-size",
@@ -278,26 +266,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         default=1,
         help="ranks of the target, in place of the config's: here all share the same cores",
     )
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it from the command line; the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    settings = _parse(words)
-    report = Report()
-    try:
-        with crash_noted(report):
-            run(settings, report)
-    finally:
-        for leftover in [*report.leftovers, *filter(None, [report.crash])]:
-            print(f"FAILURE: {leftover}")
-        verdict = "every request completed with its text" if report.is_clean else "failed"
-        print(f"result: {report.num_answers} requests; {verdict}")
-        if settings.output is not None:
-            _write(settings, report, words)
-    return 0 if report.is_clean else 1
+    return frame.run_trial("loadtest.rolling", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.protocol.messages import DraftSource
+from models.backoff import Backoff
 
 _LONGEST_PAUSE = 8  # times the first pause
 
@@ -27,9 +27,9 @@ class SessionLimits:
     resend_interval_s: float = 2.0
     rejoin_interval_s: float = 0.5  # first pause between attempts to replace a lost part
 
-    def pause_s(self, num_pauses: int) -> float:
-        """The pause after `num_pauses` earlier ones: each twice the last, within a limit."""
-        return self.rejoin_interval_s * min(1 << num_pauses, _LONGEST_PAUSE)
+    def backoff(self) -> Backoff:
+        """The pauses between attempts to replace one part."""
+        return Backoff(self.rejoin_interval_s, _LONGEST_PAUSE * self.rejoin_interval_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,6 @@ class SpeculationLimits:
     num_speculative_tokens: int | None = None
     max_speculative_tokens: int = 8
     run_on_tokens: int = 32  # steps the target goes on alone where no draft is wanted at all
-    method: DraftSource | None = (
-        None  # None: the draft model where there is one, else prompt lookup
-    )
+    method: str | None = None  # who drafts, by name; None: the first drafter that is available
     prompt_lookup_min: int = 1  # shortest n-gram that prompt lookup matches
     prompt_lookup_max: int = 4  # longest; 0: no prompt lookup at all

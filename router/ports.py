@@ -3,6 +3,7 @@
 Upper seam, seen by `loop.py`, one object per session: `Drafter`, `Verifier`, `Constrainer`.
 `remote/draft.py`, `remote/target.py` and `remote/grammar.py` implement them over the protocol
 of `models/protocol/messages.py`; `drafters/ngram.py` or a scripted fake implements them without it.
+`DrafterTraits` is what planning, costs and statistics know of a drafter: they never ask its name.
 
 Lower seam, seen by `remote/engine.py` and `remote/grammar.py`: `Pool` hands out a `Lease`, a
 lease carries a `Channel`. ZMQ links under Ray Serve leases are one implementation, engines in the
@@ -11,14 +12,15 @@ same process another, a link that loses, doubles, delays and reorders messages a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Literal, Protocol, TypeVar
 
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
     DraftProbs,
-    DraftSource,
     EngineReply,
     EngineRequest,
     GrammarCommitted,
@@ -30,6 +32,34 @@ from models.protocol.token_sequence import TokenSequence
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_co = TypeVar("Reply_co", covariant=True)
+
+TaskClass = Literal["structured", "free", "creative"]  # under a grammar; free; at high temperature
+
+
+class DraftCost(Enum):
+    """What a session pays for a draft."""
+
+    FREE = "free"  # neither steps nor waits: a look-up in what the router holds
+    LOCAL = "local steps"  # steps that no other session shares and no link delays
+    REMOTE = "remote engine"  # steps of an engine that sessions share, and the way to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterTraits:
+    """What others must know of a drafter.
+
+    `prior_acceptance` is the probability that a token of its drafts is accepted, those before it
+    accepted, as long as nothing was observed.
+    """
+
+    name: str  # in requests, answers, metrics and config
+    cost: DraftCost
+    prior_acceptance: Mapping[TaskClass, float]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its drafts cost neither steps nor waits."""
+        return self.cost is DraftCost.FREE
 
 
 class Drafter(Protocol):
@@ -55,18 +85,13 @@ class Drafter(Protocol):
         """Whether it will never be ready again: the text has outgrown it."""
         ...
 
-    @property
-    def source(self) -> DraftSource:
-        """Who would draft now; the proposal says who did."""
-        ...
-
     async def close(self) -> None:
         """Free the session on the other side. Idempotent; never raises."""
         ...
 
 
 class Verifier(Protocol):
-    """Verifies drafts for one session and draws the target's own tokens."""
+    """Verifies drafts for one session and samples the target's own tokens."""
 
     def verify(
         self,
@@ -77,8 +102,8 @@ class Verifier(Protocol):
     ) -> AsyncGenerator[Verdict, None]:
         """Verify `draft` after the committed tokens, then up to `run_on` plain steps.
 
-        `draft_probs` are what the draft's tokens were drawn from (`rejection` only); without them
-        each token counts as chosen for certain, which is right for prompt lookup.
+        `draft_probs` are what the draft's tokens were sampled from, where the rule needs them;
+        without them each token counts as chosen for certain, which is right for prompt lookup.
 
         Yields the verdict on the draft (part 0), then one verdict for each plain step. The
         caller commits the tokens of a verdict before it asks for the next, and may stop early;
@@ -99,8 +124,17 @@ class Verifier(Protocol):
 class Constrainer(Protocol):
     """Guards the grammar of one session."""
 
+    async def open(self) -> None:
+        """Lease a replica and compile the grammar there.
+
+        Raises:
+            UnsupportedGrammar: the grammar is refused.
+            Unavailable: no replica answers.
+        """
+        ...
+
     async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
-        """Validate `tokens` behind the generated ones and commit them to the matcher.
+        """Validate `tokens` after the generated ones and commit them to the matcher.
 
         Raises:
             Unavailable: the constraint replica is lost and no other was to be had in time.

@@ -1,43 +1,45 @@
-"""One request's token logs and its sessions on target, draft and constraint service.
+"""One request's token sequences and its sessions on target, drafters and constraint service.
 
-Builds what the loop works with and frees it again. What sessions share is in `Services`.
+`open_session` makes what the loop works with and frees it again. What sessions share is in
+`Services`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from models.protocol.errors import UnsupportedGrammar
-from models.protocol.messages import DraftSource, Sampling
+from models.protocol.messages import Sampling
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.choice import FillInDrafter, choose_source, fixed_length
-from router.drafters.ngram import NgramDrafter
+from router.drafters.choice import choose_drafters, fixed_length
+from router.drafters.draft_model import POOL
+from router.drafters.drafting import Drafting
+from router.drafters.kind import DrafterContext, DrafterKind
+from router.drafters.side_by_side import SessionDrafters
+from router.guard import GrammarGuard, NoGrammar
 from router.limits import SessionLimits, SpeculationLimits
 from router.logprobs import LogprobsOutbox
-from router.loop import SessionParts
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.groups import RouterPlanner, Seat
-from router.planning.round_planner import (
-    DraftLengthPolicy,
-    FixedLength,
-    PlannedLength,
-    RoundPlanner,
-)
-from router.ports import ConstraintPool, Drafter, EnginePool
-from router.remote.draft import RemoteDrafter
+from router.planning.fixed import FixedPlanner
+from router.ports import ConstraintPool, EnginePool, TaskClass, Verifier
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
+from router.rounds import RoundWatch, SessionPlanner
 from router.stats import RoundStats
 from router.stops import StopChecker
 from router.types import Detokenizer, GenerationRequest
 
-_CREATIVE_TEMPERATURE = 1.1
+_CREATIVE_TEMPERATURE = 1.1  # above it samples leave what either model thinks likely
+_CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,49 +52,97 @@ class Services:
     speculation: SpeculationLimits = field(default_factory=SpeculationLimits)
     limits: SessionLimits = field(default_factory=SessionLimits)
     planner: RouterPlanner = field(default_factory=lambda: RouterPlanner(PassCosts()))
-    acceptance: dict[tuple[DraftSource, str], AcceptancePool] = field(default_factory=dict)
+    acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
+    closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
+
+    @property
+    def draft_pools(self) -> Mapping[str, EnginePool]:
+        """Engines to draft with, by the name of their deployment."""
+        return {} if self.draft_pool is None else {POOL: self.draft_pool}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One request on its way through the services.
+    """What one session's loop works with."""
+
+    committed: TokenSequence  # prompt and generated tokens
+    generated: TokenSequence  # generated tokens alone: the grammar's view
+    stops: StopChecker
+    drafting: Drafting
+    verifier: Verifier
+    guard: GrammarGuard | NoGrammar
+    watch: RoundWatch
+    logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
+
+
+@asynccontextmanager
+async def open_session(
+    request: GenerationRequest, services: Services, detokenizer: Detokenizer
+) -> AsyncGenerator[Session, None]:
+    """Open a session for a request, and free it everywhere on the way out.
+
+    The grammar is compiled first: a request with a bad one should touch no engine.
 
     Raises:
-        InvalidRequest: the request asks for a drafter or a grammar that this deployment has not.
+        InvalidRequest: the request asks for a drafter that this deployment has not.
+        UnsupportedGrammar: it asks for a grammar that is refused, or there is nobody to ask.
+        Unavailable: no constraint replica answers.
+    """
+    session = _Builder(request, services).session(detokenizer)
+    try:
+        await session.guard.open()
+        session.drafting.start()
+        yield session
+    finally:
+        await _close_in_time(session, services.closings)
+
+
+async def _close_in_time(session: Session, closings: set[asyncio.Task[None]]) -> None:
+    """Free the session, bounded in time, also while this task is being cancelled."""
+    session.watch.planner.leave()
+    closing = asyncio.create_task(_close(session), name="session-close")
+    closings.add(closing)
+    closing.add_done_callback(closings.discard)
+    try:
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await asyncio.shield(closing)
+    except TimeoutError:
+        closing.cancel()
+
+
+async def _close(session: Session) -> None:
+    parts = (session.drafting, session.verifier, session.guard)
+    await asyncio.gather(*(part.close() for part in parts), return_exceptions=True)
+
+
+class _Builder:
+    """Makes the parts of one session; they know each other only as far as they are handed in.
+
+    Raises:
+        InvalidRequest, UnsupportedGrammar: the request asks for what this deployment has not.
     """
 
     def __init__(self, request: GenerationRequest, services: Services) -> None:
         self._request = request
         self._services = services
-        self._stats = RoundStats()
         self._committed = TokenSequence(request.prompt_ids)
         self._generated = TokenSequence()
         own_ids = () if request.ignore_eos else request.eos_ids
         self._eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
-        self._grammar = self._grammar_session()
-        max_len = len(request.prompt_ids) + request.max_tokens
-        session = self._engine_session(services.target_pool, request.sampling, max_len)
-        self._target = RemoteVerifier(session, services.limits)
-        self._draft: RemoteDrafter | None = None
-        self._drafter = self._choose_drafter()
+        self._kinds = choose_drafters(
+            request.speculation, services.speculation, services.draft_pools
+        )
+        self._constrainer = self._new_constrainer()
 
-    async def start(self) -> None:
-        """Compile the grammar first: a request with a bad one should touch no engine.
-
-        Raises:
-            UnsupportedGrammar: the grammar is refused.
-            Unavailable: no constraint replica answers.
-        """
-        if self._grammar is not None:
-            asked_at = time.perf_counter()
-            await self._grammar.open()
-            self._stats.add_grammar(asked_at)
-        if self._draft is not None:
-            self._draft.start()
-
-    def parts(self, detokenizer: Detokenizer) -> SessionParts:
-        """What the loop works with."""
-        request = self._request
-        return SessionParts(
+    def session(self, detokenizer: Detokenizer) -> Session:
+        """Put the session together."""
+        request, services, stats = self._request, self._services, RoundStats()
+        verifier = RemoteVerifier(self._target_client(), services.limits)
+        watch = RoundWatch(stats, services.planner.costs, self._planner(verifier))
+        guard: GrammarGuard | NoGrammar = NoGrammar()
+        if self._constrainer is not None:
+            guard = GrammarGuard(self._constrainer, self._generated, stats)
+        return Session(
             committed=self._committed,
             generated=self._generated,
             stops=StopChecker(
@@ -103,12 +153,10 @@ class Session:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            planner=self._planner(),
-            costs=self._services.planner.costs,
-            stats=self._stats,
-            verifier=self._target,
-            drafter=self._drafter,
-            constrainer=self._grammar,
+            drafting=Drafting(self._drafters(), self._committed, watch),
+            verifier=verifier,
+            guard=guard,
+            watch=watch,
             logprobs=LogprobsOutbox(
                 len(request.prompt_ids),
                 is_asked=request.sampling.num_logprobs >= 0,
@@ -116,57 +164,7 @@ class Session:
             ),
         )
 
-    async def close(self) -> None:
-        """Free the session everywhere. Idempotent; never raises."""
-        closings = [
-            part.close()
-            for part in (self._drafter, self._target, self._grammar)
-            if part is not None
-        ]
-        await asyncio.gather(*closings, return_exceptions=True)
-
-    def _engine_session(
-        self, pool: EnginePool, sampling: Sampling, max_len: int = 0
-    ) -> EngineClient:
-        opening = OpenTemplate(
-            session_id=self._request.request_id,
-            sampling=sampling,
-            eos_ids=self._eos_ids,
-            prompt_len=len(self._request.prompt_ids),
-            cache_salt=self._request.cache_salt,
-            max_len=max_len,
-        )
-        return EngineClient(pool, opening, self._services.limits, self._grammar)
-
-    def _choose_drafter(self) -> Drafter | None:
-        services = self._services
-        source = choose_source(
-            self._request.speculation,
-            services.speculation,
-            has_draft_model=services.draft_pool is not None,
-        )
-        if source == "ngram":
-            return self._ngram_drafter()
-        if source is None or services.draft_pool is None:
-            return None
-        sampling = self._request.sampling  # who drafts is asked for no logprobs
-        sampling = msgspec.structs.replace(sampling, num_logprobs=-1, num_prompt_logprobs=-1)
-        session = self._engine_session(services.draft_pool, sampling)
-        self._draft = RemoteDrafter(session, services.limits, self._committed)
-        if services.speculation.prompt_lookup_max == 0:
-            return self._draft
-        return FillInDrafter(self._draft, self._ngram_drafter)
-
-    def _ngram_drafter(self) -> NgramDrafter:
-        allowed = self._services.speculation
-        return NgramDrafter(
-            self._request.request_id,
-            min_len=allowed.prompt_lookup_min,
-            max_len=allowed.prompt_lookup_max,
-            eos_ids=self._eos_ids,
-        )
-
-    def _grammar_session(self) -> RemoteConstrainer | None:
+    def _new_constrainer(self) -> RemoteConstrainer | None:
         request, services = self._request, self._services
         if request.grammar is None:
             return None
@@ -180,27 +178,60 @@ class Session:
             services.limits,
         )
 
-    def _planner(self) -> RoundPlanner:
-        allowed = self._services.speculation
-        fixed = fixed_length(self._request.speculation, allowed)
-        sources: tuple[DraftSource, ...] = ("draft_model", "ngram")
-        lengths: dict[DraftSource, DraftLengthPolicy]
-        if fixed is not None:
-            lengths = {source: FixedLength(fixed) for source in sources}
-            return RoundPlanner(lengths, allowed.run_on_tokens)
-        seat = self._services.planner.seat(lambda: self._target.replica)
-        lengths = {source: self._planned_length(seat, source) for source in sources}
-        return RoundPlanner(lengths, allowed.run_on_tokens, seat)
-
-    def _planned_length(self, seat: Seat, source: DraftSource) -> PlannedLength:
-        services, task_class = self._services, self._task_class()
-        pool = services.acceptance.setdefault(
-            (source, task_class), AcceptancePool(task_class, source)
+    def _drafters(self) -> SessionDrafters:
+        context = DrafterContext(
+            session_id=self._request.request_id,
+            committed=self._committed,
+            eos_ids=self._eos_ids,
+            speculation=self._services.speculation,
+            limits=self._services.limits,
+            engine=self._draft_client,
         )
-        max_length = services.speculation.max_speculative_tokens
-        return PlannedLength(seat, source, AcceptanceEstimate(pool), max_length)
+        return SessionDrafters([(kind.traits, partial(kind.make, context)) for kind in self._kinds])
 
-    def _task_class(self) -> str:
+    def _target_client(self) -> EngineClient:
+        max_len = len(self._request.prompt_ids) + self._request.max_tokens
+        return self._client(self._services.target_pool, self._request.sampling, max_len)
+
+    def _draft_client(self, pool: str) -> EngineClient:
+        # Of who drafts no logprobs are wanted.
+        sampling = msgspec.structs.replace(
+            self._request.sampling, num_logprobs=-1, num_prompt_logprobs=-1
+        )
+        return self._client(self._services.draft_pools[pool], sampling)
+
+    def _client(self, pool: EnginePool, sampling: Sampling, max_len: int = 0) -> EngineClient:
+        template = OpenTemplate(
+            session_id=self._request.request_id,
+            sampling=sampling,
+            eos_ids=self._eos_ids,
+            prompt_len=len(self._request.prompt_ids),
+            cache_salt=self._request.cache_salt,
+            max_len=max_len,
+        )
+        return EngineClient(pool, template, self._services.limits, self._constrainer)
+
+    def _planner(self, verifier: RemoteVerifier) -> SessionPlanner:
+        services, allowed = self._services, self._services.speculation
+        fixed = fixed_length(self._request.speculation, allowed)
+        if fixed is not None:
+            return FixedPlanner(fixed, allowed.run_on_tokens)
+        return PlannedSession(
+            services.planner,
+            {kind.name: self._estimate(kind) for kind in self._kinds},
+            lambda: verifier.replica,
+            max_length=allowed.max_speculative_tokens,
+            run_on=allowed.run_on_tokens,
+        )
+
+    def _estimate(self, kind: DrafterKind) -> AcceptanceEstimate:
+        task_class = self._task_class()
+        pool = self._services.acceptance.setdefault(
+            (kind.name, task_class), AcceptancePool(kind.traits.prior_acceptance[task_class])
+        )
+        return AcceptanceEstimate(pool)
+
+    def _task_class(self) -> TaskClass:
         if self._request.grammar is not None:
             return "structured"
         is_creative = self._request.sampling.temperature > _CREATIVE_TEMPERATURE

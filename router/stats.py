@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from models.protocol.messages import DraftSource, Timing
+from models.protocol.messages import Timing
 from router.types import SpeculationStats, TimeSplit
 
 
@@ -22,17 +22,17 @@ class RoundStats:
         self._num_rounds = 0
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
-        self._drafted_by: Counter[DraftSource] = Counter()
+        self._drafted_by: Counter[str] = Counter()
         self._draft_ms = self._verify_ms = self._mask_ms = self._queue_ms = 0.0
         self._link_ms = self._grammar_ms = self._emit_ms = 0.0
         self._waited_ms = 0.0
 
-    def add_draft(self, since: float, timing: Timing | None) -> None:
-        """A wait for a proposal, begun at `since`, is over.
+    def add_draft(self, elapsed_ms: float, timing: Timing | None) -> None:
+        """A wait for a proposal is over.
 
         `timing` is None when it failed or nobody else took part: the wait counts as drafting.
         """
-        elapsed_ms = self._wait_over(since)
+        self._waited_ms += elapsed_ms
         if timing is None:
             self._draft_ms += elapsed_ms
             return
@@ -46,9 +46,9 @@ class RoundStats:
         self._verify_ms += timing.pass_ms
         self._split(elapsed_ms, timing)
 
-    def add_acceptance(self, source: DraftSource, num_drafted: int, num_accepted: int) -> None:
-        """A round with a draft is over."""
-        self._drafted_by[source] += num_drafted
+    def add_acceptance(self, name: str, num_drafted: int, num_accepted: int) -> None:
+        """A round that the drafter `name` drafted for is over."""
+        self._drafted_by[name] += num_drafted
         self._per_step_drafted.append(num_drafted)
         self._per_step_accepted.append(num_accepted)
 

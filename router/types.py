@@ -6,22 +6,22 @@ one `Finished`. It knows no HTTP and no transport; pools and detokeniser are han
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from models.protocol.messages import DraftSource, Grammar, Sampling, TokenLogprobs
+from models.protocol.messages import Grammar, Sampling, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSettings:
-    """How one request wants to be drafted for; text and law are the same whatever it says."""
+    """How one request wants to be drafted for; the text keeps its distribution."""
 
     enabled: bool = True
     num_speculative_tokens: int | None = None  # fixed k; None: chosen live
-    drafter: DraftSource | None = None  # None: the deployment's choice
+    drafter: str | None = None  # by its name; None: the deployment's choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,15 @@ class Delta:
     not in an earlier delta (a character of several tokens is shown with the last of them), and
     the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
     (`models.protocol.packed_logprobs`).
+
+    `finish_reason` is set in the last delta of a text.
     """
 
     text: str
     token_ids: tuple[int, ...]
     shown: tuple[ShownToken, ...] = ()
     prompt_logprobs: tuple[bytes, ...] | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ class SpeculationStats:
     """What speculation did for one request. Counts in vLLM's terms (tokens, steps = rounds).
 
     `num_draft_tokens` counts those drafted and verified; `acceptance_histogram[a]` the rounds in
-    which a draft tokens stood, up to the longest draft, so that it has at least one entry.
+    which a draft tokens were accepted, up to the longest draft, so it has at least one entry.
     """
 
     num_rounds: int = 0  # every verify answered, plain steps included
@@ -104,7 +107,7 @@ class SpeculationStats:
     acceptance_histogram: tuple[int, ...] = (0,)
     per_step_drafted: tuple[int, ...] = ()
     per_step_accepted: tuple[int, ...] = ()
-    num_drafted_by: Mapping[DraftSource, int] = field(default_factory=dict)  # verified ones
+    num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
     time: TimeSplit = field(default_factory=TimeSplit)
 
     @property
@@ -155,8 +158,8 @@ class Generator(Protocol):
 
     def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer
-    ) -> AsyncIterator[Delta | Finished]:
-        """Run one request. `aclose()` on the iterator cancels it and frees it everywhere.
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        """Run one request. `aclose()` on the generator cancels it and frees it everywhere.
 
         Raises:
             ServingError: what the client is told; no `Finished` is yielded then.

@@ -1,19 +1,15 @@
-"""Tiny seeded random checkpoints, written once per run as ordinary HF directories; how runs end."""
+"""Tiny seeded random checkpoints, written once per run; by which clock tests wait; how runs end."""
 
 from __future__ import annotations
 
-import atexit
-import os
+import asyncio
 import sys
 from collections.abc import Callable
 
 import pytest
 
-_SESSION = pytest.StashKey[pytest.Session]()
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[_SESSION] = session
+from tests.harness.serve_end import end_router_loop
+from tests.harness.virtual_time import VirtualTimeLoop
 
 
 def pytest_collection_finish() -> None:
@@ -26,19 +22,18 @@ def pytest_collection_finish() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End here where Ray was used: all is reported, and what follows crashed one run in many.
+def pytest_sessionfinish() -> None:
+    """Nothing of Serve's may run in this process while the interpreter ends."""
+    end_router_loop()
 
-    `ray.shutdown` leaves threads behind (gRPC's, its own, and the event loop of Serve's handles),
-    and the interpreter would be taken apart under them (compare ray-project/ray#31145).
-    """
-    session = config.stash.get(_SESSION, None)
-    if "ray" in sys.modules and session is not None:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(int(session.exitstatus))
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Async tests run on the usual loop, or where they are marked so on one with virtual time."""
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual-time": VirtualTimeLoop}
+    return {"real-time": asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

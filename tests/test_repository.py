@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import tomllib
 from pathlib import Path
@@ -12,7 +13,7 @@ from setuptools import find_packages
 ROOT = Path(__file__).parent.parent
 TOP_LEVEL = {
     *("pyproject.toml", "deployments", "models", "router", "configs", "k8s", "loadtest", "tests"),
-    *("README.md", "LICENSE"),
+    *("README.md", "LICENSE", "constraints.txt"),
 }
 
 
@@ -44,17 +45,23 @@ def test_the_demo_pair_stays_small() -> None:
     assert sum(path.stat().st_size for path in pair) <= 45_000_000
 
 
-HOUSES = ("models", "router", "deployments", "loadtest")
+HOUSES = ("models", "router", "deployments", "loadtest")  # what is installed
 MAX_MODULES = 15  # of a folder, that it can be seen at a glance
+MAX_PRIVATES = 80  # places in tests that look into another object; each is a seam that is missing
+
+
+def folders_of(*tops: str) -> dict[Path, list[Path]]:
+    """Tracked modules by folder, of these folders of the top level."""
+    folders: dict[Path, list[Path]] = {}
+    for path in tracked():
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in tops:
+            folders.setdefault(path.parent, []).append(path)
+    return folders
 
 
 def source_folders() -> dict[Path, list[Path]]:
     """Tracked modules by folder, of what is installed."""
-    folders: dict[Path, list[Path]] = {}
-    for path in tracked():
-        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in HOUSES:
-            folders.setdefault(path.parent, []).append(path)
-    return folders
+    return folders_of(*HOUSES)
 
 
 def test_packages_reexport_nothing() -> None:
@@ -72,7 +79,7 @@ def test_every_folder_is_installed() -> None:
 
 
 def test_folders_hold_no_more_than_is_seen_at_a_glance() -> None:
-    for folder, modules in source_folders().items():
+    for folder, modules in folders_of(*HOUSES, "tests").items():
         names = [path.name for path in modules if path.name != "__init__.py"]
         assert len(names) <= MAX_MODULES, f"{folder.relative_to(ROOT)}: {sorted(names)}"
 
@@ -84,3 +91,20 @@ def test_source_files_stay_readable() -> None:
             limit = 600 if name.startswith("tests/") else 400
             num_lines = len(path.read_text(encoding="utf-8").splitlines())
             assert num_lines <= limit, f"{name} has {num_lines} lines, the limit is {limit}"
+
+
+def is_private(node: ast.AST) -> bool:
+    """Whether it is `x._y` of another object than `self`."""
+    if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+        return False
+    is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    return not (is_own or node.attr.startswith("__"))
+
+
+def test_tests_look_into_few_objects() -> None:
+    """A test that reads or sets `x._y` freezes what is inside."""
+    found = []
+    for path in (path for modules in folders_of("tests").values() for path in modules):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        found += [f"{path.name}: {ast.unparse(node)}" for node in nodes if is_private(node)]
+    assert len(found) <= MAX_PRIVATES, sorted(found)

@@ -1,7 +1,7 @@
-"""Several answers to one request: sessions beside each other, their events as one stream.
+"""Several answers to one request: sessions that run side by side, their events as one stream.
 
 Each of a request's prompts has `n` choices, in order: choice j of prompt i is number i * n + j. It
-is drawn with seed + j, whatever i is, so each prompt gets the answers that it gets alone.
+is sampled with seed + j, whatever i is, so each prompt gets the answers that it gets alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import msgspec
 
 from router.types import Delta, Finished, GenerationRequest, SpeculationStats, TimeSplit
 
-Items = AsyncGenerator[Delta | Finished, None]
-ChoiceItems = AsyncGenerator[tuple[int, Delta | Finished], None]
+ChoiceItems = AsyncGenerator[tuple[int, Delta | Finished], None]  # each with its choice's index
 
 _Queue = asyncio.Queue[tuple[int, Delta | Finished] | Exception | None]
 
@@ -32,8 +31,8 @@ def choices_of(
     Args:
         prompts: a request for each prompt, alike but for the prompt; ids are made from the first's.
         count: choices for each.
-        is_stream: a prompt's logprobs are asked for once, but in a stream, where no choice waits
-            for another.
+        is_stream: whether the answer is a stream. There every choice asks for the prompt's
+            logprobs, since none waits for another; else only the first of each prompt does.
     """
     head_id = prompts[0].request_id
     requests: list[GenerationRequest] = []
@@ -52,19 +51,18 @@ def choices_of(
     return requests
 
 
-async def merged(choices: Sequence[Items]) -> ChoiceItems:
-    """Items of all choices as they come, each with its choice's index.
+def merged(choices: Sequence[ChoiceItems]) -> ChoiceItems:
+    """Items of all choices as they come; of a single choice its own generator.
 
     The first error of any ends it. Closing it closes all choices.
     """
-    if len(choices) == 1:
-        async with aclosing(choices[0]) as items:
-            async for item in items:
-                yield 0, item
-        return
+    return choices[0] if len(choices) == 1 else _merge(choices)
+
+
+async def _merge(choices: Sequence[ChoiceItems]) -> ChoiceItems:
     queue: _Queue = asyncio.Queue(_NUM_AHEAD)
     tasks = [
-        asyncio.create_task(_pump(index, items, queue), name=f"choice-{index}")
+        asyncio.create_task(_pump(items, queue), name=f"choice-{index}")
         for index, items in enumerate(choices)
     ]
     try:
@@ -83,14 +81,14 @@ async def merged(choices: Sequence[Items]) -> ChoiceItems:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(index: int, items: Items, queue: _Queue) -> None:
+async def _pump(items: ChoiceItems, queue: _Queue) -> None:
     """Queue the items, then None or the error that ended them."""
     end: Exception | None = None
     try:
         async with aclosing(items):
-            async for item in items:
-                await queue.put((index, item))
-    except Exception as error:  # noqa: BLE001 - raised by who reads the queue
+            async for tagged in items:
+                await queue.put(tagged)
+    except Exception as error:  # noqa: BLE001 - raised by the reader of the queue
         end = error
     await queue.put(end)
 

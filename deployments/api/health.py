@@ -11,21 +11,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 from models.protocol.errors import Overloaded, ServingError
 from models.protocol.messages import Sampling
 from models.text.tokenizer import Tokenizer
-from router.types import (
-    Delta,
-    Finished,
-    GenerationRequest,
-    Generator,
-    SpeculationSettings,
-)
+from router.types import Finished, GenerationRequest, Generator, SpeculationSettings
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +107,7 @@ class HealthProbe:
             speculation=SpeculationSettings(enabled=False),
         )
         items = self._generator.generate(request, self._tokenizer.detokenizer())
-        async with aclosing(cast("AsyncGenerator[Delta | Finished, None]", items)):
+        async with aclosing(items):
             async for item in items:
                 if isinstance(item, Finished):
                     return True, "ok"

@@ -12,10 +12,11 @@ the header `x-request-id`, the client's own one where it sent a sane one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -23,7 +24,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deployments.api.bodies import parse
-from deployments.api.choices import Items, merged
+from deployments.api.choices import ChoiceItems, merged
 from deployments.api.edge import (
     Edge,
     answer_http_exception,
@@ -36,12 +37,12 @@ from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.kept import Kept
 from deployments.api.keys import ApiKeys, KeyGate
+from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
-from deployments.api.running import event_stream, first_item, whole_body
+from deployments.api.running import event_stream, first_item, run_choice, whole_body
 from deployments.api.schemas.answers import ModelCard, ModelList
-from deployments.api.schemas.grammar_fields import naming_field
 from deployments.api.schemas.openapi import OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
@@ -49,7 +50,7 @@ from deployments.api.writing.json_chunks import coalesced
 from deployments.api.writing.sse import ChunkedJson, EventStream
 from deployments.serve.instruments import CONTENT_TYPE
 from models.protocol.errors import DeadlineExceeded
-from router.types import GenerationRequest, Generator
+from router.types import Generator
 
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
 _INLINE_BODY_BYTES = 16_384
@@ -64,7 +65,9 @@ class HttpService:
 
     Attributes:
         model: what is served, and what may be asked of it.
-        generator: runs requests; admission included.
+        generator: runs requests.
+        slot: makes the right to run one choice, which is waited for on entering it.
+        sinks: what observers of choices report to, next to the request's log line.
         refuse_when_full: raises what a request that comes now would be refused with for want of
             room, before anything is done for it.
         health: answers GET /health.
@@ -80,6 +83,8 @@ class HttpService:
     model: ServedModel
     generator: Generator
     health: HealthProbe
+    slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    sinks: Sequence[Sink] = ()
     refuse_when_full: Callable[[], None] = lambda: None
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
@@ -212,8 +217,8 @@ class _Routes:
             is_stream=job.is_stream,
             num_prompts=job.num_prompts,
         )
-        items = record.watched(merged([self._choice(job, wanted) for wanted in job.requests]))
         num_choices = len(job.requests)
+        items = merged([self._choice(job, index, record) for index in range(num_choices)])
         if not job.is_stream:
             whole = whole_body(items, num_choices, job.writer)
             return self._whole(await until_disconnect(request, whole))
@@ -231,10 +236,16 @@ class _Routes:
             return json_response(chunks[0])
         return ChunkedJson(chunks, send_timeout_s=self._service.send_timeout_s)
 
-    def _choice(self, job: Job, request: GenerationRequest) -> Items:
-        detokenizer = self._service.model.tokenizer.detokenizer(job.after(request))
-        items = cast("Items", self._service.generator.generate(request, detokenizer))
-        return items if job.grammar_field is None else naming_field(items, job.grammar_field)
+    def _choice(self, job: Job, index: int, record: RequestRecord) -> ChoiceItems:
+        service, request = self._service, job.requests[index]
+        detokenizer = service.model.tokenizer.detokenizer(job.after(request))
+        return run_choice(
+            index,
+            service.generator.generate(request, detokenizer),
+            slot=service.slot(),
+            observer=ChoiceObserver(index, (record, *service.sinks)),
+            grammar_field=job.grammar_field,
+        )
 
 
 def _status(shape: BaseModel, status: int = 200) -> Response:

@@ -11,12 +11,12 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any
 
 from starlette.types import Scope
 
-from deployments.api.choices import ChoiceItems, finished_together
+from deployments.api.choices import finished_together
+from deployments.api.observer import CLIENT_GONE, Sink
 from models.protocol.errors import ConstraintViolation, ServingError
 from router.types import Finished, GenerationRequest
 
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 _SAFE_PARAM = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 
 
-class RequestRecord:
-    """What becomes of one HTTP request.
+class RequestRecord(Sink):
+    """What becomes of one HTTP request; the sink of its choices' observers.
 
     Args:
         request_id: its `x-request-id`.
@@ -65,18 +65,17 @@ class RequestRecord:
             "stream": is_stream,
         }
 
-    async def watched(self, items: ChoiceItems) -> ChoiceItems:
-        """The items of all choices, as they are."""
-        async with aclosing(items):
-            async for index, item in items:
-                if isinstance(item, Finished):
-                    self._ends[index] = item
-                elif self._first_token_s is None and item.token_ids:
-                    self._first_token_s = time.perf_counter()
-                yield index, item
+    def first_tokens(self, choice: int, after_s: float) -> None:
+        """See `Sink.first_tokens`. The line says when the first choice had tokens."""
+        if self._first_token_s is None:
+            self._first_token_s = time.perf_counter()
+
+    def finished(self, choice: int, end: Finished, after_s: float) -> None:
+        """See `Sink.finished`."""
+        self._ends[choice] = end
 
     def fail(self, error: Exception, status: int) -> None:
-        """The client is told of an error with this status."""
+        """The client is answered with an error of this status."""
         self._error = (error, status)
 
     def leave(self) -> None:
@@ -91,7 +90,7 @@ class RequestRecord:
             ends = [self._ends[index] for index in range(self._num_choices)]
             self._write_finished(finished_together(ends, self._num_prompts))
         elif self._num_choices or self._is_client_gone:
-            fields = {"finish_reason": "client_gone"}
+            fields = {"finish_reason": CLIENT_GONE}
             logger.info(
                 "request %s: client went away after %.2f s",
                 self.request_id,
@@ -145,10 +144,10 @@ class RequestRecord:
         if param is not None and _SAFE_PARAM.fullmatch(param) is None:
             param = None
         fields: dict[str, Any] = {"status": status, "code": code, "param": param}
-        if status >= 500:  # a fault of ours, told in our own words
-            # What broke a grammar is the completion's own text.
-            told = "" if isinstance(error, ConstraintViolation) else f": {error}"
-            fields["reason"] = f"{type(error).__name__}{told}"
+        if status >= 500:  # a fault of ours, whose message quotes no client
+            # But what broke a grammar is the completion's own text.
+            message = "" if isinstance(error, ConstraintViolation) else f": {error}"
+            fields["reason"] = f"{type(error).__name__}{message}"
             cause = None if isinstance(error, ServingError) else error
             logger.error(
                 "request %s failed (%d %s): %s",
@@ -158,5 +157,9 @@ class RequestRecord:
             )
             return
         level = logging.WARNING if status == 429 else logging.INFO
-        told = "request %s refused (%d %s)"
-        logger.log(level, told, self.request_id, status, code, extra=self._fields(fields))
+        logger.log(
+            level,
+            "request %s refused (%d %s)",
+            *(self.request_id, status, code),
+            extra=self._fields(fields),
+        )

@@ -21,6 +21,7 @@ from deployments.api.schemas.requests import (
 )
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Verification
+from models.protocol.rules import COUPLED
 from models.text.tokenizer import Tokenizer
 from router.types import GenerationRequest, SpeculationSettings
 
@@ -40,7 +41,7 @@ class ServedModel:
     max_stop_chars: int = 256  # each; text is held back up to this length
     max_choices: int = 8  # answers to one request, of all its prompts; each a session of its own
     max_logprob_entries: int = 262_144  # in one answer, see `logprob_limits.py`
-    verification: Verification = "coupled"  # when the request does not say
+    verification: Verification = COUPLED.name  # when the request does not say
 
     def check_name(self, name: str) -> None:
         """Check that a client means this model.

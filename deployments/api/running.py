@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 
 from deployments.api.choices import ChoiceItems
+from deployments.api.observer import ChoiceObserver
+from deployments.api.schemas.grammar_fields import naming_field
 from deployments.api.writing.sse import DONE, encode_events
 from deployments.api.writing.writers import Writer
 from models.protocol.errors import InternalError
 from router.types import Delta, Finished
+
+
+async def run_choice(
+    index: int,
+    items: AsyncGenerator[Delta | Finished, None],
+    *,
+    slot: AbstractAsyncContextManager[None],
+    observer: ChoiceObserver,
+    grammar_field: str | None,
+) -> ChoiceItems:
+    """Run one choice in its slot; the only generator between the router's and the answer's.
+
+    Args:
+        index: the choice's, within the request.
+        items: of the choice, not begun yet; closed in any case.
+        slot: the right to run, waited for before `items` begin and kept until they end.
+        observer: is shown all of it, the wait for the slot included.
+        grammar_field: the request's field that constrains the answer, for refusals.
+    """
+    async with aclosing(items):
+        with observer, naming_field(grammar_field):
+            async with slot:
+                async for item in items:
+                    observer.add(item)
+                    yield index, item
 
 
 async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> list[bytes]:

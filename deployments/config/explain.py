@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from deployments.config.memory import gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
+from router.drafters.choice import line_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,8 @@ def admission_notes(
 def drafting_notes(config: AppConfig) -> list[str]:
     """Whether texts may grow longer than the draft model can read."""
     speculation, draft = config.router.speculation, config.draft
-    if draft is None or not speculation.enabled or speculation.method == "ngram":
+    drafters = line_up(speculation.method, speculation.limits(), config.draft_pools)
+    if draft is None or not speculation.enabled or not any(kind.uses_pool for kind in drafters):
         return []
     limits = {"target.max_model_len": config.target.max_model_len}
     if config.router.max_model_len:
@@ -96,8 +98,8 @@ def drafting_notes(config: AppConfig) -> list[str]:
     name, longest = min(limits.items(), key=lambda item: item[1])
     if draft.max_model_len >= longest:
         return []
-    by_lookup = speculation.prompt_lookup_max > 0
-    what = "are drafted for by prompt lookup only" if by_lookup else "are not drafted for at all"
+    others = " and ".join(kind.label for kind in drafters if not kind.uses_pool)
+    what = f"are drafted for by {others} only" if others else "are not drafted for at all"
     return [
         f"draft.max_model_len {draft.max_model_len} is below {name} {longest}: sessions longer "
         f"than {draft.max_model_len} tokens {what}"
@@ -178,12 +180,14 @@ def _k_range(config: AppConfig) -> str:
     speculation = config.router.speculation
     if not speculation.enabled:
         return "0: nothing is drafted"
-    who = speculation.method or ("draft_model" if config.draft is not None else "ngram")
+    drafters = line_up(speculation.method, speculation.limits(), config.draft_pools)
+    if not drafters:
+        return "0: nobody is there to draft"
     limit, asked = speculation.max_num_speculative_tokens, speculation.num_speculative_tokens
     extent = f"adaptive, 0 to {limit}" if asked == "adaptive" else f"{asked}"
-    text = f"{extent}, drafted by {who}"
-    if who == "draft_model" and speculation.prompt_lookup_max > 0:
-        text += " (prompt lookup while it is away)"
+    text = f"{extent}, drafted by {drafters[0].name}"
+    if drafters[1:]:
+        text += f" ({' and '.join(kind.label for kind in drafters[1:])} while it is away)"
     return f"{text}; a request may ask for 0 to {limit}; {speculation.verification}"
 
 

@@ -15,12 +15,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from deployments.api.schemas.names import DrafterName, RuleName
 from deployments.config.dotted_keys import nested
 from deployments.config.grammar_service import GrammarServiceConfig
 from deployments.config.model_paths import resolve_folder, resolve_model
 from deployments.config.section import ByteSize, PositiveFloat, PositiveInt, Section
 from models.config import EngineConfig, check_quantization
 from models.protocol.messages import MAX_DRAFT_TOKENS
+from models.protocol.rules import COUPLED
+from router.drafters.draft_model import POOL
+from router.drafters.registry import DRAFTERS
+from router.limits import SpeculationLimits
 
 
 class ModelConfig(Section):
@@ -144,13 +149,13 @@ class SpeculationConfig(Section):
     enabled: bool = Field(
         default=True, description="False: never draft (k = 0), whatever is asked."
     )
-    method: Literal["draft_model", "ngram"] | None = Field(
+    method: DrafterName | None = Field(
         default=None,
         description="Who drafts; null: the draft model where there is one, else prompt lookup.",
     )
-    verification: Literal["coupled", "rejection"] = Field(
-        default="coupled",
-        description="How drafts are judged: coupled (a seed gives one text) or rejection.",
+    verification: RuleName = Field(
+        default=COUPLED.name,
+        description="How drafts are verified: coupled (a seed gives one text) or rejection.",
     )
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = Field(
         default=1, description="Shortest n-gram, in tokens, that prompt lookup matches."
@@ -181,9 +186,24 @@ class SpeculationConfig(Section):
             raise ValueError(
                 f"prompt_lookup_min must be at most prompt_lookup_max, {self.prompt_lookup_max}"
             )
-        if self.method == "ngram" and self.prompt_lookup_max == 0:
-            raise ValueError("method ngram needs a prompt_lookup_max of at least 1")
+        if self.method is not None:
+            kind = DRAFTERS[self.method]
+            if not kind.is_switched_on(self.limits()):
+                raise ValueError(f"method {kind.name} needs {kind.needs}")
         return self
+
+    def limits(self) -> SpeculationLimits:
+        """The same in the words of the router."""
+        asked = self.num_speculative_tokens
+        return SpeculationLimits(
+            enabled=self.enabled,
+            num_speculative_tokens=None if asked == "adaptive" else asked,
+            max_speculative_tokens=self.max_num_speculative_tokens,
+            run_on_tokens=self.run_on_tokens,
+            method=self.method,
+            prompt_lookup_min=self.prompt_lookup_min,
+            prompt_lookup_max=self.prompt_lookup_max,
+        )
 
 
 class TimeoutConfig(Section):
@@ -291,9 +311,17 @@ class AppConfig(Section):
 
     @model_validator(mode="after")
     def _check_method(self) -> AppConfig:
-        if self.router.speculation.method == "draft_model" and self.draft is None:
-            raise ValueError("router.speculation.method draft_model needs a draft section")
+        speculation = self.router.speculation
+        if speculation.method is not None:
+            kind = DRAFTERS[speculation.method]
+            if not kind.is_available(speculation.limits(), self.draft_pools):
+                raise ValueError(f"router.speculation.method {kind.name} needs {kind.needs}")
         return self
+
+    @property
+    def draft_pools(self) -> tuple[str, ...]:
+        """The deployments that have engines to draft with."""
+        return () if self.draft is None else (POOL,)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +28,11 @@ from deployments.config.schema import LinkConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.constraint.pipe import ConstraintConfig
 from deployments.constraint.workers import ConstraintWorkers
-from deployments.link.server import AsyncLinkServer, Peer
+from deployments.link.leases import LeaseBook, LeaseKey
+from deployments.link.server import LOOPBACK, AsyncLinkServer, Peer
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
-from deployments.serve.meters import RayMirror
+from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
 from models.protocol.messages import (
     ConstraintReply,
@@ -46,14 +47,7 @@ from models.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("ray.serve")
 
-_SWEEP_PERIOD_S = 2.0
 _METER_PERIOD_S = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class _SessionLease:
-    ended: asyncio.Event
-    last_seen_s: float
 
 
 class ConstraintReplica:
@@ -72,16 +66,16 @@ class ConstraintReplica:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._is_serving = False
         join_serve()
-        self._idle_timeout_s = service.lease_idle_timeout_s
-        self._leases: dict[str, _SessionLease] = {}
+        self._leases = LeaseBook(idle_timeout_s=service.lease_idle_timeout_s)
+        self._holders: dict[LeaseKey, asyncio.Event] = {}  # what they wait for: the lease's end
         self._meters = ConstraintMeters(
-            Meters({"model_name": model_name, "engine": "constraint"}, RayMirror())
+            Meters({"model_name": model_name, "engine": "constraint"}, ray_mirror)
         )
         self._workers = ConstraintWorkers(workers_config(service, model_path))
         logger.info("constraint: starting %d children", service.num_children)
         started_s = time.monotonic()
         await self._workers.start()
-        host = ray.util.get_node_ip_address() if link.host == "node" else "127.0.0.1"
+        host = ray.util.get_node_ip_address() if link.host == "node" else LOOPBACK
         self._server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(
             ConstraintRequest, self._on_messages, host=host, high_water_mark=link.high_water_mark
         )
@@ -99,18 +93,16 @@ class ConstraintReplica:
     async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant, None]:
         """Admit one session: yields where to send messages, then stays open with the lease."""
         self._server.allow(request.public_key)
-        lease = _SessionLease(asyncio.Event(), time.monotonic())
-        old = self._leases.get(request.session_id)
-        if old is not None:
-            old.ended.set()  # nobody else would ever end it
-        self._leases[request.session_id] = lease
+        key = (request.session_id, self._leases.grant(request.session_id))
+        ended = self._holders[key] = asyncio.Event()
+        self._settle()
         try:
             yield self._grant
-            await lease.ended.wait()
+            await ended.wait()
         finally:
-            if self._leases.get(request.session_id) is lease:
-                del self._leases[request.session_id]
-                self._forget(request.session_id)
+            del self._holders[key]
+            self._leases.release(*key)
+            self._settle()
 
     async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
         """Called by Serve at the start and when a `user_config` comes up, which is refused here.
@@ -154,22 +146,25 @@ class ConstraintReplica:
         await self._workers.stop()
 
     def _on_messages(self, peer: Peer, messages: list[ConstraintRequest]) -> None:
-        now_s = time.monotonic()
+        self._leases.touch(message.session_id for message in messages)
         for message in messages:
-            lease = self._leases.get(message.session_id)
-            if lease is not None:
-                lease.last_seen_s = now_s
             if isinstance(message, GrammarOpen):
-                if lease is None:
+                if message.session_id not in self._leases:
                     self._server.reply(peer, _no_lease(message))
                     continue
                 for public_key in message.peers:
                     self._server.allow(public_key)
             self._workers.submit(message, partial(self._server.reply, peer))
 
-    def _forget(self, session_id: str) -> None:
-        close = GrammarClose(session_id=session_id, epoch=self._grant.endpoint.epoch)
-        self._workers.submit(close, _ignore)
+    def _settle(self) -> None:
+        """End what holders wait for, and forget the grammars of sessions without a lease."""
+        ended = self._leases.ended()
+        for key in ended:
+            self._holders[key].set()
+        self._leases.acknowledge(ended)
+        for session_id in self._leases.take_freed():
+            close = GrammarClose(session_id=session_id, epoch=self._grant.endpoint.epoch)
+            self._workers.submit(close, _ignore)
 
     async def _meter(self) -> None:
         while True:
@@ -178,11 +173,9 @@ class ConstraintReplica:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(_SWEEP_PERIOD_S, self._idle_timeout_s / 2))
-            idle_since_s = time.monotonic() - self._idle_timeout_s
-            for lease in list(self._leases.values()):
-                if lease.last_seen_s < idle_since_s:
-                    lease.ended.set()
+            await asyncio.sleep(self._leases.sweep_period_s)
+            self._leases.end_idle()
+            self._settle()
 
 
 def workers_config(service: GrammarServiceConfig, model_path: str) -> ConstraintConfig:

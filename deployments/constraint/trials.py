@@ -3,13 +3,14 @@
 A grammar that was not served before is compiled in a process of its own first, twice at most. The
 first trial is short: `_FIRST_CPU_S` and a little for each byte, in which almost every ordinary
 grammar is done. One that is not gets a second trial, alone and fresh as the first, with all of
-`compile_cpu_s`; who fails that as well is refused, with what was measured, for `_REFUSED_S`.
+`compile_cpu_s`; a grammar that fails that as well is refused, with what was measured, for
+`_REFUSED_S`.
 
-First trials go in the order they came; at least one second trial runs behind `_FIRST_IN_A_ROW`
-of them. So a grammar waits for the short trials before it and one long one in each eight, and a
+First trials run in the order of their requests, and after `_FIRST_IN_A_ROW` of them one second
+trial. So a grammar waits for the short trials before it and one long one in each eight, and a
 slow grammar every few seconds takes no more than its own turn from others. At most `_MAX_SECOND`
-grammars wait for a second trial, and none waits for longer than `compile_timeout_s`: beyond, the
-answer is that it is not to be had now, which is nobody's fault.
+grammars wait for a second trial, and none waits for longer than `compile_timeout_s`: then the
+answer is that it cannot be served now, which is not the client's error.
 
 Knows no sessions and no processes: `send` is the way to the canary.
 """
@@ -17,13 +18,13 @@ Knows no sessions and no processes: `send` is the way to the canary.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
 from models.grammar.limits import NOUNS
+from models.lru import LruDict
 from models.protocol.messages import Grammar
 
 # Ordinary schemas: 1-10 ms, and 2-3 us a byte at most where they are large, on an idle core.
@@ -44,7 +45,6 @@ class Verdict:
 
 
 SERVED = Verdict()
-_T = TypeVar("_T")
 Then = Callable[[Verdict], None]
 
 
@@ -75,10 +75,10 @@ class Trials:
         self._send = send
         self._clock = clock
         # By digest: a grammar may have `max_schema_bytes`.
-        self._served: OrderedDict[bytes, None] = OrderedDict()
-        self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when
-        self._suspects: OrderedDict[bytes, float] = OrderedDict()  # ended a child, until when
-        self._slow: OrderedDict[bytes, None] = OrderedDict()  # did not finish a first trial
+        self._served: LruDict[bytes, None] = LruDict(_MAX_KNOWN)
+        self._refused: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_KNOWN)  # why, until when
+        self._suspects: LruDict[bytes, float] = LruDict(_MAX_KNOWN)  # ended a child, until when
+        self._slow: LruDict[bytes, None] = LruDict(_MAX_KNOWN)  # did not finish a first trial
         self._cases: dict[bytes, _Case] = {}  # all that have no verdict yet
         self._first: deque[bytes] = deque()
         self._second: deque[bytes] = deque()
@@ -92,7 +92,7 @@ class Trials:
         """The verdict on a grammar, where no trial is needed for it."""
         digest = _digest(grammar)
         if digest in self._served:
-            self._served.move_to_end(digest)
+            self._served.use(digest)
             return SERVED
         reason, until = self._refused.get(digest, ("", 0.0))
         if self._clock() < until:
@@ -136,7 +136,7 @@ class Trials:
         if tried.outcome == "costly" and not case.is_second:
             self._queue_second(digest)
         elif tried.outcome == "compiled":
-            _remember(self._served, digest, None)
+            self._served[digest] = None
             self._decide(digest, SERVED)
         elif tried.outcome == "failed":
             self._decide(digest, Verdict(tried.message))
@@ -155,7 +155,7 @@ class Trials:
             self._decide(digest, Verdict(reason))
 
     def end(self, reason: str) -> None:
-        """No more trials: answer all that wait."""
+        """Try no more grammars: all that wait are answered with `reason`."""
         self._running = None
         self._first.clear()
         self._second.clear()
@@ -163,7 +163,7 @@ class Trials:
             self._decide(digest, Verdict(reason))
 
     def check(self) -> None:
-        """Answer those that have waited for too long."""
+        """Answer the grammars that have waited for too long."""
         limit_s = self._config.compile_timeout_s
         late = self._clock() - limit_s
         for queue in (self._first, self._second):
@@ -176,16 +176,19 @@ class Trials:
                 self._decide(digest, Verdict(message))
 
     def suspect(self, grammar: Grammar, reason: str) -> bool:
-        """A child with sessions ended within this grammar; True when it is refused for it.
+        """Note that a child with sessions ended within this grammar.
 
-        Once may be chance, or the doing of what else was in that child: the grammar is tried
-        again. The second time within minutes it is refused for minutes.
+        Once may be chance, or caused by something else in that child: the grammar is tried again.
+        The second time within minutes it is refused for minutes.
+
+        Returns:
+            Whether it is refused now.
         """
         digest = _digest(grammar)
         self._served.pop(digest, None)
         now = self._clock()
         if self._suspects.get(digest, 0.0) <= now:
-            _remember(self._suspects, digest, now + _REFUSED_S)
+            self._suspects[digest] = now + _REFUSED_S
             return False
         noun = NOUNS[grammar.kind]
         self._refuse(
@@ -203,7 +206,7 @@ class Trials:
         return min(_FIRST_CPU_S + _FIRST_CPU_S_PER_BYTE * num_bytes, limit_s)
 
     def _queue_second(self, digest: bytes) -> None:
-        _remember(self._slow, digest, None)
+        self._slow[digest] = None
         if len(self._second) >= _MAX_SECOND:
             message = f"{len(self._second)} slow grammars wait for a trial, which is the limit"
             self._decide(digest, Verdict(message))
@@ -212,18 +215,11 @@ class Trials:
         self._second.append(digest)
 
     def _refuse(self, digest: bytes, reason: str) -> None:
-        _remember(self._refused, digest, (reason, self._clock() + _REFUSED_S))
+        self._refused[digest] = (reason, self._clock() + _REFUSED_S)
 
     def _decide(self, digest: bytes, verdict: Verdict) -> None:
         for then in self._cases.pop(digest).thens:
             then(verdict)
-
-
-def _remember(memory: OrderedDict[bytes, _T], digest: bytes, value: _T) -> None:
-    memory[digest] = value
-    memory.move_to_end(digest)
-    if len(memory) > _MAX_KNOWN:
-        memory.popitem(last=False)
 
 
 def _digest(grammar: Grammar) -> bytes:

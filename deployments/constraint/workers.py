@@ -1,13 +1,13 @@
 """The parent side of one constraint replica: children, routing, deadlines, respawn, blame.
 
-A session lives in the child its id hashes to. A grammar that was not served before is first tried
-by the canary, in a process of its own and within limits on CPU time and memory
-(`trials`): what a child with sessions compiles has been compiled before, and what it
-takes is known. Messages of a session wait while its grammar is tried, so they keep their order.
+A session lives in the child that its id hashes to. A grammar that was not served before is first
+tried by the canary, in a process of its own and within limits on CPU time and memory (`trials`):
+what a child with sessions compiles has been compiled before, and its cost is known. Messages of a
+session wait while its grammar is tried, so they keep their order.
 
-When a child ends, whatever it had not answered is answered as failed, its sessions are unknown
-in its successor, and the callers open and replay them: the parent keeps no tokens. A grammar
-within which children ended twice is refused by name, as the client's error, for some minutes.
+When a child ends, whatever it had not answered is answered as failed. Its successor does not know
+its sessions; the callers open and replay them, since the parent keeps no tokens. A grammar within
+which children ended twice is refused by name, as the client's error, for some minutes.
 
 Every request is answered exactly once (a close and a commit that came too late never are), on the
 event loop, also when the queue is full and when the service stops. Knows no sockets to the outside.
@@ -20,7 +20,6 @@ import contextlib
 import logging
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,9 @@ from functools import partial
 from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
 from deployments.constraint.process import CANARY, SESSIONS, ChildProcess, Death, Reply
 from deployments.constraint.trials import Trials, Verdict
+from models.backoff import Backoff
 from models.grammar.limits import SchemaLimits, check_size
+from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
     ConstraintReply,
@@ -73,10 +74,13 @@ class ConstraintWorkers:
     def __init__(self, config: ConstraintConfig) -> None:
         self._config = config
         self._schema_limits = SchemaLimits(max_schema_bytes=config.max_schema_bytes)
-        self._canary = config.num_children  # its index: behind those that hold sessions
+        self._canary = config.num_children  # its index: after those that hold sessions
         self._children: list[ChildProcess | None] = [None] * (config.num_children + 1)
-        self._backoff_s = [_FIRST_BACKOFF_S] * (config.num_children + 1)
-        self._grammars: OrderedDict[str, Grammar] = OrderedDict()  # by session, newest last
+        self._backoffs = [Backoff(_FIRST_BACKOFF_S, _LAST_BACKOFF_S) for _ in self._children]
+        # By session, newest last; more than all children can hold at once.
+        self._grammars: LruDict[str, Grammar] = LruDict(
+            2 * config.num_children * config.max_sessions
+        )
         self._trials = Trials(config, self._send_trial, time.monotonic)
         self._held: dict[str, list[tuple[ConstraintRequest, Reply]]] = {}  # while that goes on
         self._stats = ConstraintStats()
@@ -98,8 +102,13 @@ class ConstraintWorkers:
 
     @property
     def num_running(self) -> int:
-        """Children that run now, the canary included: `num_children + 1` when all is well."""
+        """The number of children that run now: `num_children`, and the canary, when all is well."""
         return sum(child is not None for child in self._children)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the children that run now: those that hold sessions in order, the canary last."""
+        return [child.pid for child in self._children if child and child.pid]
 
     async def start(self) -> None:
         """Start all children and wait until they are ready.
@@ -160,8 +169,8 @@ class ConstraintWorkers:
             self._reject(message, reply, _full(len(self._held)))
         else:
             self._held[message.session_id] = []
-            judge = partial(self._soon, self._judge, message, reply)
-            self._trials.submit(message.grammar, judge)
+            then = partial(self._soon, self._open_or_refuse, message, reply)
+            self._trials.submit(message.grammar, then)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -169,7 +178,7 @@ class ConstraintWorkers:
         return zlib.crc32(session_id.encode()) % self._config.num_children
 
     def _forward(self, message: ConstraintRequest, reply: Reply) -> None:
-        """To the child that holds the session."""
+        """Send a message to the child that holds its session."""
         self._remember(message)
         self._send(self._index(message.session_id), message, partial(self._deliver, reply))
 
@@ -189,8 +198,8 @@ class ConstraintWorkers:
         canary.send(trial, self._trials.take)
         return True
 
-    def _judge(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
-        """The grammar was tried: open the session, or refuse; then what has waited for it."""
+    def _open_or_refuse(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
+        """Open the session after the trial, or refuse it; then submit what waited for that."""
         if verdict.message:
             self._refuse(message, reply, verdict)
         else:
@@ -222,14 +231,11 @@ class ConstraintWorkers:
         asyncio.get_running_loop().call_soon(call, *arguments)
 
     def _remember(self, message: ConstraintRequest) -> None:
-        """Know each session's grammar, for the case that a mask or a commit ends the child."""
+        """Keep each session's grammar, for the case that a mask or a commit ends the child."""
         if isinstance(message, GrammarClose):
             self._grammars.pop(message.session_id, None)
         elif isinstance(message, GrammarOpen):
             self._grammars[message.session_id] = message.grammar
-            self._grammars.move_to_end(message.session_id)
-            if len(self._grammars) > 2 * self._config.num_children * self._config.max_sessions:
-                self._grammars.popitem(last=False)
 
     def _deliver(self, reply: Reply, answer: ConstraintReply) -> None:
         stats = self._stats
@@ -256,7 +262,7 @@ class ConstraintWorkers:
             self._stats.restarts += 1
             _log_death(index, death)
             if death.was_ready:
-                self._backoff_s[index] = _FIRST_BACKOFF_S
+                self._backoffs[index].reset()
             self._spawn_task(self._replace(index, wait=not death.was_ready))
 
     def _lose(self, index: int, death: Death) -> None:
@@ -304,9 +310,8 @@ class ConstraintWorkers:
         """Launch a successor; after a child that never became ready, wait longer each time."""
         while not self._stopping.is_set():
             if wait:
-                pause_s = self._backoff_s[index]
-                self._backoff_s[index] = min(2 * pause_s, _LAST_BACKOFF_S)
-                if await self._stops_within(pause_s):
+                self._backoffs[index].note_failure()
+                if await self._stops_within(self._backoffs[index].pause_s):
                     return
             child = self._new_child(index)
             try:
@@ -342,7 +347,7 @@ class ConstraintWorkers:
 
 
 def _log_death(index: int, death: Death) -> None:
-    """Whose message it was in, and not what grammar that is."""
+    """Log the session whose message the child died in, but not its grammar: a client wrote that."""
     culprit = getattr(death.culprit, "session_id", None)
     fields = {"child": index, "session_id": culprit, "num_unanswered": len(death.unanswered)}
     logger.warning("constraint child %d ended: %s", index, death.reason, extra=fields)

@@ -16,18 +16,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deployments.link.leases import LeaseBook, LeaseKey
 from models.engine.load import EngineLoad
 from models.protocol.messages import EngineReply, EngineRequest, Failed, Open, Propose, Verify
 
 logger = logging.getLogger(__name__)
 
 _MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
-_IDLE_SWEEP_S = 1.0  # idle sessions are looked for this often
 _LOOK_PERIOD_S = 0.5  # the engine's load is looked at this often; its own thread must do that
 # A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
 # that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
@@ -90,13 +89,6 @@ class EnginePort(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _SessionLease:
-    lease_id: int
-    last_seen_s: float
-    has_spoken: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class LoopStats:
     """Counters of a loop since its start."""
@@ -135,20 +127,19 @@ class EngineLoop:
     ) -> None:
         self._engine = engine
         self._port = port
-        self._idle_timeout_s = idle_timeout_s
         self._poll_s = poll_s
         self._clock = clock
         self._keep_alive = keep_alive
         self._stopping = threading.Event()
-        self._leases: dict[str, _SessionLease] = {}
-        self._num_leases = 0
-        self._to_close: deque[str] = deque()
-        self._ended: dict[tuple[str, int], None] = {}  # in order
-        self._lock = threading.Lock()
+        self._leases = LeaseBook(
+            idle_timeout_s=idle_timeout_s,
+            first_message_s=_FIRST_MESSAGE_S,
+            idle_s=engine.idle_s,
+            clock=clock,
+        )
         self._num_ticks = 0
         self._num_steps = 0
         self._step_started_s: float | None = None
-        self._next_sweep_s = 0.0
         self._look = (engine.load(), clock())  # replaced as a whole: other threads read it
 
     # --- from any thread
@@ -158,35 +149,21 @@ class EngineLoop:
 
         A lease that the session had ends: nobody else would ever end it.
         """
-        with self._lock:
-            old = self._leases.get(session_id)
-            if old is not None:
-                self._ended[session_id, old.lease_id] = None
-            self._num_leases += 1
-            self._leases[session_id] = _SessionLease(self._num_leases, self._clock())
-            return self._num_leases
+        return self._leases.grant(session_id)
 
     def release(self, session_id: str, lease_id: int) -> None:
         """End a lease and close its session, unless the session has a newer lease. Idempotent."""
-        with self._lock:
-            lease = self._leases.get(session_id)
-            if lease is None or lease.lease_id != lease_id:
-                return
-            del self._leases[session_id]
-            self._to_close.append(session_id)
+        self._leases.release(session_id, lease_id)
         self._port.wake()
 
-    def ended(self) -> list[tuple[str, int]]:
-        """(session id, lease id) of leases that ended by idling or by a newer one of the session,
-        and were not acknowledged yet."""
-        with self._lock:
-            return list(self._ended)
+    def ended(self) -> list[LeaseKey]:
+        """Leases that ended by idling or by a newer one of the session, and were not acknowledged
+        yet."""
+        return self._leases.ended()
 
-    def acknowledge(self, leases: Iterable[tuple[str, int]]) -> None:
-        """Stop telling these in `ended`. Idempotent."""
-        with self._lock:
-            for lease in leases:
-                self._ended.pop(lease, None)
+    def acknowledge(self, leases: Iterable[LeaseKey]) -> None:
+        """Drop these from `ended`. Idempotent."""
+        self._leases.acknowledge(leases)
 
     def stop(self) -> None:
         """Make `run` return soon. Idempotent."""
@@ -221,7 +198,7 @@ class EngineLoop:
         if self._keep_alive is not None:
             self._keep_alive()
         self._take(0.0 if self._engine.has_work else self._poll_s)
-        self._sweep()  # behind the messages: those of a long step must count
+        self._end_idle()  # after the messages: those that came during a long step must count
         self._look_at_load()
         if not self._engine.has_work:
             return
@@ -232,7 +209,7 @@ class EngineLoop:
         self._num_steps += 1
         if replies:
             self._port.send(replies)
-            self._touch(reply.session_id for _, reply in replies)
+            self._leases.touch(reply.session_id for _, reply in replies)
 
     def _form_batch(self) -> None:
         """Wait as long as the engine wants for sessions that are about to come back."""
@@ -246,7 +223,7 @@ class EngineLoop:
 
     def _take(self, timeout_s: float) -> None:
         messages = self._port.receive(timeout_s)
-        self._close_released()  # first: a session leased anew may be opening again right here
+        self._close_freed()  # first: a session leased anew may be opening again right here
         for sender, message in messages:
             if isinstance(message, Open) and message.session_id not in self._leases:
                 continue
@@ -261,48 +238,22 @@ class EngineLoop:
                 )
                 if isinstance(message, Propose | Verify):
                     self._port.send([(sender, _invalid(message, error))])
-            self._touch((message.session_id,))
+            self._leases.touch((message.session_id,))
 
-    def _touch(self, session_ids: Iterable[str]) -> None:
-        now_s = self._clock()
-        for session_id in session_ids:
-            lease = self._leases.get(session_id)
-            if lease is not None:
-                lease.last_seen_s = now_s
-                lease.has_spoken = True
-
-    def _sweep(self) -> None:
-        now_s = self._clock()
-        if now_s >= self._next_sweep_s:
-            self._next_sweep_s = now_s + min(_IDLE_SWEEP_S, self._idle_timeout_s / 2)
-            self._end_idle(now_s)
+    def _end_idle(self) -> None:
+        for session_id in self._leases.end_idle():
+            logger.info(
+                "session %s: idle, lease ended", session_id, extra={"session_id": session_id}
+            )
 
     def _look_at_load(self) -> None:
         now_s = self._clock()
         if now_s >= self._look[1] + _LOOK_PERIOD_S:
             self._look = (self._engine.load(), now_s)
 
-    def _close_released(self) -> None:
-        while self._to_close:
-            self._engine.close(self._to_close.popleft())
-
-    def _end_idle(self, now_s: float) -> None:
-        engine_idle_s = self._engine.idle_s()
-        with self._lock:
-            for session_id, lease in list(self._leases.items()):
-                idle_s = now_s - lease.last_seen_s
-                limit_s = self._idle_timeout_s
-                if not lease.has_spoken:
-                    limit_s = min(limit_s, _FIRST_MESSAGE_S)
-                if min(idle_s, engine_idle_s.get(session_id, idle_s)) > limit_s:
-                    del self._leases[session_id]
-                    self._to_close.append(session_id)
-                    self._ended[session_id, lease.lease_id] = None
-                    logger.info(
-                        "session %s: idle, lease ended",
-                        session_id,
-                        extra={"session_id": session_id},
-                    )
+    def _close_freed(self) -> None:
+        for session_id in self._leases.take_freed():
+            self._engine.close(session_id)
 
 
 def _invalid(message: Propose | Verify, error: Exception) -> Failed:

@@ -23,8 +23,9 @@ import zmq
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
 from deployments.link.frames import wait_readable
+from deployments.link.leases import LeaseKey
 from deployments.link.masks import LinkMaskSource
-from deployments.link.server import LinkServer, Peer
+from deployments.link.server import LOOPBACK, LinkServer, Peer
 from deployments.serve.logs import configure_rank
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
 
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EngineKind = Literal["draft", "target"]
-LeaseKey = tuple[str, int]  # session id, lease id
 
-LOOPBACK = "127.0.0.1"
+
 _NICENESS = 4  # above that of Ray's other processes, 15; 19 is the limit
 LOAD_TIMEOUT_S = 1800.0  # a large checkpoint from a slow disk; a dead rank is noticed at once
 
@@ -259,7 +259,7 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
     Raises:
         RuntimeError: another rank did not come.
     """
-    from models.parallel.ranks import TensorParallel
+    from models.parallel.ranks import RankWaits, TensorParallel
 
     if meeting.startswith("file:"):  # all on this node: gloo needs no other interface
         names = [name for _, name in socket.if_nameindex()]
@@ -269,10 +269,12 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
         world_size,
         meeting,
         device=model.device,
-        load_timeout_s=LOAD_TIMEOUT_S,
-        step_timeout_s=model.step_timeout_s,
-        # By then the coordinator has ended a group whose leader stands still.
-        idle_timeout_s=model.step_timeout_s + model.stall_timeout_s,
+        waits=RankWaits(
+            load_s=LOAD_TIMEOUT_S,
+            step_s=model.step_timeout_s,
+            # By then the coordinator has ended a group whose leader stands still.
+            idle_s=model.step_timeout_s + model.stall_timeout_s,
+        ),
     )
 
 

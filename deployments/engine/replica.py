@@ -31,11 +31,12 @@ from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport
-from deployments.engine.rank import EngineKind, LeaseKey, RankReport
+from deployments.engine.rank import EngineKind, RankReport
 from deployments.engine.rank_group import RankGroup
+from deployments.link.leases import LeaseKey
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import is_json, join_serve
-from deployments.serve.meters import RayMirror
+from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
 from models.gguf.folder import source_of
 from models.protocol.messages import LeaseGrant, LeaseRequest
@@ -70,7 +71,7 @@ class EngineReplica:
         self._released: set[LeaseKey] = set()  # to be told to the leader
         self._has_released = asyncio.Event()
         self._is_stopping = False
-        self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, RayMirror()))
+        self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, ray_mirror))
         self._report = EngineReport()
         self._ranks = RankGroup(kind, model, link, self._note_stats, logs_json=is_json())
         self._is_serving = False

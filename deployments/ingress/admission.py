@@ -1,47 +1,44 @@
 """How many sessions one router runs at once, how many may wait for that, and for how long.
 
-Wraps a `Generator` and is one. First come, first served; full is answered at once with
-`Overloaded`, so that a client or a balancer can try elsewhere.
+First come, first served; a request for which there is no room is refused at once with
+`Overloaded`, so that a client or a load balancer can try elsewhere.
 
-Full is also a queue that is too slow: whoever would most likely wait in vain is better told at once
-than after the wait. By Little's law a place becomes free every (mean length of a session) /
-`max_sessions`, so the wait of a newcomer is known well enough: it is turned away when that is more
-than half the longest wait. Half, because lengths vary, and who is let in should rarely be turned
-away after all. Until a session has ended nothing is known, and only the queue's length counts. The
-first in the queue is always let in, or an unlucky mean would keep a free place empty.
+A queue that is too slow counts as full too: a request that would most likely wait in vain is
+refused before the wait and not after it. By Little's law a place becomes free every (mean length
+of a session) / `max_sessions`, so the wait of a newcomer is known well enough. Example: sessions
+take 10 s, 2 run at once, so one ends every 5 s; a newcomer to a queue of 3 expects 20 s. It is
+refused when that is more than half the longest wait: half, because lengths vary, and an admitted
+request should rarely time out in the queue after all. Until a session has ended nothing is known,
+and only the queue's length counts. The first in the queue is always admitted, or an unlucky mean
+would keep a free place empty.
 
-When most are turned away, that must cost little: `refuse_when_full` is asked before anything is
-done for a request.
+When most requests are refused, a refusal must cost little: `refuse_when_full` is asked before
+anything is done for a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from typing import cast
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from models.protocol.errors import Overloaded
-from router.types import Delta, Detokenizer, Finished, GenerationRequest, Generator
 
 
-class AdmittingGenerator:
-    """Admits sessions to `generator`, within bounds.
+class AdmissionControl:
+    """Bounds on running and waiting sessions.
 
     Args:
-        generator: what runs the sessions.
         max_sessions: sessions that run at once.
         max_queued: sessions that may wait.
         queue_wait_s: seconds one may wait.
         clock: seconds, monotonic.
-        on_load: told how many run and wait, whenever that changes.
+        on_load: called with how many run and wait, whenever that changes.
     """
 
     def __init__(
         self,
-        generator: Generator,
         *,
         max_sessions: int,
         max_queued: int,
@@ -49,39 +46,39 @@ class AdmittingGenerator:
         on_load: Callable[[int, int], None] = lambda num_running, num_waiting: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._generator = generator
         self._slots = asyncio.Semaphore(max_sessions)
         self._max_sessions = max_sessions
         self._max_queued = max_queued
         self._queue_wait_s = queue_wait_s
         self._on_load = on_load
-        self._num_excess = 0  # places that go when their sessions end
+        self._num_excess = 0  # slots that vanish when their sessions end
         self._clock = clock
         self._session_s: float | None = None  # moving mean of how long sessions run
         self.num_queued = 0
         self.num_running = 0
-        self.last_item_s = -math.inf  # time.monotonic when any session last got something
 
-    async def generate(
-        self, request: GenerationRequest, detokenizer: Detokenizer
-    ) -> AsyncGenerator[Delta | Finished, None]:
-        """See `generation.Generator.generate`.
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it within the block.
 
         Raises:
             Overloaded: as many sessions as may wait are waiting, or the wait was too long.
         """
-        async with self._slot():
-            items = self._generator.generate(request, detokenizer)
-            async with aclosing(cast("AsyncGenerator[Delta | Finished, None]", items)):
-                async for item in items:
-                    self.last_item_s = time.monotonic()
-                    yield item
+        await self._acquire()
+        self._count(running=1)
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._note_end(self._clock() - began_s)
+            self._count(running=-1)
+            self._free_slot()
 
     def refuse_when_full(self) -> None:
-        """Say now what `generate` would say of a request that came now.
+        """Raise what `slot` would raise at once for a session that came now.
 
         Raises:
-            Overloaded: it would be turned away at once.
+            Overloaded: it would be refused without a wait.
         """
         if not self._slots.locked():
             return
@@ -101,9 +98,9 @@ class AdmittingGenerator:
             )
 
     async def set_limits(self, *, max_sessions: int, max_queued: int, queue_wait_s: float) -> None:
-        """Other limits from now on. Whoever runs or waits goes on, also beyond them."""
+        """Apply other limits from now on. Sessions that run or wait go on, also beyond them."""
         for _ in range(self._max_sessions, max_sessions):
-            self._give_back()
+            self._free_slot()
         self._num_excess += max(self._max_sessions - max_sessions, 0)
         while self._num_excess and not self._slots.locked():
             await self._slots.acquire()  # at once
@@ -112,34 +109,22 @@ class AdmittingGenerator:
         self._max_queued = max_queued
         self._queue_wait_s = queue_wait_s
 
-    def _give_back(self) -> None:
-        """One place more, for whoever waits, unless there are too many."""
+    def _free_slot(self) -> None:
+        """Pass a slot to the next session that waits, unless there are too many slots."""
         if self._num_excess:
             self._num_excess -= 1
         else:
             self._slots.release()
 
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        await self._acquire()
-        self._count(running=1)
-        began_s = self._clock()
-        try:
-            yield
-        finally:
-            self._note_end(self._clock() - began_s)
-            self._count(running=-1)
-            self._give_back()
-
     def _note_end(self, session_s: float) -> None:
-        """The mean forgets within about as many sessions as run at once."""
+        """Update the mean, which forgets within about as many sessions as run at once."""
         if self._session_s is None:
             self._session_s = session_s
         else:
             self._session_s += (session_s - self._session_s) / (1 + self._max_sessions)
 
     def _expected_wait_s(self) -> float:
-        """Of a newcomer behind those who wait; 0 while nothing is known."""
+        """The wait of a newcomer at the end of the queue; 0 while nothing is known."""
         return (self.num_queued + 1) * (self._session_s or 0.0) / self._max_sessions
 
     def _count(self, *, running: int = 0, waiting: int = 0) -> None:

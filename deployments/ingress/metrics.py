@@ -1,30 +1,22 @@
 """What a router measures of its requests, under vLLM's names where vLLM has one.
 
-Wraps a `Generator` and is one. Names and units as in vLLM's production metrics, so that its
-dashboards and tools work unchanged; what vLLM has no word for begins with `outrider:`.
+The metrics are a sink of the observers of choices (`api.observer`). Names and units are those of
+vLLM's production metrics, so that its dashboards and tools work unchanged; what vLLM has no word
+for begins with `outrider:`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import fields
-from typing import cast
 
+from deployments.api.observer import Sink
 from deployments.serve.instruments import Meters
-from models.protocol.errors import ServingError
-from router.types import (
-    Delta,
-    Detokenizer,
-    Finished,
-    GenerationRequest,
-    Generator,
-    SpeculationStats,
-    TimeSplit,
-)
+from router.types import Finished, SpeculationStats, TimeSplit
 
 # Upper bounds, seconds and tokens. A first token may wait for a queue, later ones rarely do.
 _FIRST_TOKEN_S = (
@@ -37,24 +29,15 @@ _REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 6
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _DRAFT_LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 
-CLIENT_GONE = "client_gone"  # the code of a request whose client left
-
-_TELL_PERIOD_S = 1.0
+_PUBLISH_PERIOD_S = 1.0
 
 _PARTS = tuple(field.name.removesuffix("_ms") for field in fields(TimeSplit))
 
 
-class RequestMetrics:
-    """The instruments of one router process.
+class _State:
+    """Gauges of what is so now; they are set again and again, see `Gauge`."""
 
-    Args:
-        meters: makes them.
-        num_keys_refused: how many lines of the file of API keys are skipped now.
-    """
-
-    def __init__(self, meters: Meters, num_keys_refused: Callable[[], int] = lambda: 0) -> None:
-        self._meters = meters
-        self._num_keys_refused = num_keys_refused
+    def __init__(self, meters: Meters, num_keys_refused: Callable[[], int]) -> None:
         self._running = meters.gauge("vllm:num_requests_running", "Requests being generated")
         self._waiting = meters.gauge("vllm:num_requests_waiting", "Requests waiting for a place")
         self._refused = meters.gauge(
@@ -65,41 +48,74 @@ class RequestMetrics:
             "outrider:api_keys_refused",
             "Lines of the API key file that are skipped; 1 while it cannot be read",
         )
-        self._prompt_tokens = meters.counter("vllm:prompt_tokens", "Prompt tokens taken in")
-        self._tokens = meters.counter("vllm:generation_tokens", "Tokens generated")
-        self._success = meters.counter(
+        self._num_keys_refused = num_keys_refused
+        self.num_running = self.num_waiting = 0
+        self.is_refused = False
+
+    def publish(self) -> None:
+        self._running.set(self.num_running)
+        self._waiting.set(self.num_waiting)
+        self._refused.set(float(self.is_refused))
+        self._keys_refused.set(self._num_keys_refused())
+
+
+class _Requests:
+    """How requests ended, and how long they and their tokens took."""
+
+    def __init__(self, meters: Meters) -> None:
+        self.success = meters.counter(
             "vllm:request_success", "Requests that ended as they should", ["finished_reason"]
         )
-        self._failure = meters.counter(
+        self.failure = meters.counter(
             "outrider:request_failure", "Requests that ended with an error, by its code", ["code"]
         )
-        self._first_token_s = meters.histogram(
+        self.first_token_s = meters.histogram(
             "vllm:time_to_first_token_seconds", "From request to first token", _FIRST_TOKEN_S
         )
-        self._gap_s = meters.histogram(
+        self.gap_s = meters.histogram(
             "vllm:inter_token_latency_seconds",
             "Between two tokens of a stream; tokens that came together share their time",
             _TOKEN_GAP_S,
         )
-        self._request_s = meters.histogram(
+        self.request_s = meters.histogram(
             "vllm:e2e_request_latency_seconds", "From request to last token", _REQUEST_S
         )
+
+
+class _Tokens:
+    """Tokens of the requests that ended as they should."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._prompt = meters.counter("vllm:prompt_tokens", "Prompt tokens taken in")
+        self._generated = meters.counter("vllm:generation_tokens", "Tokens generated")
         self._prompt_lengths = meters.histogram(
             "vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS
         )
         self._lengths = meters.histogram(
             "vllm:request_generation_tokens", "Generated tokens of a request", _TOKENS
         )
+
+    def add(self, num_prompt_tokens: int, num_completion_tokens: int) -> None:
+        self._prompt.add(num_prompt_tokens)
+        self._prompt_lengths.observe(num_prompt_tokens)
+        self._generated.add(num_completion_tokens)
+        self._lengths.observe(num_completion_tokens)
+
+
+class _Speculation:
+    """What speculation did for these requests."""
+
+    def __init__(self, meters: Meters) -> None:
         self._drafts = meters.counter("vllm:spec_decode_num_drafts", "Rounds with a draft")
         self._drafted = meters.counter(
             "vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified"
         )
         self._accepted = meters.counter(
-            "vllm:spec_decode_num_accepted_tokens", "Draft tokens that stood"
+            "vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted"
         )
         self._accepted_at = meters.counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens that stood, by their position in the draft",
+            "Draft tokens that were accepted, by their position in the draft",
             ["position"],
         )
         self._drafted_by = meters.counter(
@@ -112,68 +128,15 @@ class RequestMetrics:
         self._part_s = meters.counter(
             "outrider:round_seconds", "Where rounds spent their time", ["part"]
         )
-        self._load = (0, 0)
-        self._is_refused = False
-        self.tell()
 
-    def text(self) -> bytes:
-        """All instruments in Prometheus' text format."""
-        return self._meters.text()
-
-    def set_load(self, num_running: int, num_waiting: int) -> None:
-        """How many requests run and wait now."""
-        self._load = (num_running, num_waiting)
-        self.tell()
-
-    def set_refused(self, is_refused: bool) -> None:
-        """Whether the newest `user_config` was refused."""
-        self._is_refused = is_refused
-        self.tell()
-
-    def tell(self) -> None:
-        """Set all gauges to what they are."""
-        num_running, num_waiting = self._load
-        self._running.set(num_running)
-        self._waiting.set(num_waiting)
-        self._refused.set(float(self._is_refused))
-        self._keys_refused.set(self._num_keys_refused())
-
-    async def publish_forever(self, period_s: float = _TELL_PERIOD_S) -> None:
-        """Tell every `period_s` seconds, so that nobody forgets what does not change. Endless."""
-        while True:
-            await asyncio.sleep(period_s)
-            self.tell()
-
-    def add_first_tokens(self, after_s: float) -> None:
-        """The first tokens of a request came `after_s` seconds after it."""
-        self._first_token_s.observe(after_s)
-
-    def add_tokens(self, num_tokens: int, gap_s: float) -> None:
-        """`num_tokens` further tokens came together, `gap_s` after those before."""
-        self._gap_s.observe(gap_s / num_tokens, times=num_tokens)
-
-    def add_finished(self, finished: Finished, after_s: float) -> None:
-        """A request ended as it should."""
-        self._success.add(finished_reason=finished.finish_reason)
-        self._request_s.observe(after_s)
-        self._prompt_tokens.add(finished.num_prompt_tokens)
-        self._prompt_lengths.observe(finished.num_prompt_tokens)
-        self._tokens.add(finished.num_completion_tokens)
-        self._lengths.observe(finished.num_completion_tokens)
-        self._add_speculation(finished.speculation)
-
-    def add_failure(self, code: str) -> None:
-        """A request ended with an error."""
-        self._failure.add(code=code)
-
-    def _add_speculation(self, stats: SpeculationStats) -> None:
+    def add(self, stats: SpeculationStats) -> None:
         self._drafts.add(stats.num_spec_steps)
         self._drafted.add(stats.num_draft_tokens)
         self._accepted.add(stats.num_accepted_draft_tokens)
         for position in range(len(stats.acceptance_histogram) - 1):
-            # A draft of which `a` tokens stood has one at each position below `a`.
-            stood = sum(stats.acceptance_histogram[position + 1 :])
-            self._accepted_at.add(stood, position=str(position))
+            # A draft of which `a` tokens were accepted has one at each position below `a`.
+            num_accepted = sum(stats.acceptance_histogram[position + 1 :])
+            self._accepted_at.add(num_accepted, position=str(position))
         for source, num_drafted in stats.num_drafted_by.items():
             self._drafted_by.add(num_drafted, source=source)
         for num_drafted, times in Counter(stats.per_step_drafted).items():
@@ -183,43 +146,65 @@ class RequestMetrics:
             self._part_s.add(getattr(stats.time, f"{part}_ms") / 1e3, part=part)
 
 
-class MeteredGenerator:
-    """Measures every request of `generator`, its wait for admission included."""
+class RequestMetrics(Sink):
+    """The instruments of one router process.
 
-    def __init__(self, generator: Generator, metrics: RequestMetrics) -> None:
-        self._generator = generator
-        self._metrics = metrics
+    Args:
+        meters: makes them.
+        num_keys_refused: how many lines of the file of API keys are skipped now.
+    """
 
-    async def generate(
-        self, request: GenerationRequest, detokenizer: Detokenizer
-    ) -> AsyncGenerator[Delta | Finished, None]:
-        """See `generation.Generator.generate`."""
-        metrics = self._metrics
-        began_s = time.perf_counter()
-        last_s: float | None = None
-        is_finished = False
-        items = self._generator.generate(request, detokenizer)
-        try:
-            async with aclosing(cast("AsyncGenerator[Delta | Finished, None]", items)):
-                async for item in items:
-                    now_s = time.perf_counter()
-                    if isinstance(item, Finished):
-                        is_finished = True
-                        metrics.add_finished(item, now_s - began_s)
-                    elif item.token_ids:
-                        if last_s is None:
-                            metrics.add_first_tokens(now_s - began_s)
-                        else:
-                            metrics.add_tokens(len(item.token_ids), now_s - last_s)
-                        last_s = now_s
-                    yield item
-        except ServingError as error:
-            metrics.add_failure(error.code)
-            raise
-        except (GeneratorExit, asyncio.CancelledError):
-            if not is_finished:
-                metrics.add_failure(CLIENT_GONE)
-            raise
-        except Exception:
-            metrics.add_failure("internal_error")
-            raise
+    def __init__(self, meters: Meters, num_keys_refused: Callable[[], int] = lambda: 0) -> None:
+        self._meters = meters
+        self._state = _State(meters, num_keys_refused)
+        self._requests = _Requests(meters)
+        self._tokens = _Tokens(meters)
+        self._speculation = _Speculation(meters)
+        self.last_progress_s = -math.inf  # time.monotonic when any choice last got something
+        self._state.publish()
+
+    def text(self) -> bytes:
+        """All instruments in Prometheus' text format."""
+        return self._meters.text()
+
+    def set_load(self, num_running: int, num_waiting: int) -> None:
+        """Take in how many requests run and wait now."""
+        self._state.num_running, self._state.num_waiting = num_running, num_waiting
+        self._state.publish()
+
+    def set_refused(self, is_refused: bool) -> None:
+        """Take in whether the newest `user_config` was refused."""
+        self._state.is_refused = is_refused
+        self._state.publish()
+
+    async def publish_forever(self, period_s: float = _PUBLISH_PERIOD_S) -> None:
+        """Set all gauges every `period_s` seconds, for a mirror that forgets old ones. Endless."""
+        while True:
+            await asyncio.sleep(period_s)
+            self._state.publish()
+
+    def first_tokens(self, choice: int, after_s: float) -> None:
+        """See `Sink.first_tokens`."""
+        self.last_progress_s = time.monotonic()
+        self._requests.first_token_s.observe(after_s)
+
+    def more_tokens(self, choice: int, num_tokens: int, gap_s: float) -> None:
+        """See `Sink.more_tokens`."""
+        self.last_progress_s = time.monotonic()
+        self._requests.gap_s.observe(gap_s / num_tokens, times=num_tokens)
+
+    def finished(self, choice: int, end: Finished, after_s: float) -> None:
+        """See `Sink.finished`."""
+        self.last_progress_s = time.monotonic()
+        self._requests.success.add(finished_reason=end.finish_reason)
+        self._requests.request_s.observe(after_s)
+        self._tokens.add(end.num_prompt_tokens, end.num_completion_tokens)
+        self._speculation.add(end.speculation)
+
+    def failed(self, choice: int, code: str) -> None:
+        """See `Sink.failed`."""
+        self._requests.failure.add(code=code)
+
+    def refused(self, code: str) -> None:
+        """A request was refused before it had a choice to observe."""
+        self._requests.failure.add(code=code)

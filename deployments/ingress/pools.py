@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from deployments.link.client import LinkChannel, LinkClient
 from deployments.serve.errors import CALL_ERRORS, first_line
+from models.backoff import Backoff
 from models.protocol.errors import Unavailable
 from models.protocol.messages import ConstraintReply, EngineReply, LeaseGrant, LeaseRequest
 from router.ports import ConstraintPool, EnginePool
@@ -89,7 +90,7 @@ class ServePool(Generic[Request, Reply]):
 
     async def lease(self, session_id: str, *, timeout_s: float) -> ServeLease[Request, Reply]:
         """See `router.ports.Pool.lease`. Asks again until `timeout_s` when replicas refuse."""
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         refusal = "all replicas are busy or starting"
         try:
             async with asyncio.timeout(timeout_s):
@@ -98,8 +99,8 @@ class ServePool(Generic[Request, Reply]):
                         return await self._lease_once(session_id)
                     except (*CALL_ERRORS, StopAsyncIteration) as error:
                         refusal = first_line(error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    backoff.note_failure()
+                    await asyncio.sleep(backoff.pause_s)
         except TimeoutError:
             raise Unavailable(
                 f"no {self._deployment_name} replica granted a lease within {timeout_s:g} s: "

@@ -25,8 +25,9 @@ from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.ingress.service import RouterService
 from deployments.link.client import LinkClient
 from deployments.serve.logs import join_serve
-from deployments.serve.meters import RayMirror
+from deployments.serve.meters import ray_mirror
 from deployments.serve.page import ReplicaPages
+from deployments.serve.private import root_url
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
 
@@ -65,7 +66,7 @@ class Router:
             target=engine_pool(target, self._links),
             draft=None if draft is None else engine_pool(draft, self._links),
             constraint=constraint_pool(constraint, self._links),
-            mirror=RayMirror(),
+            mirror=ray_mirror,
             other_metrics=ReplicaPages(others).text,
         )
         loop = asyncio.get_running_loop()
@@ -112,7 +113,7 @@ class Router:
             if time.monotonic() > end:
                 return
             await asyncio.sleep(_READY_PAUSE_S)
-        url = await asyncio.to_thread(_root_url, serve.get_replica_context().app_name)
+        url = await asyncio.to_thread(root_url, serve.get_replica_context().app_name)
         logger.info(ready_line(url, self._service.http.model.name))
 
 
@@ -122,17 +123,3 @@ def ready_line(url: str, model_name: str) -> str:
         f"ready at {url} - try: curl {url}/v1/chat/completions -H 'content-type: application/json' "
         f'-d \'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
     )
-
-
-def _root_url(app_name: str) -> str:
-    """Where an application is reached through Serve's HTTP proxy, without a slash at the end.
-
-    Serve has no public way to ask for it.
-    """
-    from ray.serve.context import _get_global_client
-
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client is None:
-        return "http://127.0.0.1:8000"
-    application = client.get_serve_details()["applications"].get(app_name, {})
-    return f"{client.root_url}{application.get('route_prefix') or ''}".rstrip("/")

@@ -14,8 +14,8 @@ from deployments.api.http import HttpService
 from deployments.api.keys import ApiKeys
 from deployments.api.requests import ServedModel
 from deployments.config.schema import RouterConfig
-from deployments.ingress.admission import AdmittingGenerator
-from deployments.ingress.metrics import MeteredGenerator, RequestMetrics
+from deployments.ingress.admission import AdmissionControl
+from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters, Mirror
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
@@ -32,14 +32,14 @@ class RouterService:
 
     Args:
         config: a resolved one: `tokenizer_path` and `max_model_len` are filled in.
-        target: who verifies.
-        draft: the draft model; None: only prompt lookup drafts, where it is on.
-        constraint: who guards grammars; None: requests with one are refused.
-        mirror: where metrics are written beside GET /metrics.
-        other_metrics: of other processes, for the same page.
+        target: the replicas that verify.
+        draft: the replicas of the draft model; None: only prompt lookup drafts, where it is on.
+        constraint: the replicas that guard grammars; None: requests with one are refused.
+        mirror: where metrics are written in addition to GET /metrics.
+        other_metrics: the metrics of other processes, for the same page.
 
     A client that takes nothing for `token_gap_s` counts as gone, where the server's writes wait for
-    the client. Behind Serve's proxy they never do.
+    the client. Through Serve's proxy they never do.
 
     Raises:
         ValueError: the tokenizer or the file of API keys cannot be read.
@@ -69,8 +69,7 @@ class RouterService:
             Meters({"model_name": config.model_name}, mirror),
             (lambda: 0) if keys is None else (lambda: keys.num_refused),
         )
-        self._admitting = AdmittingGenerator(
-            self._generator,
+        self._admission = AdmissionControl(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
             queue_wait_s=config.timeouts.queue_wait_s,
@@ -78,16 +77,18 @@ class RouterService:
         )
         self.http = HttpService(
             model=_served_model(config, tokenizer, created=int(time.time())),
-            generator=MeteredGenerator(self._admitting, self.metrics),
+            generator=self._generator,
+            slot=self._admission.slot,
+            sinks=(self.metrics,),
             refuse_when_full=self._refuse_when_full,
             metrics=self.metrics.text,
             other_metrics=other_metrics,
-            # Past the admission: whether the target answers is not a question of how many wait.
+            # Without a slot: whether the target answers is not a question of how many wait.
             health=HealthProbe(
                 self._generator,
                 tokenizer,
                 timeout_s=_HEALTH_TIMEOUT_S,
-                last_progress_s=lambda: self._admitting.last_item_s,
+                last_progress_s=lambda: self.metrics.last_progress_s,
             ),
             api_keys=keys,
             body_limit_bytes=config.body_limit_bytes,
@@ -96,9 +97,9 @@ class RouterService:
 
     def _refuse_when_full(self) -> None:
         try:
-            self._admitting.refuse_when_full()
+            self._admission.refuse_when_full()
         except Overloaded as error:
-            self.metrics.add_failure(error.code)  # it does not come as far as the metered generator
+            self.metrics.refused(error.code)
             raise
 
     async def set_limits(self, config: RouterConfig) -> None:
@@ -109,7 +110,7 @@ class RouterService:
         self.http.body_limit_bytes = config.body_limit_bytes
         self.http.send_timeout_s = config.timeouts.token_gap_s
         self._generator.set_limits(speculation_limits(config), session_limits(config))
-        await self._admitting.set_limits(
+        await self._admission.set_limits(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
             queue_wait_s=config.timeouts.queue_wait_s,
@@ -133,17 +134,7 @@ def _served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -
 
 def speculation_limits(config: RouterConfig) -> SpeculationLimits:
     """How far requests may speculate."""
-    speculation = config.speculation
-    asked = speculation.num_speculative_tokens
-    return SpeculationLimits(
-        enabled=speculation.enabled,
-        num_speculative_tokens=None if asked == "adaptive" else asked,
-        max_speculative_tokens=speculation.max_num_speculative_tokens,
-        run_on_tokens=speculation.run_on_tokens,
-        method=speculation.method,
-        prompt_lookup_min=speculation.prompt_lookup_min,
-        prompt_lookup_max=speculation.prompt_lookup_max,
-    )
+    return config.speculation.limits()
 
 
 def session_limits(config: RouterConfig) -> SessionLimits:

@@ -18,7 +18,13 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from deployments.link.frames import SILENCE_TIMEOUT_S, FrameCodec, KeyPair, configure_client
+from deployments.link.frames import (
+    HIGH_WATER_MARK,
+    SILENCE_TIMEOUT_S,
+    FrameCodec,
+    KeyPair,
+    configure_client,
+)
 from deployments.link.mailbox import Mailbox
 from models.protocol.errors import Unavailable
 from models.protocol.messages import Endpoint
@@ -169,7 +175,10 @@ class LinkClient:
     """All links of one process, in one event loop."""
 
     def __init__(
-        self, *, high_water_mark: int = 4096, silence_timeout_s: float = SILENCE_TIMEOUT_S
+        self,
+        *,
+        high_water_mark: int = HIGH_WATER_MARK,
+        silence_timeout_s: float = SILENCE_TIMEOUT_S,
     ) -> None:
         self.keys = KeyPair.generate()
         self.high_water_mark = high_water_mark

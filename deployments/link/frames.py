@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -20,6 +19,8 @@ import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from models.lru import LruDict
+
 logger = logging.getLogger(__name__)
 
 # Longer frames end the connection; what one tick has for a peer is split into frames well below it.
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _SPLIT_BYTES = MAX_FRAME_BYTES // 2
 _FRAMING_BYTES = 4096  # more than encryption and framing add, which counts
+HIGH_WATER_MARK = 4096  # frames queued per peer and direction, unless the config says otherwise
 MAX_PEERS = 4096  # keys kept on an allow-list; the one not renewed for longest goes first
 _DOMAIN = "outrider"  # ZAP domain; one per context
 _SHORT_SLEEP_S = 5e-5
@@ -83,7 +85,7 @@ class FrameCodec(Generic[Message]):
             return []
 
     def note_refused(self, error: Exception) -> None:
-        """Whoever took a frame's messages could not: count the rest of it as dropped, and log."""
+        """Count the rest of a frame as dropped, and log: its receiver failed at its messages."""
         self._note_drop("a frame", error, logging.ERROR, exc_info=error)
 
     def _note_drop(
@@ -122,16 +124,11 @@ class AllowList:
     """The CURVE keys that may connect. Safe to use from several threads."""
 
     def __init__(self, max_peers: int = MAX_PEERS) -> None:
-        self._max_peers = max_peers
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
+        self._keys: LruDict[bytes, None] = LruDict(max_peers)
 
     def add(self, public_key: str) -> None:
         """Let the owner of a key connect from now on. Idempotent."""
-        key = public_key.encode("ascii")
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        while len(self._keys) > self._max_peers:
-            self._keys.popitem(last=False)
+        self._keys[public_key.encode("ascii")] = None
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Called by pyzmq's authenticator for each handshake; `key` is Z85."""

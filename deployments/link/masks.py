@@ -12,7 +12,13 @@ from collections.abc import Sequence
 
 import zmq
 
-from deployments.link.frames import FrameCodec, KeyPair, configure_client, wait_readable
+from deployments.link.frames import (
+    HIGH_WATER_MARK,
+    FrameCodec,
+    KeyPair,
+    configure_client,
+    wait_readable,
+)
 from models.protocol.messages import Endpoint, MaskMiss, MaskRequest, Masks
 
 logger = logging.getLogger(__name__)
@@ -21,7 +27,7 @@ logger = logging.getLogger(__name__)
 class LinkMaskSource:
     """Implements `models.grammar.masks.MaskSource`."""
 
-    def __init__(self, *, high_water_mark: int = 4096) -> None:
+    def __init__(self, *, high_water_mark: int = HIGH_WATER_MARK) -> None:
         self._codec: FrameCodec[Masks | MaskMiss] = FrameCodec(Masks | MaskMiss)
         self._keys = KeyPair.generate()
         self._high_water_mark = high_water_mark

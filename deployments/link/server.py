@@ -17,18 +17,21 @@ from typing import Any, Generic, TypeVar, cast
 import zmq
 import zmq.asyncio
 
-from deployments.link.frames import AllowList, FrameCodec, Gatekeeper, KeyPair, configure_server
+from deployments.link.frames import (
+    HIGH_WATER_MARK,
+    AllowList,
+    FrameCodec,
+    Gatekeeper,
+    KeyPair,
+    configure_server,
+)
 from models.protocol.messages import Endpoint
 
 logger = logging.getLogger(__name__)
 
 Request = TypeVar("Request")
 Peer = bytes  # ZMQ's routing id of one connection
-
-
-def _bind(socket: zmq.Socket[Any], host: str) -> str:
-    port = socket.bind_to_random_port(f"tcp://{host}")
-    return f"tcp://{host}:{port}"
+LOOPBACK = "127.0.0.1"
 
 
 def group_by_peer(replies: Iterable[tuple[Peer, Any]]) -> dict[Peer, list[Any]]:
@@ -39,7 +42,52 @@ def group_by_peer(replies: Iterable[tuple[Peer, Any]]) -> dict[Peer, list[Any]]:
     return grouped
 
 
-class LinkServer(Generic[Request]):
+class _Bound(Generic[Request]):
+    """A ROUTER socket on a random port, with its keys, its allow-list and its codec.
+
+    Args:
+        context: of the kind of socket that is wanted; owned from here on.
+        request_type: union of the message types that peers may send.
+        host: address to bind to.
+        high_water_mark: frames queued per peer and direction.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], request_type: Any, *, host: str, high_water_mark: int
+    ) -> None:
+        self._codec: FrameCodec[Request] = FrameCodec(request_type)
+        self._allowed = AllowList()
+        self._context = context
+        # The authenticator's thread needs plain sockets, whatever the context makes.
+        self._gatekeeper = Gatekeeper(zmq.Context(context), self._allowed)
+        keys = KeyPair.generate()
+        self.socket = context.socket(zmq.ROUTER)
+        configure_server(self.socket, keys, high_water_mark)
+        port = self.socket.bind_to_random_port(f"tcp://{host}")
+        self.endpoint = Endpoint(
+            address=f"tcp://{host}:{port}",
+            public_key=keys.public_key,
+            epoch=secrets.randbits(62),
+        )
+
+    def allow(self, public_key: str) -> None:
+        """Let the owner of a CURVE key connect. Idempotent."""
+        self._allowed.add(public_key)
+
+    @property
+    def num_dropped_frames(self) -> int:
+        """Frames that were malformed, or that their receiver failed at, since the start."""
+        return self._codec.num_dropped
+
+    def _unbind(self) -> None:
+        """Close the socket and end the authentication thread. Idempotent."""
+        if not self.socket.closed:
+            self._gatekeeper.close()
+            self.socket.close(linger=0)
+            self._context.term()
+
+
+class LinkServer(_Bound[Request]):
     """A ROUTER socket owned by one plain thread; only `allow` may be called from others.
 
     Args:
@@ -53,32 +101,12 @@ class LinkServer(Generic[Request]):
         self,
         request_type: Any,
         *,
-        host: str = "127.0.0.1",
-        high_water_mark: int = 4096,
+        host: str = LOOPBACK,
+        high_water_mark: int = HIGH_WATER_MARK,
         max_frames: int = 1024,
     ) -> None:
-        self._codec: FrameCodec[Request] = FrameCodec(request_type)
-        self._allowed = AllowList()
+        super().__init__(zmq.Context(), request_type, host=host, high_water_mark=high_water_mark)
         self._max_frames = max_frames
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gatekeeper = Gatekeeper(self._context, self._allowed)
-        keys = KeyPair.generate()
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        configure_server(self.socket, keys, high_water_mark)
-        self.endpoint = Endpoint(
-            address=_bind(self.socket, host),
-            public_key=keys.public_key,
-            epoch=secrets.randbits(62),
-        )
-
-    def allow(self, public_key: str) -> None:
-        """Let the owner of a CURVE key connect. Idempotent."""
-        self._allowed.add(public_key)
-
-    @property
-    def num_dropped_frames(self) -> int:
-        """Frames that were malformed, since the start."""
-        return self._codec.num_dropped
 
     def receive(self) -> list[tuple[Peer, Request]]:
         """Everything that has arrived, without waiting; poll `socket` to wait."""
@@ -103,12 +131,10 @@ class LinkServer(Generic[Request]):
 
     def close(self) -> None:
         """Close the socket and end the authentication thread. Idempotent."""
-        self._gatekeeper.close()
-        self.socket.close(linger=0)
-        self._context.term()
+        self._unbind()
 
 
-class AsyncLinkServer(Generic[Request]):
+class AsyncLinkServer(_Bound[Request]):
     """A ROUTER socket in an event loop.
 
     `on_messages` is called in the loop with everything one frame brought; it must not block, and
@@ -121,37 +147,19 @@ class AsyncLinkServer(Generic[Request]):
         request_type: Any,
         on_messages: Callable[[Peer, list[Request]], None],
         *,
-        host: str = "127.0.0.1",
-        high_water_mark: int = 4096,
+        host: str = LOOPBACK,
+        high_water_mark: int = HIGH_WATER_MARK,
     ) -> None:
-        self._codec: FrameCodec[Request] = FrameCodec(request_type)
-        self._on_messages = on_messages
-        self._allowed = AllowList()
-        self._context = zmq.asyncio.Context()
-        self._gatekeeper = Gatekeeper(zmq.Context(self._context), self._allowed)
-        keys = KeyPair.generate()
-        self._socket = self._context.socket(zmq.ROUTER)
-        configure_server(self._socket, keys, high_water_mark)
-        self.endpoint = Endpoint(
-            address=_bind(self._socket, host),
-            public_key=keys.public_key,
-            epoch=secrets.randbits(62),
+        super().__init__(
+            zmq.asyncio.Context(), request_type, host=host, high_water_mark=high_water_mark
         )
+        self._on_messages = on_messages
         self._outbox: list[tuple[Peer, Any]] = []
         self._receiving: asyncio.Task[None] | None = None
-
-    def allow(self, public_key: str) -> None:
-        """Let the owner of a CURVE key connect. Idempotent."""
-        self._allowed.add(public_key)
 
     def start(self) -> None:
         """Begin to receive, in the running event loop."""
         self._receiving = asyncio.create_task(self._receive(), name="link-server")
-
-    @property
-    def num_dropped_frames(self) -> int:
-        """Frames that were malformed, or that `on_messages` failed at, since the start."""
-        return self._codec.num_dropped
 
     @property
     def is_receiving(self) -> bool:
@@ -170,14 +178,11 @@ class AsyncLinkServer(Generic[Request]):
             self._receiving.cancel()
             await asyncio.gather(self._receiving, return_exceptions=True)
             self._receiving = None
-        if not self._socket.closed:
-            self._gatekeeper.close()
-            self._socket.close(linger=0)
-            self._context.term()
+        self._unbind()
 
     async def _receive(self) -> None:
         while True:
-            peer, *parts = await self._socket.recv_multipart()
+            peer, *parts = await self.socket.recv_multipart()
             for part in parts:
                 try:
                     self._on_messages(peer, self._codec.decode(part))
@@ -186,13 +191,13 @@ class AsyncLinkServer(Generic[Request]):
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
-        if self._socket.closed:
+        if self.socket.closed:
             return
         for peer, messages in group_by_peer(outbox).items():
             for frame in self._codec.encode(messages):
                 # With NOBLOCK pyzmq sends at once and returns a future that is already done.
                 sent = cast(
-                    "asyncio.Future[Any]", self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+                    "asyncio.Future[Any]", self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
                 )
                 if sent.exception() is not None:
                     logger.warning("dropped a frame of replies: %s", sent.exception())

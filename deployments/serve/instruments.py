@@ -1,14 +1,15 @@
 """Instruments that are written once and read in two places: Prometheus' text and Ray's metrics.
 
 `Meters` makes counters, gauges and histograms of one process. Each is kept in a registry of its
-own, which GET /metrics prints, and handed on to a mirror where there is one: Ray's metrics leave
+own, which GET /metrics prints, and written to a mirror where there is one: Ray's metrics leave
 each node by its agent, so that every replica is scraped and not only the one a proxy picks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import prometheus_client
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -17,63 +18,47 @@ from prometheus_client.metrics import MetricWrapperBase
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 Labels = Mapping[str, str]
-Here = TypeVar("Here", bound=MetricWrapperBase)  # one of Prometheus' own instruments
 
 LEASES = ("outrider:leases", "Sessions that hold a place on the replica")  # of any kind
 
 
-class Mirror(Protocol):
-    """A second place for the same instruments; names are Prometheus' own."""
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What an instrument is, for Prometheus and for a mirror alike.
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> MirroredCounter:
-        """A counter that goes by `name`."""
-        ...
+    Attributes:
+        kind: of instrument.
+        name: as Prometheus prints it, without the "_total" of counters.
+        text: what it measures.
+        labels: names of all its labels.
+        buckets: upper bounds of a histogram; it has one bucket more, without a bound.
+    """
 
-    def gauge(self, name: str, text: str, labels: tuple[str, ...]) -> MirroredGauge:
-        """A gauge that goes by `name`."""
-        ...
-
-    def histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: Sequence[float]
-    ) -> MirroredHistogram:
-        """A histogram that goes by `name`."""
-        ...
-
-
-class MirroredCounter(Protocol):
-    """Ray's `Counter`, as far as it is used."""
-
-    def inc(self, value: float, tags: dict[str, str]) -> None:
-        """Add a value above 0."""
-        ...
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...] = ()
 
 
-class MirroredGauge(Protocol):
-    """Ray's `Gauge`, as far as it is used."""
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        """Replace the value."""
-        ...
+# Makes the instrument's twin. It has Ray's methods: `inc` takes values above 0, `set` replaces the
+# value, `observe` takes one value; each takes all labels as a dictionary after the value.
+Mirror = Callable[[Declaration], Any]
 
 
-class MirroredHistogram(Protocol):
-    """Ray's `Histogram`, as far as it is used."""
+class _Instrument:
+    """An instrument, its twin in the mirror, and the series of both.
 
-    def observe(self, value: float, tags: dict[str, str]) -> None:
-        """Take in one value above 0."""
-        ...
+    A series is looked up once for each set of labels: a look-up costs more than the record that it
+    is for, and there is one for every token.
+    """
 
+    def __init__(self, here: MetricWrapperBase, twin: Any, fixed: Labels) -> None:
+        self._here, self._twin, self._fixed = here, twin, fixed
+        self._known: dict[tuple[tuple[str, str], ...], tuple[Any, dict[str, str]]] = {}
 
-class _Series(Generic[Here]):
-    """The series of one instrument, looked up once for each set of labels: a look-up costs more
-    than the record that it is for, and there is one for every token."""
-
-    def __init__(self, here: Here, fixed: Labels) -> None:
-        self._here, self._fixed = here, fixed
-        self._known: dict[tuple[tuple[str, str], ...], tuple[Here, dict[str, str]]] = {}
-
-    def __call__(self, labels: Labels) -> tuple[Here, dict[str, str]]:
-        """What to record in here, and all labels as a mirror takes them."""
+    def _series(self, labels: Labels) -> tuple[Any, dict[str, str]]:
+        """What to record in here, and all labels as the twin takes them."""
         key = tuple(labels.items())
         if (known := self._known.get(key)) is None:
             tags = {**self._fixed, **labels}
@@ -81,58 +66,43 @@ class _Series(Generic[Here]):
         return known
 
 
-class Counter:
+class Counter(_Instrument):
     """Only ever rises."""
-
-    def __init__(
-        self, here: prometheus_client.Counter, mirrored: MirroredCounter | None, fixed: Labels
-    ) -> None:
-        self._series, self._mirrored = _Series(here, fixed), mirrored
 
     def add(self, value: float = 1.0, **labels: str) -> None:
         """Add `value`, 0 or more."""
         here, tags = self._series(labels)
         here.inc(value)
-        if self._mirrored is not None and value > 0:
-            self._mirrored.inc(value, tags)
+        if self._twin is not None and value > 0:
+            self._twin.inc(value, tags)
 
 
-class Gauge:
+class Gauge(_Instrument):
     """Has a value now. Set it again every second or so, also where it stays: Ray's agent forgets
     one that was not set within two of its reports."""
-
-    def __init__(
-        self, here: prometheus_client.Gauge, mirrored: MirroredGauge | None, fixed: Labels
-    ) -> None:
-        self._series, self._mirrored = _Series(here, fixed), mirrored
 
     def set(self, value: float, **labels: str) -> None:
         """Replace the value."""
         here, tags = self._series(labels)
         here.set(value)
-        if self._mirrored is not None:
-            self._mirrored.set(value, tags)
+        if self._twin is not None:
+            self._twin.set(value, tags)
 
 
-class Histogram:
+class Histogram(_Instrument):
     """Counts values by buckets."""
-
-    def __init__(
-        self, here: prometheus_client.Histogram, mirrored: MirroredHistogram | None, fixed: Labels
-    ) -> None:
-        self._series, self._mirrored = _Series(here, fixed), mirrored
 
     def observe(self, value: float, times: int = 1, **labels: str) -> None:
         """Take in `value`, `times` times over."""
         here, tags = self._series(labels)
         for _ in range(times):
             here.observe(value)
-            if self._mirrored is not None:
-                self._mirrored.observe(value, tags)
+            if self._twin is not None:
+                self._twin.observe(value, tags)
 
 
 class Totals:
-    """Counters that follow totals which somebody else keeps, by the same keys."""
+    """Counters that follow totals which are kept elsewhere, by the same keys."""
 
     def __init__(self, counters: Mapping[str, tuple[Counter, Labels]]) -> None:
         self._counters = counters
@@ -162,37 +132,32 @@ class Meters:
         """A counter; `name` as printed, without the "_total" that is added to it."""
         names = (*self._fixed, *labels)
         here = prometheus_client.Counter(name, text, names, registry=self._registry)
-        self._start(here, len(labels))
-        mirrored = None if self._mirror is None else self._mirror.counter(name, text, names)
-        return Counter(here, mirrored, self._fixed)
+        return Counter(*self._pair(here, Declaration("counter", name, text, names)))
 
     def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
         """A gauge."""
         names = (*self._fixed, *labels)
         here = prometheus_client.Gauge(name, text, names, registry=self._registry)
-        self._start(here, len(labels))
-        mirrored = None if self._mirror is None else self._mirror.gauge(name, text, names)
-        return Gauge(here, mirrored, self._fixed)
+        return Gauge(*self._pair(here, Declaration("gauge", name, text, names)))
 
     def histogram(
         self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str] = ()
     ) -> Histogram:
         """A histogram with the upper bounds `buckets`, and one more without a bound."""
-        names = (*self._fixed, *labels)
+        names, bounds = (*self._fixed, *labels), tuple(buckets)
         here = prometheus_client.Histogram(
-            name, text, names, buckets=tuple(buckets), registry=self._registry
+            name, text, names, buckets=bounds, registry=self._registry
         )
-        self._start(here, len(labels))
-        mirrored = None
-        if self._mirror is not None:
-            mirrored = self._mirror.histogram(name, text, names, buckets)
-        return Histogram(here, mirrored, self._fixed)
+        return Histogram(*self._pair(here, Declaration("histogram", name, text, names, bounds)))
 
     def text(self) -> bytes:
         """All instruments in Prometheus' text format."""
         return prometheus_client.generate_latest(self._registry)
 
-    def _start(self, instrument: MetricWrapperBase, labels: int) -> None:
-        """Print an instrument without labels of its own from the start, at 0."""
-        if labels == 0:
-            instrument.labels(**self._fixed)
+    def _pair(
+        self, here: MetricWrapperBase, declaration: Declaration
+    ) -> tuple[MetricWrapperBase, Any, Labels]:
+        """The instrument, its twin, and the labels that are fixed."""
+        if len(declaration.labels) == len(self._fixed):
+            here.labels(**self._fixed)  # printed from the start, at 0
+        return here, None if self._mirror is None else self._mirror(declaration), self._fixed

@@ -17,8 +17,9 @@ import asyncio
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError
-from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
+
+from deployments.serve.private import power_of_two_choices
 
 # Accepting takes milliseconds, on an overloaded laptop tenths; a longer wait would cost each
 # session that meets a stopped replica a noticeable pause, a shorter one doubles leases for nothing.
@@ -46,7 +47,10 @@ class LeaseReplica(RunningReplica):
         return result
 
 
-class LeaseRouter(PowerOfTwoChoicesRequestRouter):
+_PowerOfTwoChoices: Any = power_of_two_choices()
+
+
+class LeaseRouter(_PowerOfTwoChoices):
     """The request router of deployments whose requests are leases."""
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from logging.handlers import MemoryHandler
 
-from ray._common.formatters import JSONFormatter
+from deployments.serve.private import json_formatter, writes_json
 
 PACKAGES = ("deployments", "router", "models")
 SERVE_LOGGER = "ray.serve"
@@ -57,7 +57,7 @@ def is_json() -> bool:
         handler.target if isinstance(handler, MemoryHandler) else handler
         for handler in logging.getLogger(SERVE_LOGGER).handlers
     ]
-    return any(isinstance(getattr(one, "formatter", None), JSONFormatter) for one in targets)
+    return any(one is not None and writes_json(one) for one in targets)
 
 
 def configure_rank(*, as_json: bool, **fields: object) -> None:
@@ -68,7 +68,7 @@ def configure_rank(*, as_json: bool, **fields: object) -> None:
         fields: part of every line, where it is JSON.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(JSONFormatter() if as_json else logging.Formatter(_TEXT_FORMAT))
+    handler.setFormatter(json_formatter() if as_json else logging.Formatter(_TEXT_FORMAT))
     handler.addFilter(_Fields(fields))
     root = logging.getLogger()
     root.handlers = [handler]

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from ray.serve.handle import DeploymentHandle
 
 from deployments.serve.errors import CALL_ERRORS
+from deployments.serve.private import replica_results
 
 logger = logging.getLogger("ray.serve")
 
@@ -28,7 +29,7 @@ Page = tuple[str, bytes]  # a replica's id, its own metrics in Prometheus' text 
 
 
 class ReplicaPages:
-    """Asks every replica of the deployments behind `handles` for its `metrics_page`."""
+    """Asks every replica of the deployments of `handles` for its `metrics_page`."""
 
     def __init__(self, handles: Sequence[DeploymentHandle[Any]]) -> None:
         self._handles = handles
@@ -69,8 +70,7 @@ async def _ask(handle: DeploymentHandle[Any]) -> list[Page]:
     asked = handle.broadcast("metrics_page")
     try:
         async with asyncio.timeout_at(deadline_s):
-            # Serve's public `results_async` has nobody's answer when one replica is silent.
-            results = await asked._fetch_replica_results_async()
+            results = await replica_results(asked)
     except (*CALL_ERRORS, TimeoutError) as error:
         logger.info("no metrics of %s: %s", handle.deployment_name, type(error).__name__)
         return []

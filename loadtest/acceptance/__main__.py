@@ -3,8 +3,8 @@
     python -m loadtest.acceptance --output loadtest/results/acceptance.json
 
 Runs draft and target engine in this process, in rounds of exactly k draft tokens, for each
-workload, verification rule and k. Prints tokens per round with its 95% interval beside
-(1 - a^(k+1)) / (1 - a) and beside the sum over measured positions (`theory` says what
+workload, verification rule and k. Prints tokens per round with its 95% interval next to
+(1 - a^(k+1)) / (1 - a) and next to the sum over measured positions (`theory` says what
 they assume); draws both. No speed is measured here: load on the machine changes nothing. A star
 marks a figure that differs from the measured one by more than chance.
 """
@@ -12,8 +12,6 @@ marks a figure that differs from the measured one by more than chance.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,9 +22,10 @@ from tqdm import tqdm
 from loadtest.acceptance.plot import Study, draw
 from loadtest.acceptance.rounds import EnginePair
 from loadtest.acceptance.theory import Estimate, analyse
-from loadtest.report.machine import describe_machine
 from loadtest.report.prompts import demo_prompts
+from loadtest.report.record import head, write_json
 from models.protocol.messages import Sampling, Verification
+from models.protocol.rules import RULES
 
 # By name, the kind of the demo pair's held-out texts: orders to fill into JSON, code, stories.
 WORKLOADS = {"orders": "extraction", "code": "code", "stories": "story"}
@@ -103,19 +102,13 @@ def _star(excess: Estimate) -> str:
 def write_results(
     studies: Sequence[Study], arguments: argparse.Namespace, argv: Sequence[str]
 ) -> None:
-    """The JSON file and, beside it, the PNG."""
+    """The JSON file and, next to it, the PNG."""
     output: Path = arguments.output
     content = {
-        "command": shlex.join(["python", "-m", "loadtest.acceptance", *argv]),
-        "machine": describe_machine(),
-        "settings": {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in vars(arguments).items()
-        },
+        **head("python -m loadtest.acceptance", argv, vars(arguments)),
         "studies": [asdict(study) for study in studies],
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(output, content)
     draw(studies, output.with_suffix(".png"))
     print(f"\nwritten: {output} and {output.with_suffix('.png')}")
 
@@ -128,8 +121,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--verification",
         nargs="+",
-        default=["coupled", "rejection"],
-        choices=["coupled", "rejection"],
+        default=list(RULES),
+        choices=list(RULES),
     )
     parser.add_argument(
         "--temperature", type=float, nargs="+", default=[1.0, 0.0], help="0: greedy"
@@ -140,7 +133,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch", type=int, default=16, help="texts at a time")
     parser.add_argument("--threads", type=int, default=1, help="of a pass")
-    parser.add_argument("--output", type=Path, help="JSON file; the drawing goes beside it as .png")
+    parser.add_argument("--output", type=Path, help="JSON file; the drawing is named alike, .png")
     arguments = parser.parse_args(argv)
     arguments.k = sorted(set(arguments.k))
     for name in ("prompts", "max_tokens", "batch", "threads"):
@@ -151,7 +144,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if min(arguments.temperature) < 0:
         parser.error(f"temperature must not be negative, got {min(arguments.temperature)}")
     if arguments.output is not None and arguments.output.suffix == ".png":
-        parser.error("output: name the JSON file; the drawing goes beside it as .png")
+        parser.error("output: name the JSON file; the drawing goes next to it as .png")
     return arguments
 
 

@@ -1,4 +1,4 @@
-"""Draws tokens per round over k: measured with intervals, and the two models beside it."""
+"""Draws tokens per round over k: measured with intervals, and the two models next to it."""
 
 from __future__ import annotations
 

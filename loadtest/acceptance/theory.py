@@ -1,13 +1,14 @@
 """Tokens per round: what was measured, and what two models of acceptance say it should be.
 
-A round of k draft tokens commits the accepted ones and exactly one more. If every token stood
-with probability a whatever came before, a round would commit (1 - a^(k+1)) / (1 - a) tokens on
-average (Leviathan, Kalman, Matias, arXiv 2211.17192, equation 1). In truth some texts and some
-places are easier than others, and a position is only tried when all before it stood. The second
-model lets each position have its own probability, given that those before stood: a round then
-commits 1 + S_1 + ... + S_k, where S_j is their product up to j (Kaplan and Meier's estimate).
+A round of k draft tokens commits the accepted ones and exactly one more. If every token were
+accepted with probability a whatever came before, a round would commit (1 - a^(k+1)) / (1 - a)
+tokens on average (Leviathan, Kalman, Matias, arXiv 2211.17192, equation 1). In truth some texts and
+some places are easier than others, and a position is only tried when all before it were accepted.
+The second model lets each position have its own probability, given that those before were accepted:
+a round then commits 1 + S_1 + ... + S_k, where S_j is their product up to j (Kaplan and Meier's
+estimate).
 
-Both count a position only where it was at risk: what lies behind a rejection was not observed.
+Both count a position only where it was at risk: what comes after a rejection was not observed.
 Rounds of one prompt are alike, so intervals come from drawing whole prompts again (a cluster
 bootstrap). Knows only counts; nothing of models or tokens.
 """
@@ -59,12 +60,12 @@ class Analysis:
 
 
 def constant_tokens(acceptance: float, k: int) -> float:
-    """(1 - a^(k+1)) / (1 - a), and k + 1 at a = 1: tokens of a round if each stands with a."""
+    """(1 - a^(k+1)) / (1 - a), and k + 1 at a = 1: tokens of a round if each is accepted with a."""
     return float(sum(acceptance**j for j in range(k + 1)))
 
 
 def position_tokens(hazards: Sequence[float], k: int) -> float:
-    """1 + S_1 + ... + S_k: tokens of a round if the j-th stands with `hazards[j - 1]`."""
+    """1 + S_1 + ... + S_k: tokens of a round if the j-th is accepted with `hazards[j - 1]`."""
     return 1.0 + float(np.cumprod(hazards[:k]).sum())
 
 
@@ -80,18 +81,18 @@ def analyse(accepted: Mapping[int, Sequence[Sequence[int]]], seed: int = 0) -> A
     _check(accepted)
     num_prompts = len(next(iter(accepted.values())))
     num_positions = max(accepted)
-    stood = np.zeros((num_prompts, num_positions))
+    accepted_counts = np.zeros((num_prompts, num_positions))
     at_risk = np.zeros((num_prompts, num_positions))
     for k, prompts in accepted.items():
         for index, rounds in enumerate(prompts):
             for num_accepted in rounds:
-                stood[index, :num_accepted] += 1
+                accepted_counts[index, :num_accepted] += 1
                 at_risk[index, : min(num_accepted + 1, k)] += 1
     # Row 0 is the sample itself, each further row a resample: how often each prompt was drawn.
     choose = np.random.default_rng(seed)
     resamples = choose.multinomial(num_prompts, [1 / num_prompts] * num_prompts, _NUM_RESAMPLES)
     weights = np.vstack([np.ones(num_prompts), resamples])
-    acceptance, hazards = _estimate_acceptance(weights @ stood, weights @ at_risk)
+    acceptance, hazards = _estimate_acceptance(weights @ accepted_counts, weights @ at_risk)
     return Analysis(
         acceptance=_with_interval(acceptance),
         hazards=hazards[0].tolist(),
@@ -110,11 +111,14 @@ def _check(accepted: Mapping[int, Sequence[Sequence[int]]]) -> None:
                 raise ValueError(f"k = {k}: rounds must accept 0 to {k} tokens, got {list(rounds)}")
 
 
-def _estimate_acceptance(stood: Counts, at_risk: Counts) -> tuple[Counts, Counts]:
+def _estimate_acceptance(accepted: Counts, at_risk: Counts) -> tuple[Counts, Counts]:
     """a of each resample, and its hazards; a position that none reached counts with a itself."""
-    acceptance = stood.sum(1) / at_risk.sum(1)
+    acceptance = accepted.sum(1) / at_risk.sum(1)
     hazards = np.divide(
-        stood, at_risk, out=np.repeat(acceptance[:, None], stood.shape[1], 1), where=at_risk > 0
+        accepted,
+        at_risk,
+        out=np.repeat(acceptance[:, None], accepted.shape[1], 1),
+        where=at_risk > 0,
     )
     return acceptance, hazards
 

@@ -1,11 +1,13 @@
-"""The whole benchmark: engines, links and HTTP, beside transformers on the same weights.
+"""The whole benchmark: engines, links and HTTP, next to transformers on the same weights.
 
     python -m loadtest.bench --pair models/demo --grow 349m-18m --output results/bench.json
 
 For each pair, one after another: pass times and the engine loop in one process
 (`loadtest.bench.engine`), the same loop with draft and target in processes of their own, and
-`serve run` asked over HTTP. Prints tables and the project's claims with goal and verdict; writes
-JSON after every part, and a plot beside it. Lines that are compared run by turns, with the same
+`serve run` asked over HTTP. With `--draft-quantization int8` it is instead the pair's draft with
+8-bit weights next to the same draft as it is (`loadtest.bench.quantized`). Prints tables and the
+project's claims with goal and whether they were met; writes JSON after every part, and a plot next
+to it. Lines that are compared run by turns, with the same
 threads; ratios are what it is for, absolute figures depend on the machine.
 """
 
@@ -30,11 +32,12 @@ from loadtest.bench.lines import PairBench
 from loadtest.bench.link import linked
 from loadtest.bench.loop import LoopRun, Prompts, name_of
 from loadtest.bench.plot import draw
-from loadtest.bench.record import PairPath, Record, line_of, public_command
+from loadtest.bench.quantized import QUANTIZATION, DraftSettings, compare_drafts, print_drafts
+from loadtest.bench.record import Record, line_of, print_pair
 from loadtest.bench.references import BareEngine
-from loadtest.bench.table import print_pair
 from loadtest.report.interleaved import interleave
 from loadtest.report.machine import ROOT
+from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
 from loadtest.service.served import POD_ENVIRONMENT
 
@@ -63,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     threads = (settings.threads, arguments.served_draft_threads)
     record = Record(
         arguments.output,
-        public_command("loadtest.bench", words),
+        "loadtest.bench",
+        words,
         {
             **asdict(settings),
             "served_threads": threads,
@@ -71,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             "parts": arguments.parts,
         },
     )
+    if arguments.draft_quantization:
+        for pair in pairs:
+            _compare_drafts(record, pair, settings)
+        record.finish()
+        return
     for pair in pairs:
         _measure(record, pair, settings, threads, arguments.parts)
         gc.collect()
@@ -97,6 +106,24 @@ def grown_pair(name: str, cache: Path) -> PairPath:
         if done.returncode != 0:
             raise ValueError(f"growing {name} ended with status {done.returncode}")
     return PairPath(name, path)
+
+
+def _compare_drafts(record: Record, pair: PairPath, settings: EngineSettings) -> None:
+    """Measure and print the draft with 8-bit weights next to the same draft as it is."""
+    compared = compare_drafts(
+        pair,
+        DraftSettings(
+            threads=[settings.threads],
+            dtype=settings.dtype,
+            k=settings.k[0],
+            prompts=settings.prompts,
+            max_tokens=settings.tokens,
+            sessions=settings.batch,
+            turns=settings.pass_repeats,
+        ),
+    )
+    record.put(pair.label, "draft_quantization", compared)
+    print_drafts(compared)
 
 
 def _measure(
@@ -129,7 +156,7 @@ def _measure_link(
     threads: tuple[int, int],
     prompts: Prompts,
 ) -> None:
-    """Batch 1 through links, and the bare engine of this process beside it."""
+    """Batch 1 through links, and the bare engine of this process next to it."""
     ks = (0, best_k(record.pair(pair.label)["lines"]), None)
     bare = BareEngine(bench.target)
     with linked(
@@ -157,7 +184,7 @@ def _measure_gaps(
     threads: tuple[int, int],
     prompts: Prompts,
 ) -> None:
-    """A stream beside a long prompt, without drafts and with adaptive k."""
+    """A stream next to a long prompt, without drafts and with adaptive k."""
     long_prompt = [token for prompt in prompts for token in prompt]
     long_prompt = long_prompt * (1 + _LONG_PROMPT_TOKENS // len(long_prompt))
     runs: list[dict[str, object]] = []
@@ -182,7 +209,7 @@ def _measure_http(
     threads: tuple[int, int],
     prompts: Prompts,
 ) -> None:
-    """Batch 1 over HTTP, and transformers' best assistant in this process beside it."""
+    """Batch 1 over HTTP, and transformers' best assistant in this process next to it."""
     measured = record.pair(pair.label)["lines"]
     ks = (0, best_k(measured), None)
     assisted_k = best_assisted_k(measured)
@@ -235,10 +262,16 @@ def _parser() -> argparse.ArgumentParser:
         "--parts", nargs="+", choices=_PARTS, default=list(_PARTS), help="engine always runs"
     )
     parser.add_argument(
+        "--draft-quantization",
+        choices=[QUANTIZATION],
+        help="measure only this: the draft with such weights next to the draft as it is, with the "
+        "first of --k, sessions of --batch and --pass-repeats turns",
+    )
+    parser.add_argument(
         "--served-draft-threads", type=int, default=1, help="of the draft where it is a process"
     )
     parser.add_argument(
-        "--output", type=Path, help="JSON file, written after every part; the plot is beside it"
+        "--output", type=Path, help="JSON file, written after every part; the plot goes next to it"
     )
     add_settings(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Engines and loop in one process: pass times, tokens per second, transformers beside them.
+"""Engines and loop in one process: pass times, tokens per second, transformers next to them.
 
     python -m loadtest.bench.engine --pair models/demo --output engine.json
     python -m loadtest.bench.engine --random llama-8b --device cuda --output engine.json
@@ -30,8 +30,8 @@ from loadtest.bench.passes import (
     num_product_bytes,
 )
 from loadtest.bench.random_pair import PAIRS, make_random_pair
-from loadtest.bench.record import PairPath, Record, public_command
-from loadtest.bench.table import print_pair
+from loadtest.bench.record import Record, print_pair
+from loadtest.report.pairs import PairPath
 
 _RANDOM_PROMPT_TOKENS = 64
 _MAX_MODEL_LEN = 1024
@@ -128,7 +128,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=300, help="tokens before a decode pass")
     parser.add_argument("--quick", action="store_true", help="fewer lines, one run of each")
     parser.add_argument("--repeats", type=int, choices=range(1, 30, 2), help="runs of each line")
-    parser.add_argument("--pass-repeats", type=int, choices=range(1, 60, 2), help="of each pass")
+    parser.add_argument(
+        "--pass-repeats", type=int, choices=range(1, 1000, 2), metavar="ODD", help="of each pass"
+    )
     parser.add_argument("--tokens", type=int, help="completion tokens of each prompt")
     parser.add_argument("--prompts", type=int, help="prompts at batch 1")
     parser.add_argument("--k", type=int, nargs="+", help="fixed k, for ours and for assistants")
@@ -141,9 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     arguments = parser.parse_args(words)
     settings = EngineSettings.of(arguments)
-    record = Record(
-        arguments.output, public_command("loadtest.bench.engine", words), asdict(settings)
-    )
+    record = Record(arguments.output, "loadtest.bench.engine", words, asdict(settings))
     with tempfile.TemporaryDirectory() as folder:
         try:
             pairs = [PairPath.parse(text) for text in arguments.pair]

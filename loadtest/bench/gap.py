@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 from loadtest.bench.link import LinkBench
 from loadtest.bench.loop import NoText, make_request, name_of
@@ -142,4 +141,4 @@ async def _first_token_s(generator: Generator, prompt: Sequence[int], name: str)
 def _items(
     generator: Generator, request: GenerationRequest
 ) -> AsyncGenerator[Delta | Finished, None]:
-    return cast("AsyncGenerator[Delta | Finished, None]", generator.generate(request, NoText()))
+    return generator.generate(request, NoText())

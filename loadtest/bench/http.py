@@ -6,7 +6,6 @@ token ids and streamed back, so that every way answers exactly what the engines 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +15,10 @@ from typing import Any
 import httpx
 
 from loadtest.bench.loop import Prompts
+from loadtest.client.http import READ_TIMEOUT_S, complete
 from loadtest.report.machine import ROOT
 from loadtest.service.served import POD_ENVIRONMENT, Config, served
 
-_TIMEOUT_S = 300.0
 _CONFIG = ROOT / "configs" / "demo.yaml"
 
 
@@ -55,13 +54,7 @@ class HttpBench:
         }
         if k is not None:
             body["speculation"] = {"k": k}
-        num_tokens_said = 0
-        with self._client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                raise RuntimeError(f"HTTP {response.status_code}: {response.read().decode()}")
-            for line in response.iter_lines():
-                num_tokens_said = max(num_tokens_said, _completion_tokens(line))
-        return num_tokens_said
+        return complete(self._client, "/v1/completions", body).num_completion_tokens
 
 
 @contextmanager
@@ -84,21 +77,6 @@ def http_served(pair: Path, *, dtype: str, threads: tuple[int, int]) -> Iterator
 
     with (
         served(_CONFIG, change=change, environment=POD_ENVIRONMENT) as service,
-        httpx.Client(base_url=service.base_url, timeout=_TIMEOUT_S) as client,
+        httpx.Client(base_url=service.base_url, timeout=READ_TIMEOUT_S) as client,
     ):
         yield HttpBench(client, names[0])
-
-
-def _completion_tokens(line: str) -> int:
-    """Completion tokens by the usage of one SSE line; 0 where it has none.
-
-    Raises:
-        RuntimeError: the line is an error event.
-    """
-    data = line.removeprefix("data: ")
-    if data == line or data == "[DONE]":
-        return 0
-    event = json.loads(data)
-    if "error" in event:
-        raise RuntimeError(f"the stream ended with {event['error']}")
-    return int((event.get("usage") or {}).get("completion_tokens", 0))

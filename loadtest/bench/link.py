@@ -1,4 +1,4 @@
-"""The same loop with draft and target in processes of their own, behind real links. No HTTP.
+"""The same loop with draft and target in processes of their own, over real links. No HTTP.
 
 What serving costs over the engines: leases, frames and the waking of other processes.
 """

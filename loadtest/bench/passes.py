@@ -1,4 +1,4 @@
-"""How long a forward pass takes by its rows, beside its matrix products alone.
+"""How long a forward pass takes by its rows, next to its matrix products alone.
 
 The products use the weights the pass uses, so both read the same memory; what is left is
 attention, norms and the cost of calling. Milliseconds everywhere.
@@ -86,10 +86,10 @@ def measure_passes(
 
     The first of `shapes` is the one the others are compared with in `to_one_row`.
     """
-    tables = _tables(runner, shapes)
+    tables = tables_for(runner, shapes)
     lines: dict[str, Callable[[], float]] = {}
     for shape in shapes:
-        lines[f"pass {shape.name}"] = _pass(runner, shape, tables)
+        lines[f"pass {shape.name}"] = timed_pass(runner, shape, tables)
         lines[f"products {shape.name}"] = _products(runner, shape)
     try:
         interleave(lines, 1)
@@ -126,8 +126,8 @@ def num_product_bytes(runner: ModelRunner) -> int:
     return sum(inputs * outputs for inputs, outputs in shapes) * size
 
 
-def _tables(runner: ModelRunner, shapes: list[PassShape]) -> list[BlockTable]:
-    """Room for the largest of `shapes`; the others use the first of it."""
+def tables_for(runner: ModelRunner, shapes: list[PassShape]) -> list[BlockTable]:
+    """Make room for the largest of `shapes`; the others use the first of it."""
     tables = []
     for index in range(max(shape.num_sessions for shape in shapes)):
         table = runner.pool.new_table()
@@ -136,8 +136,13 @@ def _tables(runner: ModelRunner, shapes: list[PassShape]) -> list[BlockTable]:
     return tables
 
 
-def _pass(runner: ModelRunner, shape: PassShape, tables: list[BlockTable]) -> Callable[[], float]:
-    """A timed pass. What the context holds does not matter for its time: it is left as it is."""
+def timed_pass(
+    runner: ModelRunner, shape: PassShape, tables: list[BlockTable]
+) -> Callable[[], float]:
+    """Return a pass of that shape, which gives its milliseconds.
+
+    What the context holds does not matter for that: it is left as it is.
+    """
     sequences = [
         SequenceRows(
             table,

@@ -3,7 +3,7 @@
 Layers are random but add next to nothing to the hidden row (their output projections are tiny), so
 the next token is a random function of the last one, and the draft, whose hidden row is the first
 part of the target's, computes the same one. A chosen share of tokens is then exchanged in the
-draft's embedding: behind those it guesses wrong. Costs are those of the real sizes; texts mean
+draft's embedding: after those it guesses wrong. Costs are those of the real sizes; texts mean
 nothing.
 """
 
@@ -47,7 +47,7 @@ def make_random_pair(
 ) -> None:
     """Write `output`/target and `output`/draft, bfloat16, with the sizes PAIRS[name].
 
-    `acceptance` is the share of tokens behind which the two agree (greedy).
+    `acceptance` is the share of tokens after which the two agree (greedy).
 
     Raises:
         ValueError: the name is unknown, or `acceptance` is not within 0 to 1.
@@ -94,7 +94,7 @@ def _write(shape: Shape, folder: Path, embedding: Tensor, head: Tensor, device: 
 
 
 def _widened(rows: Tensor, shape: Shape) -> Tensor:
-    """The same rows with zeros behind them, up to the hidden size."""
+    """The same rows with zeros after them, up to the hidden size."""
     return torch.nn.functional.pad(rows, (0, shape.hidden_size - rows.shape[1]))
 
 

@@ -6,38 +6,14 @@ directory of the machine.
 
 from __future__ import annotations
 
-import json
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.loop import LoopRun
-from loadtest.report.machine import describe_machine
-
-
-@dataclass(frozen=True)
-class PairPath:
-    """A pair of checkpoints and what it is called in tables."""
-
-    label: str
-    path: Path  # holds target/ and draft/
-
-    @classmethod
-    def parse(cls, text: str) -> PairPath:
-        """LABEL=DIR, or DIR, whose last part is the label then.
-
-        Raises:
-            ValueError: DIR has no target/ or draft/.
-        """
-        label, _, directory = text.rpartition("=")
-        path = Path(directory)
-        for part in ("target", "draft"):
-            if not (path / part / "config.json").is_file():
-                raise ValueError(f"pair {directory!r} has no {part}/config.json")
-        return cls(label or path.resolve().name, path)
+from loadtest.bench.loop import SPLIT, LoopRun
+from loadtest.report.record import head, write_json
 
 
 @dataclass(frozen=True)
@@ -80,12 +56,12 @@ def line_of(where: str, way: str, batch: int, runs: Sequence[LoopRun | float]) -
 class Record:
     """The content of the file. `pair(label)` is a dict that callers fill."""
 
-    def __init__(self, path: Path | None, command: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path | None, module: str, words: Sequence[str], settings: Mapping[str, Any]
+    ) -> None:
         self._path = path
         self.content: dict[str, Any] = {
-            "command": command,
-            "machine": describe_machine(),
-            "settings": dict(settings),
+            **head(f"python -m {module}", words, settings),
             "is_complete": False,
             "pairs": {},
         }
@@ -112,22 +88,61 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """Write the file, so that a reader sees either the last state or this one."""
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
-        part.replace(self._path)
+        """Write the file, where there is one."""
+        write_json(self._path, self.content)
 
 
-def public_command(module: str, argv: Sequence[str]) -> str:
-    """The command line without directories: of a path only the label or the last part stays."""
-    words = []
-    for word in argv:
-        label, is_labelled, _ = word.rpartition("=")
-        if is_labelled and not label.startswith("-"):
-            words.append(label)
-        else:
-            words.append(Path(word).name if "/" in word else word)
-    return shlex.join(["python", "-m", module, *words])
+# --- for people -----------------------------------------------------------------------------------
+
+
+def print_pair(label: str, content: dict[str, Any]) -> None:
+    """All tables of one pair, from its part of the record."""
+    print(f"\n== {label}")
+    for part in ("target", "draft"):
+        if part in content:
+            _print_passes(part, content[part])
+    if content["lines"]:
+        _print_lines(content["lines"])
+    if "gaps" in content:
+        _print_gaps(content["gaps"])
+
+
+def _print_passes(part: str, values: dict[str, Any]) -> None:
+    print(f"\n{part + ' pass':16}{'rows':>6}{'ms':>9}{'products':>10}{'ratio':>7}{'to 1 row':>10}")
+    for line in values["passes"]:
+        print(
+            f"{line['name']:16}{line['num_rows']:>6}{line['pass_ms']:>9.2f}"
+            f"{line['products_ms']:>10.2f}{line['ratio']:>7.2f}{line['to_one_row']:>10.2f}"
+        )
+    if "memory_floor_ms" in values:
+        print(f"weights at the speed of copying: {values['memory_floor_ms']:.2f} ms")
+
+
+def _print_lines(lines: list[dict[str, Any]]) -> None:
+    print(
+        f"\n{'':8}{'':22}{'batch':>6}{'tokens/s':>10}{'length':>8}{'rate':>6}{'k':>5}"
+        + "".join(f"{part:>9}" for part in SPLIT)
+        + "   (ms per round)"
+    )
+    for line in lines:
+        text = f"{line['where']:8}{line['way']:22}{line['batch']:>6}{line['tokens_per_s']:>10.1f}"
+        if line["round_ms"]:
+            text += (
+                f"{line['tokens_per_round']:>8.2f}{line['acceptance']:>6.2f}{line['mean_k']:>5.1f}"
+            )
+            text += "".join(f"{line['round_ms'][part]:>9.3f}" for part in SPLIT)
+        print(text)
+
+
+def _print_gaps(runs: list[dict[str, Any]]) -> None:
+    print(
+        f"\n{'a stream beside a long prompt':30}{'gap before':>11}{'worst':>8}{'beside':>8}"
+        f"{'worst':>8}{'ratio':>7}   {'first token of the prompt'}"
+    )
+    for run in runs:
+        name = f"{run['way']}, {run['num_prompt_tokens']} tokens"
+        print(
+            f"{name:30}{run['quiet_ms']:>8.1f} ms{run['quiet_worst_ms']:>8.1f}"
+            f"{run['beside_ms']:>8.1f}{run['beside_worst_ms']:>8.1f}{run['slowdown']:>7.2f}"
+            f"   {run['first_token_s']:.2f} s, alone {run['alone_first_token_s']:.2f} s"
+        )

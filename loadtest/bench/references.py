@@ -26,7 +26,7 @@ def load_reference(path: Path, dtype: str, device: str = "cpu") -> ReferenceMode
     """A checkpoint as transformers runs it by default."""
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     model.to(device).eval()
-    # Given beside max_new_tokens it costs a warning per round of assisted generation.
+    # Given together with max_new_tokens it costs a warning per round of assisted generation.
     model.generation_config.max_length = None
     return model
 

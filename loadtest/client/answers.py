@@ -1,61 +1,94 @@
-"""Reads a streamed answer line by line, times it, and says what is wrong with it.
+"""One streamed answer: read line by line, timed, and checked against what it must be.
 
-Knows no client: it is fed lines and clock readings, so locust's users and the tests share it.
+Knows no HTTP client: it is fed lines and clock readings, so locust's users, httpx's senders
+(`client.http`) and the tests share one reader and one check.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jsonschema
 
-from loadtest.client.workload import Request
+from loadtest.client.workload import Asking
 
 _DONE = "[DONE]"
 _PREFIX = "data: "
+_KEPT_CHARACTERS = 500  # of the body of an HTTP error
 
 
 @dataclass
-class StreamedAnswer:
-    """What has come of one answer so far."""
+class Answer:
+    """What has come of one request so far. Times in seconds by its feeder's clock.
 
-    began_s: float
+    Attributes:
+        began_s, ended_s: when the request was sent and when the last of its answer had come.
+        first_text_s, last_text_s: when text came first and last; None: none did.
+        num_completion_tokens: by the usage event; 0 where there was none.
+        speculation: the last event's `metrics.speculative_decoding`.
+        status: of the HTTP answer; 0 when there was none.
+        content: the body of an HTTP error.
+        retry_after_s: its Retry-After, where that is whole seconds of at least 1.
+        error: why there is no answer: the HTTP error, the error event or the connection's.
+        is_done: the stream came to its end.
+    """
+
     text: str = ""
     finish_reason: str | None = None
+    began_s: float = 0.0
+    ended_s: float = 0.0
     first_text_s: float | None = None
     last_text_s: float | None = None
     num_completion_tokens: int = 0
     speculation: dict[str, Any] = field(default_factory=dict)
+    status: int = 200
+    content: str = ""
+    retry_after_s: float | None = None
     error: str = ""
     is_done: bool = False
 
-    def take(self, line: str, now_s: float) -> None:
-        """Take in one line of the event stream."""
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens drafted for this answer, as the service reports it."""
+        return int(self.speculation.get("num_draft_tokens", 0))
+
+    def take(self, line: str, now_s: float) -> bool:
+        """Take in one line of the event stream; whether it held an event other than the end.
+
+        Raises:
+            ValueError: the event is no JSON.
+        """
         if not line.startswith(_PREFIX):
-            return
+            return False
         data = line.removeprefix(_PREFIX)
         if data == _DONE:
             self.is_done = True
-            return
+            return False
         event = json.loads(data)
         if "error" in event:
-            self.error = str(event["error"]["message"])
-            return
-        for choice in event["choices"]:
-            if choice["delta"].get("content"):
-                self.text += choice["delta"]["content"]
-                self.first_text_s = now_s if self.first_text_s is None else self.first_text_s
-                self.last_text_s = now_s
-            self.finish_reason = choice["finish_reason"] or self.finish_reason
+            self.error = f"error event: {data[:_KEPT_CHARACTERS]}"
+            return True
+        for choice in event.get("choices") or ():
+            self._add_text(choice, now_s)
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if event.get("usage"):
-            self.num_completion_tokens = event["usage"]["completion_tokens"]
-        if event.get("metrics"):
-            self.speculation = event["metrics"]["speculative_decoding"]
+            self.num_completion_tokens = int(event["usage"].get("completion_tokens", 0))
+        metrics = event.get("metrics") or {}
+        self.speculation = metrics.get("speculative_decoding") or self.speculation
+        return True
+
+    def refuse(self, status: int, content: str, retry_after: str = "") -> None:
+        """Take in an HTTP status other than 200 with its body and its Retry-After header."""
+        self.status, self.content = status, content
+        self.error = f"HTTP {status}: {content[:_KEPT_CHARACTERS]}"
+        if retry_after.isdecimal() and int(retry_after) >= 1:
+            self.retry_after_s = float(retry_after)
 
     def figures(self) -> dict[str, float]:
-        """What locust is told beside the whole time: names with units, as far as they are known."""
+        """Figures that locust's table shows next to the whole time, with units in their names."""
         figures: dict[str, float] = {}
         if self.first_text_s is not None and self.last_text_s is not None:
             figures["TTFT, ms"] = (self.first_text_s - self.began_s) * 1e3
@@ -73,48 +106,88 @@ class StreamedAnswer:
             )
         return figures
 
-
-class Judge:
-    """Tells wrong answers from right ones. One per run: it remembers the text of every key."""
-
-    def __init__(self, *, expects_same_text: bool) -> None:
-        self._expects_same_text = expects_same_text
-        self._texts: dict[str, str] = {}
-
-    def complaint(self, request: Request, answer: StreamedAnswer) -> str:
-        """Why the answer is wrong, or ""."""
-        if answer.error:
-            return f"error event: {answer.error}"
-        if not answer.is_done or answer.finish_reason is None:
-            return "the stream broke off without an end"
-        if request.schema is not None:
-            wrong = _schema_complaint(answer.text, request.schema)
-            if wrong:
-                return wrong
-        known = self._texts.setdefault(request.key, answer.text)
-        if self._expects_same_text and known != answer.text:
-            return f"another text for the same seed: {answer.text[:80]!r}, not {known[:80]!r}"
-        return ""
-
-    @staticmethod
-    def refusal_complaint(request: Request, status: int, content: str) -> str:
-        """Why the answer to a bad request is wrong, or ""."""
-        if status != 400:
-            return f"status {status} for a bad {request.bad_field}, not 400"
-        try:
-            param = json.loads(content)["error"]["param"]
-        except (ValueError, KeyError, TypeError):
-            return f"an error that is not OpenAI's: {content[:80]!r}"
-        if not str(param).startswith(str(request.bad_field)):
-            return f"the error names {param!r}, not {request.bad_field!r}"
-        return ""
+    def _add_text(self, choice: Mapping[str, Any], now_s: float) -> None:
+        """Of a chat the text is in `delta`, of a completion it is the choice's own."""
+        text = (choice.get("delta") or {}).get("content") or choice.get("text")
+        if text:
+            self.text += text
+            self.first_text_s = now_s if self.first_text_s is None else self.first_text_s
+            self.last_text_s = now_s
 
 
-def _schema_complaint(text: str, schema: dict[str, Any]) -> str:
+def check_answer(
+    answer: Answer, *, schema: Mapping[str, Any] | None = None, known: Answer | None = None
+) -> str:
+    """Why an answer is wrong; "" when it is right.
+
+    Args:
+        answer: what came.
+        schema: its text must be JSON that validates; None: any text.
+        known: an answer to the same request, whose text and end it must have; None: any.
+    """
+    if answer.error:
+        return answer.error
+    if not answer.is_done or answer.finish_reason is None:
+        return f"the stream was cut after {len(answer.text)} characters, without an end"
+    if known is not None and (known.text, known.finish_reason) != (
+        answer.text,
+        answer.finish_reason,
+    ):
+        return f"another text for the same seed: {_first_difference(known, answer)}"
+    return "" if schema is None else _check_json(answer, schema)
+
+
+def check_refusal(answer: Answer, bad_field: str) -> str:
+    """Why the answer to a request whose `bad_field` is wrong is not the 400 it must be, or ""."""
+    if answer.status != 400:
+        return f"status {answer.status} for a bad {bad_field}, not 400"
     try:
-        jsonschema.validate(json.loads(text), schema)
-    except ValueError:
-        return f"not JSON: {text[:80]!r}"
-    except jsonschema.ValidationError as error:
-        return f"JSON outside its schema: {error.message[:120]}"
+        param = json.loads(answer.content)["error"]["param"]
+    except (ValueError, KeyError, TypeError):
+        return f"an error that is not OpenAI's: {answer.content[:80]!r}"
+    if not str(param).startswith(bad_field):
+        return f"the error names {param!r}, not {bad_field!r}"
     return ""
+
+
+def check_asked(
+    asking: Asking, answer: Answer, known: MutableMapping[str, Answer] | None = None
+) -> str:
+    """Why the answer to a request of the workload is wrong, or "".
+
+    `known` holds the first right answer to every request and gets this one; None: a request may
+    have another text each time. Of an answer that its reader left only an error is wrong.
+    """
+    request = asking.request
+    if request.bad_field is not None:
+        return check_refusal(answer, request.bad_field)
+    if asking.leave_after is not None:
+        return answer.error
+    earlier = None if known is None else known.get(request.key)
+    problem = check_answer(answer, schema=request.schema, known=earlier)
+    if known is not None and not problem:
+        known.setdefault(request.key, answer)
+    return problem
+
+
+def _check_json(answer: Answer, schema: Mapping[str, Any]) -> str:
+    if answer.finish_reason != "stop":
+        return f"ended by {answer.finish_reason!r} before its JSON did: {answer.text[-80:]!r}"
+    try:
+        jsonschema.validate(json.loads(answer.text), schema)
+    except ValueError:
+        return f"not JSON: {answer.text[:200]!r}"
+    except jsonschema.ValidationError as error:
+        return f"JSON outside its schema: {error.message[:120]}: {answer.text[:200]!r}"
+    return ""
+
+
+def _first_difference(known: Answer, answer: Answer) -> str:
+    if known.text == answer.text:
+        return f"finish_reason {answer.finish_reason!r} for {known.finish_reason!r}"
+    at = next(
+        (i for i, (a, b) in enumerate(zip(known.text, answer.text, strict=False)) if a != b),
+        min(len(known.text), len(answer.text)),
+    )
+    start = max(0, at - 30)
+    return f"at {at}: {answer.text[start : at + 30]!r} for {known.text[start : at + 30]!r}"

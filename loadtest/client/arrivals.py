@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from loadtest.client.client import LoadClient
-from loadtest.client.goodput import Sent, Stretch, measure
+from loadtest.client.goodput import Observed, Sent, Stretch, measure
 from loadtest.client.workload import Asking
 from loadtest.service.gauges import RUNNING, WAITING, gauges
 
@@ -94,7 +94,11 @@ async def run_stretch(
         max(0.0, began_s + timing.settle_s + timing.measured_s - time.perf_counter())
     )
     cpu_share = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
-    peaks = queues.peak_running, queues.peak_waiting
+    observed = Observed(
+        load_cpu_share=cpu_share,
+        peak_running=queues.peak_running,
+        peak_waiting=queues.peak_waiting,
+    )
     sent = await asyncio.gather(*tasks)
     await _drained(queues)
     return measure(
@@ -103,9 +107,7 @@ async def run_stretch(
         from_s=began_s + timing.settle_s,
         to_s=began_s + timing.settle_s + timing.measured_s,
         first_text_limit_s=timing.first_text_limit_s,
-        load_cpu_share=cpu_share,
-        peak_running=peaks[0],
-        peak_waiting=peaks[1],
+        observed=observed,
     )
 
 

@@ -1,24 +1,18 @@
-"""Asks a served model over HTTP and says how each request went. asyncio and httpx, no locust.
+"""Sends the requests of a workload and reports how each went, for `soak` and `overload`.
 
-For commands that drive a service themselves (`soak`, `overload`). Being turned away (429 with
-Retry-After) is an answer like another; everything else that is not what the request must get is a
-complaint.
+Being turned away (429 with Retry-After) is an answer like another; everything else that is not
+what the request must get is a complaint.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass
 
 import httpx
 
-from loadtest.client.answers import Judge, StreamedAnswer
+from loadtest.client.answers import Answer, check_asked
+from loadtest.client.http import ask, open_client
 from loadtest.client.workload import Asking
-
-_PATH = "/v1/chat/completions"
-_CONNECT_TIMEOUT_S = 30.0
-_READ_TIMEOUT_S = 300.0  # between two pieces of an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +51,12 @@ class LoadClient:
 
     Args:
         base_url: of the service, without /v1.
-        judge: tells wrong answers from right ones.
+        expects_same_text: a request that comes again must get the same text.
     """
 
-    def __init__(self, base_url: str, judge: Judge) -> None:
-        self._judge = judge
-        self._client = httpx.AsyncClient(
-            base_url=base_url,
-            headers={"authorization": f"Bearer {os.environ.get('OUTRIDER_API_KEY', 'none')}"},
-            timeout=httpx.Timeout(_CONNECT_TIMEOUT_S, read=_READ_TIMEOUT_S),
-            # Every request has a connection; a shared pool must not make them queue for one.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-        )
+    def __init__(self, base_url: str, *, expects_same_text: bool) -> None:
+        self._known: dict[str, Answer] | None = {} if expects_same_text else None
+        self._client = open_client(base_url)
 
     async def __aenter__(self) -> LoadClient:
         return self
@@ -78,62 +66,22 @@ class LoadClient:
 
     async def ask(self, asking: Asking) -> Reply:
         """Send one request and read what comes. Never raises for what the service does."""
-        began_s = time.perf_counter()
-        try:
-            async with self._client.stream("POST", _PATH, json=asking.request.body) as response:
-                if response.status_code == httpx.codes.OK and asking.request.bad_field is None:
-                    return await self._read(asking, response, began_s)
-                content = (await response.aread()).decode(errors="replace")
-                return self._refused(asking, response, content, began_s)
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            complaint = f"{type(error).__name__}: {error}"
-            return _reply(asking, began_s, 0, complaint)
-
-    async def _read(self, asking: Asking, response: httpx.Response, began_s: float) -> Reply:
-        answer = StreamedAnswer(began_s=began_s)
-        number = 0
-        async for line in response.aiter_lines():
-            answer.take(line, time.perf_counter())
-            if asking.leave_after is not None and number >= asking.leave_after:
-                break  # the connection is closed, which is what the service notices
-            number += 1
-        has_left = asking.leave_after is not None
-        complaint = "" if has_left else self._judge.complaint(asking.request, answer)
+        answer = await ask(self._client, asking.request.body, leave_after=asking.leave_after)
+        is_full = answer.status == httpx.codes.TOO_MANY_REQUESTS
+        if is_full:
+            missing = f"429 without seconds in Retry-After: {answer.content[:200]}"
+            complaint = "" if answer.retry_after_s is not None else missing
+        else:
+            complaint = check_asked(asking, answer, self._known)
+        is_good = asking.request.bad_field is None and asking.leave_after is None
         return Reply(
             name=asking.name,
-            began_s=began_s,
-            ended_s=time.perf_counter(),
-            status=response.status_code,
-            complaint=complaint or (f"error event: {answer.error}" if answer.error else ""),
+            began_s=answer.began_s,
+            ended_s=answer.ended_s,
+            status=answer.status,
+            complaint=complaint,
+            retry_after_s=answer.retry_after_s if is_full else None,
             first_text_s=answer.first_text_s,
             num_tokens=answer.num_completion_tokens,
-            is_whole=not has_left and not complaint,
+            is_whole=is_good and not is_full and not complaint,
         )
-
-    def _refused(
-        self, asking: Asking, response: httpx.Response, content: str, began_s: float
-    ) -> Reply:
-        status = response.status_code
-        if status == httpx.codes.TOO_MANY_REQUESTS:
-            after = response.headers.get("retry-after", "")
-            if after.isdecimal() and int(after) >= 1:
-                return _reply(asking, began_s, status, "", float(after))
-            return _reply(asking, began_s, status, f"429 with Retry-After {after!r}, not seconds")
-        if asking.request.bad_field is None:
-            complaint = f"status {status}: {content[:200]}"
-        else:
-            complaint = self._judge.refusal_complaint(asking.request, status, content)
-        return _reply(asking, began_s, status, complaint)
-
-
-def _reply(
-    asking: Asking, began_s: float, status: int, complaint: str, retry_after_s: float | None = None
-) -> Reply:
-    return Reply(
-        name=asking.name,
-        began_s=began_s,
-        ended_s=time.perf_counter(),
-        status=status,
-        complaint=complaint,
-        retry_after_s=retry_after_s,
-    )

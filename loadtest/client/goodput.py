@@ -74,6 +74,15 @@ class Stretch:
         return self.good_share >= SUSTAINED and not self.failed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What was seen of the load and of the router in a stretch; see `Stretch`."""
+
+    load_cpu_share: float
+    peak_running: float
+    peak_waiting: float
+
+
 def is_good(reply: Reply, first_text_limit_s: float) -> bool:
     """Whether an answer is whole, right and in time."""
     if not reply.is_whole or reply.first_text_s is None:
@@ -88,9 +97,7 @@ def measure(
     from_s: float,
     to_s: float,
     first_text_limit_s: float,
-    load_cpu_share: float,
-    peak_running: float,
-    peak_waiting: float,
+    observed: Observed,
 ) -> Stretch:
     """Sum up a stretch whose measured time is [from_s, to_s).
 
@@ -124,9 +131,9 @@ def measure(
         refusal_s=((_at(refusals, 0.5), _at(refusals, 0.99), max(refusals)) if refusals else None),
         retry_after_s=(min(after), max(after)) if after else None,
         load_late_s=_at([one.late_s for one in sent], 0.99),
-        load_cpu_share=load_cpu_share,
-        peak_running=peak_running,
-        peak_waiting=peak_waiting,
+        load_cpu_share=observed.load_cpu_share,
+        peak_running=observed.peak_running,
+        peak_waiting=observed.peak_waiting,
     )
 
 

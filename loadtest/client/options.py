@@ -1,22 +1,20 @@
-"""What every command that drives a service by itself can be told of the requests it sends."""
+"""The options on requests that every command has which drives a service by itself."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from loadtest.client.workload import Workload
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """The options that `workload_of` reads, and where results go."""
+    """The options that `workload_of` reads."""
     parser.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
     parser.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
     parser.add_argument("--shared-words", type=int, default=150, help="of the shared prompt")
     parser.add_argument("--any-text", action="store_true", help="do not expect one text per seed")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is sent, and when")
-    parser.add_argument("--output", type=Path, help="JSON file; the figure is written beside it")
 
 
 def workload_of(arguments: argparse.Namespace, config: dict[str, Any]) -> Workload:

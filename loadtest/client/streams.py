@@ -2,38 +2,27 @@
 
 The streams run in an event loop in a thread of their own. A stream repeats its case for as long as
 the load runs; every answer must be complete, equal its reference and, under a schema, validate.
-Every wait of a stream for its next chunk, the first one included, is timed; `longest_wait` tells
+Every wait of a stream for its next chunk, the first one included, is timed; `longest_wait` returns
 afterwards (or while it lasts) how long the worst wait was that touched a stretch of time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
-import jsonschema
 
+from loadtest.client.answers import Answer, check_answer
 from loadtest.client.cases import Case
+from loadtest.client.http import ask, open_client
 from loadtest.client.thread import LoadThread
 
-_READ_TIMEOUT_S = 240.0  # longer than any recovery may take: a pause is measured, not cut
 _KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
-_DONE = "[DONE]"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """How one request ended. `error` is empty when the stream came to its proper end."""
-
-    text: str = ""
-    finish_reason: str | None = None
-    num_draft_tokens: int = 0
-    error: str = ""
+_AFTER_FAILURE_S = 0.5  # a service that refuses is not to be hammered
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,7 @@ class FaultLoad:
     """Runs one stream per case between `start` and `stop`; `api_key` is sent with each."""
 
     def __init__(self, base_url: str, cases: Sequence[Case], *, api_key: str = "") -> None:
-        self._url = f"{base_url}/v1/chat/completions"
+        self._base_url = base_url
         self._api_key = api_key
         self._references: dict[str, Answer] = {}
         self._streams = [_Stream(case) for case in cases]
@@ -115,9 +104,9 @@ class FaultLoad:
         cases = [stream.case for stream in self._streams]
         answers = asyncio.run(self._ask_all(cases))
         for case, answer in zip(cases, answers, strict=True):
-            reason = answer.error or invalid(case, answer)
-            if reason:
-                raise RuntimeError(f"reference of {case.name}: {reason}")
+            reason = check_answer(answer, schema=case.schema)
+            if reason or not answer.text:
+                raise RuntimeError(f"reference of {case.name}: {reason or 'no text'}")
             self._references[case.name] = answer
         return self._references
 
@@ -187,112 +176,20 @@ class FaultLoad:
         return found
 
     async def _ask_all(self, cases: Sequence[Case]) -> list[Answer]:
-        async with _client(self._api_key) as client:
-            return list(await asyncio.gather(*(ask(client, self._url, case) for case in cases)))
+        async with open_client(self._base_url, api_key=self._api_key) as client:
+            return list(await asyncio.gather(*(ask(client, case.body) for case in cases)))
 
     async def _run_streams(self) -> None:
-        async with _client(self._api_key) as client:
+        async with open_client(self._base_url, api_key=self._api_key) as client:
             await asyncio.gather(*(self._repeat(client, stream) for stream in self._streams))
 
     async def _repeat(self, client: httpx.AsyncClient, stream: _Stream) -> None:
+        case = stream.case
         while not self._thread.is_stopping:
             began_s = stream.ask()
-            answer = await ask(client, self._url, stream.case, stream)
-            reason = self._judge(stream.case, answer)
+            answer = await ask(client, case.body, on_event=stream.tick)
+            reason = check_answer(answer, schema=case.schema, known=self._references[case.name])
             if reason:
-                failure = Failure(stream.case.name, began_s, time.monotonic(), reason)
-                self._failures.append(failure)
-                await asyncio.sleep(0.5)  # a service that refuses is not to be hammered
+                self._failures.append(Failure(case.name, began_s, time.monotonic(), reason))
+                await asyncio.sleep(_AFTER_FAILURE_S)
             stream.num_answers += 1
-
-    def _judge(self, case: Case, answer: Answer) -> str:
-        """Why the answer is wrong; empty when it is right."""
-        if answer.error:
-            return answer.error
-        wanted = self._references[case.name]
-        if (answer.text, answer.finish_reason) != (wanted.text, wanted.finish_reason):
-            return f"another text: {_first_difference(wanted, answer)}"
-        return invalid(case, answer)
-
-
-async def ask(
-    client: httpx.AsyncClient, url: str, case: Case, stream: _Stream | None = None
-) -> Answer:
-    """Send one case and read its stream to the end. Whatever goes wrong is in the answer."""
-    text, finish_reason, num_draft_tokens, is_done = "", None, 0, False
-    try:
-        async with client.stream("POST", url, json=case.body) as response:
-            if response.status_code != httpx.codes.OK:
-                body = (await response.aread()).decode(errors="replace")
-                return Answer(error=f"HTTP {response.status_code}: {body[:500]}")
-            async for event in _events(response):
-                if event == _DONE:
-                    is_done = True
-                    continue  # and read to the end, or the service sees a client that goes away
-                if stream is not None:
-                    stream.tick()
-                chunk = json.loads(event)
-                if "error" in chunk:
-                    return Answer(text, error=f"error event: {event[:500]}")
-                for choice in chunk["choices"]:
-                    text += choice["delta"].get("content") or ""
-                    finish_reason = choice.get("finish_reason") or finish_reason
-                num_draft_tokens = _num_draft_tokens(chunk) or num_draft_tokens
-    except (httpx.HTTPError, OSError) as error:
-        return Answer(text, error=f"{type(error).__name__}: {error} after {len(text)} characters")
-    if is_done:
-        return Answer(text, finish_reason, num_draft_tokens)
-    return Answer(text, error=f"the stream was cut after {len(text)} characters")
-
-
-def ask_once(base_url: str, case: Case, *, api_key: str = "") -> Answer:
-    """`ask` from plain code, on a connection of its own."""
-
-    async def once() -> Answer:
-        async with _client(api_key) as client:
-            return await ask(client, f"{base_url}/v1/chat/completions", case)
-
-    return asyncio.run(once())
-
-
-def invalid(case: Case, answer: Answer) -> str:
-    """Why the answer does not obey its case; empty when it does."""
-    if case.schema is None:
-        return "" if answer.text else "no text"
-    if answer.finish_reason != "stop":
-        return f"ended by {answer.finish_reason!r} before its JSON did: {answer.text[-80:]!r}"
-    try:
-        jsonschema.validate(json.loads(answer.text), case.schema)
-    except (ValueError, jsonschema.ValidationError) as error:
-        return f"invalid JSON: {str(error).splitlines()[0]}: {answer.text[:200]!r}"
-    return ""
-
-
-def _client(api_key: str = "") -> httpx.AsyncClient:
-    timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
-    # Every stream keeps a connection; a shared pool must not make them queue for one.
-    limits = httpx.Limits(max_connections=None)
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers)
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[str]:
-    async for line in response.aiter_lines():
-        if line.startswith("data: "):
-            yield line.removeprefix("data: ")
-
-
-def _num_draft_tokens(chunk: dict[str, Any]) -> int:
-    metrics = chunk.get("metrics") or {}
-    return int((metrics.get("speculative_decoding") or {}).get("num_draft_tokens", 0))
-
-
-def _first_difference(wanted: Answer, got: Answer) -> str:
-    if wanted.text == got.text:
-        return f"finish_reason {got.finish_reason!r} for {wanted.finish_reason!r}"
-    at = next(
-        (i for i, (a, b) in enumerate(zip(wanted.text, got.text, strict=False)) if a != b),
-        min(len(wanted.text), len(got.text)),
-    )
-    start = max(0, at - 30)
-    return f"at {at}: {got.text[start : at + 30]!r} for {wanted.text[start : at + 30]!r}"

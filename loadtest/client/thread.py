@@ -1,4 +1,4 @@
-"""A load that runs in a thread of its own, so that whoever watches a service may block."""
+"""A load that runs in a thread of its own, so that code that watches a service may block."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ class LoadThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._load())
-        except Exception as error:  # noqa: BLE001  # told by `stop`, in the thread that can
+        except Exception as error:  # noqa: BLE001  # raised by `stop`, in a thread that can
             self._error = error
         self.cpu_s = time.thread_time()

@@ -121,7 +121,7 @@ class Workload:
         return Request("record", key, body, schema=schema)
 
     def shared(self, number: int) -> Request:
-        """A question behind the long prompt that all of these share."""
+        """A question after the long prompt that all of these share."""
         rng, key = self._draw("shared", number)
         messages = [
             {"role": "system", "content": self._rules},

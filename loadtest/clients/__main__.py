@@ -24,46 +24,36 @@ from loadtest.clients.results import ClientResult, table
 from loadtest.clients.run_client import run_client
 from loadtest.clients.venvs import NotInstallable, default_folder, ensured_venv
 from loadtest.report.machine import ROOT
-from loadtest.report.record import crash_noted, head, write_json
 from loadtest.service.served import served
+from loadtest.trial import frame
 
 _MODELS_TIMEOUT_S = 10.0
 
 
-@dataclass
-class Report:
-    """What the record says."""
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What the clients found so far."""
 
     results: list[ClientResult] = field(default_factory=list)
-    crash: str = ""
 
     @property
-    def is_clean(self) -> bool:
-        """All clients were run and no check failed."""
-        return bool(self.results) and not self.crash and not any(r.failures for r in self.results)
+    def problems(self) -> list[str]:
+        """Checks that failed, and that no client was run at all."""
+        found = [f"{r.name}: {failure}" for r in self.results for failure in r.failures]
+        nothing = [] if self.results else ["no client was run"]
+        return [*found, *nothing, *super().problems]
 
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {
+            "is_clean": self.is_clean,
+            "crash": self.crash,
+            "clients": [result.to_dict() for result in self.results],
+        }
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the clients; returns the exit status."""
-    words = sys.argv[1:] if words is None else words
-    arguments = _parser().parse_args(words)
-    report = Report()
-    try:
-        with crash_noted(report):
-            run(arguments, report)
-    finally:
-        print(f"\n{table(report.results)}\n")
-        write_json(
-            arguments.output,
-            {
-                **head("loadtest.clients", words, arguments),
-                "is_clean": report.is_clean,
-                "crash": report.crash,
-                "clients": [result.to_dict() for result in report.results],
-            },
-        )
-        print(f"result: {'all passed' if report.is_clean else 'failures, see above'}")
-    return 0 if report.is_clean else 1
+    def lines(self) -> list[str]:
+        """A table of all clients."""
+        return [f"\n{table(self.results)}\n"]
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
@@ -110,7 +100,7 @@ def target_at(url: str, tokenizer: Path) -> Target:
     return Target(url.rstrip("/"), answer.json()["data"][0]["id"], tokenizer)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.clients", description="Clients that exist, against this server."
     )
@@ -129,7 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "loadtest" / "results" / "clients.json"
     )
-    return parser
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the clients; the exit status."""
+    return frame.run_trial("loadtest.clients", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

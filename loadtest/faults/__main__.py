@@ -7,7 +7,7 @@ answer undisturbed, then strikes: SIGKILL and SIGSTOP to every kind of process b
 and the router, `--rounds` times each, at random moments (not to Ray's own, raylet and GCS: without
 them there is no node). Every request must complete with the same text and valid JSON; afterwards
 nothing may be held and no process left over. Prints how long streams paused and how long it took
-until the service was whole. Details of failures go to the log beside `--output`. Ends with status
+until the service was whole. Details of failures go to the log next to `--output`. Ends with status
 1 when anything failed. `--kinds proxy router` shows what clients see when their own end dies.
 """
 
@@ -17,7 +17,7 @@ import argparse
 import logging
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -32,123 +32,81 @@ from loadtest.faults.campaign import (
     summarise,
     table,
 )
-from loadtest.report.machine import ROOT
-from loadtest.report.record import crash_noted, head, write_json
-from loadtest.service.parts import (
-    EDGE_KINDS,
-    HIDDEN_KINDS,
-    KINDS,
-    FaultService,
-    fault_config,
-    wait_gone,
-)
-from loadtest.service.served import served
+from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS, KINDS, FaultService, fault_config
+from loadtest.trial import frame
+from loadtest.trial.watched import streams_running, watched_service
 
 logger = logging.getLogger("faults")
 
 _CALM_S = 5.0  # the load runs this long before the first fault, for comparison
 _FREED_LIMIT_S = 30.0
 _IDLE_LIMIT_S = 180.0  # a dead router gives nothing back: its leases end by their idle time-out
-_GONE_LIMIT_S = 20.0
 _STEADY_LIMIT_S = 60.0
 
 
-@dataclass
-class Report:
-    """What a campaign has found so far. Written whatever ends it."""
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What a campaign has found so far; violations are held or running at the end, or late."""
 
     calm_s: dict[str, float] = field(default_factory=dict)  # longest waits before the first fault
     outcomes: list[Outcome] = field(default_factory=list)
-    leftovers: list[str] = field(default_factory=list)  # held or running at the end, late failures
-    num_answers: int = 0
-    crash: str = ""
 
     @property
-    def is_clean(self) -> bool:
-        """Whether everything held that had to."""
+    def problems(self) -> list[str]:
+        """Failures of requests whose own end was not struck, and what is left at the end."""
         failed = [o for o in self.outcomes if o.problems and not o.is_expected]
-        return not failed and not self.leftovers and not self.crash
+        return [
+            f"{o.fault}: {problem}" for o in failed for problem in o.problems
+        ] + super().problems
+
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {
+            "is_clean": self.is_clean,
+            "num_answers": self.num_answers,
+            "longest_wait_without_faults_s": self.calm_s,
+            "crash": self.crash,
+            "leftovers": self.violations,
+            "summary": [asdict(line) for line in summarise(self.outcomes)],
+            "faults": [as_json(outcome) for outcome in self.outcomes],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Pauses and recovery by kind."""
+        yield f"\npauses and recovery, median / longest of each kind; {self.num_answers} requests"
+        yield table(summarise(self.outcomes))
+        if self.calm_s:
+            waits = ", ".join(f"{name} {wait_s:.1f} s" for name, wait_s in self.calm_s.items())
+            yield f"longest wait of a stream without any fault: {waits}"
+        if num_cut := sum(len(o.problems) for o in self.outcomes if o.is_expected):
+            yield f"{num_cut} requests were cut whose own end was struck, as expected"
 
 
-def run_campaign(arguments: argparse.Namespace, report: Report) -> None:
+def run(arguments: argparse.Namespace, report: Report) -> None:
     """Serve, load, strike, and look at what is left."""
-
-    def keeps_folder() -> bool:
-        return arguments.keep_logs or not report.is_clean
-
+    _log_to(arguments.output.with_suffix(".log") if arguments.output else None)
     change = fault_config(arguments.replicas, arguments.patience)
-    with (
-        served(arguments.config, change=change, keeps_folder=keeps_folder) as service,
-        crash_noted(report),  # before the folder is kept or not
-    ):
+    with watched_service(
+        arguments.config, report, change=change, keeps_logs=arguments.keep_logs
+    ) as (service, watched):
         logger.info("the service and its logs are in %s", service.folder)
-        folder = service.folder
-        with FaultService(service) as watched:
-            watched.check_kinds(arguments.kinds)
-            try:
-                _strike(arguments, watched, report)
-            except RuntimeError as error:
-                report.crash = str(error)
-                logger.exception("the campaign ends early")
-            else:
-                has_lost_routers = not set(EDGE_KINDS).isdisjoint(arguments.kinds)
-                limit_s = _IDLE_LIMIT_S if has_lost_routers else _FREED_LIMIT_S
-                report.leftovers += watched.wait_freed(limit_s)
-    report.leftovers += [f"left over: {process}" for process in wait_gone(folder, _GONE_LIMIT_S)]
-    if not report.is_clean:
-        logger.error("something failed; if it was the service, its logs are kept in %s", folder)
+        watched.check_kinds(arguments.kinds)
+        _strike(arguments, watched, report)
+        has_lost_routers = not set(EDGE_KINDS).isdisjoint(arguments.kinds)
+        limit_s = _IDLE_LIMIT_S if has_lost_routers else _FREED_LIMIT_S
+        report.violations += watched.wait_freed(limit_s)
 
 
 def _strike(arguments: argparse.Namespace, watched: FaultService, report: Report) -> None:
     rng = random.Random(arguments.seed)
     cases = [*free_cases(arguments.streams), *constrained_cases(arguments.streams)]
     load = FaultLoad(watched.base_url, cases)
-    load.collect_references()
-    load.start()
-    try:
+    with streams_running(load, report):
         report.calm_s = load.measure_calm(_CALM_S, _STEADY_LIMIT_S)
         faults = plan(arguments.rounds, arguments.kinds, arguments.signals, rng)
         for outcome in Campaign(watched, load, rng).run(faults):
             report.outcomes.append(outcome)
             print(f"[{len(report.outcomes)}/{len(faults)}] {outcome.line()}", flush=True)
-    finally:
-        load.stop()
-        report.num_answers = load.num_answers
-        report.leftovers += [f"after the last fault: {late}" for late in load.take_failures()]
-
-
-def _write(arguments: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
-    content = head("loadtest.faults", words, arguments) | {
-        "is_clean": report.is_clean,
-        "num_answers": report.num_answers,
-        "longest_wait_without_faults_s": report.calm_s,
-        "crash": report.crash,
-        "leftovers": report.leftovers,
-        "summary": [asdict(line) for line in summarise(report.outcomes)],
-        "faults": [as_json(outcome) for outcome in report.outcomes],
-    }
-    write_json(arguments.output, content)
-
-
-def _print(report: Report) -> None:
-    print(f"\npauses and recovery, median / longest of each kind; {report.num_answers} requests")
-    print(table(summarise(report.outcomes)))
-    if report.calm_s:
-        waits = ", ".join(f"{name} {wait_s:.1f} s" for name, wait_s in report.calm_s.items())
-        print(f"longest wait of a stream without any fault: {waits}")
-    for leftover in report.leftovers:
-        print(f"FAILURE: {leftover}")
-    if report.crash:
-        print(f"FAILURE: {report.crash}")
-    print(f"result: {_verdict(report)}")
-
-
-def _verdict(report: Report) -> str:
-    if not report.is_clean:
-        return "something failed, see the log"
-    num_cut = sum(len(outcome.problems) for outcome in report.outcomes)
-    exceptions = f" but {num_cut} whose own end was struck" if num_cut else ""
-    return f"every request{exceptions} completed with its text, everything was freed"
 
 
 def _log_to(path: Path | None) -> None:
@@ -166,8 +124,7 @@ def _log_to(path: Path | None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser = frame.trial_parser("loadtest.faults", __doc__)
     parser.add_argument("--rounds", type=int, default=1, help="faults of each kind and signal")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(HIDDEN_KINDS))
     parser.add_argument("--signals", nargs="+", choices=list(SIGNALS), default=list(SIGNALS))
@@ -181,24 +138,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--keep-logs", action="store_true", help="also when nothing failed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="JSON file for the results; the log beside it")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a campaign from the command line; the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parse(words)
-    _log_to(arguments.output.with_suffix(".log") if arguments.output else None)
-    report = Report()
-    try:
-        with crash_noted(report):
-            run_campaign(arguments, report)
-    finally:
-        _print(report)
-        if arguments.output is not None:
-            _write(arguments, report, words)
-    return 0 if report.is_clean else 1
+    return frame.run_trial("loadtest.faults", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

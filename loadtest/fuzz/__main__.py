@@ -18,49 +18,55 @@ import logging
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.fuzz.campaign import PartReport, run_one, run_part
 from loadtest.fuzz.parts import PARTS
-from loadtest.report.record import head, told, write_json
+from loadtest.trial import frame
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; the exit status."""
-    arguments = _parser().parse_args(words)
-    for part in arguments.parts:
-        if part not in PARTS:
-            raise SystemExit(f"--parts: must be of {', '.join(PARTS)}, got {part!r}")
-    violations: list[str] = []
-    reports: list[PartReport] = []
-    with told(violations), _quiet():
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What all parts did."""
+
+    seed: int = 0
+    parts: list[PartReport] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """Violations of the parts, and a line for each failure."""
+        found = [violation for part in self.parts for violation in part.violations]
+        found += [f"{f.command}: {f.complaints[0]}" for part in self.parts for f in part.failures]
+        return [*found, *super().problems]
+
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {
+            "seed": self.seed,
+            "result": "all held" if self.is_clean else "violated",
+            "parts": [part.to_json() for part in self.parts],
+        }
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Run every part for its share of the time, or one case of the first."""
+    report.seed = arguments.seed
+    with _quiet():
         if arguments.case is not None:
             repeat = _repeat(arguments.parts[0], arguments.case, arguments.times)
-            reports.append(asyncio.run(repeat))
-        else:
-            length_s = 60.0 * arguments.minutes / len(arguments.parts)
-            for part in arguments.parts:
-                print(f"{part}: {length_s:.0f} s, seed {arguments.seed}", flush=True)
-                report = asyncio.run(run_part(part, PARTS[part], arguments.seed, length_s))
-                reports.append(report)
-                print(_summary(report), flush=True)
-        for report in reports:
-            violations += report.violations
-            violations += [f"{f.command}: {f.complaints[0]}" for f in report.failures]
-        if arguments.output is not None:
-            record = head("loadtest.fuzz", words, arguments)
-            record |= {
-                "seed": arguments.seed,
-                "result": "violated" if violations else "all held",
-                "parts": [report.to_json() for report in reports],
-            }
-            write_json(arguments.output, record)
-    return 1 if violations else 0
+            report.parts.append(asyncio.run(repeat))
+            return
+        length_s = 60.0 * arguments.minutes / len(arguments.parts)
+        for part in arguments.parts:
+            print(f"{part}: {length_s:.0f} s, seed {arguments.seed}", flush=True)
+            report.parts.append(asyncio.run(run_part(part, PARTS[part], arguments.seed, length_s)))
+            print(_summary(report.parts[-1]), flush=True)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Refusals and losses are what is asked for here: they need not be told."""
+    """Log no errors meanwhile: refusals and losses are what is asked for here."""
     logging.disable(logging.ERROR)
     try:
         yield
@@ -89,7 +95,7 @@ def _summary(report: PartReport) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of all parts together")
     parser.add_argument(
@@ -105,10 +111,19 @@ def _parser() -> argparse.ArgumentParser:
         "shares a pass also hangs on the clock",
     )
     parser.add_argument("--output", type=Path, help="JSON file for the result")
-    return parser
+    arguments = parser.parse_args(argv)
+    for part in arguments.parts:
+        if part not in PARTS:
+            raise SystemExit(f"--parts: must be of {', '.join(PARTS)}, got {part!r}")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    return frame.run_trial("loadtest.fuzz", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
+    status = main()
     sys.stdout.flush()
     sys.exit(status)

@@ -44,25 +44,33 @@ class PartReport:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a part before its time is over."""
+
+    cases: int | None = None  # None: no limit
+    failures: int = _MAX_FAILURES
+
+
 async def run_part(
     part: str,
     open_part: OpenPart,
     seed: int,
     length_s: float,
     *,
-    max_cases: int | None = None,
-    max_failures: int = _MAX_FAILURES,
-    tell: Callable[[str], None] = print,
+    limits: Limits | None = None,
+    log: Callable[[str], None] = print,
 ) -> PartReport:
-    """Cases with the seeds that follow from `seed`, at least one, until the time is over."""
+    """Run cases with the seeds that follow from `seed`, at least one, until the time is over."""
+    limits = limits or Limits()
     report = PartReport(part)
     began_s = time.monotonic()
     async with open_part() as run_case:
         number = 0
         while number == 0 or time.monotonic() - began_s < length_s:
-            if number == max_cases or len(report.failures) >= max_failures:
+            if number == limits.cases or len(report.failures) >= limits.failures:
                 break
-            await run_one(report, run_case, case_seed(seed, part, number), tell)
+            await run_one(report, run_case, case_seed(seed, part, number), log)
             number += 1
     report.length_s = time.monotonic() - began_s
     if report.memory.complaint:
@@ -71,9 +79,9 @@ async def run_part(
 
 
 async def run_one(
-    report: PartReport, run_case: RunCase, seed: int, tell: Callable[[str], None] = print
+    report: PartReport, run_case: RunCase, seed: int, log: Callable[[str], None] = print
 ) -> None:
-    """Run one case; what it complains about joins the report and is told at once."""
+    """Run one case; what it complains about joins the report and is logged at once."""
     try:
         async with asyncio.timeout(CASE_LIMIT_S):
             outcome = await run_case(seed)
@@ -87,5 +95,5 @@ async def run_one(
         failure = Failure(report.part, seed, tuple(outcome.complaints))
         report.failures.append(failure)
         for complaint in outcome.complaints[:5]:
-            tell(f"FAILED {report.part}: {complaint}")
-        tell(f"  repeat: {failure.command}")
+            log(f"FAILED {report.part}: {complaint}")
+        log(f"  repeat: {failure.command}")

@@ -182,7 +182,7 @@ def _axes(source: Source, size: ModelSize) -> dict[str, _Axis]:
     heads = torch.arange(old.num_attention_heads)
     key_heads = torch.arange(old.num_key_value_heads * repeats)
     # A source group fills `repeats` new groups from the front; what stays free in the last of
-    # them, and all groups behind, are new heads without effect.
+    # them, and all groups after, are new heads without effect.
     places = heads // group * repeats * new_group + heads % group
     axes["heads"] = _Axis(
         _elements(heads, head_dim), _elements(places, head_dim), new_lengths["heads"]

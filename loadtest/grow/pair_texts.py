@@ -26,7 +26,7 @@ _ROWS = 32  # prompts generated together
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt and what the model wrote behind it, end token included."""
+    """A prompt and what the model wrote after it, end token included."""
 
     prompt: list[int]
     reply: list[int]

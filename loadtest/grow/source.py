@@ -146,7 +146,7 @@ def axis_lengths(source: Source, size: ModelSize) -> dict[str, int]:
 
 
 def key_head_repeats(old: ModelSize, new: ModelSize) -> int:
-    """How many new key heads one old one becomes, so that its queries find room beside them."""
+    """How many new key heads one old one becomes, so that its queries find room next to them."""
     group = old.num_attention_heads // old.num_key_value_heads
     new_group = new.num_attention_heads // new.num_key_value_heads
     return -(-group // new_group)

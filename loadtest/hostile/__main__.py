@@ -29,12 +29,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import httpx
 import yaml
 
 from loadtest.client.cases import constrained_cases, free_cases
+from loadtest.client.http import open_client
 from loadtest.client.streams import FaultLoad
 from loadtest.client.thread import LoadThread
 from loadtest.hostile.attacks import (
@@ -46,12 +46,12 @@ from loadtest.hostile.attacks import (
     ordinary_schema,
     refusal_complaint,
 )
-from loadtest.report.machine import ROOT
-from loadtest.report.record import crash_noted, head, told, write_json
-from loadtest.service.served import served_at
+from loadtest.trial import frame
+from loadtest.trial.frame import served_at
+from loadtest.trial.watched import streams_running
 
 _STEADY_LIMIT_S = 60.0
-_SETTLE_S = 3.0  # behind an attack, before a stretch counts as quiet
+_SETTLE_S = 3.0  # after an attack, before a stretch counts as quiet
 _ATTACK_TIMEOUT_S = 120.0
 _LARGE_AT_ONCE = 5
 _SCHEMAS_AT_ONCE = 10
@@ -70,16 +70,13 @@ class Stretch:
     num_attacks: int
 
 
-@dataclass
-class Report:
-    """What came of a run."""
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What came of a run so far."""
 
     stretches: list[Stretch] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)  # "kind: status" -> how many
     attack_s: dict[str, float] = field(default_factory=dict)  # the longest answer of each kind
-    num_stream_answers: int = 0
-    violations: list[str] = field(default_factory=list)
-    crash: str = ""
 
     def gap_s(self, kind: str) -> float:
         """Median over such stretches of the longest gap, seconds; nan: there were none."""
@@ -91,17 +88,21 @@ class Report:
         return self.gap_s(kind) / self.gap_s(_QUIET)
 
     def content(self) -> dict[str, object]:
-        """For the JSON file."""
+        """See `frame.Report`."""
         return {
             "longest_gap_s": {kind: round(self.gap_s(kind), 4) for kind in _kinds(self)},
             "ratio_to_quiet": {kind: round(self.ratio(kind), 3) for kind in _kinds(self)},
             "stretches": [asdict(stretch) for stretch in self.stretches],
             "answers": dict(sorted(self.answers.items())),
             "longest_answer_s": {k: round(v, 3) for k, v in sorted(self.attack_s.items())},
-            "stream_answers": self.num_stream_answers,
+            "stream_answers": self.num_answers,
             "violations": self.violations,
             "crash": self.crash,
         }
+
+    def lines(self) -> list[str]:
+        """Gaps against the quiet ones."""
+        return [f"longest gap, {kind} / {_QUIET}: {self.ratio(kind):.2f}" for kind in _kinds(self)]
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Wave:
 
 
 class Attackers:
-    """Clients that send attacks, kind beside kind, between `start` and `stop`.
+    """Clients that send attacks, all kinds at a time, between `start` and `stop`.
 
     Args:
         base_url: of the service.
@@ -141,11 +142,7 @@ class Attackers:
         self._thread.stop()
 
     async def _run(self) -> None:
-        timeout = httpx.Timeout(_ATTACK_TIMEOUT_S)
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(
-            base_url=self._base_url, timeout=timeout, limits=limits
-        ) as client:
+        async with open_client(self._base_url, timeout_s=_ATTACK_TIMEOUT_S) as client:
             clients = []
             for wave in self._waves:
                 # Shared: its clients send different ones.
@@ -160,7 +157,7 @@ class Attackers:
             await self.send(client, attack)
 
     async def send(self, client: httpx.AsyncClient, attack: Attack) -> None:
-        """Send one attack and judge what comes back."""
+        """Send one attack and check what comes back."""
         began_s = time.monotonic()
         headers = {"content-type": "application/json"}
         try:
@@ -177,8 +174,14 @@ class Attackers:
             report.violations.append(complaint)
 
 
-def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
-    """Streams, and stretches by turns."""
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Serve, or use what is served at --url, and attack."""
+    with served_at(arguments.url, arguments.config, report) as base_url:
+        attack_by_turns(arguments, base_url, report)
+
+
+def attack_by_turns(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
+    """Run streams, and quiet and hostile stretches by turns."""
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
     args = config["applications"][0]["args"]
     model = args["router"]["model_name"]
@@ -193,9 +196,7 @@ def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
     kinds = {kind: [wave] for kind, wave in waves.items()}
     kinds = {_QUIET: [], **kinds, _ALL: list(waves.values()), "logprobs that fit": [fitting]}
     load = FaultLoad(base_url, [*free_cases(4), *constrained_cases(4)])
-    load.collect_references()
-    load.start()
-    try:
+    with streams_running(load, report):
         if not load.wait_steady(_STEADY_LIMIT_S):
             raise RuntimeError("some stream got nothing")
         for kind, attacks in [*kinds.items()] * arguments.rounds:
@@ -203,10 +204,6 @@ def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
             stretch = _stretch(load, kind, attackers, arguments.seconds)
             report.stretches.append(stretch)
             print(_line(stretch), flush=True)
-    finally:
-        load.stop()
-        report.num_stream_answers = load.num_answers
-        report.violations += [f"stream: {failure}" for failure in load.take_failures()]
     _ask_ordinary(base_url, model, report)
     if not report.ratio(_ALL) <= arguments.gap_limit:
         report.violations.append(
@@ -253,17 +250,12 @@ def _kinds(report: Report) -> list[str]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.hostile",
-        description=(__doc__ or "").split("\n", maxsplit=1)[0],
-    )
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser = frame.trial_parser("loadtest.hostile", __doc__)
     parser.add_argument("--url", default="", help="of a service of that config that runs")
     parser.add_argument("--rounds", type=int, default=5, help="stretches of each kind")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a stretch, at least")
     parser.add_argument("--relentless", action="store_true", help="send attacks again and again")
     parser.add_argument("--gap-limit", type=float, default=1.5, help="hostile gap / quiet gap")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file")
     arguments = parser.parse_args(argv)
     if arguments.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
@@ -272,23 +264,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it from the command line; the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parse(words)
-    report = Report()
-    try:
-        with (
-            told(report.violations),
-            crash_noted(report),
-            served_at(arguments.url, arguments.config, report.violations) as base_url,
-        ):
-            run(arguments, base_url, report)
-            for kind in _kinds(report):
-                print(f"longest gap, {kind} / {_QUIET}: {report.ratio(kind):.2f}")
-    finally:
-        if arguments.output is not None:
-            content = head("loadtest.hostile", words, arguments) | report.content()
-            write_json(arguments.output, content)
-    return 1 if report.violations else 0
+    return frame.run_trial("loadtest.hostile", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

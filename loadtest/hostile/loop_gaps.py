@@ -1,10 +1,10 @@
-"""How long a router's event loop stands still while it reads and writes what only costs.
+"""How long a router's event loop is blocked while it reads and writes what only costs.
 
     python -m loadtest.hostile.loop_gaps --output loadtest/results/loop-gaps.json
 
 The routes in this process, over the demo's tokenizer, with answers that are there at once: no
 model, no Ray, nothing else that takes time. Each attack is sent alone and five times at once; what
-counts is the longest time between two turns of the loop. An idle loop is measured beside it: on a
+counts is the longest time between two turns of the loop. An idle loop is measured next to it: on a
 machine with others, a gap may be theirs. Fails (status 1) where a median is above `--limit-ms`.
 """
 
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -26,7 +27,7 @@ from deployments.api.http import HttpService, create_app
 from deployments.api.requests import ServedModel
 from loadtest.hostile.attacks import Attack, fitting_logprob_requests, large_bodies
 from loadtest.report.machine import ROOT
-from loadtest.report.record import head, write_json
+from loadtest.trial import frame
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
 from models.text.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ def make_app(max_model_len: int, body_limit_bytes: int) -> HttpService:
 
 @asynccontextmanager
 async def watched_loop() -> AsyncIterator[Callable[[], float]]:
-    """Milliseconds that the loop stood still at the longest, within the block."""
+    """Milliseconds that the loop was blocked at the longest, within the block."""
     longest_s = 0.0
 
     async def watch() -> None:
@@ -96,6 +97,27 @@ async def gap_ms(client: httpx.AsyncClient, attacks: Sequence[Attack]) -> tuple[
         )
         gap = longest()
     return gap, " ".join(sorted({str(answer.status_code) for answer in answers}))
+
+
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """A line for each attack."""
+
+    gaps: list[dict[str, object]] = field(default_factory=list)
+
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {"lines": self.gaps, "violations": len(self.problems)}
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Measure, and hold the medians to their limit."""
+    report.gaps = asyncio.run(measure(arguments))
+    report.violations += [
+        f"{line['attack']}: {line['median_ms']} ms, limit {arguments.limit_ms:g}"
+        for line in report.gaps
+        if float(str(line["median_ms"])) > arguments.limit_ms
+    ]
 
 
 async def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
@@ -156,16 +178,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it from the command line; the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parse(words)
-    lines = asyncio.run(measure(arguments))
-    over = [line for line in lines if float(str(line["median_ms"])) > arguments.limit_ms]
-    for line in over:
-        print(f"VIOLATED: {line['attack']}: {line['median_ms']} ms, limit {arguments.limit_ms:g}")
-    if arguments.output is not None:
-        content = head("loadtest.hostile.loop_gaps", words, arguments)
-        write_json(arguments.output, content | {"lines": lines, "violations": len(over)})
-    return 1 if over else 0
+    return frame.run_trial("loadtest.hostile.loop_gaps", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

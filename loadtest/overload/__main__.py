@@ -4,13 +4,13 @@
 
 Starts `serve run` of a config (`--config`, the demo's by default) privately and with the pods'
 environment, or uses one that runs (`--url`). Arrivals are a seeded Poisson process of chats, JSON
-records and questions behind a shared prompt, and do not wait for answers. Rates rise by `--step`
+records and questions after a shared prompt, and do not wait for answers. Rates rise by `--step`
 until fewer than 95% of arrivals become good answers: whole, right, first text within
 `--first-text-limit`. The last rate before that is what the service sustains. Then come `--factors`
 times that. Fails unless goodput (good answers per second) at the greatest factor is within 10% of
-the peak of all stretches, whoever is turned away gets 429 with Retry-After quickly, nothing else
-goes wrong, and the load itself was on time. Writes a JSON file and a figure beside it. Ends with
-status 1 when something failed.
+the peak of all stretches, a request that is turned away gets 429 with Retry-After quickly, nothing
+else goes wrong, and the load itself was on time. Writes a JSON file and a figure next to it. Ends
+with status 1 when something failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pathlib import Path
 import yaml
 from tqdm import tqdm
 
-from loadtest.client.answers import Judge
 from loadtest.client.arrivals import Queues, Timing, run_stretch
 from loadtest.client.client import LoadClient
 from loadtest.client.goodput import Stretch, violations
@@ -34,9 +33,9 @@ from loadtest.client.options import add_load_options, workload_of
 from loadtest.client.precedence import take_precedence
 from loadtest.client.workload import MIX
 from loadtest.overload.plot import draw
-from loadtest.report.machine import ROOT
-from loadtest.report.record import head, told, write_json
-from loadtest.service.served import POD_ENVIRONMENT, served_at
+from loadtest.service.served import POD_ENVIRONMENT
+from loadtest.trial import frame
+from loadtest.trial.frame import served_at
 
 _ASKED = {kind: MIX[kind] for kind in ("chat", "record", "shared")}  # what can become good
 _MOST_STEPS = 20
@@ -44,15 +43,14 @@ _MOST_STEPS = 20
 Measure = Callable[[float, str], Awaitable[Stretch]]  # of a rate and what it is for
 
 
-@dataclass
-class Report:
-    """What has been measured so far. Written whatever ends it."""
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What has been measured so far."""
 
     load_priority: str = "normal"
     served_environment: Mapping[str, str] = field(default_factory=dict)  # beyond the usual
     search: list[Stretch] = field(default_factory=list)
     overload: list[Stretch] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
 
     @property
     def sustained_per_s(self) -> float | None:
@@ -61,10 +59,10 @@ class Report:
         return max(sustained) if sustained else None
 
     def content(self) -> dict[str, object]:
-        """Everything as one record."""
+        """See `frame.Report`."""
         return {
-            "all_held": not self.violations,
-            "violations": self.violations,
+            "all_held": self.is_clean,
+            "violations": self.problems,
             "load_priority": self.load_priority,
             "served_environment": dict(self.served_environment),
             "sustained_per_s": self.sustained_per_s,
@@ -72,9 +70,20 @@ class Report:
             "overload": [_record(stretch) for stretch in self.overload],
         }
 
+    def draw(self, path: Path) -> None:
+        """See `plot.draw`."""
+        draw(self.search, self.overload, path)
 
-async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
-    """Search, overload, judge."""
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Serve, or use what is served at --url, and measure."""
+    report.served_environment = {} if arguments.url else POD_ENVIRONMENT
+    with served_at(arguments.url, arguments.config, report) as base_url:
+        asyncio.run(measure(arguments, base_url, report))
+
+
+async def measure(arguments: argparse.Namespace, base_url: str, report: Report) -> None:
+    """Search the sustained rate, overload, and check what must hold."""
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
     askings = workload_of(arguments, config).mixed(
         random.Random(f"{arguments.seed}-overload"), _ASKED
@@ -84,10 +93,9 @@ async def run(arguments: argparse.Namespace, base_url: str, report: Report) -> N
         measured_s=arguments.measured_s,
         first_text_limit_s=arguments.first_text_limit,
     )
-    judge = Judge(expects_same_text=not arguments.any_text)
     queues = Queues()
     report.load_priority = take_precedence()
-    async with LoadClient(base_url, judge) as client:
+    async with LoadClient(base_url, expects_same_text=not arguments.any_text) as client:
         following = asyncio.create_task(queues.follow(base_url))
         try:
 
@@ -167,8 +175,7 @@ def _record(stretch: Stretch) -> dict[str, object]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser = frame.trial_parser("loadtest.overload", __doc__)
     parser.add_argument("--url", default="", help="of a service of that config that runs")
     parser.add_argument("--first-rate", type=float, default=2.0, help="arrivals per second")
     parser.add_argument("--step", type=float, default=1.25, help="one rate / the one before")
@@ -197,21 +204,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it from the command line; the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parse(words)
-    report = Report(served_environment={} if arguments.url else POD_ENVIRONMENT)
-    try:
-        with (
-            told(report.violations),
-            served_at(arguments.url, arguments.config, report.violations) as base_url,
-        ):
-            asyncio.run(run(arguments, base_url, report))
-    finally:
-        if arguments.output is not None:
-            content = head("loadtest.overload", words, arguments) | report.content()
-            write_json(arguments.output, content)
-            draw(report.search, report.overload, arguments.output.with_suffix(".png"))
-    return 1 if report.violations else 0
+    return frame.run_trial("loadtest.overload", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

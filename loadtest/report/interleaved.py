@@ -1,7 +1,7 @@
 """Measures several things by turns, because a machine's speed changes while one measures it.
 
 Every repeat runs all lines once, in an order that is turned by one each time, so that no line is
-always the one behind a slow one. Medians are compared, and ratios are taken within a repeat.
+always the one after a slow one. Medians are compared, and ratios are taken within a repeat.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def interleave(
     repeats: int,
     on_done: Callable[[str, Value], None] = lambda name, value: None,
 ) -> dict[str, list[Value]]:
-    """What each line gave, in order of repeats; `on_done` is told of every single run."""
+    """What each line gave, in order of repeats; `on_done` is called after every single run."""
     values: dict[str, list[Value]] = {name: [] for name in lines}
     for turn in range(repeats):
         for name in _turned(list(lines), turn):

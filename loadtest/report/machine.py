@@ -1,4 +1,5 @@
-"""The machine and the versions that a measurement was made with, the same words in every file.
+"""The day, the machine and the versions that a measurement was made with, in the same words in
+every file.
 
 Reads only what the system and the installed packages say of themselves; imports none of them.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -17,8 +19,9 @@ ROOT = Path(__file__).parents[2]  # of the repository: configs and results are b
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory (GiB) and versions, ready for JSON."""
+    """Today (UTC), processor, cores, memory (GiB) and versions, ready for JSON."""
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": _memory_gib(),

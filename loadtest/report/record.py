@@ -1,79 +1,90 @@
-"""What every command's results begin with: the command, the machine, the settings."""
+"""Writes results: every file begins with the command, the machine and the settings.
+
+No result names a directory of the machine it was made on: paths are shown from the repository's
+root, others by their last part, and a pair given as LABEL=DIR by its label.
+"""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from loadtest.report.machine import ROOT, describe_machine
 
+SAMPLES = "samples"  # an entry of a result: a list of like objects, each written in a line
 
-def head(module: str, words: Sequence[str], arguments: argparse.Namespace) -> dict[str, object]:
-    """The first entries of a result: how it was made, where, and with which settings."""
+
+def head(program: str, words: Sequence[str], settings: Mapping[str, object]) -> dict[str, object]:
+    """The first entries of a result: how it was made, where, and with which settings.
+
+    Args:
+        program: what was run: "python -m loadtest.bench".
+        words: its arguments as they were given.
+        settings: their values, defaults included.
+    """
     return {
-        "command": shlex.join(["python", "-m", module, *words]),
+        "command": public_command(program, words),
         "machine": describe_machine(),
         "settings": {
-            key: _named(value) if isinstance(value, Path) else value
-            for key, value in vars(arguments).items()
+            key: _public_path(value) if isinstance(value, Path) else value
+            for key, value in settings.items()
         },
     }
 
 
-class Crashing(Protocol):
-    """A report of a run; `crash`: why it ended early, empty when it did not."""
-
-    crash: str
-
-
-@contextlib.contextmanager
-def crash_noted(report: Crashing) -> Iterator[None]:
-    """Around a run: an end by an exception, Ctrl-C included, is noted and goes on. A report of a
-    run that was cut off would say that all was well so far."""
-    try:
-        yield
-    except BaseException as error:
-        report.crash = report.crash or ended_early(error)
-        raise
+def public_command(program: str, words: Sequence[str]) -> str:
+    """The command line, without directories of this machine."""
+    return shlex.join([*program.split(), *map(_public_word, words)])
 
 
-def ended_early(error: BaseException) -> str:
-    """What a report says of the exception that ended its run."""
-    return f"ended early: {type(error).__name__}: {error}"
+def write_json(path: Path | None, content: Mapping[str, object]) -> None:
+    """Write a result, so that a reader sees either the last state or this one; folders are made.
 
-
-@contextlib.contextmanager
-def told(violations: list[str]) -> Iterator[None]:
-    """Around a run: prints at its end what was violated; an end by an exception is too."""
-    try:
-        yield
-    except BaseException as error:
-        violations.append(ended_early(error))
-        raise
-    finally:
-        for violation in violations:
-            print(f"VIOLATED: {violation}")
-        print(f"result: {'violated, see above' if violations else 'all held'}")
-
-
-def write_json(
-    path: Path, content: Mapping[str, object], *, samples: Sequence[Mapping[str, object]] = ()
-) -> None:
-    """Write a result, one item per line, and each of many `samples` in a line; folders are made."""
-    text = json.dumps(content, indent=1)
-    if samples:
-        lines = ",\n  ".join(json.dumps(sample) for sample in samples)
-        text = f'{text.removesuffix("}").rstrip()},\n "samples": [\n  {lines}\n ]\n}}'
+    Lists of plain values take one line, and so does each of `content[SAMPLES]`. Path None: nothing
+    is written.
+    """
+    if path is None:
+        return
+    entries = [f"{json.dumps(key)}: {_rendered(key, value)}" for key, value in content.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    part = path.with_suffix(".part")
+    part.write_text("{\n " + ",\n ".join(entries) + "\n}\n", encoding="utf-8")
+    part.replace(path)
 
 
-def _named(path: Path) -> str:
-    """A path as results may show it: from the repository's root where it is in there."""
+def _rendered(key: str, value: object) -> str:
+    if key == SAMPLES and isinstance(value, list) and value:
+        return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+    return _indented(value, " ")
+
+
+def _indented(value: object, indent: str) -> str:
+    """As `json.dumps` with an indent of 1, but for lists of plain values, which take one line."""
+    inner = indent + " "
+    if isinstance(value, Mapping) and value:
+        parts = [f"{json.dumps(str(k))}: {_indented(v, inner)}" for k, v in value.items()]
+        return f"{{\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}}}"
+    if isinstance(value, list | tuple) and any(
+        isinstance(v, Mapping | list | tuple) for v in value
+    ):
+        parts = [_indented(v, inner) for v in value]
+        return f"[\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+def _public_word(word: str) -> str:
+    """A word of the command line: a pair's label, or a path as results may show it."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    label, is_labelled, _ = value.rpartition("=")
+    if is_labelled:
+        value = label
+    elif "/" in value and "://" not in value:
+        value = _public_path(Path(value))
+    return option + equals + value
+
+
+def _public_path(path: Path) -> str:
     full = path.absolute()
-    return str(full.relative_to(ROOT) if full.is_relative_to(ROOT) else path)
+    return str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else full.name

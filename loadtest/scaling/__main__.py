@@ -17,25 +17,26 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from loadtest.client.answers import Answer
 from loadtest.client.cases import Case, constrained_cases, free_cases
-from loadtest.client.streams import Answer, FaultLoad
-from loadtest.report.machine import ROOT
-from loadtest.report.record import crash_noted, head, write_json
+from loadtest.client.streams import FaultLoad
+from loadtest.report.record import SAMPLES
 from loadtest.scaling.replicas import Sample, Watch, changes, drained_sessions
-from loadtest.service.parts import FaultService
 from loadtest.service.served import Config, served
+from loadtest.trial import frame
+from loadtest.trial.watched import watched_service
 
 _PERIOD_S = 1.0
 _UP_LIMIT_S = 60.0  # for every deployment to have two replicas under all groups
 _BACK_LIMIT_S = 120.0  # for the numbers to come back under the first group
 _DRAIN_S = 120  # longest wait of a replica that leaves; longer than any answer here
 
-# Serve's replicas and handles tell their load every ten seconds otherwise, Ray's agents as well.
+# Serve's replicas and handles report their load every ten seconds otherwise, Ray's agents as well.
 FAST_METRICS = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
@@ -79,15 +80,12 @@ def _same_cache(config: Config) -> None:
     application["args"]["target"]["kv_cache_tokens"] = _KV_CACHE_TOKENS
 
 
-@dataclass
-class Report:
-    """What a run has found. Written whatever ends it."""
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What a run has found so far; violations are failed requests and looks."""
 
     samples: list[Sample] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    num_answers: int = 0
     is_back: bool = False
-    crash: str = ""
 
     @property
     def deployments(self) -> list[str]:
@@ -95,9 +93,11 @@ class Report:
         return sorted({name for sample in self.samples for name in sample.replicas})
 
     @property
-    def is_clean(self) -> bool:
-        """Whether no request failed and every deployment went up and came back."""
-        return not (self.failures or self.crash or self.stayed) and self.is_back
+    def problems(self) -> list[str]:
+        """Failures, and deployments that did not go up and come back."""
+        stayed = [f"{name} never had a second replica" for name in self.stayed]
+        back = [] if self.is_back else ["the numbers of replicas did not come back"]
+        return [*super().problems, *stayed, *back]
 
     @property
     def stayed(self) -> list[str]:
@@ -108,23 +108,45 @@ class Report:
             if max(sample.num_running(name) for sample in self.samples) < 2
         ]
 
-    def changes(self) -> dict[str, list[tuple[float, int]]]:
+    def content(self) -> dict[str, object]:
+        """See `frame.Report`."""
+        return {
+            "limits": _LIMITS,
+            "kv_cache_tokens": _KV_CACHE_TOKENS,
+            "environment": FAST_METRICS,
+            "is_clean": self.is_clean,
+            "num_answers": self.num_answers,
+            "crash": self.crash,
+            "failures": self.violations,
+            "replicas": self._changes(),
+            "sessions_served_while_stopping": self._drained(),
+            SAMPLES: [asdict(sample) for sample in self.samples],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Replicas over time."""
+        for name, steps in self._changes().items():
+            yield f"{name}: " + ", ".join(f"{number} at {at_s:g} s" for at_s, number in steps)
+        drained = ", ".join(f"{name} {number}" for name, number in self._drained().items())
+        yield f"sessions served by replicas that were stopping, at least: {drained}"
+        yield f"{self.num_answers} requests"
+
+    def _changes(self) -> dict[str, list[tuple[float, int]]]:
         """Running replicas over time, by deployment."""
         return {name: changes(self.samples, name) for name in self.deployments}
 
-    def drained(self) -> dict[str, int]:
+    def _drained(self) -> dict[str, int]:
         """See `drained_sessions`."""
         return {name: drained_sessions(self.samples, name) for name in self.deployments}
 
 
-def run(config: Path, num_groups: int, stage_s: float, report: Report) -> None:
+def run(arguments: argparse.Namespace, report: Report) -> None:
     """Serve, let the load rise and fall, and watch."""
-    cases = groups(num_groups)
-    references = _references(config, cases)
-    with (
-        served(config, change=scaling_config, environment=FAST_METRICS) as service,
-        FaultService(service) as watched,
-    ):
+    cases = groups(arguments.groups)
+    references = _references(arguments.config, cases)
+    with watched_service(
+        arguments.config, report, change=scaling_config, environment=FAST_METRICS
+    ) as (_, watched):
         loads = [FaultLoad(watched.base_url, group) for group in cases]
         for load in loads:
             load.expect(references)
@@ -132,15 +154,15 @@ def run(config: Path, num_groups: int, stage_s: float, report: Report) -> None:
         watch = Watch(_PERIOD_S, lambda: sum(load.num_streams for load in running))
         watch.start()
         try:
-            _rise_and_fall(loads, running, stage_s, watch, report)
+            report.is_back = _rise_and_fall(loads, running, arguments.stage, watch)
         finally:
             for load in running:
                 load.stop()
             watch.stop()
             report.samples = watch.samples
             report.num_answers = sum(load.num_answers for load in loads)
-            report.failures += [str(late) for load in loads for late in load.take_failures()]
-            report.failures += watch.errors
+            report.violations += [str(late) for load in loads for late in load.take_failures()]
+            report.violations += watch.errors
 
 
 def groups(num_groups: int) -> list[list[Case]]:
@@ -167,12 +189,9 @@ def _references(config: Path, cases: Sequence[Sequence[Case]]) -> dict[str, Answ
 
 
 def _rise_and_fall(
-    loads: Sequence[FaultLoad],
-    running: list[FaultLoad],
-    stage_s: float,
-    watch: Watch,
-    report: Report,
-) -> None:
+    loads: Sequence[FaultLoad], running: list[FaultLoad], stage_s: float, watch: Watch
+) -> bool:
+    """Start group after group and end them again; whether the replicas came back to one each."""
     for load in loads:
         load.start()
         running.append(load)
@@ -184,8 +203,9 @@ def _rise_and_fall(
         running[-1].stop()
         running.pop()
     _say(watch, "the first group is left")
-    report.is_back = watch.wait(lambda sample: sample.is_settled_at(1), _BACK_LIMIT_S)
-    _say(watch, "back at one replica each" if report.is_back else "the numbers did not come back")
+    is_back = watch.wait(lambda sample: sample.is_settled_at(1), _BACK_LIMIT_S)
+    _say(watch, "back at one replica each" if is_back else "the numbers did not come back")
+    return is_back
 
 
 def _has_all_at(sample: Sample, num_replicas: int) -> bool:
@@ -199,54 +219,18 @@ def _say(watch: Watch, what: str) -> None:
         print(f"{last.at_s:6.1f} s: {what} ({last.num_streams} streams; {numbers})", flush=True)
 
 
-def _write(arguments: argparse.Namespace, report: Report, words: Sequence[str]) -> None:
-    content = head("loadtest.scaling", words, arguments) | {
-        "limits": _LIMITS,
-        "kv_cache_tokens": _KV_CACHE_TOKENS,
-        "environment": FAST_METRICS,
-        "is_clean": report.is_clean,
-        "num_answers": report.num_answers,
-        "crash": report.crash,
-        "failures": report.failures,
-        "replicas": report.changes(),
-        "sessions_served_while_stopping": report.drained(),
-    }
-    write_json(arguments.output, content, samples=[asdict(sample) for sample in report.samples])
-
-
-def _print(report: Report) -> None:
-    for name, steps in report.changes().items():
-        print(f"{name}: " + ", ".join(f"{number} at {at_s:g} s" for at_s, number in steps))
-    drained = ", ".join(f"{name} {number}" for name, number in report.drained().items())
-    print(f"sessions served by replicas that were stopping, at least: {drained}")
-    for failure in [*report.failures, *filter(None, [report.crash])]:
-        print(f"FAILURE: {failure}")
-    for name in report.stayed:
-        print(f"FAILURE: {name} never had a second replica")
-    verdict = "every request had its text" if report.is_clean else "something failed"
-    print(f"result: {report.num_answers} requests, {verdict}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line; the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = frame.trial_parser("loadtest.scaling", __doc__)
     parser.add_argument(
         "--groups", type=int, default=3, help="of six streams each, the first of three"
     )
     parser.add_argument("--stage", type=float, default=15.0, help="seconds from group to group")
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
-    arguments = parser.parse_args(words)
-    report = Report()
-    try:
-        with crash_noted(report):
-            run(arguments.config, arguments.groups, arguments.stage, report)
-    finally:
-        _print(report)
-        if arguments.output is not None:
-            _write(arguments, report, words)
-    return 0 if report.is_clean else 1
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; the exit status."""
+    return frame.run_trial("loadtest.scaling", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def changes(samples: Iterable[Sample], deployment: str) -> list[tuple[float, int
 def drained_sessions(samples: Iterable[Sample], deployment: str) -> int:
     """Sessions that a replica still served while it was stopping, the most that were seen.
 
-    Which of two replicas is the one that stops is not told; it has at least the smaller number.
+    Serve does not report which of two replicas stops; that one has at least the smaller number.
     """
     most = 0
     for sample in samples:

@@ -40,7 +40,7 @@ class Attached:
 
 
 def gcs_address(processes: Iterable[psutil.Process]) -> str:
-    """Where the Ray of a service with these processes is reached: its raylet was told so on the
+    """Where the Ray of a service with these processes is reached: its raylet has that on the
     command line.
 
     Raises:
@@ -65,7 +65,7 @@ def attach(url: str) -> Attached:
     folder = _option(raylet, "--session_dir")
     if not folder:
         raise ValueError(f"{url}: raylet {raylet.pid} does not name its session folder")
-    # `serve run` is Ray's own root; after `ray start` every daemon stands alone.
+    # `serve run` is Ray's own root; after `ray start` every daemon is a root of its own.
     root = next((p for p in raylet.parents() if _SERVE in _command(p)), None)
     roots = (root,) if root is not None else (raylet, *_daemons(folder, raylet))
     return Attached(url.rstrip("/"), Path(folder), roots)

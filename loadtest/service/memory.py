@@ -51,7 +51,7 @@ class Series:
     Attributes:
         kind: the part the process plays.
         pid: of the process; 0 for the sum of several.
-        is_ours: whether its memory is judged; False: Ray's own, only told.
+        is_ours: whether its memory is checked; False: Ray's own, only reported.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Series:
         self.resident.append(memory.resident)
 
     @property
-    def judged(self) -> list[int]:
+    def checked(self) -> list[int]:
         """What counts: private memory of a process, proportional of several."""
         return self.private if self.pid else self.proportional
 

@@ -208,7 +208,7 @@ class FaultService:
         return unhealthy()
 
     def wait_deployed(self, limit_s: float) -> None:
-        """Wait until Serve has done what it was told last; that is whole from now on.
+        """Wait until the last config is in force; what runs then counts as whole.
 
         Raises:
             TimeoutError: it has not after `limit_s`.

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,25 +112,6 @@ def served(
 
 
 @contextlib.contextmanager
-def served_at(url: str, config_path: Path, violations: Sequence[str]) -> Iterator[str]:
-    """Where a service runs: at `url`, or, where that is empty, one of `config_path` as pods run it.
-
-    Args:
-        url: of a service that others started and will end; without /v1.
-        config_path: see `served`.
-        violations: of the trial; where there are some at its end, the logs are kept.
-    """
-    if url:
-        yield url.rstrip("/")
-        return
-    with served(
-        config_path, keeps_folder=lambda: bool(violations), environment=POD_ENVIRONMENT
-    ) as service:
-        print(f"the service and its logs are in {service.folder}", flush=True)
-        yield service.base_url
-
-
-@contextlib.contextmanager
 def started(
     config_path: Path,
     *,
@@ -188,7 +169,7 @@ def free_port() -> int:
 def _write_config(
     source: Path, folder: Path, port: int, change: Callable[[Config], None] | None
 ) -> tuple[Path, str]:
-    """The file that is served, and what stands before the paths of its (first) application."""
+    """The file that is served, and what precedes the paths of its (first) application."""
     config = yaml.safe_load(source.read_text(encoding="utf-8"))
     config["http_options"]["port"] = port
     if change is not None:

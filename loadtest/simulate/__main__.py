@@ -1,6 +1,6 @@
 """How draft lengths and batch forming work together, in simulated time: no clock, no model.
 
-    python -m loadtest.simulate                  # all scenarios, one line each
+    python -m loadtest.simulate --output loadtest/results/simulate.json
     python -m loadtest.simulate --only cpu-demo --seconds 60
 
 For each scenario: tokens per second for k = 0, for every fixed k, for sessions that decide each
@@ -14,10 +14,14 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from loadtest.report.record import SAMPLES, head, write_json
 from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
 from loadtest.simulate.sessions import (
     Acceptance,
@@ -26,21 +30,18 @@ from loadtest.simulate.sessions import (
     SimulatedRouter,
     World,
 )
-from models.protocol.messages import DraftSource
+from router.drafters.ngram import NGRAM
+from router.drafters.registry import DRAFTERS
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.groups import RouterPlanner
-from router.planning.round_planner import (
-    DraftLengthPolicy,
-    FixedLength,
-    PlannedLength,
-    RoundPlanner,
-)
+from router.planning.fixed import FixedPlanner
+from router.ports import DrafterTraits
+from router.rounds import SessionPlanner
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8)
 MAX_LENGTH = 8
 _RUN_ON = 32
-_SOURCES: tuple[DraftSource, ...] = ("draft_model", "ngram")
 _WARM_UP_SHARE = 0.1  # of the time, not counted
 
 
@@ -70,36 +71,30 @@ class Learning:
 
     def __init__(self) -> None:
         self.planner = RouterPlanner(PassCosts())
-        self.pools = {source: AcceptancePool("free", source) for source in _SOURCES}
-
-    def joint(self, source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
-        """A session planned with all others."""
-        return self._planned(self.planner, source)
-
-    def alone(self, source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
-        """A session that decides for itself, from the same measured costs."""
-        return self._planned(RouterPlanner(self.planner.costs), source)
-
-    def _planned(
-        self, planner: RouterPlanner, source: DraftSource | None
-    ) -> tuple[RoundPlanner, PassCosts]:
-        seat = planner.seat(lambda: "target")
-        lengths: dict[DraftSource, DraftLengthPolicy] = {
-            each: PlannedLength(seat, each, AcceptanceEstimate(self.pools[each]), MAX_LENGTH)
-            for each in _SOURCES
+        self.pools = {
+            name: AcceptancePool(kind.traits.prior_acceptance["free"])
+            for name, kind in DRAFTERS.items()
         }
-        return RoundPlanner(lengths, _RUN_ON, seat), planner.costs
 
-    def fixed(self, num_tokens: int) -> Callable[..., tuple[RoundPlanner, PassCosts]]:
+    def joint(self, drafter: DrafterTraits | None) -> tuple[SessionPlanner, PassCosts]:
+        """A session planned with all others."""
+        return self._planned(self.planner)
+
+    def alone(self, drafter: DrafterTraits | None) -> tuple[SessionPlanner, PassCosts]:
+        """A session that decides for itself, from the same measured costs."""
+        return self._planned(RouterPlanner(self.planner.costs))
+
+    def _planned(self, planner: RouterPlanner) -> tuple[SessionPlanner, PassCosts]:
+        estimates = {name: AcceptanceEstimate(pool) for name, pool in self.pools.items()}
+        session = PlannedSession(
+            planner, estimates, lambda: "target", max_length=MAX_LENGTH, run_on=_RUN_ON
+        )
+        return session, planner.costs
+
+    def fixed(self, num_tokens: int) -> Callable[..., tuple[SessionPlanner, PassCosts]]:
         """Sessions that always draft `num_tokens`; 0: never."""
 
-        def new(source: DraftSource | None) -> tuple[RoundPlanner, PassCosts]:
-            lengths: dict[DraftSource, DraftLengthPolicy] = dict.fromkeys(
-                _SOURCES, FixedLength(num_tokens)
-            )
-            return RoundPlanner(lengths, _RUN_ON), self.planner.costs
-
-        return new
+        return lambda drafter: (FixedPlanner(num_tokens, _RUN_ON), self.planner.costs)
 
 
 def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0) -> Outcome:
@@ -121,7 +116,7 @@ def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0)
         new_planner = _new_planner(learning[which], policy)
         used = RequestKind(
             acceptance=kind.acceptance,
-            source=None if policy == 0 else kind.source,
+            drafter=None if policy == 0 else kind.drafter,
             num_tokens=kind.num_tokens,
         )
         clients.append(SimulatedClient(f"{index}", world, routers[which], used, new_planner))
@@ -134,7 +129,7 @@ def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0)
 
 def _new_planner(
     learning: Learning, policy: str | int
-) -> Callable[[DraftSource | None], tuple[RoundPlanner, PassCosts]]:
+) -> Callable[[DrafterTraits | None], tuple[SessionPlanner, PassCosts]]:
     if isinstance(policy, int):
         return learning.fixed(policy)
     return learning.joint if policy == "joint" else learning.alone
@@ -228,7 +223,7 @@ def scenarios() -> list[Scenario]:
                 num_routers=2,
             )
         )
-        lookup = RequestKind(acceptance=constant(0.4), source="ngram")
+        lookup = RequestKind(acceptance=constant(0.4), drafter=NGRAM.traits)
         found.append(
             Scenario(
                 name=f"{name} x8 half lookup",
@@ -239,36 +234,78 @@ def scenarios() -> list[Scenario]:
     return found
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+def measure(scenario: Scenario, seconds: float, seed: int) -> dict[str, object]:
+    """A line of the table: tokens/s of every policy, and the planner's own figures."""
+    plain = run(scenario, 0, seconds=seconds, seed=seed).tokens_per_s
+    fixed = {k: run(scenario, k, seconds=seconds, seed=seed).tokens_per_s for k in FIXED_LENGTHS}
+    best = max(fixed, key=fixed.__getitem__)
+    alone = run(scenario, "alone", seconds=seconds, seed=seed).tokens_per_s
+    joint = run(scenario, "joint", seconds=seconds, seed=seed)
+    top = max(plain, fixed[best])
+    return {
+        "name": scenario.name,
+        "plain": round(plain, 1),
+        "best_k": best,
+        "best_fixed": round(fixed[best], 1),
+        "alone": round(alone, 1),
+        "joint": round(joint.tokens_per_s, 1),
+        "alone_share": round(alone / top, 4),  # of the better of plain and the best fixed k
+        "joint_share": round(joint.tokens_per_s / top, 4),
+        "mean_k": round(joint.mean_k, 2),
+        "mean_batch": round(joint.mean_batch, 2),
+        "predicted_share": round(joint.predicted_share, 4),  # of rounds' actual time
+    }
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Shares of the best fixed k over all lines: median, worst, and how many are below 0.9."""
+    found: dict[str, object] = {}
+    for policy in ("joint", "alone"):
+        shares = [line[f"{policy}_share"] for line in lines]
+        worst = lines[shares.index(min(shares))]
+        found[policy] = {
+            "median_share": statistics.median(shares),
+            "worst_share": min(shares),
+            "worst_scenario": worst["name"],
+            "num_below_0.9": sum(share < 0.9 for share in shares),
+        }
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, and write it where that is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.simulate",
+        description=(__doc__ or "").split("\n", maxsplit=1)[0],
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, for each run")
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, help="JSON file")
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(words)
+    chosen = [scenario for scenario in scenarios() if arguments.only in scenario.name]
+    if not chosen:
+        parser.error(f"--only: no scenario's name contains {arguments.only!r}")
     print(
         f"{'':28}{'k=0':>7}{'best k':>7}{'of it':>7}{'alone':>7}{'joint':>7}"
         f"{'alone':>8}{'joint':>8}{'mean k':>8}{'batch':>7}{'predicted':>11}"
     )
     print(f"{'':28}{'tokens/s':>35}{'share of the best':>16}")
-    for scenario in scenarios():
-        if arguments.only in scenario.name:
-            _print_line(scenario, arguments.seconds, arguments.seed)
+    lines = []
+    for scenario in chosen:
+        lines.append(measure(scenario, arguments.seconds, arguments.seed))
+        print(_line(lines[-1]), flush=True)
+    content = head("python -m loadtest.simulate", words, vars(arguments))
+    write_json(arguments.output, {**content, "summary": summary(lines), SAMPLES: lines})
 
 
-def _print_line(scenario: Scenario, seconds: float, seed: int) -> None:
-    plain = run(scenario, 0, seconds=seconds, seed=seed).tokens_per_s
-    fixed = {k: run(scenario, k, seconds=seconds, seed=seed).tokens_per_s for k in FIXED_LENGTHS}
-    best = max(fixed, key=fixed.__getitem__)
-    alone = run(scenario, "alone", seconds=seconds, seed=seed)
-    joint = run(scenario, "joint", seconds=seconds, seed=seed)
-    top = max(plain, fixed[best])
-    print(
-        f"{scenario.name:28}{plain:>7.0f}{best:>7}{fixed[best]:>7.0f}{alone.tokens_per_s:>7.0f}"
-        f"{joint.tokens_per_s:>7.0f}{alone.tokens_per_s / top:>8.0%}"
-        f"{joint.tokens_per_s / top:>8.0%}{joint.mean_k:>8.1f}{joint.mean_batch:>7.1f}"
-        f"{joint.predicted_share:>11.0%}",
-        flush=True,
+def _line(found: Mapping[str, Any]) -> str:
+    return (
+        f"{found['name']:28}{found['plain']:>7.0f}{found['best_k']:>7}{found['best_fixed']:>7.0f}"
+        f"{found['alone']:>7.0f}{found['joint']:>7.0f}{found['alone_share']:>8.0%}"
+        f"{found['joint_share']:>8.0%}{found['mean_k']:>8.1f}{found['mean_batch']:>7.1f}"
+        f"{found['predicted_share']:>11.0%}"
     )
 
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from models.costs.pass_times import PassTimes
 from models.protocol.messages import Timing
 from models.scheduler.batch_window import BatchWindow
 
@@ -67,7 +68,8 @@ class SimulatedTarget:
         self._events = events
         self._machine = machine
         self._random = random_
-        self._forming = BatchWindow()
+        self._times = PassTimes()
+        self._forming = BatchWindow(self._times)
         self._jobs: dict[str, _VerifyJob] = {}
         self._is_busy = False
         self._num_kicks = 0
@@ -109,7 +111,8 @@ class SimulatedTarget:
     def _end_pass(self, jobs: dict[str, _VerifyJob], num_rows: int, pass_ms: float) -> None:
         self._is_busy = False
         now_ms = self._events.now_ms
-        self._forming.note_pass(pass_ms / 1e3, num_rows, now_ms / 1e3)
+        self._times.note(num_rows, pass_ms / 1e3, now_ms / 1e3)
+        self._forming.note_pass(pass_ms / 1e3)
         for session_id, job in jobs.items():
             if self._jobs.get(session_id) is not job:
                 continue

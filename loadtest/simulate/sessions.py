@@ -1,8 +1,8 @@
 """Sessions and routers in simulated time: the router's own planners, acceptance by dice.
 
 A session does what `router.loop` does, without tokens: plan, draft, verify, learn. Whether a draft
-token stands is drawn with a probability that may differ by session and over time. When a request
-has all its tokens the next one takes its place, so the load stays the same.
+token is accepted is sampled with a probability that may differ by session and over time. When a
+request has all its tokens the next one takes its place, so the load stays the same.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
-from models.protocol.messages import DraftSource, Proposal, Timing, Verdict
+from models.protocol.messages import Proposal, Timing, Verdict
+from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.costs import PassCosts
 from router.planning.round_plan import RoundPlan
-from router.planning.round_planner import RoundPlanner
+from router.ports import DrafterTraits
+from router.rounds import SessionPlanner
 
-Acceptance = Callable[[float], float]  # probability that a draft token stands, by time in ms
+Acceptance = Callable[[float], float]  # probability of a draft token, by time in ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class RequestKind:
     """What a client sends over and over."""
 
     acceptance: Acceptance
-    source: DraftSource | None = "draft_model"
+    drafter: DrafterTraits | None = DRAFT_MODEL.traits
     num_tokens: int = 192
 
 
@@ -71,7 +73,7 @@ class SimulatedClient:
         world: World,
         router: SimulatedRouter,
         kind: RequestKind,
-        new_planner: Callable[[DraftSource | None], tuple[RoundPlanner, PassCosts]],
+        new_planner: Callable[[DrafterTraits | None], tuple[SessionPlanner, PassCosts]],
     ) -> None:
         self._name = name
         self._world = world
@@ -86,14 +88,14 @@ class SimulatedClient:
     def _begin(self) -> None:
         self._num_requests += 1
         self._session_id = f"{self._name}-{self._num_requests}"
-        self._planner, self._costs = self._new_planner(self._kind.source)
+        self._planner, self._costs = self._new_planner(self._kind.drafter)
         self._num_left = self._kind.num_tokens
         self._shadow: tuple[int, int] | None = None
         self._is_first = True
         self._router.deliver(self._round)
 
     def _end(self) -> None:
-        self._planner.close()
+        self._planner.leave()
         self._world.target.forget(self._session_id)
         self._world.draft.forget(self._session_id)
         self._begin()
@@ -103,21 +105,23 @@ class SimulatedClient:
             self._planner.observe_shadow(*self._shadow)
             self._shadow = None
         limit = 0 if self._is_first else self._num_left - 1  # the draft model reads the prompt
-        source = self._kind.source
-        plan = self._planner.plan(source, limit)
+        drafter = self._kind.drafter
+        plan = self._planner.plan(drafter, limit)
         began_ms = self._world.events.now_ms
         if plan.num_draft_tokens == 0:
-            if plan.num_shadow_tokens > 0 and source is not None:
-                self._propose(source, plan.num_shadow_tokens, self._take_shadow)
+            if plan.num_shadow_tokens > 0 and drafter is not None:
+                self._propose(drafter, plan.num_shadow_tokens, self._take_shadow)
             self._verify(plan, 0, began_ms)
             return
-        if source is not None:
+        if drafter is not None:
             self._propose(
-                source, plan.num_draft_tokens, lambda drafted: self._verify(plan, drafted, began_ms)
+                drafter,
+                plan.num_draft_tokens,
+                lambda drafted: self._verify(plan, drafted, began_ms),
             )
 
-    def _propose(self, source: DraftSource, length: int, then: Callable[[int], None]) -> None:
-        if source == "ngram":
+    def _propose(self, drafter: DrafterTraits, length: int, then: Callable[[int], None]) -> None:
+        if drafter.is_free:
             then(length)
             return
         asked_ms, session_id = self._world.events.now_ms, self._session_id
@@ -132,8 +136,9 @@ class SimulatedClient:
                         timing=timing,
                         step_ms=step_ms,
                     )
-                    self._costs.observe_draft(proposal, self._world.events.now_ms - asked_ms)
-                    self._planner.observe_steps(timing)
+                    elapsed_ms = self._world.events.now_ms - asked_ms
+                    self._costs.observe_draft(drafter, proposal, elapsed_ms)
+                    self._planner.observe_steps(drafter, timing)
                     then(num_drafted)
 
             self._router.deliver(learn)
@@ -202,13 +207,13 @@ class SimulatedClient:
                 timing=timing,
             )
             self._costs.observe_verify(verdict, now_ms - asked_ms, num_drafted)
-        if num_drafted > 0 and self._kind.source is not None:
+        if num_drafted > 0 and self._kind.drafter is not None:
             self._planner.observe_round(plan, now_ms - began_ms)
-            self._planner.observe(self._kind.source, num_drafted, num_accepted)
+            self._planner.observe(self._kind.drafter, num_drafted, num_accepted)
 
     def _accepted(self, num_drafted: int) -> int:
-        stands = self._kind.acceptance(self._world.events.now_ms)
+        probability = self._kind.acceptance(self._world.events.now_ms)
         num_accepted = 0
-        while num_accepted < num_drafted and self._world.random_.random() < stands:
+        while num_accepted < num_drafted and self._world.random_.random() < probability:
             num_accepted += 1
         return num_accepted

@@ -7,7 +7,7 @@ that runs here (`--url`), keeps every place taken by the users of `client.worklo
 records, a shared long prompt, readers who leave, bad requests), and samples the memory of every
 process, the queues and the KV cache. Fails unless memory stays within 3% after the warm-up in every
 process of ours and in all of ours together, every request gets what it must, no queue exceeds its
-limit, and nothing is held or left running at the end. Writes a JSON file and a figure beside it.
+limit, and nothing is held or left running at the end. Writes a JSON file and a figure next to it.
 Ends with status 1 when something failed.
 """
 
@@ -18,40 +18,34 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 from tqdm import tqdm
 
-from loadtest.client.answers import Judge
 from loadtest.client.options import add_load_options, workload_of
-from loadtest.report.machine import ROOT
-from loadtest.report.record import head, told, write_json
 from loadtest.service.attached import attach
 from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, limits
 from loadtest.service.memory import MemoryWatch
-from loadtest.service.parts import FaultService, Watchable, wait_gone
-from loadtest.service.served import served
-from loadtest.soak.judge import judge_bounds, judge_memory, saturation
+from loadtest.service.parts import FaultService, Watchable
+from loadtest.soak.checks import check_bounds, check_memory, saturation
 from loadtest.soak.load import SoakLoad, Tally
-from loadtest.soak.plot import draw
-from loadtest.soak.record import Report, table
+from loadtest.soak.record import Report
+from loadtest.trial import frame
+from loadtest.trial.watched import watched_service
 
 _NUM_SAMPLES = 300
 _LEAST_PERIOD_S = 1.0
 _REPLICAS_EVERY = 4  # samples; between two of them replicas are not asked
 _LEAST_SATURATION = 0.9  # of all samples after the warm-up
 _FREED_LIMIT_S = 30.0
-_GONE_LIMIT_S = 20.0
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
     """Serve, load, watch, and look at what is left."""
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    folder: Path | None = None
-    with _service(arguments, report) as (service, is_ours), FaultService(service) as watched:
-        folder = service.folder if is_ours else None
+    report.warm_up_s, report.limit = 60.0 * _warm_up(arguments), arguments.limit
+    with _service(arguments, report) as (service, watched):
         memory = MemoryWatch(watched.parts, service.processes)
         gauges = GaugeWatch(service.base_url, watched.stats)
         load = _load(arguments, service.base_url, config)
@@ -62,7 +56,7 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             load.stop()
             report.tally = load.tally
             report.load_cpu_share = load.cpu_s / max(report.length_s, 1e-9)
-        _judge(arguments, config, report, memory, gauges)
+        _check(arguments, config, report, memory, gauges)
         report.violations += watched.wait_freed(_FREED_LIMIT_S)
         idle = gauges.sample(report.length_s)
         report.violations += [
@@ -71,29 +65,31 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             if idle.get(name)
         ]
         report.violations += gauges.complaints
-    if folder is not None:
-        left = wait_gone(folder, _GONE_LIMIT_S)
-        report.violations += [f"left over: {process}" for process in left]
 
 
 @contextlib.contextmanager
-def _service(arguments: argparse.Namespace, report: Report) -> Iterator[tuple[Watchable, bool]]:
-    """The service, and whether it is this command's own."""
+def _service(
+    arguments: argparse.Namespace, report: Report
+) -> Iterator[tuple[Watchable, FaultService]]:
+    """The service at --url, or one of this command's own, whose log must have no errors."""
     if arguments.url:
-        yield attach(arguments.url), False
+        attached = attach(arguments.url)
+        with FaultService(attached) as watched:
+            yield attached, watched
         return
-    with served(arguments.config, keeps_folder=lambda: bool(report.violations)) as service:
-        print(f"the service and its logs are in {service.folder}", flush=True)
-        yield service, True
+    with watched_service(arguments.config, report) as (service, watched):
+        yield service, watched
         errors = [line for line in service.log().splitlines() if " ERROR " in line]
         report.violations += [f"in the log: {line[:300]}" for line in errors[:10]]
 
 
 def _load(arguments: argparse.Namespace, base_url: str, config: dict[str, Any]) -> SoakLoad:
-    workload = workload_of(arguments, config)
-    judge = Judge(expects_same_text=not arguments.any_text)
     return SoakLoad(
-        base_url, workload, judge, num_users=_num_users(arguments, config), seed=arguments.seed
+        base_url,
+        workload_of(arguments, config),
+        num_users=_num_users(arguments, config),
+        seed=arguments.seed,
+        expects_same_text=not arguments.any_text,
     )
 
 
@@ -136,27 +132,27 @@ def _period_s(length_s: float) -> float:
     return max(_LEAST_PERIOD_S, length_s / _NUM_SAMPLES)
 
 
-def _judge(
+def _check(
     arguments: argparse.Namespace,
     config: dict[str, Any],
     report: Report,
     memory: MemoryWatch,
     gauges: GaugeWatch,
 ) -> None:
-    """Fill in what is to be said of the time under load."""
-    from_s = 60.0 * _warm_up(arguments)
-    report.judged = judge_memory(memory.series, from_s=from_s, limit=arguments.limit)
+    """Check the time under load, the warm-up left out."""
+    from_s = report.warm_up_s
+    report.memory = check_memory(memory.series, from_s=from_s, limit=arguments.limit)
     report.gauge_at_s, report.gauges = gauges.at_s, gauges.values
     running = report.gauges.get(RUNNING, [])
     warm = [v for t, v in zip(report.gauge_at_s, running, strict=False) if t >= from_s]
     places = limits(config)[RUNNING]  # of the router that /metrics happened to be of
     report.saturation = saturation(warm, min(places, _num_users(arguments, config)))
-    for judged in report.judged:
-        if judged.complaint and judged.series.is_ours:
-            report.violations.append(
-                f"memory of {judged.series.kind} {judged.series.pid}: {judged.complaint}"
-            )
-    report.violations += judge_bounds(report.gauges, limits(config))
+    report.violations += [
+        f"memory of {check.series.kind} {check.series.pid}: {check.complaint}"
+        for check in report.memory
+        if check.complaint and check.series.is_ours
+    ]
+    report.violations += check_bounds(report.gauges, limits(config))
     if report.saturation < _LEAST_SATURATION:
         report.violations.append(
             f"the load filled the places in {report.saturation:.0%} of samples only, "
@@ -178,11 +174,10 @@ def _warm_up(arguments: argparse.Namespace) -> float:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.yaml")
+    parser = frame.trial_parser("loadtest.soak", __doc__)
     parser.add_argument("--url", default="", help="of a service of that config that runs here")
     parser.add_argument("--minutes", type=float, default=20.0, help="length of the load")
-    parser.add_argument("--warm-up", type=float, help="minutes not judged; default: a quarter")
+    parser.add_argument("--warm-up", type=float, help="minutes not checked; default: a quarter")
     parser.add_argument("--limit", type=float, default=0.03, help="growth allowed, as a share")
     parser.add_argument("--users", type=int, default=0, help="default: 2 per place")
     add_load_options(parser)
@@ -194,24 +189,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a soak from the command line; the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parse(words)
-    report = Report()
-    try:
-        with told(report.violations):
-            run(arguments, report)
-    finally:
-        print(table(report.judged))
-        if arguments.output is not None:
-            content = head("loadtest.soak", words, arguments) | report.content()
-            write_json(arguments.output, content)
-            draw(
-                report,
-                arguments.output.with_suffix(".png"),
-                warm_up_s=60.0 * _warm_up(arguments),
-                limit=arguments.limit,
-            )
-    return 1 if report.violations else 0
+    return frame.run_trial("loadtest.soak", _parse, run, Report(), argv)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Users without think time who keep every place of a service taken.
 
 They run in an event loop in a thread of their own, each repeating: ask, read, ask again. A user who
-is turned away comes back after the time it was told. Whatever else goes wrong is kept.
+is turned away comes back after the seconds of Retry-After. Whatever else goes wrong is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from loadtest.client.answers import Judge
 from loadtest.client.client import LoadClient, Reply
 from loadtest.client.thread import LoadThread
 from loadtest.client.workload import Workload
@@ -51,17 +50,23 @@ class SoakLoad:
     Args:
         base_url: of the service.
         workload: what they ask.
-        judge: tells wrong answers from right ones.
         num_users: how many there are.
         seed: of what each asks when.
+        expects_same_text: see `LoadClient`.
     """
 
     def __init__(
-        self, base_url: str, workload: Workload, judge: Judge, *, num_users: int, seed: int
+        self,
+        base_url: str,
+        workload: Workload,
+        *,
+        num_users: int,
+        seed: int,
+        expects_same_text: bool,
     ) -> None:
         self._base_url = base_url
         self._workload = workload
-        self._judge = judge
+        self._expects_same_text = expects_same_text
         self._num_users = num_users
         self._seed = seed
         self._thread = LoadThread("soak-load", self._run_users)
@@ -81,7 +86,8 @@ class SoakLoad:
         self._thread.stop()
 
     async def _run_users(self) -> None:
-        async with LoadClient(self._base_url, self._judge) as client, asyncio.TaskGroup() as users:
+        client = LoadClient(self._base_url, expects_same_text=self._expects_same_text)
+        async with client, asyncio.TaskGroup() as users:
             for number in range(self._num_users):
                 users.create_task(self._run_user(client, number))
 

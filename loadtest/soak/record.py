@@ -2,56 +2,87 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from loadtest.service.memory import MIB, Series
-from loadtest.soak.judge import Judged
+from loadtest.soak.checks import MemoryCheck
 from loadtest.soak.load import Tally
+from loadtest.soak.plot import draw
+from loadtest.trial import frame
 
 
-@dataclass
-class Report:
-    """What a soak has found. Written whatever ends it."""
+@dataclass(kw_only=True)
+class Report(frame.Report):
+    """What a soak has found so far; the result file keeps medians and extremes by minute."""
 
     tally: Tally = field(default_factory=Tally)
     length_s: float = 0.0
+    warm_up_s: float = 0.0
+    limit: float = 0.0  # growth allowed, as a share
     load_cpu_share: float = 0.0  # of one core
-    judged: list[Judged] = field(default_factory=list)
+    memory: list[MemoryCheck] = field(default_factory=list)
     gauge_at_s: list[float] = field(default_factory=list)
     gauges: dict[str, list[float]] = field(default_factory=dict)
     saturation: float = 0.0
-    violations: list[str] = field(default_factory=list)
 
     def content(self) -> dict[str, object]:
-        """Everything as one record."""
+        """See `frame.Report`; `plot.draw` needs no more than this."""
         return {
-            "all_held": not self.violations,
-            "violations": self.violations,
+            "all_held": self.is_clean,
+            "violations": self.problems,
             "length_s": round(self.length_s, 1),
+            "warm_up_s": self.warm_up_s,
+            "limit": self.limit,
             "requests": _requests(self),
             "saturation": round(self.saturation, 3),
             "load_cpu_share": round(self.load_cpu_share, 3),
             "gauges": {
-                "at_s": _rounded(self.gauge_at_s, 1),
-                **{name: _rounded(values, 3) for name, values in sorted(self.gauges.items())},
+                name: by_minute(self.gauge_at_s, values, 3)
+                for name, values in sorted(self.gauges.items())
             },
-            "processes": [_process(judged) for judged in self.judged],
+            "processes": [_process(check) for check in self.memory],
         }
 
+    def lines(self) -> list[str]:
+        """Memory of every process."""
+        return [table(self.memory)]
 
-def table(judged: Sequence[Judged]) -> str:
+    def draw(self, path: Path) -> None:
+        """See `plot.draw`."""
+        draw(self.content(), path)
+
+
+def by_minute(at_s: Sequence[float], values: Sequence[float], digits: int) -> dict[str, object]:
+    """Median and greatest value of each minute that has samples; extremes and last of all."""
+    minutes: dict[int, list[float]] = {}
+    for time_s, value in zip(at_s, values, strict=False):
+        minutes.setdefault(int(time_s // 60), []).append(value)
+    whole = list(values)
+    return {
+        "minute": list(minutes),
+        "p50": [round(statistics.median(found), digits) for found in minutes.values()],
+        "max": [round(max(found), digits) for found in minutes.values()],
+        "least": round(min(whole), digits) if whole else None,
+        "greatest": round(max(whole), digits) if whole else None,
+        "last": round(whole[-1], digits) if whole else None,
+    }
+
+
+def table(checks: Sequence[MemoryCheck]) -> str:
     """Memory of every process for people, MiB of private pages (all together: PSS)."""
     lines = [
         f"{'process':20} {'pid':>8} {'first quarter':>14} {'last quarter':>13} {'growth':>8} "
         f"{'MiB/hour':>9}  verdict"
     ]
-    for one in judged:
+    for one in checks:
         series = one.series
         words = f"{series.kind:20} {series.pid or '':>8} "
-        verdict = (one.complaint or "flat") if series.is_ours else f"not judged {one.complaint}"
+        verdict = (one.complaint or "flat") if series.is_ours else f"not checked {one.complaint}"
         if one.growth is None:
             lines.append(f"{words}{'':48} {verdict}")
             continue
@@ -83,33 +114,29 @@ def _requests(report: Report) -> dict[str, object]:
     }
 
 
-def _process(judged: Judged) -> dict[str, object]:
-    series = judged.series
+def _process(check: MemoryCheck) -> dict[str, object]:
+    series = check.series
     return {
         "kind": series.kind,
         "pid": series.pid,
         "is_judged": series.is_ours,
-        "complaint": judged.complaint,
-        "growth": None if judged.growth is None else _short(asdict(judged.growth)),
-        "at_s": _rounded(series.at_s, 1),
-        **{f"{name}_mib": _mib(values) for name, values in _columns(series).items()},
+        "complaint": check.complaint,
+        "growth": None if check.growth is None else _short(asdict(check.growth)),
+        "from_s": round(series.at_s[0], 1) if series.at_s else None,
+        "to_s": round(series.at_s[-1], 1) if series.at_s else None,
+        **{
+            f"{name}_mib": by_minute(series.at_s, [value / MIB for value in values], 1)
+            for name, values in _columns(series).items()
+        },
     }
 
 
 def _columns(series: Series) -> dict[str, list[int]]:
-    # Ray's own processes are only told: their private memory is enough.
+    # Of Ray's own processes private memory is enough: they are reported and not checked.
     columns = {"private": series.private}
     if series.is_ours:
         columns |= {"proportional": series.proportional, "resident": series.resident}
     return columns
-
-
-def _mib(values: Sequence[int]) -> list[float]:
-    return [round(value / MIB, 1) for value in values]
-
-
-def _rounded(values: Sequence[float], digits: int) -> list[float]:
-    return [round(value, digits) for value in values]
 
 
 def _short(figures: dict[str, float]) -> dict[str, float]:

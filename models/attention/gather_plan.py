@@ -2,7 +2,7 @@
 
 For attention by torch's own operations; compiled kernels have plans of their own (`cpu/batch.py`,
 `gpu/indices.py`). All rows of a pass lie on one flat axis. `plan_pass` turns the sessions of a
-pass into tensors once; `models/attention/interface.py` uses them in every layer. Each distinct
+pass into tensors once; `gather_pass` uses them in every layer. Each distinct
 window of the model's layers has its own masks, made here; a window that hides nothing from a tile
 shares the causal mask.
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from models.attention.gather_pass import KEY_CHUNK, GatherPass, KeyGather, TileBatch
 from models.device import to_device
 from models.kv.rows import SequenceRows
 from models.kv.storage import KVStorage
@@ -29,50 +30,10 @@ _LONG_TILE_ROWS = 64  # times G, in a tile of one session by itself; larger prod
 # more has tiles for itself, as even as can be.
 FITTING_TILES = (1, 2, 4, 8, TILE_ROWS)
 FIXED_TILES = (TILE_ROWS,)  # all have so many
-# A chunk of keys is a block of a multiple of so many tokens; smaller blocks are joined. So a
-# softmax never ends within a vector of the CPU, and bfloat16 sums are not rounded too often.
-KEY_CHUNK = 64
 _MIN_FLOAT32_ROWS = 4  # products of fewer rows sum in another order
 _SMALL_PRODUCT = 16**3  # multiplications; up to so many torch leaves to another bfloat16 kernel
 # Sessions share one gather unless the shorter one would more than double its keys.
 _FREELY_PADDED_KEYS = 4 * KEY_CHUNK
-
-
-@dataclass(frozen=True, slots=True)
-class TileBatch:
-    """Query tiles that are computed together, one for each session of their gather."""
-
-    first_tile: int  # within the gather
-    num_tiles: int
-    num_chunks: int  # J, at most that of the gather
-    masks: dict[int | None, Tensor]  # by window: [tiles, t, L] float32, 0 or -inf
-
-
-@dataclass(frozen=True, slots=True)
-class KeyGather:
-    """The keys of S sessions, padded to one number of chunks, and the tiles that look at them."""
-
-    block_ids: Tensor  # [S * J * blocks of a chunk], the null block behind a session's last
-    blocks_per_chunk: int
-    num_chunks: int  # J
-    tile_rows: int  # t
-    row_index: Tensor | None  # [tiles * t] row of the pass at each place; None: all, in order
-    batches: list[TileBatch]
-
-
-@dataclass(frozen=True, slots=True)
-class PagedPass:
-    """Everything the attention layers need to know about one pass."""
-
-    storage: KVStorage
-    row_slots: Tensor  # [K * R] where the storage puts each row's key and value
-    row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
-    gathers: list[KeyGather]
-    windows: tuple[int | None, ...]  # of each layer
-
-    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Store the rows' keys and values [K, R, D]."""
-        self.storage.write(layer, self.row_slots, torch.stack((key, value)))
 
 
 @dataclass(slots=True)
@@ -134,7 +95,7 @@ def plan_pass(
     num_groups: int,
     windows: Sequence[int | None],
     tile_sizes: Sequence[int] = FITTING_TILES,
-) -> PagedPass:
+) -> GatherPass:
     """Index tensors for one pass.
 
     Args:
@@ -168,7 +129,7 @@ def plan_pass(
         ]
         gathers.append(_plan_gather(tables, tiles, storage, masks, len(row_slots)))
     is_in_order = places == list(range(num_places))
-    return PagedPass(
+    return GatherPass(
         storage=storage,
         row_slots=storage.row_index(row_slots),
         row_places=None if is_in_order else to_device(places, storage.device),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-_SMOOTHING = 0.2  # weight of the newest value
 
-
-def running_mean(mean: float | None, value: float, share: float = _SMOOTHING) -> float:
-    """The exponential running mean after one more value; None: there was none before."""
+def running_mean(mean: float | None, value: float, share: float) -> float:
+    """Returns the mean after one more value, which weighs `share` in it; None: it is the first."""
     return value if mean is None else mean + share * (value - mean)

@@ -1,40 +1,54 @@
 """Measured time as a function of a count: rows of a pass, sessions in a draft step.
 
-A cell per count (counts beyond 8 share cells about 15% wide) holds a running mean. Read out, the
-cells form a curve that never falls (pool adjacent violators), straight between cells and beyond
-them. A measurement moves its own cell, and a little of it, in proportion, all others: a machine
-that grows slower grows slower for every count, but many passes of one size must not make the
-others look free.
+Nothing is assumed of the shape but that more takes no less time. Times are kept by size, each
+count up to 8 and about 15% of a larger one a cell of its own, and of each cell the median of the
+last few counts. Read out, the cells form a curve that never falls, straight between them.
+
+Why medians: passes vary, some take several times as long as usual, and a long context makes those
+with prompts ever slower. A mean follows such passes; a promise made by it (`prefill_budget`) is
+broken by as much, and k chosen by it is no better.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 
 _EXACT_COUNTS = 8
 _CELL_WIDTH = math.log(1.15)
-_OWN_SHARE = 0.05  # weight of a measurement in its cell once the cell has seen 20
-_OTHER_SHARE = 0.025  # of its relative surprise that the other cells take over
-_LARGEST_SURPRISE = 3.0  # times what was expected; more is a hiccup, not a cost
-_FULL_WEIGHT = 20.0
+_NUM_SAMPLES = 9  # of each cell
+_FRESH = 1000  # measurements; a cell without one among so many is stale
+_HALF_LIFE = 10  # measurements without one of its own after which a cell weighs half
 
 
 @dataclass(slots=True)
 class _Cell:
-    count: float
-    time: float
-    weight: float = 1.0
+    """The last measurements of about one count."""
+
+    counts: deque[int] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
+    count: float = 0.0  # medians of these
+    time: float = 0.0
+    measured_at: int = 0  # number of the last one
+
+    def note(self, count: int, time: float, number: int) -> None:
+        self.counts.append(count)
+        self.times.append(time)
+        self.count, self.time = median(self.counts), median(self.times)
+        self.measured_at = number
 
 
 class CostTable:
-    """Running means by count; `at` is a curve through them that never falls."""
+    """Typical times by count; `at` is a curve through them that never falls."""
 
     def __init__(self) -> None:
         self._cells: dict[int, _Cell] = {}
-        self._curve: list[tuple[float, float]] | None = None
+        self._known_curve: list[tuple[float, float]] | None = None
         self._slope = 0.0
+        self._num_measurements = 0
 
     @property
     def is_empty(self) -> bool:
@@ -43,27 +57,17 @@ class CostTable:
 
     def observe(self, count: int, time: float) -> None:
         """Take in one measurement for `count`, at least 1."""
-        self._curve = None
-        key = _cell_key(count)
-        cell = self._cells.get(key)
-        if cell is None:
-            self._cells[key] = _Cell(float(count), time)
-            return
-        surprise = min(time / max(cell.time, 1e-9), _LARGEST_SURPRISE)
-        share = max(_OWN_SHARE, 1.0 / (cell.weight + 1.0))
-        cell.weight = min(cell.weight + 1.0, _FULL_WEIGHT)
-        cell.count += share * (count - cell.count)
-        if cell.weight >= _FULL_WEIGHT:
-            for other in self._cells.values():
-                if other is not cell:
-                    other.time *= 1.0 + _OTHER_SHARE * (surprise - 1.0)
-        cell.time *= 1.0 + share * (surprise - 1.0)
+        self._known_curve = None
+        self._num_measurements += 1
+        cell = self._cells.setdefault(_cell_key(count), _Cell())
+        cell.note(count, time, self._num_measurements)
 
     def at(self, count: float) -> float:
-        """Expected time for `count`, in the unit of the measurements; 0.0 without any."""
-        if self._curve is None:
-            self._curve = _rising(sorted(self._cells.values(), key=lambda cell: cell.count))
-            self._slope = _slope(self._curve)
+        """Expected time for `count`, in the unit of the measurements; 0.0 without any.
+
+        Beyond what was measured the curve goes on along its mean slope: a count that was never
+        tried looks worth trying.
+        """
         curve = self._curve
         if not curve:
             return 0.0
@@ -76,26 +80,74 @@ class CostTable:
         (low, low_time), (high, high_time) = curve[right - 1], curve[right]
         return low_time + (high_time - low_time) * (count - low) / (high - low)
 
+    def count_within(self, time: float) -> int:
+        """The largest count that takes at most `time`; 0 where none is known to.
+
+        A promise is kept by it, so here the time beyond what was measured is taken to be in
+        proportion to the count, which is more than it can be.
+        """
+        low, low_time = 0.0, 0.0
+        for high, high_time in self._curve:
+            if time < high_time:
+                share = (time - low_time) / (high_time - low_time)
+                return math.floor(low + share * (high - low))
+            low, low_time = high, high_time
+        return math.floor(time / low_time * low) if low_time > 0.0 else 0
+
+    def is_measured(self, count: int) -> bool:
+        """Returns whether this count or a smaller one was measured."""
+        return bool(self._curve) and self._curve[0][0] <= count
+
+    @property
+    def _curve(self) -> list[tuple[float, float]]:
+        """Points (count, time), both rising."""
+        if self._known_curve is None:
+            self._forget()
+            self._known_curve = self._rising()
+            self._slope = _slope(self._known_curve)
+        return self._known_curve
+
+    def _forget(self) -> None:
+        """Forget stale cells that no pass can be as dear as.
+
+        Twice the count takes at most twice the time, so what is dearer, in proportion, than a fresh
+        smaller count was a hiccup, or the machine was slow then. Nobody would try it again.
+        """
+        least_per_count = math.inf
+        for key in sorted(self._cells):
+            cell = self._cells[key]
+            per_count = cell.time / cell.count
+            if self._num_measurements - cell.measured_at < _FRESH:
+                least_per_count = min(least_per_count, per_count)
+            elif per_count > least_per_count:
+                del self._cells[key]
+
+    def _rising(self) -> list[tuple[float, float]]:
+        """Points (count, time) of the closest curve that never falls, by weighted squares.
+
+        For example cells of 1, 4 and 8 rows with 10, 8 and 12 ms, measured as lately: the first two
+        fall, so both get their mean of 9 ms, and the curve is (1, 9), (4, 9), (8, 12). Were the
+        first one measured just now and the second one long ago, both would get about 10.
+        """
+        blocks: list[tuple[float, float, list[float]]] = []  # mean time, weight, counts
+        for key in sorted(self._cells):
+            cell = self._cells[key]
+            age = self._num_measurements - cell.measured_at
+            mean, weight = cell.time, len(cell.times) / (_HALF_LIFE + age)
+            counts = [cell.count]
+            while blocks and blocks[-1][0] >= mean:
+                before, before_weight, before_counts = blocks.pop()
+                mean = (mean * weight + before * before_weight) / (weight + before_weight)
+                weight += before_weight
+                counts = before_counts + counts
+            blocks.append((mean, weight, counts))
+        return [(count, mean) for mean, _, counts in blocks for count in counts]
+
 
 def _cell_key(count: int) -> int:
     if count <= _EXACT_COUNTS:
         return count
     return _EXACT_COUNTS + 1 + int(math.log(count / (_EXACT_COUNTS + 1)) / _CELL_WIDTH)
-
-
-def _rising(cells: list[_Cell]) -> list[tuple[float, float]]:
-    """Points (count, time) of the closest curve that never falls, by weighted squares."""
-    blocks: list[tuple[float, float, int]] = []  # mean time, weight, number of cells
-    for cell in cells:
-        mean, weight, num_cells = cell.time, cell.weight, 1
-        while blocks and blocks[-1][0] >= mean:
-            before, before_weight, before_cells = blocks.pop()
-            mean = (mean * weight + before * before_weight) / (weight + before_weight)
-            weight += before_weight
-            num_cells += before_cells
-        blocks.append((mean, weight, num_cells))
-    times = [mean for mean, _, num_cells in blocks for _ in range(num_cells)]
-    return [(cell.count, time) for cell, time in zip(cells, times, strict=True)]
 
 
 def _slope(curve: list[tuple[float, float]]) -> float:

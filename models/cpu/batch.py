@@ -1,6 +1,6 @@
 """One ragged pass for the compiled CPU kernels: where keys lie, and who attends to what.
 
-`PagedPass` and its storage are the same for torch's own operations. Here a key head's tokens of a
+`GatherPass` and its storage are the same for torch's own operations. Here a key head's tokens of a
 block lie side by side for each of its numbers, so that scores of neighbouring keys are computed
 together, without a sum across a vector.
 

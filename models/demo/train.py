@@ -24,6 +24,7 @@ from models.demo.training.tokenizer import VOCAB_SIZE, save_tokenizer, train_tok
 from models.demo.training.training import (
     DRAFT_SHAPE,
     TARGET_SHAPE,
+    Saves,
     Schedule,
     Shape,
     fit,
@@ -111,9 +112,11 @@ def train_target(
         schedule,
         make_batch=lambda step: make_batch(mixture, tokenizer, SEED, step, plan.step_tokens),
         loss_of=loss_of,
-        state_path=plan.work / "target.pt",
-        resume=plan.resume,
-        on_save=lambda: save_checkpoint(target, tokenizer, plan.out / "target"),
+        saves=Saves(
+            path=plan.work / "target.pt",
+            resume=plan.resume,
+            on_save=lambda: save_checkpoint(target, tokenizer, plan.out / "target"),
+        ),
     )
 
 
@@ -151,9 +154,11 @@ def distil_draft(
             samples, mixture, tokenizer, SEED, step, plan.step_tokens
         ),
         loss_of=loss_of,
-        state_path=plan.work / "draft.pt",
-        resume=plan.resume,
-        on_save=lambda: save_checkpoint(draft, tokenizer, plan.out / "draft"),
+        saves=Saves(
+            path=plan.work / "draft.pt",
+            resume=plan.resume,
+            on_save=lambda: save_checkpoint(draft, tokenizer, plan.out / "draft"),
+        ),
     )
 
 

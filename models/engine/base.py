@@ -1,8 +1,8 @@
 """What both engines are made of: submit messages in any order, step, take the replies.
 
-    submit() -> header rules (session_table) -> a Job per session
-    step()   -> masks that came -> one pass (pass_plan, runner) -> draws (logits, verification)
-                -> the subclass turns draws into replies or further rows
+    submit() -> header rules (`sessions`) -> a job per session (`jobs`)
+    step()   -> masks that came -> one pass (`batch`, `runner`) -> sampled tokens (`sampler`)
+                -> the subclass turns these into replies or further rows
 
 One thread drives an engine; it knows no sockets, threads or processes. Masks are asked for when
 the tokens they belong to are known and are expected by the end of the pass. A session whose
@@ -23,31 +23,24 @@ from typing import Literal
 
 from torch import Tensor
 
+from models.costs.pass_times import PassTimes
+from models.engine.jobs import Jobs, Outgoing
 from models.engine.load import EngineLoad, EngineStats
 from models.engine.logprobs import note_prompt_logits
 from models.engine.notices import QUEUED_INTERVAL_S, QueueNotices
 from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.sampler import is_drawable, legal_prefix, num_drawable
 from models.engine.stats import PassTotals, engine_load, engine_stats
-from models.engine.terms import check_terms
+from models.engine.terms import check_terms, complaint
 from models.grammar.masks import MaskClient, MaskSource
 from models.kv.block_pool import BlockTable
-from models.protocol.messages import (
-    Close,
-    EngineReply,
-    EngineRequest,
-    Failed,
-    Open,
-    Propose,
-    Verify,
-)
+from models.protocol.messages import Close, EngineRequest, Failed, Open, Propose, Verify
 from models.sampling.penalties import TokenHistory, has_penalties
 from models.scheduler.batch import PassPlan, PassPlanner, PlannedRows
 from models.scheduler.prefill_budget import PrefillBudget
 from models.scheduler.prefix_cache import PrefixCache
 from models.scheduler.sessions import Job, Session, SessionTable
 
-Outgoing = tuple[object, EngineReply]  # opaque address, reply
 FailureCode = Literal["context_too_long", "mask_unavailable", "invalid", "internal"]
 
 _MASK_POLL_S = 0.002  # longest sleep of a step that has nothing to do but wait for masks
@@ -78,18 +71,17 @@ class Engine(ABC):
         self._runner = runner
         self._clock = clock
         self._mask_wait_s = mask_wait_s
-        self._epoch = epoch
         self._table = SessionTable(epoch, runner.pool.new_table)
-        self._desk = MaskClient(mask_source)
+        self._masks = MaskClient(mask_source)
+        self._jobs = Jobs(self._masks, clock)
         self._prefix_cache = PrefixCache(
             runner.pool, runner.are_finite, is_enabled=runner.config.enable_prefix_caching
         )
-        budget = PrefillBudget(runner.config.max_prefill_slowdown)
+        self._times = PassTimes()
+        budget = PrefillBudget(runner.config.max_prefill_slowdown, self._times)
         self._planner = PassPlanner(
             runner.pool, runner.config.max_batch_rows, budget, self._prefix_cache
         )
-        self._active: dict[str, Session] = {}  # sessions with a job
-        self._outbox: list[Outgoing] = []
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
         self._notices = QueueNotices(queued_interval_s)
         self._totals = PassTotals()
@@ -114,10 +106,10 @@ class Engine(ABC):
 
     def step(self) -> list[Outgoing]:
         """Run at most one pass; the replies that are ready now."""
-        self._desk.collect(0.0)
+        self._masks.collect(0.0)
         now = self._clock()
         self._expire(now)
-        waiting = [s for s in self._active.values() if s.job is not None and s.job.logits is None]
+        waiting = self._jobs.waiting()
         plan = self._planner.plan(waiting, self._table, now) if waiting else PassPlan()
         for session in plan.starved:
             self._on_starved(session)
@@ -125,20 +117,20 @@ class Engine(ABC):
             self._on_oversized(session)
         if plan.rows:
             self._run_pass(plan.rows)
-        elif any(s.job is not None and s.job.logits is not None for s in self._active.values()):
-            self._desk.collect(min(_MASK_POLL_S, self._mask_wait_s))
+        elif self._jobs.are_any_held():
+            self._masks.collect(min(_MASK_POLL_S, self._mask_wait_s))
             self._complete([], None, now)
         else:
             self._is_stalled = True
-        self._outbox += self._notices.take(self._active.values(), self._clock())
-        replies, self._outbox = self._outbox, []
-        return replies
+        for reply_to, notice in self._notices.take(self._jobs, self._clock()):
+            self._jobs.send(reply_to, notice)
+        return self._jobs.take_replies()
 
     @property
     def has_work(self) -> bool:
         """Whether a `step` would do something now."""
-        if self._outbox or not self._active:
-            return bool(self._outbox)
+        if self._jobs.has_replies or not self._jobs:
+            return self._jobs.has_replies
         return not self._is_stalled or self._notices.is_time_to_look(self._clock())
 
     @abstractmethod
@@ -152,13 +144,7 @@ class Engine(ABC):
 
     def load(self) -> EngineLoad:
         """How full and how busy the engine is; cheap enough to be asked while streams run."""
-        return engine_load(
-            self._table,
-            self._runner.pool,
-            self._totals,
-            self._planner.num_preemptions,
-            self._prefix_cache,
-        )
+        return engine_load(self._table, self._runner.pool, self._totals, self._times, self._planner)
 
     def stats(self) -> EngineStats:
         """The same and the tokens in the cache, for tests and benchmarks."""
@@ -178,6 +164,16 @@ class Engine(ABC):
             for session in self._table
         }
 
+    @property
+    def runner(self) -> ModelRunner:
+        """The model, its cache and its blocks: to look at, from the engine's own thread."""
+        return self._runner
+
+    @property
+    def sessions(self) -> list[Session]:
+        """All sessions by age, likewise to look at."""
+        return list(self._table)
+
     def block_tables(self) -> list[BlockTable]:
         """All block tables in use, for `BlockPool.check`."""
         return [session.table for session in self._table]
@@ -189,12 +185,12 @@ class Engine(ABC):
         """Start the job of an admitted message, or answer it at once."""
 
     @abstractmethod
-    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+    def _sample(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
         """The tokens of each job; `whole` [R, V] are their logits in order, if they are in one."""
 
     @abstractmethod
-    def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
-        """Act on what `_draw` gave for the job, at least one token; fewer where masks end."""
+    def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
+        """Act on what `_sample` gave for the job, at least one token; fewer where masks end."""
 
     @abstractmethod
     def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
@@ -208,11 +204,14 @@ class Engine(ABC):
     def _on_oversized(self, session: Session) -> None:
         """End the job: the whole KV pool is too small for the session."""
 
+    def _end_job(self, session: Session) -> None:
+        """The session's job is over, answered or not. Idempotent."""
+        self._jobs.end(session)
+
     def _expire(self, now: float) -> None:
         """End jobs that have waited too long."""
-        for session in list(self._active.values()):
-            job = session.job
-            if job is None or job.mask is None or job.mask.rows is not None:
+        for session, job in self._jobs:
+            if job.mask is None or job.mask.rows is not None:
                 continue
             if job.mask.failure:
                 self._on_mask_missing(session, job, job.mask.failure, is_late=False)
@@ -233,77 +232,39 @@ class Engine(ABC):
             num_ids = self._runner.num_input_ids
             session.history = TokenHistory(num_ids, message.prompt_len, session.tokens.ids)
         if message.constraint is not None:
-            self._desk.open(message.session_id, message.constraint)
+            self._masks.open(message.session_id, message.constraint)
 
     def _close(self, session_id: str, epoch: int | None) -> None:
         session = self._table.close(session_id, epoch)
         if session is not None:
             self._end_job(session)
-            self._desk.close(session_id)
+            self._masks.close(session_id)
 
     def _take(self, message: Propose | Verify, reply_to: object, now: float) -> None:
         session, replies = self._table.admit(message, reply_to, now)
-        self._outbox += [(reply_to, reply) for reply in replies]
+        for reply in replies:
+            self._jobs.send(reply_to, reply)
         if session is None:
             return
         self._end_job(session)
         if replies:
             return
-        if complaint := self._complaint(session, message):
-            self._fail(session, "invalid", complaint)
+        reason = complaint(
+            message,
+            session.opened,
+            num_input_ids=self._runner.num_input_ids,
+            vocab_size=self._runner.vocab_size,
+        )
+        if reason:
+            self._fail(session, "invalid", reason)
             return
         self._begin(session, message, now)
-        self._desk.flush()
-
-    def _complaint(self, session: Session, message: Propose | Verify) -> str:
-        """Why a message cannot be acted on whatever the state of the engine, or ""."""
-        draft: list[int] = []
-        if isinstance(message, Verify):
-            draft = message.draft
-            if message.run_on < 0:
-                return f"run_on must not be negative, got {message.run_on}"
-        elif message.num_draft_tokens < 1:
-            return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
-        if not message.tokens:
-            return "tokens must not be empty"
-        limits = (message.tokens, self._runner.num_input_ids), (draft, self._runner.vocab_size)
-        for ids, limit in limits:
-            if ids and (min(ids) < 0 or max(ids) >= limit):
-                return f"token ids must be within 0..{limit - 1}, got {min(ids)}..{max(ids)}"
-        length = message.base_len + len(message.tokens)
-        opened = session.opened
-        is_whole = opened.constraint is not None or opened.sampling.num_prompt_logprobs >= 0
-        if is_whole and length < opened.prompt_len:
-            return f"the prompt has {opened.prompt_len} tokens, got {length}"
-        return ""
-
-    def _start_job(self, session: Session, job: Job) -> None:
-        """Make `job` the session's running one; the log holds its rows already."""
-        session.job = job
-        self._active[session.session_id] = session
-        self._ask_masks(session, job)
-
-    def _ask_masks(self, session: Session, job: Job) -> None:
-        """Queue the request for the masks of the job's rows."""
-        endpoint = session.opened.constraint
-        if endpoint is not None:
-            job.mask = self._desk.ask(session, endpoint.epoch, job.num_logits)
-
-    def _end_job(self, session: Session) -> None:
-        if session.job is not None:
-            self._desk.drop(session.job.mask)
-            session.job = None
-            self._active.pop(session.session_id, None)
-
-    def _answer(self, session: Session, reply: EngineReply) -> None:
-        session.answers.append(reply)
-        session.last_active_s = self._clock()
-        self._outbox.append((session.reply_to, reply))
+        self._masks.flush()
 
     def _fail(self, session: Session, code: FailureCode, message: str) -> None:
         """Answer the session's current message with a failure; the session stays open."""
         self._end_job(session)
-        self._answer(
+        self._jobs.answer(
             session,
             Failed(session_id=session.session_id, seq=session.seq, code=code, message=message),
         )
@@ -312,42 +273,20 @@ class Engine(ABC):
 
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         started_s = self._clock()
-        logits = self._runner.forward(
-            [
-                SequenceRows(
-                    table=planned.session.table,
-                    start=planned.start,
-                    token_ids=planned.session.tokens.ids[
-                        planned.start : planned.start + planned.num_rows
-                    ],
-                    num_logits=planned.num_prompt_logits + planned.num_logits,
-                )
-                for planned in rows
-            ]
-        )
-        offset = 0
-        for planned in rows:
-            stop = planned.start + planned.num_rows
-            planned.session.num_computed_tokens = stop
-            if num_prompt := planned.num_prompt_logits:
-                first = stop - planned.num_logits - num_prompt
-                note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])
-                offset += num_prompt
-            if planned.num_logits:
-                planned.job.logits = logits[offset : offset + planned.num_logits]
-                offset += planned.num_logits
-        self._desk.collect(0.0)
+        logits = self._runner.forward([_sequence_rows(planned) for planned in rows])
+        _hand_out(logits, rows)
+        self._masks.collect(0.0)
         self._complete(rows, logits, started_s)
 
     def _complete(self, rows: list[PlannedRows], logits: Tensor | None, started_s: float) -> None:
-        """Draw for every job that has logits and masks: those of the pass and those held."""
+        """Sample for every job that has logits and masks: those of the pass and those held."""
         in_pass = [(planned.session, planned.job) for planned in rows if planned.num_logits]
         ready = [(session, job) for session, job in in_pass if is_drawable(job)]
-        late = self._late_jobs(in_pass)
-        is_whole = not late and sum(num_drawable(job) for _, job in ready) == len(
-            logits if logits is not None else ()
-        )
-        drawn = self._draw(ready + late, logits if is_whole else None)
+        late = self._jobs.released(in_pass)
+        # All logits are sampled from where they lie if every row of the pass can be, and no other.
+        num_logits = 0 if logits is None else len(logits)
+        is_whole = not late and sum(num_drawable(job) for _, job in ready) == num_logits
+        sampled = self._sample(ready + late, logits if is_whole else None)
         now = self._clock()
         if rows:
             self._note_pass(rows, now - started_s, now)
@@ -357,30 +296,49 @@ class Engine(ABC):
                 job.held_since_s = now
         for _, job in late:
             job.mask_ms += (now - job.held_since_s) * 1e3
-        for (session, job), tokens in zip(ready + late, drawn, strict=True):
+        for (session, job), tokens in zip(ready + late, sampled, strict=True):
             job.logits = None
             legal = legal_prefix(job, tokens)
             if legal:
-                self._on_drawn(session, job, legal, now)
+                self._on_sampled(session, job, legal, now)
             else:
                 self._on_mask_missing(session, job, "no token is allowed", is_late=False)
         self._prefix_cache.publish([*(p.session for p in rows), *(session for session, _ in late)])
-        self._desk.flush()
-
-    def _late_jobs(self, in_pass: list[tuple[Session, Job]]) -> list[tuple[Session, Job]]:
-        """Jobs held since an earlier pass whose masks have come."""
-        current = {id(job) for _, job in in_pass}
-        return [
-            (session, session.job)
-            for session in self._active.values()
-            if session.job is not None
-            and id(session.job) not in current
-            and is_drawable(session.job)
-        ]
+        self._masks.flush()
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
-        self._planner.note_pass(rows, duration_s, now)
+        """Take in what a pass took; first the times, which all the others read."""
         num_rows = sum(planned.num_rows for planned in rows)
+        self._times.note(num_rows, duration_s, now)
+        self._planner.note_pass(rows, duration_s)
         for planned in rows:
             planned.job.end_pass(duration_s, planned.num_rows, num_rows, len(rows))
         self._totals.note(rows, duration_s)
+
+
+def _sequence_rows(planned: PlannedRows) -> SequenceRows:
+    session, start = planned.session, planned.start
+    return SequenceRows(
+        table=session.table,
+        start=start,
+        token_ids=session.tokens.ids[start : start + planned.num_rows],
+        num_logits=planned.num_prompt_logits + planned.num_logits,
+    )
+
+
+def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
+    """Give each session what the pass computed for it; `logits` [R, V] are in the order of `rows`.
+
+    Of one session those of its prompt come first, then those its job samples from.
+    """
+    offset = 0
+    for planned in rows:
+        stop = planned.start + planned.num_rows
+        planned.session.num_computed_tokens = stop
+        if num_prompt := planned.num_prompt_logits:
+            first = stop - planned.num_logits - num_prompt
+            note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])
+            offset += num_prompt
+        if planned.num_logits:
+            planned.job.logits = logits[offset : offset + planned.num_logits]
+            offset += planned.num_logits

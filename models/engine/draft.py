@@ -28,13 +28,19 @@ from models.sampling.draft_probs import pack
 from models.scheduler.batch import PlannedRows
 from models.scheduler.sessions import Job, Session
 
+_STEP_SHARE = 0.2  # weight of the newest draft step in their running mean
+
 
 class DraftEngine(Engine):
     """Answers `Propose` with a `Proposal`.
 
     Args: as for `Engine`; `mask_wait_s` is how long a finished step waits for its masks before
-        the draft ends there. `chains` draws several steps at a time where that is possible; None:
-        on a GPU, where the host would be waited for in each step.
+        the draft ends there.
+
+    Attributes:
+        chains: whether several steps are sampled at a time where that is possible. So it is on a
+            GPU, where the host would be waited for in each step, if no other rank must know every
+            id. May be set before the first step.
     """
 
     def __init__(
@@ -45,7 +51,6 @@ class DraftEngine(Engine):
         *,
         clock: Callable[[], float] = time.perf_counter,
         mask_wait_s: float = 0.02,
-        chains: bool | None = None,
         queued_interval_s: float = QUEUED_INTERVAL_S,
     ) -> None:
         super().__init__(
@@ -56,8 +61,7 @@ class DraftEngine(Engine):
             mask_wait_s=mask_wait_s,
             queued_interval_s=queued_interval_s,
         )
-        self._chains = runner.device.type == "cuda" if chains is None else chains
-        self._chains &= runner.config.tensor_parallel_size == 1  # ranks are told every id
+        self.chains = runner.device.type == "cuda" and runner.config.tensor_parallel_size == 1
         self._step_s: float | None = None  # running mean of passes without prompts
 
     def wait_s(self, now: float) -> float:
@@ -82,7 +86,7 @@ class DraftEngine(Engine):
             session.job = job
             self._finish(session, job, "context")
             return
-        self._start_job(session, job)
+        self._jobs.start(session, job)
 
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         num_steps = self._chain_length(rows)
@@ -93,11 +97,11 @@ class DraftEngine(Engine):
 
     def _chain_length(self, rows: list[PlannedRows]) -> int:
         """Steps that all sessions of a pass can take together; 1: no chain."""
-        if not self._chains or not all(p.num_logits == 1 for p in rows):
+        if not self.chains or not all(p.num_logits == 1 for p in rows):
             return 1
         if not all(is_chainable(planned.session) for planned in rows):
             return 1
-        if any(s.job is not None and s.job.logits is not None for s in self._active.values()):
+        if self._jobs.are_any_held():
             return 1  # drafts that were waiting for their masks go on with the next draw
         room = min(self._runner.max_model_len - len(planned.session.tokens) for planned in rows)
         num_steps = min(room, *(planned.job.steps_left + 1 for planned in rows))
@@ -129,19 +133,19 @@ class DraftEngine(Engine):
             computed_len = len(session.tokens)
             for token in tokens:
                 session.num_computed_tokens = computed_len
-                self._on_drawn(session, job, [token], now)
+                self._on_sampled(session, job, [token], now)
                 if session.job is not job:
                     break
                 computed_len += 1
         # Looking at the KV waits for the device, which has been waited for just now.
         self._prefix_cache.publish([planned.session for planned in rows])
-        self._desk.flush()
+        self._masks.flush()
 
-    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+    def _sample(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
         return draft_rows(jobs, whole)
 
-    def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
-        token = drawn[0]
+    def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
+        (token,) = tokens
         session.append(token)
         job.draft.append(token)
         if token in session.opened.eos_ids:
@@ -153,7 +157,7 @@ class DraftEngine(Engine):
         else:
             job.steps_left -= 1
             job.ready_s = now
-            self._ask_masks(session, job)
+            self._jobs.ask_masks(session, job)
 
     def _on_mask_missing(self, session: Session, job: Job, reason: str, *, is_late: bool) -> None:
         self._finish(session, job, "mask_late" if is_late else "mask_missing")
@@ -168,13 +172,13 @@ class DraftEngine(Engine):
 
     def _expire(self, now: float) -> None:
         super()._expire(now)
-        for session in list(self._active.values()):
-            if session.job is not None and now >= session.job.deadline_s:
-                self._finish(session, session.job, "deadline")
+        for session, job in self._jobs:
+            if now >= job.deadline_s:
+                self._finish(session, job, "deadline")
 
     def _finish(self, session: Session, job: Job, cut: Cut) -> None:
         self._end_job(session)
-        self._answer(
+        self._jobs.answer(
             session,
             Proposal(
                 session_id=session.session_id,
@@ -192,7 +196,7 @@ class DraftEngine(Engine):
         if all(planned.num_logits for planned in rows) and sum(
             planned.num_rows for planned in rows
         ) <= 2 * len(rows):  # after a full accept a draft step has two rows
-            self._step_s = running_mean(self._step_s, duration_s)
+            self._step_s = running_mean(self._step_s, duration_s, _STEP_SHARE)
 
 
 def _next_step(planned: PlannedRows, step: int) -> PlannedRows:

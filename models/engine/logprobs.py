@@ -38,8 +38,8 @@ def token_logprobs(
 def note_logprobs(jobs: Sequence[tuple[Session, Job]], drawn: Sequence[Sequence[int]]) -> None:
     """Give each job whose session asks for them the entries of the tokens it is to commit.
 
-    `drawn` are the draws of its rows or what `judge_rejection` gave; the tokens that commit are
-    its beginning, see `accept_matching`.
+    `drawn` are the samples of its rows or what its rule gave; the tokens that commit are its
+    beginning, see `accept_matching`.
     """
     for (session, job), tokens in zip(jobs, drawn, strict=True):
         num_top = session.opened.sampling.num_logprobs

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from models.protocol.messages import Queued
-from models.scheduler.sessions import Session
+from models.scheduler.sessions import Job, Session
 
 QUEUED_INTERVAL_S = 1.0
 _LOOKS_PER_INTERVAL = 4
@@ -33,15 +33,14 @@ class QueueNotices:
         """Whether somebody may be due."""
         return now >= self._next_look_s
 
-    def take(self, sessions: Iterable[Session], now: float) -> list[tuple[object, Queued]]:
+    def take(self, jobs: Iterable[tuple[Session, Job]], now: float) -> list[tuple[object, Queued]]:
         """The notices that are due now, with the address they go to."""
         if not self.is_time_to_look(now):
             return []
         self._next_look_s = now + self._interval_s / _LOOKS_PER_INTERVAL
         notices: list[tuple[object, Queued]] = []
-        for session in sessions:
-            job = session.job
-            if job is None or now - max(job.since_s, job.told_s) < self._interval_s:
+        for session, job in jobs:
+            if now - max(job.since_s, job.told_s) < self._interval_s:
                 continue
             job.told_s = now
             queued = Queued(

@@ -60,7 +60,7 @@ class ModelRunner:
         self.pool = BlockPool(num_blocks, config.block_size)
         placed = place(checkpoint, config, num_blocks, is_shared=ranks is not None)
         self.backend = placed.backend  # to look at, not to change
-        self._layers = placed.packed.forward
+        self.layers = placed.packed.forward  # to look at, as well
         self.weight_bytes = placed.packed.weight_bytes  # before packing; of this rank's part
         self.batch_invariant = False
         if ranks is None:
@@ -109,7 +109,7 @@ class ModelRunner:
 
         Without the rest of the pass they are the least it can cost: what benchmarks compare with.
         """
-        return self._layers.products()
+        return self.layers.products()
 
     def keep_alive(self) -> None:
         """To be called now and then while there is no pass: followers expect to hear something."""

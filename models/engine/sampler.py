@@ -1,8 +1,8 @@
-"""Draws and judges for jobs of several sessions together: logits, masks and terms in one batch.
+"""Samples and verifies for jobs of several sessions together: logits, masks, terms in one batch.
 
-The step between a pass and what an engine makes of it. A constrained row without a mask is never
-drawn from, and a token its mask forbids never leaves here. Each session is served by its own
-rule; `draft_rows` is the draft engine's side of both rules, `verify_rows` the target's.
+This is the step between a pass and what an engine makes of it. A constrained row without a mask is
+never sampled from, and a token its mask forbids never leaves here. Each session is served by its
+own rule; `draft_rows` is the draft engine's side of all rules, `verify_rows` the target's.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from models.sampling.logits import is_allowed, process_logits
 from models.sampling.penalties import RowCounts
 from models.sampling.token_rules import forbidden_ids, has_rules
 from models.sampling.verification import (
+    RuleFunction,
     VerifiedDraft,
     draw_tokens,
-    judge_rejection,
     needs_draft_probs,
+    rule_function,
 )
 from models.scheduler.sessions import Job, Session
 
 
 class _JobRows(NamedTuple):
-    """Rows [first, first + num_rows) of the scores; the first draws token number `position`."""
+    """Rows [first, first + num_rows) of the scores; the first samples token number `position`."""
 
     session: Session
     job: Job
@@ -57,7 +58,7 @@ def num_drawable(job: Job) -> int:
 
 @torch.inference_mode()
 def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
-    """The next draft token of each job; under `rejection` its distribution joins the job.
+    """Sample the next draft token of each job; where its rule needs it, with its distribution.
 
     `whole` [R, V] are the logits of all rows in order, if they are in one tensor.
     """
@@ -82,19 +83,22 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
 def verify_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
     """What the target says in each job's rows, up to k + 1 tokens, for `accept_matching`.
 
-    Under `coupled` these are its own draws; under `rejection` the draft tokens that stand and the
-    token behind them. `whole` [R, V] are the logits of all rows in order, if in one tensor.
+    These are its own samples, or, where the rule has a function, the accepted draft tokens and the
+    token after them. `whole` [R, V] are the logits of all rows in order, if in one tensor.
     """
     if not jobs:
         return []
     scores, parts = _score(jobs, whole)
-    judged = [p for p in parts if p.job.draft and needs_draft_probs(p.sampling)]
-    firsts = {part.first for part in judged}
-    drawn = _draw_rows(scores, [part for part in parts if part.first not in firsts])
-    if judged:
-        texts = judge_rejection(scores, [_judged_draft(part) for part in judged])
-        drawn |= {part.first: text for part, text in zip(judged, texts, strict=True)}
-    return [drawn[part.first] for part in parts]
+    sampled: list[_JobRows] = []
+    by_rule: dict[RuleFunction, list[_JobRows]] = {}
+    for part in parts:
+        function = rule_function(part.sampling) if part.job.draft else None
+        (sampled if function is None else by_rule.setdefault(function, [])).append(part)
+    tokens = _draw_rows(scores, sampled)
+    for function, verified in by_rule.items():
+        texts = function(scores, [_verified_draft(part) for part in verified])
+        tokens |= {part.first: text for part, text in zip(verified, texts, strict=True)}
+    return [tokens[part.first] for part in parts]
 
 
 def legal_prefix(job: Job, tokens: list[int]) -> list[int]:
@@ -123,7 +127,7 @@ def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tenso
         masks += [None] * count if job.mask is None else (job.mask.rows or [])[:count]
         if session.history is None:
             counts += [None] * count
-        else:  # each row sees the tokens before the one it draws, the draft's among them
+        else:  # each row sees the tokens before the one it samples, the draft's among them
             counts += session.history.rows(position, session.tokens.ids[position:], count)
         forbidden += _forbidden(session, position, count)
         if whole is None and job.logits is not None:
@@ -133,7 +137,7 @@ def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tenso
 
 
 def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int]]:
-    """What each row may not draw after the tokens before it, the draft's among them."""
+    """What each row may not sample after the tokens before it, the draft's among them."""
     opened = session.opened
     if not has_rules(opened.sampling):
         return [()] * count
@@ -146,7 +150,7 @@ def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int
 
 
 def _draw_rows(scores: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
-    """The draws of all rows of `parts`, by their first row."""
+    """The samples of all rows of `parts`, by their first row."""
     if not parts:
         return {}
     tokens = draw_tokens(
@@ -169,7 +173,7 @@ def _select(scores: Tensor, parts: list[_JobRows]) -> Tensor:
     return scores[to_device(rows, scores.device)]
 
 
-def _judged_draft(part: _JobRows) -> VerifiedDraft:
+def _verified_draft(part: _JobRows) -> VerifiedDraft:
     return VerifiedDraft(
         first_row=part.first,
         num_rows=part.num_rows,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from models.costs.running_mean import running_mean
+from models.costs.pass_times import PassTimes
 from models.engine.load import EngineLoad, EngineStats
 from models.kv.block_pool import BlockPool
-from models.scheduler.batch import PlannedRows
-from models.scheduler.prefix_cache import PrefixCache
+from models.scheduler.batch import PassPlanner, PlannedRows
 from models.scheduler.sessions import Session
 
 
@@ -21,7 +20,6 @@ class PassTotals:
         self.num_decode_rows = 0
         self.num_passes = 0
         self.passes_s = 0.0  # all of them
-        self.pass_s: float | None = None  # running mean
 
     def note(self, rows: Sequence[PlannedRows], duration_s: float) -> None:
         """One more pass."""
@@ -30,17 +28,17 @@ class PassTotals:
         self.num_prefill_rows += sum(planned.num_rows for planned in rows) - num_logits
         self.num_passes += 1
         self.passes_s += duration_s
-        self.pass_s = running_mean(self.pass_s, duration_s)
 
 
 def engine_load(
     sessions: Iterable[Session],
     pool: BlockPool,
     totals: PassTotals,
-    num_preemptions: int,
-    prefix_cache: PrefixCache,
+    times: PassTimes,
+    planner: PassPlanner,
 ) -> EngineLoad:
-    """Look at the `sessions` of an engine; takes microseconds for each."""
+    """Looks at the `sessions` of an engine; takes microseconds for each."""
+    prefix_cache = planner.prefix_cache
     everyone = list(sessions)
     busy = [(session, job) for session in everyone if (job := session.job) is not None]
     num_waiting_tokens = sum(
@@ -55,12 +53,12 @@ def engine_load(
         num_waiting_tokens=num_waiting_tokens,
         num_free_blocks=pool.num_free,
         num_blocks=pool.num_blocks,
-        num_preemptions=num_preemptions,
+        num_preemptions=planner.num_preemptions,
         num_prefill_rows=totals.num_prefill_rows,
         num_decode_rows=totals.num_decode_rows,
         num_passes=totals.num_passes,
         passes_s=totals.passes_s,
-        pass_ms=(totals.pass_s or 0.0) * 1e3,
+        pass_ms=(times.mean_s or 0.0) * 1e3,
         num_cached_blocks=prefix_cache.num_blocks,
         prefix_queries=prefix_cache.num_queries,
         prefix_hits=prefix_cache.num_hits,

@@ -54,14 +54,13 @@ class TargetEngine(Engine):
             mask_wait_s=mask_wait_s,
             queued_interval_s=queued_interval_s,
         )
-        self._forming = BatchWindow()
+        self._window = BatchWindow(self._times)
 
     def wait_s(self, now: float) -> float:
         """See `BatchWindow`; nobody waits while there is nothing to compute or to complete."""
-        jobs = [session.job for session in self._active.values() if session.job is not None]
-        if not jobs or any(job.logits is not None for job in jobs):
+        if not self._jobs or self._jobs.are_any_held():
             return 0.0
-        return self._forming.wait_s(now)
+        return self._window.wait_s(now)
 
     def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
         if not isinstance(message, Verify):
@@ -88,9 +87,9 @@ class TargetEngine(Engine):
         session.is_past_prompt = length != session.opened.prompt_len
         if session.is_past_prompt:
             session.prompt_logprobs = []
-        self._forming.note_message(session.session_id, now, len(draft) + 1)
+        self._window.note_message(session.session_id, now, len(draft) + 1)
         session.committed_len = length
-        self._start_job(
+        self._jobs.start(
             session,
             Job(
                 seq=message.seq,
@@ -114,16 +113,17 @@ class TargetEngine(Engine):
             return [certain_row(token_id) for token_id in message.draft]
         return unpack(message.draft_probs, message.draft, self._runner.vocab_size)
 
-    def _draw(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
-        drawn = verify_rows(jobs, whole)
-        note_logprobs(jobs, drawn)
-        return drawn
+    def _sample(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
+        sampled = verify_rows(jobs, whole)
+        note_logprobs(jobs, sampled)
+        return sampled
 
-    def _on_drawn(self, session: Session, job: Job, drawn: list[int], now: float) -> None:
+    def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
         eos_ids = session.opened.eos_ids
-        verdict = accept_matching(job.draft, drawn, eos_ids)
-        judged_len = len(session.tokens) - len(job.draft) + verdict.num_accepted
-        session.rewrite(judged_len, [verdict.token])
+        verdict = accept_matching(job.draft, tokens, eos_ids)
+        # The draft's accepted tokens stay, and after them goes the recovered or the bonus token.
+        accepted_len = len(session.tokens) - len(job.draft) + verdict.num_accepted
+        session.rewrite(accepted_len, [verdict.token])
         session.committed_len = len(session.tokens)
         is_last = (
             job.steps_left == 0
@@ -133,20 +133,20 @@ class TargetEngine(Engine):
         self._answer_verdict(session, job, verdict, is_last=is_last)
         if is_last:
             self._end_job(session)
-            self._forming.note_answer(session.session_id, now)
+            self._window.note_answer(session.session_id, now)
             return
-        self._forming.note_step(session.session_id)
+        self._window.note_step(session.session_id)
         job.part += 1
         job.steps_left -= 1
         job.draft, job.draft_rows = [], []
         job.num_logits = 1
         job.ready_s = now
-        self._ask_masks(session, job)
+        self._jobs.ask_masks(session, job)
 
     def _answer_verdict(
         self, session: Session, job: Job, verdict: Acceptance, *, is_last: bool
     ) -> None:
-        self._answer(
+        self._jobs.answer(
             session,
             Verdict(
                 session_id=session.session_id,
@@ -188,17 +188,16 @@ class TargetEngine(Engine):
 
     def _end_job(self, session: Session) -> None:
         super()._end_job(session)
-        self._forming.note_end(session.session_id)
+        self._window.note_end(session.session_id)
 
     def _close(self, session_id: str, epoch: int | None) -> None:
         super()._close(session_id, epoch)
         if self._table.get(session_id) is None:  # a message for another life closes nothing
-            self._forming.forget(session_id)
+            self._window.forget(session_id)
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         super()._note_pass(rows, duration_s, now)
-        num_rows = sum(planned.num_rows for planned in rows)
-        self._forming.note_pass(duration_s, num_rows, now)
+        self._window.note_pass(duration_s)
         for planned in rows:
             if planned.is_prompt and not planned.num_logits:
-                self._forming.note_chunk(planned.session.session_id, planned.num_rows)
+                self._window.note_chunk(planned.session.session_id, planned.num_rows)

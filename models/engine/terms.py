@@ -1,4 +1,4 @@
-"""Whether a session's terms are such that passes can be drawn by them.
+"""Checks of messages: whether passes can be computed and sampled by what they say.
 
 Clients' values are checked with narrower limits where they come in; here a peer of another version,
 or a broken one, must not bring down the pass of everybody.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 
-from models.protocol.messages import Open
+from models.protocol.messages import Open, Propose, Verify
 
 _LARGEST = 1e6  # of what is added to or multiplied with a logit: float32 keeps a finite score
 
 
 def check_terms(opened: Open) -> None:
-    """Look at the numbers of `opened`.
+    """Checks the numbers of `opened`.
 
     Raises:
         ValueError: one of them is out of range; names it, its limits and its value.
@@ -34,3 +34,33 @@ def check_terms(opened: Open) -> None:
     for name, value, low, high in limits:
         if not low <= value <= high:  # NaN is not
             raise ValueError(f"{name} must be within {low:g}..{high:g}, got {value:g}")
+
+
+def complaint(
+    message: Propose | Verify, opened: Open, *, num_input_ids: int, vocab_size: int
+) -> str:
+    """Why a message cannot be acted on whatever the state of the engine, or "".
+
+    Args:
+        message: of a session that is open.
+        opened: its terms.
+        num_input_ids: ids that the model reads.
+        vocab_size: ids that may be sampled.
+    """
+    draft: list[int] = []
+    if isinstance(message, Verify):
+        draft = message.draft
+        if message.run_on < 0:
+            return f"run_on must not be negative, got {message.run_on}"
+    elif message.num_draft_tokens < 1:
+        return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
+    if not message.tokens:
+        return "tokens must not be empty"
+    for ids, limit in ((message.tokens, num_input_ids), (draft, vocab_size)):
+        if ids and (min(ids) < 0 or max(ids) >= limit):
+            return f"token ids must be within 0..{limit - 1}, got {min(ids)}..{max(ids)}"
+    length = message.base_len + len(message.tokens)
+    is_whole = opened.constraint is not None or opened.sampling.num_prompt_logprobs >= 0
+    if is_whole and length < opened.prompt_len:
+        return f"the prompt has {opened.prompt_len} tokens, got {length}"
+    return ""

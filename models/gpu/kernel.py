@@ -26,6 +26,17 @@ from models.kv.pages import PageStorage
 VarlenFunction = Callable[..., Any]  # `varlen_attn`'s signature
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCall:
+    """What one call of a kernel is to compute."""
+
+    max_rows: int  # no session has more rows
+    max_keys: int  # no session has more keys
+    scale: float
+    window: int | None = None  # last positions a row sees, its own included; None: all
+    with_lse: bool = False  # the log-sum-exp as well
+
+
 @dataclass(frozen=True, slots=True)
 class VarlenKernel:
     """A function with `varlen_attn`'s signature and how it wants to be called.
@@ -49,30 +60,26 @@ class VarlenKernel:
         keys: Tensor,  # [pages, block_size, K, D]
         values: Tensor,  # [pages, block_size, K, D]
         tensors: PassTensors,
-        *,
-        max_rows: int,  # no session has more rows
-        max_keys: int,  # no session has more keys
-        scale: float,
-        window: int | None = None,  # last positions a row sees, its own included; None: all
-        with_lse: bool = False,
+        wanted: KernelCall,
     ) -> Any:
-        """Attention [R, H, D]; with `with_lse` a pair of it and the log-sum-exp, [H, R].
+        """Attention [R, H, D]; `with_lse` a pair of it and the log-sum-exp, [H, R].
 
         The last row of a session is its last key, and no row sees a later one. Keys are never
         split among blocks of threads (`num_splits=1`): so a row's result does not depend on the
         other sessions, and torch's kernels for split keys in pages have given wrong results
         (pytorch issue 194167, torchtitan issue 3235).
         """
-        asked = {"return_aux": self.aux_request} if with_lse else {}
+        asked = {"return_aux": self.aux_request} if wanted.with_lse else {}
+        window = wanted.window
         return self.function(
             query,
             keys,
             values,
             tensors.cumulative_rows,
             tensors.cumulative_keys if self.wants_cumulative_keys else None,
-            max_rows,
-            max_keys,
-            scale=scale,
+            wanted.max_rows,
+            wanted.max_keys,
+            scale=wanted.scale,
             window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=query.shape[1] != keys.shape[2],
             seqused_k=tensors.num_keys,
@@ -84,7 +91,7 @@ class VarlenKernel:
 
 @dataclass(frozen=True, slots=True)
 class VarlenPass:
-    """Everything the attention layers need to know about one pass; `PagedPass` of this path."""
+    """Implements `AttentionPass` by calls of a kernel."""
 
     storage: PageStorage
     kernel: VarlenKernel
@@ -122,11 +129,13 @@ class VarlenPass:
             keys,
             values,
             self.tensors,
-            max_rows=self.max_rows,
-            max_keys=self.max_keys,
-            scale=features.scale,
-            window=features.window,
-            with_lse=sinks is not None,
+            KernelCall(
+                max_rows=self.max_rows,
+                max_keys=self.max_keys,
+                scale=features.scale,
+                window=features.window,
+                with_lse=sinks is not None,
+            ),
         )
         if sinks is None:
             return result

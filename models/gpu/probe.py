@@ -8,7 +8,7 @@ package `flash_attn_interface`) takes pages of any size, and 4 reads pages on Bl
 (pytorch pull requests 175924, 176905, 179760; flash-attention issue 1627). They are switched by
 `torch.nn.attention.activate_flash_attention_impl`, for the whole process. So each candidate runs a
 small ragged pass with the model's own sizes and must agree with the reference; where none does,
-the model is served by the gathering path of `models/attention/interface.py`, which needs no kernel.
+the model is served by the gathering back-end, `models/attention/gather.py`, which needs no kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from models.gpu.indices import PassTensors, exact_shape, index_pass
-from models.gpu.kernel import VarlenFunction, VarlenKernel
+from models.gpu.kernel import KernelCall, VarlenFunction, VarlenKernel
 from models.gpu.reference import reference_kernel
 from models.kv.pages import PageStorage
 from models.kv.rows import BlockList, SequenceRows
@@ -147,15 +147,15 @@ def probe(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -> 
     storage, tensors, query = _probe_pass(sizes, device)
     keys, values = storage.blocks[0]
     for window in (None, _PROBE_WINDOW):
-        arguments = {
-            "max_rows": max(count for _, count in _PROBE_KEYS),
-            "max_keys": max(start + count for start, count in _PROBE_KEYS),
-            "scale": sizes.head_dim**-0.5,
-            "window": window,
-            "with_lse": True,
-        }
-        out, log_sum = kernel(query, keys, values, tensors, **arguments)
-        wanted, wanted_sum = reference_kernel()(query, keys, values, tensors, **arguments)
+        call = KernelCall(
+            max_rows=max(count for _, count in _PROBE_KEYS),
+            max_keys=max(start + count for start, count in _PROBE_KEYS),
+            scale=sizes.head_dim**-0.5,
+            window=window,
+            with_lse=True,
+        )
+        out, log_sum = kernel(query, keys, values, tensors, call)
+        wanted, wanted_sum = reference_kernel()(query, keys, values, tensors, call)
         for what, got, expected in (
             ("attention", out, wanted),
             ("log-sum-exp", log_sum, wanted_sum),

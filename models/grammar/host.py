@@ -23,7 +23,6 @@ opened with. It never raises for what a message contains.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -35,6 +34,7 @@ from models.grammar.session import (
     resume_at,
     rows_behind,
 )
+from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
     MAX_DRAFT_TOKENS,
@@ -82,10 +82,12 @@ class GrammarHost:
         self._compiler = compiler
         self._limits = limits or HostLimits()
         self._clock = clock
-        self._cache: OrderedDict[Grammar, CompiledGrammar | UnsupportedGrammar] = OrderedDict()
-        self._sessions: OrderedDict[str, GrammarText] = OrderedDict()  # least recently used first
-        # By session id, oldest first: the tokens that broke its matcher, from the start.
-        self._broken: OrderedDict[str, list[int]] = OrderedDict()
+        self._cache: LruDict[Grammar, CompiledGrammar | UnsupportedGrammar] = LruDict(
+            self._limits.max_cached_grammars
+        )
+        self._sessions: LruDict[str, GrammarText] = LruDict(self._limits.max_sessions)
+        # By session id: the tokens that broke its matcher, from the start.
+        self._broken: LruDict[str, list[int]] = LruDict(self._limits.max_sessions)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -119,8 +121,6 @@ class GrammarHost:
 
     def put(self, grammar: Grammar, compiled: CompiledGrammar | UnsupportedGrammar) -> None:
         """Keep what the compiler made of a grammar."""
-        while len(self._cache) >= self._limits.max_cached_grammars:
-            self._cache.popitem(last=False)
         self._cache[grammar] = compiled
 
     def evict(self) -> int:
@@ -172,14 +172,12 @@ class GrammarHost:
         opened = GrammarText(request.epoch, request.grammar, compiled.start())
         opened.used_at = self._clock()
         self._sessions[request.session_id] = opened
-        self._sessions.move_to_end(request.session_id)
         compile_ms = 0.0 if is_cached else max((opened.used_at - started_at) * 1e3, 1e-3)
         return GrammarReady(session_id=request.session_id, compile_ms=compile_ms, committed_len=0)
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar | UnsupportedGrammar:
-        found = self._cache.get(grammar)
+        found = self._cache.use(grammar)
         if found is not None:
-            self._cache.move_to_end(grammar)
             return found
         try:
             found = self._compiler.compile(grammar)
@@ -278,8 +276,6 @@ class GrammarHost:
         del self._sessions[session_id]
         self._cache.pop(session.grammar, None)
         self._broken[session_id] = [*session.tokens.ids[:base_len], *tokens]
-        while len(self._broken) > self._limits.max_sessions:
-            self._broken.popitem(last=False)
 
     # --- masks --------------------------------------------------------------------------------
 
@@ -326,7 +322,7 @@ class GrammarHost:
         if session is None or session.epoch != epoch:
             return None
         session.used_at = self._clock()
-        self._sessions.move_to_end(session_id)
+        self._sessions.use(session_id)
         return session
 
 

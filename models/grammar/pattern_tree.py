@@ -16,7 +16,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """All parts, one behind the other; none: the empty text."""
+    """All parts, one after the other; none: the empty text."""
 
     parts: tuple[Node, ...]
 
@@ -42,7 +42,6 @@ class Anchor:
     r"""`^` and `\A` (the start of the text), `$` and `\Z` (its end)."""
 
     sign: str
-    position: int
 
     @property
     def is_start(self) -> bool:

@@ -54,10 +54,7 @@ def simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
         case Anchor():
             if not (at_start if node.is_start else at_end):
                 place = "start" if node.is_start else "end"
-                refuse(
-                    f"an anchor ({node.sign}) is only supported at the {place} of the text",
-                    path=f"position {node.position}",
-                )
+                refuse(f"an anchor ({node.sign}) is only supported at the {place} of the text")
             return EMPTY
         case Sequence():
             return _simplified_sequence(node, at_start=at_start, at_end=at_end)

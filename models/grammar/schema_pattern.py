@@ -12,7 +12,6 @@ Characters that JSON can only write as `\u` (see `compiler.py`) are in no set. K
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NoReturn
 
 from models.grammar.charsets import Ranges, complement, intersection
@@ -70,7 +69,7 @@ def _edges(node: Node) -> _Edges:
         case Sequence():
             edges: _Edges = {(False, False): EMPTY}
             for part in node.parts:
-                edges = _behind(edges, _edges(part), node)
+                edges = _behind(edges, _edges(part))
             return edges
         case Choice():
             return _merged(
@@ -80,19 +79,19 @@ def _edges(node: Node) -> _Edges:
             edges = _edges(node.part)
             for is_start, is_end in edges:
                 if is_start or is_end:
-                    _refuse_anchor(node, is_start=is_start)
+                    _refuse_anchor(is_start=is_start)
             return {(False, False): Repeat(edges[False, False], node.low, node.high)}
 
 
-def _behind(first: _Edges, second: _Edges, whole: Sequence) -> _Edges:
+def _behind(first: _Edges, second: _Edges) -> _Edges:
     """One behind the other. Nothing may stand before a start, and nothing behind an end."""
     found: list[tuple[tuple[bool, bool], Node]] = []
     for (start1, end1), node1 in first.items():
         for (start2, end2), node2 in second.items():
             if start2 and node1 != EMPTY:
-                _refuse_anchor(whole, is_start=True)
+                _refuse_anchor(is_start=True)
             if end1 and node2 != EMPTY:
-                _refuse_anchor(whole, is_start=False)
+                _refuse_anchor(is_start=False)
             found.append(((start1 or start2, end1 or end2), _chained(node1, node2)))
     return _merged(found)
 
@@ -118,29 +117,9 @@ def _joined(nodes: list[Node]) -> Node:
     return unique[0] if len(unique) == 1 else Choice(tuple(unique))
 
 
-def _refuse_anchor(node: Node, *, is_start: bool) -> NoReturn:
-    """Refuse an anchor of this kind within `node`: the last start, or the first end."""
-    anchors = [anchor for anchor in _anchors(node) if anchor.is_start == is_start]
-    anchor = anchors[-1 if is_start else 0]
-    refuse(
-        f"an anchor ({anchor.sign}) is only supported at the "
-        f"{'start' if is_start else 'end'} of the text",
-        path=f"position {anchor.position}",
-    )
-
-
-def _anchors(node: Node) -> Iterator[Anchor]:
-    match node:
-        case Anchor():
-            yield node
-        case Sequence():
-            for part in node.parts:
-                yield from _anchors(part)
-        case Choice():
-            for option in node.options:
-                yield from _anchors(option)
-        case Repeat():
-            yield from _anchors(node.part)
+def _refuse_anchor(*, is_start: bool) -> NoReturn:
+    sign, place = ("^", "start") if is_start else ("$", "end")
+    refuse(f"an anchor ({sign}) is only supported at the {place} of the text")
 
 
 def _written(node: Node) -> str:

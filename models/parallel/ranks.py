@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -30,6 +31,15 @@ from models.parallel.message import FRAME_INTS, Idle, Pass, PassMessage, Stop, d
 KEEP_ALIVE_S = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWaits:
+    """The longest waits for another rank, in seconds; after them it counts as gone."""
+
+    load_s: float  # while it is still loading
+    step_s: float  # within a pass
+    idle_s: float  # for the leader to say anything
+
+
 class TensorParallel:
     """This process's place among the ranks of one model. One per process: it sets up torch's group.
 
@@ -39,9 +49,7 @@ class TensorParallel:
         init_method: where ranks meet, as torch.distributed spells it: "tcp://host:port" or
             "file:///path" (one machine, a file that is not there yet).
         device: of the tensors: "cpu" or "cuda"; a rank's GPU is its first visible one.
-        load_timeout_s: longest wait for ranks that are still loading.
-        step_timeout_s: longest wait for another rank within a pass.
-        idle_timeout_s: longest silence of the leader.
+        waits: for other ranks.
 
     Raises:
         ValueError: no such rank, or a device that ranks cannot share a model on.
@@ -54,9 +62,7 @@ class TensorParallel:
         init_method: str,
         *,
         device: str,
-        load_timeout_s: float,
-        step_timeout_s: float,
-        idle_timeout_s: float,
+        waits: RankWaits,
     ) -> None:
         if world_size < 2 or not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size}: there are ranks 0 to world_size - 1")
@@ -75,12 +81,12 @@ class TensorParallel:
             init_method=init_method,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=load_timeout_s),
+            timeout=timedelta(seconds=waits.load_s),
         )
         backend = "gloo" if kind == "cpu" else "nccl"
-        self._tensors = dist.new_group(backend=backend, timeout=timedelta(seconds=step_timeout_s))
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=idle_timeout_s))
-        self._loading = dist.new_group(backend="gloo", timeout=timedelta(seconds=load_timeout_s))
+        self._tensors = dist.new_group(backend=backend, timeout=timedelta(seconds=waits.step_s))
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=waits.idle_s))
+        self._loading = dist.new_group(backend="gloo", timeout=timedelta(seconds=waits.load_s))
         self._announced_s = 0.0
         self._is_open = True
 

@@ -21,14 +21,15 @@ from typing import Literal
 
 import msgspec
 
+from models.protocol.rules import COUPLED, RULES
+
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
-Verification = Literal["coupled", "rejection"]
-DraftSource = Literal["draft_model", "ngram"]
+Verification = str  # the name of one of `rules.RULES`
 Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "deadline"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn, and how drafts are judged. `temperature` 0 is greedy.
+    """How the next token is sampled, and how drafts are verified. `temperature` 0 is greedy.
 
     Off are `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 and `repetition_penalty` 1. Presence and
     frequency penalty look at generated tokens, the repetition penalty at the prompt as well.
@@ -47,12 +48,23 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0  # 64-bit unsigned; the noise of a position is a function of (seed, position)
-    verification: Verification = "coupled"
+    verification: Verification = COUPLED.name
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
+
+    def __post_init__(self) -> None:
+        """Refuse a rule that this process does not know; msgspec does so on decoding too.
+
+        Raises:
+            ValueError: `verification` is not the name of a rule.
+        """
+        if self.verification not in RULES:
+            raise ValueError(
+                f"verification: must be one of {', '.join(RULES)}, got {self.verification!r}"
+            )
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -79,11 +91,11 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
-    """The distributions that the tokens of a draft were drawn from, for the `rejection` rule.
+    """The distributions that the tokens of a draft were sampled from, for rules that need them.
 
     Row i belongs to draft token i and holds `num_pairs` pairs: token ids (little-endian int32)
     and probabilities (little-endian float32) that sum to 1 over the row. A row with fewer pairs is
-    filled up with probability 0. The probabilities are those that were drawn from, bit for bit:
+    filled up with probability 0. The probabilities are those that were sampled from, bit for bit:
     the rule is exact for whatever distribution the token really came from.
     """
 
@@ -166,7 +178,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     """Verify `draft` after the committed tokens; then go on alone for `run_on` plain steps.
 
     `tokens` are the committed tokens from `base_len` on and never empty: the last one, the
-    anchor, is the one whose logits judge `draft[0]`. The engine answers with one `Verdict` of
+    anchor, is the one whose logits verify `draft[0]`. The engine answers with one `Verdict` of
     part 0, then for each plain step one of part 1, 2, ... until `run_on`, an eos token, the
     context's end, or the next message of the session.
     """
@@ -179,7 +191,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     tokens: list[int]
     draft: list[int]
     run_on: int
-    draft_probs: DraftProbs | None = None  # `rejection` only; None: each token came for certain
+    draft_probs: DraftProbs | None = None  # if the rule needs them; None: each came for certain
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
@@ -204,13 +216,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     tokens: list[int]
     timing: Timing
     step_ms: float  # what one draft step costs now
-    draft_probs: DraftProbs | None = None  # `rejection` only
-    source: DraftSource = "draft_model"
+    draft_probs: DraftProbs | None = None  # if the rule needs them
     cut: Cut = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
-    """`num_accepted` draft tokens stand and `token` follows them: accepted + 1 tokens commit.
+    """`num_accepted` draft tokens are accepted and `token` follows them: accepted + 1 commit.
 
     Where the session's terms ask for them, `logprobs` has one entry for each of these tokens, and
     the verdict that brings the first generated token has `prompt_logprobs`: one entry for each

@@ -1,25 +1,28 @@
-"""Drawing tokens and judging drafts. Pure functions; they know neither sessions nor engines.
+"""Samples tokens and verifies drafts. Pure functions; they know neither sessions nor engines.
 
-Both rules give exactly the target's distribution, and each judgement is a function of its inputs
-and of noise keyed by (seed, position).
+Both rules (`models.protocol.rules`) give exactly the target's distribution, and each verdict is a
+function of its inputs and of noise keyed by (seed, position).
 
-`coupled`: the target draws t = argmax(score + g(seed, position, token)) in every row, and a draft
-token stands iff it equals t. The text is then a function of the seed and the target's logits
+`coupled`: the target samples t = argmax(score + g(seed, position, token)) in every row, and a draft
+token is accepted iff it equals t. The text is then a function of the seed and the target's logits
 alone: no draft, k or batch can change it, and only ids travel (Daliri et al., arXiv 2408.07978).
 Greedy is the same with no noise, under either rule.
 
-`rejection`: a draft token x stands with probability min(1, target(x) / draft(x)); the first that
-does not is replaced by a draw from the normalised positive part of target - draft, and behind a
-whole draft comes a draw from the target (Leviathan, Kalman, Matias, arXiv 2211.17192). It accepts
-the most that any rule for one draft can, but the text depends on the draft. The draft, the test
-and the replacement take their noise from domains of their own: noise that chose the draft token
-must not judge it. A row without a draft draws as under `coupled`.
+`rejection`: a draft token x is accepted with probability min(1, target(x) / draft(x)). After the
+first rejection comes the recovered token, sampled from the normalised positive part of
+target - draft; after a whole draft the bonus token, sampled from the target (Leviathan, Kalman,
+Matias, arXiv 2211.17192). It accepts the most that any rule for one draft can, but the text depends
+on the draft. The draft, the test and the recovered token take their noise from domains of their
+own: noise that chose the draft token must not decide on it. A row without a draft is sampled as
+under `coupled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import pkgutil
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -27,6 +30,7 @@ from torch import Tensor
 
 from models.device import array_to_device, fetch, to_device
 from models.protocol.messages import Sampling
+from models.protocol.rules import RULES
 from models.sampling.draft_probs import DraftRow
 from models.sampling.noise import DOMAIN_RESIDUAL, DOMAIN_TEST, DOMAIN_TOKEN, gumbel_noise, uniform
 from models.sampling.truncation import WEIGHT_ONE
@@ -34,37 +38,53 @@ from models.sampling.truncation import WEIGHT_ONE
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraft:
-    """A draft to be judged by `rejection`. Row i follows draft[:i]; 1 <= num_rows <= k + 1."""
+    """A draft for a rule's function. Row i follows draft[:i]; 1 <= num_rows <= k + 1."""
 
     first_row: int  # of its rows in the scores
     num_rows: int
     draft: Sequence[int]  # [k]
-    draft_rows: Sequence[DraftRow]  # [k] what each draft token was drawn from
+    draft_rows: Sequence[DraftRow]  # [k] what each was sampled from; [] where no rule needs it
     position: int  # absolute index of draft[0]
     seed: int
     eos_ids: Collection[int]
 
 
 class Acceptance(NamedTuple):
-    """`num_accepted` draft tokens stand and `token` follows them."""
+    """`num_accepted` draft tokens are accepted and `token` follows them."""
 
     num_accepted: int
     token: int
 
 
+# Verifies drafts by the scores of their rows, [R, V] float32; see `verify_by_rejection`.
+RuleFunction = Callable[[Tensor, Sequence[VerifiedDraft]], list[list[int]]]
+
+
 def needs_draft_probs(sampling: Sampling) -> bool:
-    """Whether a draft is judged by the distributions it was drawn from."""
-    return sampling.verification == "rejection" and sampling.temperature > 0
+    """Whether a draft is verified by the distributions it was sampled from."""
+    return sampling.temperature > 0 and RULES[sampling.verification].needs_draft_probs
+
+
+def rule_function(sampling: Sampling) -> RuleFunction | None:
+    """The function of the session's rule; None: the target's own samples decide."""
+    rule = RULES[sampling.verification]
+    return _loaded(rule.function) if rule.function and sampling.temperature > 0 else None
+
+
+@cache
+def _loaded(place: str) -> RuleFunction:
+    function: RuleFunction = pkgutil.resolve_name(place)
+    return function
 
 
 def draw_tokens(
     scores: Tensor,  # [R, V] float32 from `process_logits`
     samplings: Sequence[Sampling],  # [R]
-    positions: Sequence[int],  # [R] absolute index of the token drawn from the row
+    positions: Sequence[int],  # [R] absolute index of the token sampled from the row
 ) -> list[int]:
-    """One token id per row; the lowest id where scores tie. Safe to repeat.
+    """Sample one token id per row; the lowest id where scores tie. Safe to repeat.
 
-    A row of nothing but -inf gives some id: the caller checks constrained draws by their mask.
+    A row of nothing but -inf gives some id: the caller checks constrained tokens by their mask.
     """
     return fetch(draw_ids(scores, samplings, positions))
 
@@ -74,7 +94,7 @@ def draw_ids(
     samplings: Sequence[Sampling],  # [R]
     positions: Sequence[int],  # [R]
 ) -> Tensor:
-    """What `draw_tokens` draws, left on the device: [R] int64."""
+    """Sample as `draw_tokens` does, and leave the ids on the device: [R] int64."""
     rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
     if rows:
         noise = gumbel_noise(
@@ -93,13 +113,13 @@ def draw_ids(
 
 def accept_matching(
     draft: Sequence[int],  # [k]
-    drawn: Sequence[int],  # [m] draws of rows behind draft[:i], or what `judge_rejection` gave
+    drawn: Sequence[int],  # [m] samples of rows after draft[:i], or what the rule's function gave
     eos_ids: Collection[int],
 ) -> Acceptance:
-    """The longest prefix of the draft that the target drew too, and the target's next token.
+    """The longest prefix of the draft that the target sampled too, and the target's next token.
 
-    1 <= m <= k + 1. It stops at an eos the target drew, which is then `token`: nothing follows
-    it. With fewer rows than k + 1 the draft tokens without a row are refused.
+    1 <= m <= k + 1. It stops at an eos the target sampled, which is then `token`: nothing follows
+    it. With fewer rows than k + 1 the draft tokens without a row are rejected.
     """
     for num_accepted, token in enumerate(drawn[:-1]):
         if token != draft[num_accepted] or token in eos_ids:
@@ -107,55 +127,55 @@ def accept_matching(
     return Acceptance(len(drawn) - 1, drawn[-1])
 
 
-def judge_rejection(
+def verify_by_rejection(
     scores: Tensor,  # [R, V] float32 from `process_logits`, temperature above 0
     drafts: Sequence[VerifiedDraft],
 ) -> list[list[int]]:
-    """For each draft the tokens that follow its anchor: those that stand, then one more.
+    """Give for each draft the tokens that follow its anchor: the accepted ones, then one more.
 
-    The last is the replacement of the first draft token that fell, or the token behind a whole
-    draft, or a draft token itself: an eos that stands, or one behind which there is no row.
-    Where nothing of target - draft is positive, which only rounding or a row of nothing but -inf
-    can bring about, the replacement is drawn from the target's distribution. Safe to repeat.
+    The last is the recovered token after the first rejection, or the bonus token after a whole
+    draft, or a draft token itself: an accepted eos, or one after which there is no row. Where
+    nothing of target - draft is positive, which only rounding or a row of nothing but -inf can
+    bring about, the recovered token is sampled from the target's distribution. Safe to repeat.
     """
     tested = [d.first_row + i for d in drafts for i in range(_num_tests(d))]
     probs = _TargetProbs(scores, tested)
     token_probs = probs.of([token for d in drafts for token in d.draft[: _num_tests(d)]])
     texts: list[list[int]] = []
-    fallen: list[tuple[int, int]] = []  # (index of the draft, its row in `tested`)
-    followed: list[int] = []  # drafts that stand whole and have a row behind them
+    rejected: list[tuple[int, int]] = []  # (index of the draft, its row in `tested`)
+    whole: list[int] = []  # drafts that are accepted whole and have a row after them
     first_test = 0
-    for index, judged in enumerate(drafts):
-        num_tests = _num_tests(judged)
-        text, falls = _standing(judged, token_probs[first_test : first_test + num_tests])
+    for index, draft in enumerate(drafts):
+        num_tests = _num_tests(draft)
+        text, is_rejected = _accepted(draft, token_probs[first_test : first_test + num_tests])
         texts.append(text)
-        if falls:
-            fallen.append((index, first_test + len(text)))
-        elif len(text) < judged.num_rows and not (text and text[-1] in judged.eos_ids):
-            followed.append(index)
+        if is_rejected:
+            rejected.append((index, first_test + len(text)))
+        elif len(text) < draft.num_rows and not (text and text[-1] in draft.eos_ids):
+            whole.append(index)
         first_test += num_tests
-    _replace_fallen(drafts, texts, fallen, probs)
-    _follow_whole(drafts, texts, followed, scores)
+    _add_recovered(drafts, texts, rejected, probs)
+    _add_bonus(drafts, texts, whole, scores)
     return texts
 
 
-def _num_tests(judged: VerifiedDraft) -> int:
-    return min(judged.num_rows, len(judged.draft))
+def _num_tests(verified: VerifiedDraft) -> int:
+    return min(verified.num_rows, len(verified.draft))
 
 
-def _standing(judged: VerifiedDraft, token_probs: Sequence[float]) -> tuple[list[int], bool]:
-    """The draft tokens that stand, up to an eos, and whether the one behind them falls."""
+def _accepted(verified: VerifiedDraft, token_probs: Sequence[float]) -> tuple[list[int], bool]:
+    """The accepted draft tokens, up to an eos, and whether the one after them is rejected."""
     for i, target_prob in enumerate(token_probs):
-        token = judged.draft[i]
-        noise = uniform(judged.seed, judged.position + i, DOMAIN_TEST)
-        if not _stands(target_prob, judged.draft_rows[i].prob_of(token), noise):
-            return list(judged.draft[:i]), True
-        if token in judged.eos_ids:
-            return list(judged.draft[: i + 1]), False
-    return list(judged.draft[: len(token_probs)]), False
+        token = verified.draft[i]
+        noise = uniform(verified.seed, verified.position + i, DOMAIN_TEST)
+        if not _is_accepted(target_prob, verified.draft_rows[i].prob_of(token), noise):
+            return list(verified.draft[:i]), True
+        if token in verified.eos_ids:
+            return list(verified.draft[: i + 1]), False
+    return list(verified.draft[: len(token_probs)]), False
 
 
-def _stands(target_prob: float, draft_prob: float, noise: float) -> bool:
+def _is_accepted(target_prob: float, draft_prob: float, noise: float) -> bool:
     """True with probability min(1, target / draft) over noise uniform in (0, 1)."""
     return noise * draft_prob < target_prob
 
@@ -182,26 +202,26 @@ class _TargetProbs:
         return self._weights[index].double() / self._totals[index]
 
 
-def _replace_fallen(
+def _add_recovered(
     drafts: Sequence[VerifiedDraft],
     texts: list[list[int]],
-    fallen: list[tuple[int, int]],
+    rejected: list[tuple[int, int]],
     probs: _TargetProbs,
 ) -> None:
-    """Append a draw from the positive part of target - draft to each text whose draft fell."""
-    if not fallen:
+    """Append to each text after a rejection a sample of the positive part of target - draft."""
+    if not rejected:
         return
     residual = _residual(
-        probs.rows([row for _, row in fallen]),
-        [drafts[index].draft_rows[len(texts[index])] for index, _ in fallen],
+        probs.rows([row for _, row in rejected]),
+        [drafts[index].draft_rows[len(texts[index])] for index, _ in rejected],
     )
     tokens = _draw(
         residual.to(torch.float32).log_(),
-        [drafts[index].seed for index, _ in fallen],
-        [drafts[index].position + len(texts[index]) for index, _ in fallen],
+        [drafts[index].seed for index, _ in rejected],
+        [drafts[index].position + len(texts[index]) for index, _ in rejected],
         DOMAIN_RESIDUAL,
     )
-    for (index, _), token in zip(fallen, tokens, strict=True):
+    for (index, _), token in zip(rejected, tokens, strict=True):
         texts[index].append(token)
 
 
@@ -217,20 +237,20 @@ def _residual(target_probs: Tensor, draft_rows: Sequence[DraftRow]) -> Tensor:
     return torch.where(is_empty, target_probs, residual)
 
 
-def _follow_whole(
-    drafts: Sequence[VerifiedDraft], texts: list[list[int]], followed: list[int], scores: Tensor
+def _add_bonus(
+    drafts: Sequence[VerifiedDraft], texts: list[list[int]], whole: list[int], scores: Tensor
 ) -> None:
-    """Append the target's own draw to each text whose draft stands whole."""
-    if not followed:
+    """Append the target's own sample to each text whose draft is accepted whole."""
+    if not whole:
         return
-    rows = [drafts[index].first_row + len(texts[index]) for index in followed]
+    rows = [drafts[index].first_row + len(texts[index]) for index in whole]
     tokens = _draw(
         scores[to_device(rows, scores.device)],
-        [drafts[index].seed for index in followed],
-        [drafts[index].position + len(texts[index]) for index in followed],
+        [drafts[index].seed for index in whole],
+        [drafts[index].position + len(texts[index]) for index in whole],
         DOMAIN_TOKEN,
     )
-    for index, token in zip(followed, tokens, strict=True):
+    for index, token in zip(whole, tokens, strict=True):
         texts[index].append(token)
 
 

@@ -64,7 +64,7 @@ class PassPlanner:
         prefix_cache: PrefixCache | None = None,
     ) -> None:
         self._pool = pool
-        self._prefix_cache = prefix_cache or PrefixCache.disabled(pool)
+        self.prefix_cache = prefix_cache or PrefixCache.disabled(pool)
         self._max_rows = max_rows
         self._reserve_rows = min(max(1, max_rows // _PREFILL_SHARE), max_rows - 1)
         self._budget = budget
@@ -87,23 +87,23 @@ class PassPlanner:
         long: list[PlannedRows] = []
         max_short = min(_SHORT_ROWS, self.max_logits)
         for session in waiting:
-            need = _whole_need(session, self._prefix_cache.reach(session), max_short)
+            need = _whole_need(session, self.prefix_cache.reach(session), max_short)
             (long if need.is_prompt else short).append(need)
         short.sort(key=_ready_s)
         long.sort(key=_ready_s)
-        filling = _Filling(self._pool, self._prefix_cache, everyone, max_short)
+        filling = _Filling(self._pool, self.prefix_cache, everyone, max_short)
         filling.add(short, self._max_rows - self._reserve_rows * bool(long))
         if long:
             filling.add(long, self._max_rows_with_prompts(filling, everyone, now))
         self.num_preemptions += filling.num_preemptions
         return filling.plan()
 
-    def note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
-        """The pass that was planned last took `duration_s` until `now`."""
+    def note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
+        """Take in that the pass that was planned last took `duration_s`."""
         if self._budget is not None:
             num_rows = sum(planned.num_rows for planned in rows)
             num_prompt_rows = sum(planned.num_rows for planned in rows if planned.is_prompt)
-            self._budget.note_pass(num_rows, num_prompt_rows, duration_s, now)
+            self._budget.note_pass(num_rows, num_prompt_rows, duration_s)
 
     def _max_rows_with_prompts(self, filling: _Filling, everyone: list[Session], now: float) -> int:
         """Rows of the whole pass, once prompts are added to those in `filling`."""

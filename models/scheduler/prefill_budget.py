@@ -1,34 +1,34 @@
 """How many prompt rows a pass may hold, so that running streams hardly notice prompts.
 
-A running stream waits for whole passes. The promise: the gap between two of its tokens is at most
-`max_slowdown` times what it would be without anybody's prompt. In seconds, prompts may add
-(max_slowdown - 1) times that gap; they are given 85% of it, because the time of a pass is
-foretold from others. What they add comes from two passes:
+The promise: the gap between two tokens of a running stream is at most `max_slowdown` times what it
+would be without anybody's prompt. Prompts get 85% of what that allows, in seconds.
 
-- the pass that computes the stream's next rows: what it takes beyond a pass of those rows alone;
-- the pass before, if the stream's message came while it ran: at most what that took beyond a pass
-  without prompts. Messages are taken between passes, so all that are found at a pass's end by
-  streams that were not in it count as having waited for it.
+An example with max_slowdown = 2, on a machine where a pass of n rows takes 17.6 + 0.6 n ms. Four
+streams take a row each, 20 ms, so prompts may add 0.85 * (2 - 1) * 20 = 17 ms to a gap. They add to
+it in two passes, the one that computes the stream's rows and the one before:
 
-So a pass with decode rows gives prompts what the second leaves of the first's allowance. While all
-streams are away (their drafts are made elsewhere), a pass is all prompt and may take the whole
-allowance: the gap is by then as long as the shortest absence, and at least a pass will be added. An
-absence counts for no more than the stream's last one: a longer one is waiting for a prompt in the
-other engine, and two engines that both wait for prompts would allow each other ever more. When
-nobody is running, prompts get all rows.
+    pass 1   4 rows + 28 of a prompt   37 ms   17 ms more than without the prompt
+    pass 2   4 rows                    20 ms   of streams whose messages came during pass 1
+    pass 3   4 rows + 28 of a prompt   37 ms
+
+In pass 2 nothing is left for streams that have waited for the prompt rows of pass 1. Streams that
+run on alone are in every pass and wait for none before their own: all passes get 28 prompt rows.
+
+While all streams are away (their drafts are made elsewhere) a pass is all prompt. Their gap is then
+at least their absence and a pass of one row: if they are away for 60 ms, prompts may take
+0.85 * (60 + 18.2) = 66 ms, 81 rows. With no stream at all prompts get every row of the pass.
 
 Two rules go before the promise. Prompts are never starved: of two passes in a row one has room for
-at least `_MIN_ROWS` of their rows. And now and then a pass goes without prompts, because the time
-of one without them is what all of this is measured by. Idea of mixing chunks of prompts into
-decode passes: Sarathi-Serve (arXiv 2403.02310); it bounds rows, this bounds seconds.
+`_MIN_ROWS` of their rows. And one pass in `_REFRESH_PASSES` goes without prompts, because what
+passes take without them is what the rest is measured by. Chunks of prompts in decode passes are
+the idea of Sarathi-Serve (arXiv 2403.02310), which bounds rows where this bounds seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from models.costs.last_pass import LastPass
-from models.costs.pass_cost import PassCost
+from models.costs.pass_times import PassTimes
 from models.scheduler.sessions import Job, Session
 
 _MIN_ROWS = 8  # fewer cost as much: a tile, and products on a CPU
@@ -39,42 +39,45 @@ _REFRESH_PASSES = 32  # so many passes with prompts in a row, then one without
 
 
 class PrefillBudget:
-    """Prompt rows of each pass of one engine.
+    """Says how many prompt rows each pass of one engine may hold.
 
     Args:
         max_slowdown: how many times longer than without prompts a running stream's gap between
             tokens may be; above 1.
+        times: of the engine's passes, noted there before they are noted here.
     """
 
-    def __init__(self, max_slowdown: float) -> None:
+    def __init__(self, max_slowdown: float, times: PassTimes) -> None:
         self._allowance = _AIM * (max_slowdown - 1.0)
-        self._cost = PassCost()
-        self._last_pass = LastPass()
+        self._times = times
         self._last_added_s = 0.0  # by its prompt rows
         self._num_in_a_row = 0  # passes with prompts since one without
 
-    def note_pass(self, num_rows: int, num_prompt_rows: int, duration_s: float, now: float) -> None:
-        """A pass took `duration_s` until `now`; `num_prompt_rows` of its rows were of prompts."""
-        self._last_pass = LastPass(now - duration_s, now)
-        self._cost.note(num_rows, duration_s)
-        self._num_in_a_row = self._num_in_a_row + 1 if num_prompt_rows > 0 else 0
-        self._last_added_s = 0.0
-        if num_prompt_rows > 0:
-            alone_s = self._cost.seconds(num_rows - num_prompt_rows)
-            self._last_added_s = max(0.0, duration_s - alone_s)
+    def note_pass(self, num_rows: int, num_prompt_rows: int, duration_s: float) -> None:
+        """Take in a pass of `num_rows` rows, `num_prompt_rows` of them of prompts."""
+        if num_prompt_rows == 0:
+            self._num_in_a_row, self._last_added_s = 0, 0.0
+            return
+        self._num_in_a_row += 1
+        num_others = num_rows - num_prompt_rows
+        alone_s = self._times.by_rows.at(num_others) if num_others else 0.0
+        self._last_added_s = max(0.0, duration_s - alone_s)
 
     def beside(self, jobs: Sequence[Job], num_rows: int) -> int:
         """Prompt rows for a pass that also holds `num_rows` rows of these `jobs`, at least one."""
-        must_get_on = self._num_in_a_row == 0
-        is_stale = self._num_in_a_row >= _REFRESH_PASSES or not self._cost.is_measured(num_rows)
+        by_rows = self._times.by_rows
+        must_get_on = self._num_in_a_row == 0  # the pass before had none
+        is_stale = self._num_in_a_row >= _REFRESH_PASSES or not by_rows.is_measured(num_rows)
         if is_stale and not must_get_on:
             return 0
-        alone_s = self._cost.seconds(num_rows)
+        alone_s = by_rows.at(num_rows)
+        # A job that was in no pass yet and was found when the last one ended has waited for that
+        # one's prompt rows; for one that was in it they were part of its own pass.
         have_waited = any(
-            job.num_rows == 0 and self._last_pass.may_have_delayed(job.ready_s) for job in jobs
+            job.num_rows == 0 and self._times.may_have_delayed(job.ready_s) for job in jobs
         )
         left_s = self._allowance * alone_s - self._last_added_s * have_waited
-        num_prompt_rows = self._cost.rows_within(alone_s + max(0.0, left_s)) - num_rows
+        num_prompt_rows = by_rows.count_within(alone_s + max(0.0, left_s)) - num_rows
         if must_get_on:
             return max(num_prompt_rows, _MIN_ROWS)
         return num_prompt_rows if num_prompt_rows >= _MIN_ROWS else 0
@@ -82,8 +85,11 @@ class PrefillBudget:
     def between(self, sessions: Iterable[Session], now: float) -> int | None:
         """Prompt rows for a pass without others; None: as many as there is room for.
 
-        Sessions that hold KV are streams, be their next message on its way or their masks.
+        Sessions that hold KV are streams, whether their next message is on its way or their masks.
         """
+        # An absence counts for no more than the stream's last one. A longer one is a wait for a
+        # prompt in the other engine, and two engines that both waited for prompts would allow each
+        # other ever more.
         absences_s = [
             min(max(0.0, now - session.last_active_s), session.away_s)
             for session in sessions
@@ -91,8 +97,9 @@ class PrefillBudget:
         ]
         if not absences_s:
             return None
-        shortest_gap_s = min(absences_s) + self._cost.seconds(1)
-        return max(_MIN_ROWS, self._cost.rows_within(self._allowance * shortest_gap_s))
+        by_rows = self._times.by_rows
+        shortest_gap_s = min(absences_s) + by_rows.at(1)
+        return max(_MIN_ROWS, by_rows.count_within(self._allowance * shortest_gap_s))
 
 
 def _wants_rows(session: Session) -> bool:

@@ -1,39 +1,48 @@
 """Who drafts for a session: what the request asks for, else the deployment, else what there is.
 
-With a draft model chosen, prompt lookup fills in while the draft model is not there (prefilling,
-lost, rejoining, without room, outgrown by the text). Which of them drafts a round is visible as
-`source`, because acceptance and cost are estimated for each of them apart.
+After the chosen drafter, those that fill in draft the rounds which it leaves empty (prefilling,
+lost, rejoining, without room, outgrown by the text).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Collection
 
-from models.protocol.errors import InvalidRequest, Unavailable
-from models.protocol.messages import DraftSource, Proposal
-from models.protocol.token_sequence import TokenSequence
+from models.protocol.errors import InvalidRequest
+from router.drafters.kind import DrafterKind
+from router.drafters.registry import DRAFTERS
 from router.limits import SpeculationLimits
-from router.ports import Drafter
 from router.types import SpeculationSettings
 
 
-def choose_source(
-    wanted: SpeculationSettings, allowed: SpeculationLimits, *, has_draft_model: bool
-) -> DraftSource | None:
-    """Who is to draft; None: nobody, the session runs k = 0.
+def choose_drafters(
+    wanted: SpeculationSettings, allowed: SpeculationLimits, pools: Collection[str]
+) -> tuple[DrafterKind, ...]:
+    """Who drafts, in the order in which they are asked; empty: nobody, the session runs k = 0.
+
+    Args:
+        wanted: what the request says.
+        allowed: the limits of the deployment.
+        pools: deployments with engines to draft with.
 
     Raises:
         InvalidRequest: the request names a drafter that this deployment has not.
     """
-    _check(wanted.drafter, allowed, has_draft_model=has_draft_model)
-    num_tokens = fixed_length(wanted, allowed)
-    if not (wanted.enabled and allowed.enabled) or num_tokens == 0:
-        return None
-    chosen = wanted.drafter or allowed.method or "draft_model"
-    if chosen == "draft_model" and has_draft_model:
-        return "draft_model"
-    return "ngram" if allowed.prompt_lookup_max > 0 else None
+    _check(wanted.drafter, allowed, pools)
+    if not (wanted.enabled and allowed.enabled) or fixed_length(wanted, allowed) == 0:
+        return ()
+    return line_up(wanted.drafter or allowed.method, allowed, pools)
+
+
+def line_up(
+    name: str | None, allowed: SpeculationLimits, pools: Collection[str]
+) -> tuple[DrafterKind, ...]:
+    """The drafter `name` (None: the preferred one) and those that fill in for it, if available."""
+    names = list(DRAFTERS)
+    place = 0 if name is None else names.index(name)
+    chosen, *later = [DRAFTERS[each] for each in names[place:]]
+    line = [chosen, *(kind for kind in later if kind.fills_in)]
+    return tuple(kind for kind in line if kind.is_available(allowed, pools))
 
 
 def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int | None:
@@ -46,72 +55,16 @@ def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int
     return min(fixed or 0, allowed.max_speculative_tokens)
 
 
-def _check(
-    drafter: DraftSource | None, allowed: SpeculationLimits, *, has_draft_model: bool
-) -> None:
-    if drafter == "draft_model" and not has_draft_model:
+def _check(name: str | None, allowed: SpeculationLimits, pools: Collection[str]) -> None:
+    if name is None:
+        return
+    kind = DRAFTERS.get(name)
+    if kind is None:
         raise InvalidRequest(
-            "speculation.drafter: 'draft_model' is not there, this deployment has no draft model",
+            f"speculation.drafter: must be one of {', '.join(DRAFTERS)}, got {name!r}",
             param="speculation.drafter",
         )
-    if drafter == "ngram" and allowed.prompt_lookup_max == 0:
+    if not kind.is_available(allowed, pools):
         raise InvalidRequest(
-            "speculation.drafter: 'ngram' is switched off here, prompt_lookup_max is 0",
-            param="speculation.drafter",
+            f"speculation.drafter: {name!r} {kind.absence}", param="speculation.drafter"
         )
-
-
-class FillInDrafter:
-    """Implements `ports.Drafter`: `main` while it is ready and has something, else a fill-in.
-
-    A fill-in reads the whole text before its first draft and keeps what it found in it, which is
-    seldom used once the main drafter is there: it goes then, and where it is missed a new one is
-    made by `new_fill_in`.
-    """
-
-    def __init__(self, main: Drafter, new_fill_in: Callable[[], Drafter]) -> None:
-        self._main = main
-        self._new_fill_in = new_fill_in
-        self._fill_in: Drafter | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """See `ports.Drafter.is_ready`."""
-        return self._main.is_ready or self._filling_in().is_ready
-
-    @property
-    def is_over(self) -> bool:
-        """See `ports.Drafter.is_over`."""
-        return self._main.is_over and self._filling_in().is_over
-
-    @property
-    def source(self) -> DraftSource:
-        """See `ports.Drafter.source`."""
-        return (self._main if self._main.is_ready else self._filling_in()).source
-
-    async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
-        """See `ports.Drafter.propose`."""
-        if self._main.is_ready:
-            try:
-                proposal = await self._main.propose(committed, num_draft_tokens)
-            except Unavailable:
-                pass  # lost just now: it rejoins by itself
-            else:
-                if proposal.tokens:
-                    await self._end_filling_in()
-                    return proposal
-        return await self._filling_in().propose(committed, num_draft_tokens)
-
-    async def close(self) -> None:
-        """See `ports.Drafter.close`."""
-        await asyncio.gather(self._main.close(), self._end_filling_in())
-
-    def _filling_in(self) -> Drafter:
-        if self._fill_in is None:
-            self._fill_in = self._new_fill_in()
-        return self._fill_in
-
-    async def _end_filling_in(self) -> None:
-        fill_in, self._fill_in = self._fill_in, None
-        if fill_in is not None:
-            await fill_in.close()

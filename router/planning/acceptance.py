@@ -1,17 +1,15 @@
-"""How likely draft tokens are to stand, estimated live from censored observations.
+"""How likely draft tokens are to be accepted, estimated live from censored observations.
 
-Position j of a round is observed only if tokens 1..j-1 stood: what lies behind the first rejection
-says nothing. Per position the estimate is a hazard with a forgetting factor, shrunk to a pool of
-all sessions of the same task class, which starts from what is known of such tasks. Positions from
-`_NUM_POSITIONS` on share one estimate (Kaplan-Meier with a tied tail). Draft model and prompt
-lookup are estimated apart, each with pools of its own.
+Position j of a round is observed only if tokens 1..j-1 were accepted: what follows the first
+rejection says nothing. A draft of 4 tokens of which 2 are accepted is three observations: accepted,
+accepted, rejected. Per position the estimate is a hazard with a forgetting factor, shrunk to a pool
+of all sessions of the same drafter and task class, which starts from the drafter's prior. Positions
+from `_NUM_POSITIONS` on share one estimate (Kaplan-Meier with a tied tail).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from models.protocol.messages import DraftSource
 
 _FORGETTING = 0.97  # a session remembers about 33 rounds
 _POOL_FORGETTING = 0.995  # a pool, fed by many sessions, about 200
@@ -19,48 +17,44 @@ _POOL_WEIGHT = 8.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
 _NUM_POSITIONS = 4
 
-# Acceptance per position before anything was observed, by who drafts and task class. Text under a
-# grammar is mostly copied or forced, free text at high temperature mostly not. Prompt lookup knows
-# no language: its first token stood in 0.3 of the demo pair's extractions, 0.2 of its stories.
-INITIAL_ACCEPTANCE: dict[DraftSource, dict[str, float]] = {
-    "draft_model": {"structured": 0.85, "free": 0.7, "creative": 0.5},
-    "ngram": {"structured": 0.4, "free": 0.3, "creative": 0.15},
-}
-
 
 class _Hazards:
-    """Decayed counts of "stood" and "at risk" per position."""
+    """Decayed counts of "accepted" and "at risk" per position."""
 
-    __slots__ = ("_forgetting", "at_risk", "stood")
+    __slots__ = ("_forgetting", "accepted", "at_risk")
 
     def __init__(self, forgetting: float) -> None:
         self._forgetting = forgetting
         self.at_risk = [0.0] * _NUM_POSITIONS
-        self.stood = [0.0] * _NUM_POSITIONS
+        self.accepted = [0.0] * _NUM_POSITIONS
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         for position in range(min(num_accepted + 1, num_drafted)):
             index = min(position, _NUM_POSITIONS - 1)
-            stands = position < num_accepted
+            is_accepted = position < num_accepted
             self.at_risk[index] = self._forgetting * self.at_risk[index] + 1.0
-            self.stood[index] = self._forgetting * self.stood[index] + stands
+            self.accepted[index] = self._forgetting * self.accepted[index] + is_accepted
 
 
 class AcceptancePool:
-    """What all sessions of one kind of drafter and task class have seen."""
+    """What all sessions of one drafter and task class have seen.
 
-    def __init__(self, task_class: str, source: DraftSource = "draft_model") -> None:
-        self._initial = INITIAL_ACCEPTANCE[source][task_class]
+    Args:
+        prior: acceptance per position before anything was observed.
+    """
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
         self._hazards = _Hazards(_POOL_FORGETTING)
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """Take in one round: `num_accepted` of `num_drafted` tokens stood."""
+        """Take in one round: `num_accepted` of `num_drafted` tokens were accepted."""
         self._hazards.observe(num_drafted, num_accepted)
 
     def acceptance(self, index: int) -> float:
-        """Probability that the token at tied position `index` stands, those before standing."""
+        """Probability that the token at tied position `index` is accepted, those before it too."""
         hazards = self._hazards
-        return (hazards.stood[index] + _PRIOR_WEIGHT * self._initial) / (
+        return (hazards.accepted[index] + _PRIOR_WEIGHT * self._prior) / (
             hazards.at_risk[index] + _PRIOR_WEIGHT
         )
 
@@ -80,13 +74,13 @@ class AcceptanceEstimate:
         self._pool.observe(num_drafted, num_accepted)
 
     def survival(self, num_draft_tokens: int) -> Sequence[float]:
-        """S_1..S_k: probability that at least j tokens of a draft stand. Non-increasing."""
+        """S_1..S_k: probability that at least j draft tokens are accepted. Non-increasing."""
         survival = []
         alive = 1.0
         for position in range(num_draft_tokens):
             index = min(position, _NUM_POSITIONS - 1)
-            alive *= (self._hazards.stood[index] + _POOL_WEIGHT * self._pool.acceptance(index)) / (
-                self._hazards.at_risk[index] + _POOL_WEIGHT
-            )
+            alive *= (
+                self._hazards.accepted[index] + _POOL_WEIGHT * self._pool.acceptance(index)
+            ) / (self._hazards.at_risk[index] + _POOL_WEIGHT)
             survival.append(alive)
         return survival

@@ -1,8 +1,10 @@
-"""What one round of a session is to do: the answer of every draft length policy."""
+"""What one round of a session is to do, whoever plans it; and the rounds that no drafter filled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+PLAIN_STEPS = (8, 32)  # how far the target goes on alone when k = 0 was chosen: first, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +22,25 @@ class RoundPlan:
     num_shadow_tokens: int = 0
     predicted_ms: float = 0.0
     is_typical: bool = True
+
+
+class Misses:
+    """Plans in place of those whose draft did not come or was empty.
+
+    The target goes on alone, a step further after every second miss (1, 1, 2, 2, 3, ... steps):
+    where nothing ever matches, a round comes to cost what it costs without a drafter, and where
+    there have been matches the next one is noticed soon.
+    """
+
+    def __init__(self) -> None:
+        self._num_misses = 0  # in a row
+
+    def next_plan(self) -> RoundPlan:
+        """The plan of a round after one more miss."""
+        run_on = min(1 + self._num_misses // 2, PLAIN_STEPS[0])
+        self._num_misses += 1
+        return RoundPlan(0, run_on)
+
+    def end(self) -> None:
+        """A draft came: the next miss is the first again."""
+        self._num_misses = 0

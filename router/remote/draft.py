@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 
 from models.protocol.errors import (
     ContextTooLong,
@@ -21,10 +22,10 @@ from models.protocol.errors import (
     ServingError,
     Unavailable,
 )
-from models.protocol.messages import DraftSource, Proposal, Propose
+from models.protocol.messages import Proposal, Propose
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.engine import EngineClient, Header
+from router.remote.engine import EngineClient
 
 # A draft that is cut by its deadline must be back before the wait for it ends: giving up the wait
 # gives up the lease and the cache with it.
@@ -46,8 +47,8 @@ class RemoteDrafter:
         self._proposed: list[int] = []
         self._is_closed = False
         self._is_over = False
-        self._num_joins = 0  # attempts at a lease and a prefill since a draft came last
-        self._num_starved = 0  # answers in a row that there was no room
+        self._joins = limits.backoff()  # each lease and prefill, until a draft comes in time
+        self._starved = limits.backoff()  # answers in a row that there was no room
         self._joining: asyncio.Task[None] | None = None
 
     @property
@@ -59,11 +60,6 @@ class RemoteDrafter:
     def is_over(self) -> bool:
         """See `ports.Drafter.is_over`."""
         return self._is_over
-
-    @property
-    def source(self) -> DraftSource:
-        """See `ports.Drafter.source`."""
-        return "draft_model"
 
     def start(self) -> None:
         """Lease a replica and prefill it in the background."""
@@ -87,8 +83,8 @@ class RemoteDrafter:
         except ServingError as error:
             self._rejoin()
             raise Unavailable(f"draft failed: {error.message}") from error
-        self._num_joins = 0
-        if self._num_starved > 0:
+        self._joins.reset()
+        if self._starved.num_failures > 0:
             self._rejoin(self._has_room)
         return proposal
 
@@ -132,9 +128,9 @@ class RemoteDrafter:
         """
         num_refusals = 0
         while not self._is_closed:
-            if self._num_joins > 0:
-                await asyncio.sleep(self._limits.pause_s(self._num_joins - 1))
-            self._num_joins += 1
+            if self._joins.num_failures > 0:
+                await asyncio.sleep(self._joins.pause_s)
+            self._joins.note_failure()
             try:
                 await self._session.disconnect()
                 self._proposed = []
@@ -178,13 +174,13 @@ class RemoteDrafter:
         Asks again where there was no room, after a pause; the replica has the tokens already.
         """
         while True:
-            if self._num_starved > 0:
-                await asyncio.sleep(self._limits.pause_s(self._num_starved - 1))
+            if self._starved.num_failures > 0:
+                await asyncio.sleep(self._starved.pause_s)
             limit_s = self._limits.first_answer_timeout_s
             proposal = await self._propose(self._committed, 1, limit_s)
             if proposal.cut == "deadline":
                 raise Unavailable("the draft model did not catch up: deadline")
-            if self._num_starved == 0:
+            if self._starved.num_failures == 0:
                 return
 
     async def _propose(
@@ -196,19 +192,7 @@ class RemoteDrafter:
             raise _outgrown(len(committed), max_len)
         self._session.agreed_len = self._agreed_len(committed)
         num_committed = len(committed)
-
-        def build(header: Header) -> Propose:
-            return Propose(
-                session_id=header.session_id,
-                epoch=header.epoch,
-                seq=header.seq,
-                base_len=header.base_len,
-                prefix_hash=header.prefix_hash,
-                tokens=header.tokens,
-                num_draft_tokens=num_draft_tokens,
-                deadline_ms=deadline_s * 1e3,
-            )
-
+        build = partial(Propose, num_draft_tokens=num_draft_tokens, deadline_ms=deadline_s * 1e3)
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:
                 if not isinstance(reply, Proposal):
@@ -218,7 +202,10 @@ class RemoteDrafter:
                 if reply.cut == "context" and not reply.tokens:
                     raise _outgrown(num_committed, num_committed)
                 is_starved = reply.cut == "starved" and not reply.tokens
-                self._num_starved = self._num_starved + 1 if is_starved else 0
+                if is_starved:
+                    self._starved.note_failure()
+                else:
+                    self._starved.reset()
                 return reply
         raise LinkLost("draft engine answered a proposal with something else")
 

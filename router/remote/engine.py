@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from models.protocol.errors import ContextTooLong, InternalError, LinkLost, MaskUnavailable
 from models.protocol.messages import (
@@ -32,7 +32,7 @@ from models.protocol.messages import (
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
-from router.remote.exchange import await_answer
+from router.remote.exchange import Patience, await_answer
 
 _News = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
 
@@ -64,15 +64,9 @@ class OpenTemplate:
     max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
 
 
-class Header(NamedTuple):
-    """The part that all session messages share, and the committed tokens the engine lacks."""
-
-    session_id: str
-    epoch: int
-    seq: int
-    base_len: int
-    prefix_hash: int
-    tokens: list[int]
+# A message without its header: session, epoch, seq, base length and hash, tokens. Those are given
+# by name when it is sent.
+BuildMessage = Callable[..., Propose | Verify]
 
 
 class EngineClient:
@@ -87,7 +81,9 @@ class EngineClient:
     ) -> None:
         self._pool = pool
         self._opening = opening
-        self._limits = limits
+        resend_s, queue_s = limits.resend_interval_s, limits.queue_timeout_s
+        self._first_patience = Patience(limits.first_answer_timeout_s, resend_s, queue_s)
+        self._patience = Patience(limits.answer_timeout_s, resend_s, queue_s)
         self._masks = masks
         self._lease: EngineLease | None = None
         self._opened_for: Endpoint | None = None
@@ -143,7 +139,7 @@ class EngineClient:
             self._lease = None  # only now: who is cancelled before leaves it to be released again
 
     async def exchange(
-        self, committed: TokenSequence, build: Callable[[Header], Propose | Verify]
+        self, committed: TokenSequence, build: BuildMessage
     ) -> AsyncGenerator[Proposal | Verdict, None]:
         """Send one message and yield its answers in order, each exactly once.
 
@@ -205,37 +201,27 @@ class EngineClient:
     async def _receive(
         self, lease: EngineLease, message: Propose | Verify, next_part: int
     ) -> _News:
-        """The next news about `message`."""
-        limits = self._limits
+        """Wait for the next news about `message`."""
         return await await_answer(
             lease.channel,
             message,
             partial(_news, message.seq, next_part),
-            limit_s=(
-                limits.answer_timeout_s if self._has_answered else limits.first_answer_timeout_s
-            ),
-            resend_interval_s=limits.resend_interval_s,
+            self._patience if self._has_answered else self._first_patience,
             progress=partial(_progress, message.seq),
-            queue_limit_s=limits.queue_timeout_s,
         )
 
     def _build(
-        self,
-        lease: EngineLease,
-        committed: TokenSequence,
-        build: Callable[[Header], Propose | Verify],
+        self, lease: EngineLease, committed: TokenSequence, build: BuildMessage
     ) -> Propose | Verify:
         self._seq += 1
         base_len = min(self.agreed_len, len(committed) - 1)
         return build(
-            Header(
-                self._opening.session_id,
-                lease.grant.endpoint.epoch,
-                self._seq,
-                base_len,
-                committed.hash_at(base_len),
-                committed.ids[base_len:],
-            )
+            session_id=self._opening.session_id,
+            epoch=lease.grant.endpoint.epoch,
+            seq=self._seq,
+            base_len=base_len,
+            prefix_hash=committed.hash_at(base_len),
+            tokens=committed.ids[base_len:],
         )
 
     def _correct(

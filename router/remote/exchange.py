@@ -1,18 +1,18 @@
 """A question and its answer over a link that may lose, double, delay and reorder messages.
 
-Whoever waits for a reply waits here: the message is sent again, unchanged, at intervals, because
-every receiver repeats its stored answer for a message it has seen. What counts as an answer is
-the caller's to say; late and doubled replies are no news and extend no wait. A sign of life does:
-who is told to go on waiting has not lost its place, and would lose it by asking elsewhere. It says
-how far the work has come: a prefill that gets on may take its time, a place in a queue may not.
+Every wait for a reply is here: the message is sent again, unchanged, at intervals, because every
+receiver repeats its stored answer for a message it has seen. What counts as an answer is the
+caller's to say; late and doubled replies are ignored and extend no wait. A sign of life does: it
+says that the message keeps its place, which it would lose by being sent elsewhere. It also says how
+far the work has come: a prefill that makes progress may take its time, a place in a queue may not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from models.protocol.errors import LinkLost, Overloaded
@@ -25,15 +25,26 @@ Reply = TypeVar("Reply")
 Answer = TypeVar("Answer")
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long one answer is waited for, in seconds.
+
+    `limit_s`: for the answer or a sign of life. `resend_interval_s`: until the message counts as
+    lost. `queue_limit_s`: for signs of life without progress.
+    """
+
+    limit_s: float
+    resend_interval_s: float
+    queue_limit_s: float = math.inf
+
+
 async def await_answer(
     channel: Channel[Request, Reply],
     message: Request,
     take: Callable[[Reply], Answer | None],
+    patience: Patience,
     *,
-    limit_s: float,
-    resend_interval_s: float,
     progress: Callable[[Reply], int | None] = lambda reply: None,
-    queue_limit_s: float = math.inf,
 ) -> Answer:
     """Wait for the answer to a message that has been sent; send it again at intervals.
 
@@ -41,21 +52,22 @@ async def await_answer(
         channel: where the message went and its answer comes from.
         message: what to send again.
         take: the answer in a reply, or None if the reply is not (yet) an answer.
-        limit_s: how long to wait for the answer or a sign of life.
-        resend_interval_s: seconds after which the message counts as lost.
+        patience: how long to wait, and for what.
         progress: for a reply that is not an answer but says that one will come: a number that
             rises while the message is worked on; None for any other reply.
-        queue_limit_s: how long to go on waiting for signs of life without progress.
 
     Raises:
-        LinkLost: the other end is known to be gone, or was silent for `limit_s`.
-        Overloaded: there were signs of life, but no answer and no progress for `queue_limit_s`.
+        LinkLost: the other end is known to be gone, or was silent for `patience.limit_s`.
+        Overloaded: there were signs of life, but no answer and no progress for
+            `patience.queue_limit_s`.
     """
-    queued_since_s = time.monotonic()
+    clock = asyncio.get_running_loop().time
+    queued_since_s = clock()
     most_done = 0
     waited_s = 0.0
+    limit_s = patience.limit_s
     while True:
-        interval_s = min(resend_interval_s, limit_s - waited_s)
+        interval_s = min(patience.resend_interval_s, limit_s - waited_s)
         try:
             async with asyncio.timeout(interval_s):
                 while True:
@@ -68,8 +80,8 @@ async def await_answer(
                         break
             waited_s = 0.0
             if num_done > most_done:
-                most_done, queued_since_s = num_done, time.monotonic()
-            _check_queue_limit(time.monotonic() - queued_since_s, queue_limit_s)
+                most_done, queued_since_s = num_done, clock()
+            _check_queue_limit(clock() - queued_since_s, patience.queue_limit_s)
         except TimeoutError:
             waited_s += interval_s
             if waited_s >= limit_s:

@@ -28,7 +28,7 @@ from models.protocol.messages import (
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import ConstraintLease, ConstraintPool
-from router.remote.exchange import await_answer
+from router.remote.exchange import Patience, await_answer
 from router.remote.recovery import Recovery
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ class RemoteConstrainer:
         self._session_id = session_id
         self._grammar = grammar
         self._generated = generated
-        self._limits = limits
+        self._patience = Patience(limits.answer_timeout_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
         self._admitted: set[str] = set()
@@ -67,7 +67,7 @@ class RemoteConstrainer:
             await self._recovery.run(self._connect, self._disconnect)
 
     async def admit(self, asker_key: str) -> Endpoint:
-        """See `engine_session.MaskAccess.admit`."""
+        """See `engine.MaskAccess.admit`."""
         async with self._lock:
             return await self._recovery.run(lambda: self._admit(asker_key), self._disconnect)
 
@@ -93,7 +93,7 @@ class RemoteConstrainer:
         if self._lease is not None:
             return self._lease
         lease = await self._pool.lease(self._session_id, timeout_s=self._recovery.lease_timeout_s())
-        # Known from here on: who is cancelled twice leaves it to `close` to give back.
+        # Kept at once: a task that is cancelled twice leaves it to `close` to give back.
         self._lease = lease
         self._admitted.clear()
         try:
@@ -179,13 +179,7 @@ class RemoteConstrainer:
             return cast(_T, answer) if is_wanted else None
 
         lease.channel.send(message)
-        return await await_answer(
-            lease.channel,
-            message,
-            take,
-            limit_s=self._limits.answer_timeout_s,
-            resend_interval_s=self._limits.resend_interval_s,
-        )
+        return await await_answer(lease.channel, message, take, self._patience)
 
     async def _disconnect(self) -> None:
         if self._lease is not None:

@@ -13,7 +13,6 @@ brings down whatever it runs on must not be tried on every replica there is.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -37,7 +36,7 @@ class Recovery:
         self._is_first = True
         self._missing_since: float | None = None
         self._num_losses = 0
-        self._num_failures = 0
+        self._backoff = limits.backoff()
 
     def lease_timeout_s(self) -> float:
         """How long to wait for a lease now: what is left of the window, and one short try."""
@@ -53,7 +52,8 @@ class Recovery:
         """The part has answered: it is there, and the next loss is the first again."""
         self._is_first = False
         self._missing_since = None
-        self._num_losses = self._num_failures = 0
+        self._num_losses = 0
+        self._backoff.reset()
 
     def note_loss(self, error: Unavailable) -> None:
         """The part was lost behind an answer; the window opens when it is next asked for."""
@@ -69,9 +69,9 @@ class Recovery:
         left_s = self._left_s()
         if left_s <= 0.0 or self._num_losses >= self._limits.max_losses:
             raise Unavailable(self._complaint(error)) from error
-        if self._num_failures > 0:  # the first attempt follows at once
-            await asyncio.sleep(min(self._limits.pause_s(self._num_failures - 1), left_s))
-        self._num_failures += 1
+        if self._backoff.num_failures > 0:  # the first attempt follows at once
+            await asyncio.sleep(min(self._backoff.pause_s, left_s))
+        self._backoff.note_failure()
 
     async def run(
         self, step: Callable[[], Awaitable[_T]], let_go: Callable[[], Awaitable[None]]
@@ -96,7 +96,7 @@ class Recovery:
         return limits.lease_timeout_s if self._is_first else limits.failover_timeout_s
 
     def _left_s(self) -> float:
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if self._missing_since is None:
             self._missing_since = now
         return max(0.0, self._window_s() - (now - self._missing_since))

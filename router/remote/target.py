@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import DraftProbs, Verdict, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
-from router.remote.engine import EngineClient, Header
+from router.remote.engine import EngineClient
 from router.remote.recovery import Recovery
 
 
@@ -28,16 +29,23 @@ class RemoteVerifier:
         draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
+        build = partial(Verify, draft=list(draft), run_on=run_on, draft_probs=draft_probs)
         while True:
             await self._connect()
-            num_yielded = 0
-            verdicts = self._verify_once(committed, draft, run_on, draft_probs)
+            num_yielded, num_committed = 0, len(committed)
             try:
-                async with aclosing(verdicts):
-                    async for verdict in verdicts:
+                async with aclosing(self._session.exchange(committed, build)) as replies:
+                    async for reply in replies:
+                        if not isinstance(reply, Verdict):
+                            name = type(reply).__name__
+                            raise LinkLost(f"target answered a verify with {name}")
+                        if reply.part == 0:
+                            num_committed += reply.num_accepted
+                        # Its cache has all but the newest token: the next row writes that one's KV.
+                        self._session.agreed_len = num_committed + reply.part
                         self._recovery.note_answer()
                         num_yielded += 1
-                        yield verdict
+                        yield reply
                 return
             except LinkLost as error:
                 await self._session.disconnect()
@@ -58,38 +66,6 @@ class RemoteVerifier:
             except Unavailable as error:
                 await self._recovery.after(error)
         self._recovery.note_running()
-
-    async def _verify_once(
-        self,
-        committed: TokenSequence,
-        draft: Sequence[int],
-        run_on: int,
-        draft_probs: DraftProbs | None,
-    ) -> AsyncGenerator[Verdict, None]:
-        num_committed = len(committed)
-
-        def build(header: Header) -> Verify:
-            return Verify(
-                session_id=header.session_id,
-                epoch=header.epoch,
-                seq=header.seq,
-                base_len=header.base_len,
-                prefix_hash=header.prefix_hash,
-                tokens=header.tokens,
-                draft=list(draft),
-                run_on=run_on,
-                draft_probs=draft_probs,
-            )
-
-        async with aclosing(self._session.exchange(committed, build)) as replies:
-            async for reply in replies:
-                if not isinstance(reply, Verdict):
-                    raise LinkLost(f"target answered a verify with {type(reply).__name__}")
-                if reply.part == 0:
-                    num_committed += reply.num_accepted
-                # The cache holds all committed tokens but the newest: the next row writes its KV.
-                self._session.agreed_len = num_committed + reply.part
-                yield reply
 
     async def close(self) -> None:
         """See `ports.Verifier.close`."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from models.kv.block_pool import BlockTable
+from models.kv.block_pool import BlockPool, BlockTable
 
 
-def fork(table: BlockTable, num_tokens: int) -> BlockTable:
+def fork(pool: BlockPool, table: BlockTable, num_tokens: int) -> BlockTable:
     """A new table with the whole blocks within the first `num_tokens` tokens of `table`."""
-    pool = table._pool
     forked = pool.new_table()
     forked.adopt(0, table.block_ids[: num_tokens // pool.block_size])
     return forked

@@ -44,6 +44,6 @@ def text_of(replies: list[EngineReply], draft: list[int] | None = None) -> list[
 def close_all(engine: TargetEngine) -> None:
     for session_id in engine.idle_s():
         engine.close(session_id)
-    pool = engine._runner.pool
+    pool = engine.runner.pool
     pool.check([])
     assert pool.num_free == pool.num_blocks

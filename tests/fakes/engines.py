@@ -467,7 +467,7 @@ def run_clients(clients: Sequence[Client], *, max_ticks: int = 20_000) -> list[l
         for client in clients:
             client.on_replies(from_draft, from_target)
         for link in (*links.values(), *drafts.values()):
-            link.engine._runner.pool.check(link.engine.block_tables())
+            link.engine.runner.pool.check(link.engine.block_tables())
         if all(client.is_done for client in clients):
             break
     else:

@@ -14,7 +14,6 @@ from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import (
     Close,
     DraftProbs,
-    DraftSource,
     Endpoint,
     EngineReply,
     EngineRequest,
@@ -30,6 +29,10 @@ from models.protocol.messages import (
     Verify,
 )
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.draft_model import DRAFT_MODEL
+from router.drafters.kind import DrafterKind
+from router.drafters.side_by_side import SessionDrafters
+from router.ports import Drafter
 
 VOCAB_SIZE = 50
 TIMING = Timing(pass_ms=1.0, num_rows=1, num_sessions=1)
@@ -120,7 +123,6 @@ class ScriptedDrafter:
         self.num_calls = 0
         self.is_ready = True
         self.is_over = False
-        self.source: DraftSource = "draft_model"
         self.is_closed = False
 
     async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
@@ -137,6 +139,11 @@ class ScriptedDrafter:
         self.is_closed = True
 
 
+def alone(drafter: Drafter, kind: DrafterKind = DRAFT_MODEL) -> SessionDrafters:
+    """A session for which only this drafter drafts, by the name of `kind`."""
+    return SessionDrafters([(kind.traits, lambda: drafter)])
+
+
 class ScriptedConstrainer:
     """Accepts everything but the generated position `reject_at`."""
 
@@ -144,6 +151,9 @@ class ScriptedConstrainer:
         self._reject_at = reject_at
         self.committed: list[int] = []
         self.num_reopened = 0
+
+    async def open(self) -> None:
+        pass
 
     async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
         num_valid = len(tokens)

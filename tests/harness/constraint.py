@@ -76,7 +76,7 @@ def committing(session_id: str, tokens: list[int], seq: int = 1) -> GrammarCommi
 
 def pids(workers: ConstraintWorkers) -> list[int]:
     """Of the children that hold sessions."""
-    return [child.pid for child in workers._children[:-1] if child and child.pid]
+    return workers.pids[:-1]
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

@@ -17,7 +17,7 @@ from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource, NoMaskSource
-from models.protocol.messages import DraftSource, Grammar, Sampling, Verification
+from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
@@ -91,7 +91,7 @@ def make_request(
     prompt_ids: Sequence[int],
     *,
     k: int | None = None,
-    drafter: DraftSource | None = None,
+    drafter: str | None = None,
     enabled: bool = True,
     max_tokens: int = 48,
     temperature: float = 0.0,

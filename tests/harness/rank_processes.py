@@ -27,7 +27,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.kv.rows import SequenceRows
-from models.parallel.ranks import TensorParallel
+from models.parallel.ranks import RankWaits, TensorParallel
 from models.protocol.messages import EngineReply, EngineRequest
 from tests.fakes.engines import EPOCH
 from tests.harness.kv_memory import kv_bytes
@@ -109,9 +109,7 @@ def _run_rank(
                 world_size,
                 f"file://{folder}/rendezvous",
                 device="cpu",
-                load_timeout_s=WAIT_S,
-                step_timeout_s=WAIT_S,
-                idle_timeout_s=idle_timeout_s,
+                waits=RankWaits(load_s=WAIT_S, step_s=WAIT_S, idle_s=idle_timeout_s),
             )
         main(ranks, pipe, *args)
     except Exception as error:

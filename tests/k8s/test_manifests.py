@@ -20,10 +20,11 @@ from ray._raylet import node_labels_match_selector
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.api.observer import CLIENT_GONE
 from deployments.config.schema import AppConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
-from deployments.ingress.metrics import CLIENT_GONE, RequestMetrics
+from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
 from models.protocol import errors
 
@@ -78,7 +79,7 @@ def test_one_gpu_runs_its_config_but_for_the_address() -> None:
 
 
 def test_one_gpu_has_the_environment_that_was_tried() -> None:
-    """`tests/integration/test_served_throughput.py` takes that of the base."""
+    """`tests/integration/served/test_throughput.py` takes that of the base."""
     [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
     [ours] = [group["template"]["spec"] for group in groups(patch).values()]
     theirs = cluster(ray_service())["headGroupSpec"]["template"]["spec"]

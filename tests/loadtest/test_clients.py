@@ -337,10 +337,10 @@ def test_the_table_says_why() -> None:
 
 def test_what_needs_something_else_is_no_failure() -> None:
     lacking = ClientResult("x", checks=[CheckResult("c", ok=False, needs="tools")])
-    assert command.Report([lacking]).is_clean
-    assert not command.Report(RESULTS).is_clean
-    assert not command.Report([]).is_clean
-    assert not command.Report([lacking], crash="ended early").is_clean
+    assert command.Report(results=[lacking]).is_clean
+    assert not command.Report(results=RESULTS).is_clean
+    assert not command.Report(results=[]).is_clean
+    assert not command.Report(results=[lacking], crash="ended early").is_clean
 
 
 def test_a_client_that_cannot_be_installed_does_not_stop_the_others(

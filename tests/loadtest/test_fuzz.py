@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.fuzz import memory
 from loadtest.fuzz.__main__ import main
-from loadtest.fuzz.campaign import PartReport, run_one, run_part
+from loadtest.fuzz.campaign import Limits, PartReport, run_one, run_part
 from loadtest.fuzz.cases import Failure, Outcome, case_seed
 from loadtest.fuzz.engines.answers import Answer, broken_terms, difference, is_prefix
 from loadtest.fuzz.engines.grammars import disobedience
@@ -47,7 +47,7 @@ Patch = pytest.MonkeyPatch
 async def test_a_short_run_of_each_part_finds_nothing(
     part: str, num_cases: int, must_have: list[str]
 ) -> None:
-    report = await run_part(part, PARTS[part], SEED, 1e6, max_cases=num_cases)
+    report = await run_part(part, PARTS[part], SEED, 1e6, limits=Limits(cases=num_cases))
     assert report.failures == []
     assert report.violations == []
     assert report.counts["cases"] == num_cases
@@ -88,7 +88,7 @@ async def test_a_mistake_is_seen_and_its_seed_repeats_it(mistake: Any) -> None:
     with Patch.context() as patch:
         mistake(patch)
         report = await run_part(
-            "engines", open_engines, SEED, 1e6, max_cases=20, max_failures=1, tell=told.append
+            "engines", open_engines, SEED, 1e6, limits=Limits(20, 1), log=told.append
         )
         assert report.failures
         failure = report.failures[0]
@@ -129,7 +129,7 @@ def test_the_command_repeats_one_case_and_writes_the_record(
     words = ["--parts", "http", "--case", "12", "--output", str(output)]
     assert main(words) == 0
     record = json.loads(output.read_text())
-    assert record["command"] == f"python -m loadtest.fuzz {' '.join(words)}"
+    assert record["command"] == "python -m loadtest.fuzz --parts http --case 12 --output fuzz.json"
     assert record["result"] == "all held"
     assert record["parts"][0]["counts"]["cases"] == 1
     with pytest.raises(SystemExit, match="--parts: must be of engines"):

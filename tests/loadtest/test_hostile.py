@@ -83,7 +83,9 @@ def test_what_may_be_served_may_be_served() -> None:
 
 def test_the_ratio_is_that_of_medians() -> None:
     gaps = {"quiet": (0.1, 0.2, 0.9), "schemas": (0.3, 0.4, 0.2)}
-    report = Report([Stretch(k, 1.0, gap, 0) for k, several in gaps.items() for gap in several])
+    report = Report(
+        stretches=[Stretch(k, 1.0, gap, 0) for k, several in gaps.items() for gap in several]
+    )
     assert report.ratio("schemas") == pytest.approx(1.5)
     assert report.content()["ratio_to_quiet"] == {"quiet": 1.0, "schemas": 1.5}
 

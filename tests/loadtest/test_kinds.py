@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from loadtest import kinds
-from loadtest.kinds import Answer, Chats, Report, main, measure_kind, read_prompts
+from loadtest.client.answers import Answer
+from loadtest.kinds import Chats, Report, main, measure_kind, read_prompts
 
 
 def test_prompts_are_forty_of_ten_kinds() -> None:
@@ -36,9 +37,9 @@ class Scripted:
         seconds = 1.0 if way == "plain" else 0.5
         return Answer(
             text="other" if way == self._wrong else text,
-            num_tokens=max_tokens,
-            seconds=seconds,
-            tokens_per_round=1.0 if way == "plain" else 2.5,
+            num_completion_tokens=max_tokens,
+            ended_s=seconds,
+            speculation={} if way == "plain" else {"mean_acceptance_length": 2.5},
         )
 
 
@@ -73,8 +74,8 @@ def test_an_answer_is_read_from_its_stream() -> None:
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as client:
         got = Chats(client, "m").ask("Say it", "k=5", 7)
-    assert (got.text, got.num_tokens, got.tokens_per_round) == ("The end", 4, 2.0)
-    assert got.seconds > 0
+    assert (got.text, got.num_completion_tokens) == ("The end", 4)
+    assert got.speculation == {"mean_acceptance_length": 2.0}
     assert asked[0]["speculation"] == {"k": 5}
     assert asked[0]["max_tokens"] == 7
 

@@ -106,7 +106,7 @@ def test_a_report_is_clean_only_if_all_was_done_and_held() -> None:
     assert not Report().is_clean
     assert Report(outcomes=[outcome([])]).is_clean
     assert not Report(outcomes=[outcome(["cut"])]).is_clean
-    assert not Report(outcomes=[outcome([])], leftovers=["Target 0: num_leases is 1"]).is_clean
+    assert not Report(outcomes=[outcome([])], violations=["Target 0: num_leases is 1"]).is_clean
     assert not Report(outcomes=[outcome([])], crash="late").is_clean
 
 

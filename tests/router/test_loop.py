@@ -7,28 +7,34 @@ import msgspec
 import pytest
 
 from models.protocol.errors import ConstraintViolation, MaskUnavailable
-from models.protocol.messages import DraftProbs, DraftSource, Proposal, Verdict
+from models.protocol.messages import DraftProbs, Proposal, Verdict
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.ngram import NgramDrafter
-from router.loop import SessionParts, run_session
+from router.drafters.draft_model import DRAFT_MODEL
+from router.drafters.drafting import Drafting
+from router.drafters.kind import DrafterKind
+from router.drafters.ngram import NGRAM, NgramDrafter
+from router.drafters.side_by_side import SessionDrafters
+from router.guard import GrammarGuard, NoGrammar
+from router.loop import run_session
 from router.planning.costs import PassCosts
-from router.planning.round_planner import DraftLengthPolicy, FixedLength, RoundPlanner
-from router.ports import Drafter
+from router.planning.fixed import FixedPlanner
+from router.ports import Drafter, DrafterTraits
+from router.rounds import RoundWatch
+from router.session import Session
 from router.stats import RoundStats
 from router.stops import StopChecker
-from router.types import Delta
 from tests.fakes.router import (
     TIMING,
     LetterDetokenizer,
     ScriptedConstrainer,
     ScriptedDrafter,
     ScriptedVerifier,
+    alone,
     continuation,
     letters,
 )
 
 PROMPT = [5, 9, 2]
-SOURCES: tuple[DraftSource, ...] = ("draft_model", "ngram")
 
 
 def parts(
@@ -37,32 +43,33 @@ def parts(
     max_tokens: int = 40,
     stop: Sequence[str] = (),
     drafter: Drafter | None = None,
+    kind: DrafterKind = DRAFT_MODEL,
     verifier: ScriptedVerifier | None = None,
     constrainer: ScriptedConstrainer | None = None,
-    policy: DraftLengthPolicy | None = None,
-) -> SessionParts:
-    return SessionParts(
-        committed=TokenSequence(PROMPT),
-        generated=TokenSequence(),
+    planner: FixedPlanner | None = None,
+) -> Session:
+    committed, generated, stats = TokenSequence(PROMPT), TokenSequence(), RoundStats()
+    watch = RoundWatch(stats, PassCosts(), planner or FixedPlanner(k, run_on=8))
+    drafters = SessionDrafters([]) if drafter is None else alone(drafter, kind)
+    guard = None if constrainer is None else GrammarGuard(constrainer, generated, stats)
+    return Session(
+        committed=committed,
+        generated=generated,
         stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=stop, max_tokens=max_tokens),
-        planner=RoundPlanner(dict.fromkeys(SOURCES, policy or FixedLength(k)), run_on=8),
-        costs=PassCosts(),
-        stats=RoundStats(),
+        drafting=Drafting(drafters, committed, watch),
         verifier=verifier or ScriptedVerifier(),
-        drafter=drafter,
-        constrainer=constrainer,
+        guard=guard or NoGrammar(),
+        watch=watch,
     )
 
 
-async def collect(session: SessionParts) -> tuple[str, list[int], str]:
+async def collect(session: Session) -> tuple[str, list[int], str]:
     text, ids, finish = "", [], ""
-    async for event in run_session(session):
+    async for delta in run_session(session):
         assert finish == "", "nothing follows the finish reason"
-        if isinstance(event, Delta):
-            text += event.text
-            ids.extend(event.token_ids)
-        else:
-            finish = event
+        text += delta.text
+        ids.extend(delta.token_ids)
+        finish = delta.finish_reason or ""
     return text, ids, finish
 
 
@@ -147,9 +154,8 @@ async def test_nothing_invalid_is_emitted() -> None:
     emitted: list[int] = []
 
     async def drain() -> None:
-        async for event in run_session(session):
-            assert isinstance(event, Delta)
-            emitted.extend(event.token_ids)
+        async for delta in run_session(session):
+            emitted.extend(delta.token_ids)
 
     with pytest.raises(ConstraintViolation, match="output position 7"):
         await drain()
@@ -192,7 +198,7 @@ async def test_masks_lost_for_good_fail_the_request() -> None:
 async def test_statistics_count_what_happened() -> None:
     session = parts(k=3, drafter=ScriptedDrafter([None, 1]), max_tokens=12)
     await collect(session)
-    stats = session.stats.snapshot()
+    stats = session.watch.stats.snapshot()
     assert stats.per_step_drafted == (3, 3, 3, 1)
     assert stats.per_step_accepted == (3, 1, 3, 1)
     assert stats.num_accepted_draft_tokens == 8
@@ -219,10 +225,10 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
                 timing=TIMING,
             )
 
-    class Spy(FixedLength):
+    class Spy(FixedPlanner):
         seen: tuple[int, int] = (0, 0)
 
-        def observe(self, num_drafted: int, num_accepted: int) -> None:
+        def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
             self.seen = (num_drafted, num_accepted)
 
     class EosDrafter(ScriptedDrafter):
@@ -230,9 +236,9 @@ async def test_a_drafted_eos_that_the_target_draws_counts_as_standing() -> None:
             proposal = await super().propose(committed, 2)
             return msgspec.structs.replace(proposal, tokens=[*proposal.tokens, 0])
 
-    spy = Spy(3)
+    spy = Spy(3, run_on=8)
     _, ids, finish = await collect(
-        parts(drafter=EosDrafter([None]), verifier=EosVerifier(), policy=spy)
+        parts(drafter=EosDrafter([None]), verifier=EosVerifier(), planner=spy)
     )
     assert spy.seen == (3, 3)
     assert ids[-1] == 0
@@ -260,11 +266,11 @@ async def test_the_distributions_of_a_draft_go_with_it_to_the_target() -> None:
 async def test_where_lookup_never_matches_the_target_goes_on_alone() -> None:
     verifier = ScriptedVerifier()
     drafter = NgramDrafter("s", min_len=3, max_len=4)
-    session = parts(k=4, drafter=drafter, verifier=verifier, max_tokens=30)
+    session = parts(k=4, drafter=drafter, kind=NGRAM, verifier=verifier, max_tokens=30)
     _, ids, _ = await collect(session)
     assert ids == continuation(PROMPT, 30)
     assert verifier.rounds == [(0, n) for n in (1, 1, 2, 2, 3, 3, 4, 4, 1)]
-    stats = session.stats.snapshot()
+    stats = session.watch.stats.snapshot()
     assert (stats.num_spec_steps, stats.num_draft_tokens) == (0, 0)
 
 
@@ -276,10 +282,11 @@ async def test_lookup_drafts_what_repeats_and_is_counted_by_name() -> None:
             return 1 + len(ids) % 5
 
     verifier = Repeating()
-    session = parts(k=4, drafter=NgramDrafter("s", min_len=1, max_len=4), verifier=verifier)
+    lookup = NgramDrafter("s", min_len=1, max_len=4)
+    session = parts(k=4, drafter=lookup, kind=NGRAM, verifier=verifier)
     _, ids, _ = await collect(session)
     assert ids == [1 + (3 + position) % 5 for position in range(40)]
-    stats = session.stats.snapshot()
+    stats = session.watch.stats.snapshot()
     assert stats.num_drafted_by == {"ngram": stats.num_draft_tokens}
     assert stats.draft_acceptance_rate > 0.8
     assert len(verifier.rounds) < 16
@@ -299,4 +306,4 @@ class _CachedPrompt(ScriptedVerifier):
 async def test_the_first_verdict_says_how_much_of_the_prompt_was_cached(k: int) -> None:
     session = parts(k=k, verifier=_CachedPrompt(), drafter=ScriptedDrafter([None]))
     await collect(session)
-    assert session.stats.num_cached_tokens == 3
+    assert session.watch.stats.num_cached_tokens == 3

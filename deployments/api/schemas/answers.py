@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
-from models.protocol.messages import DraftSource
 from router.types import Finished, SpeculationStats
 
 
@@ -65,7 +64,7 @@ class SpeculativeDecoding(BaseModel):
     num_spec_steps: int
     num_accepted_draft_tokens: int
     num_draft_tokens: int
-    num_draft_tokens_by: dict[DraftSource, int]  # who drafted them: draft_model, ngram
+    num_draft_tokens_by: dict[str, int]  # by the name of who drafted them
     num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
 
 

@@ -8,17 +8,15 @@ constraint: `naming_field` puts the field into its refusals.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from pydantic import Field
 
 from deployments.api.schemas.strict_fields import StrictFields
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
-
-Item = TypeVar("Item")
 
 
 class JsonSchema(StrictFields):
@@ -86,16 +84,21 @@ def asked_grammar(
     return _json_grammar(outputs.json_)
 
 
-async def naming_field(items: AsyncGenerator[Item, None], field: str) -> AsyncGenerator[Item, None]:
-    """`items`, with refusals of their grammar as refusals of the request field."""
-    async with aclosing(items):
-        try:
-            async for item in items:
-                yield item
-        except UnsupportedGrammar as error:
-            raise UnsupportedGrammar(
-                f"{field}: {error.message}", param=field, code=error.code
-            ) from error
+@contextmanager
+def naming_field(field: str | None) -> Iterator[None]:
+    """Make refusals of a grammar within the block refusals of the request's field.
+
+    Raises:
+        UnsupportedGrammar: as raised in the block; with a `field` it names that.
+    """
+    try:
+        yield
+    except UnsupportedGrammar as error:
+        if field is None:
+            raise
+        raise UnsupportedGrammar(
+            f"{field}: {error.message}", param=field, code=error.code
+        ) from error
 
 
 def _format_field(response_format: ResponseFormat) -> str | None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
+from deployments.api.schemas.names import DrafterName, RuleName
 from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value
 from models.protocol.errors import (
@@ -29,7 +30,6 @@ from models.protocol.errors import (
     UnknownModel,
     UnsupportedGrammar,
 )
-from models.protocol.messages import DraftSource, Verification
 
 MAX_LOGPROBS = 20  # of the likeliest tokens, for each position
 # Far more turns than conversations have; to check and to render as many takes about 20 ms.
@@ -139,15 +139,15 @@ class StreamOptions(StrictFields):
 
 
 class SpeculationOptions(StrictFields):
-    """Whether, how far and by whom to draft ahead, and how drafts are judged.
+    """Whether, how far and by whom to draft ahead, and how drafts are verified.
 
-    The law of the text never depends on it; under `coupled` no text with a seed does.
+    The distribution of the text never depends on it; under `coupled` no text with a seed does.
     """
 
     enabled: bool = True
     k: int | None = Field(default=None, ge=0)  # upper limit: the config's
-    verification: Verification | None = None  # None: the config's
-    drafter: DraftSource | None = None  # None: the config's
+    verification: RuleName | None = None  # None: the config's
+    drafter: DrafterName | None = None  # None: the config's
 
 
 class GenerationFields(StrictFields):

@@ -1,7 +1,7 @@
 """What the clients' scripts share: named checks, run one after another, one JSON line each.
 
 A script runs in its client's own virtual environment, so this file needs the standard library
-only. First comes a line with the names of all checks, so that whoever reads knows which are
+only. First comes a line with the names of all checks, so that a reader knows which are
 missing when the script dies; then one line per check: `ok`, a `detail` (what was found, or the
 error), and `needs` where the check asks for something that this server is known not to have.
 """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 from loadtest.fuzz.engines.grammars import disobedience
 from loadtest.fuzz.engines.pair import fuzz_tokenizer
@@ -48,11 +46,8 @@ async def answer_of(generator: Generator, request: GenerationRequest) -> Answer:
     """Run a request to its end, or to the error a client would be told."""
     answer = Answer()
     detokenizer = fuzz_tokenizer().detokenizer(())
-    events = cast(
-        "AsyncGenerator[Delta | Finished, None]", generator.generate(request, detokenizer)
-    )
     try:
-        async with aclosing(events):
+        async with aclosing(generator.generate(request, detokenizer)) as events:
             async for event in events:
                 answer.take(event)
     except ServingError as error:
@@ -107,7 +102,7 @@ def _wrong_end(request: GenerationRequest, answer: Answer) -> list[str]:
             f"{len(ids)} tokens, {answer.num_tokens} counted, at most {request.max_tokens}"
         )
     if ends & set(ids[:-1]):
-        complaints.append(f"goes on behind an end: {ids}")
+        complaints.append(f"goes on after an end: {ids}")
     is_ended = bool(ids) and ids[-1] in ends
     # Behind a complete text of its grammar nothing but the end may come, however early that is.
     if is_ended and len(ids) <= request.sampling.min_tokens and request.grammar is None:

@@ -34,6 +34,7 @@ from loadtest.fuzz.engines.world import (
 from models.engine.target import TargetEngine
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
+from models.protocol.rules import COUPLED, RULES
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
@@ -76,7 +77,7 @@ async def answers_alone(requests: list[GenerationRequest], host: GrammarHost) ->
     generator = SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN)
     answers = []
     for request in requests:
-        sampling = msgspec.structs.replace(request.sampling, verification="coupled")
+        sampling = msgspec.structs.replace(request.sampling, verification=COUPLED.name)
         alone = dataclasses.replace(undrafted(request), sampling=sampling)
         answers.append(await answer_of(generator, alone))
     await device.close()
@@ -142,7 +143,8 @@ def judged(request: GenerationRequest, alone: Answer, answer: Answer, host: Gram
     """An answer beside the one that the same request got alone and undrafted."""
     outcome = Outcome(Counter(_counts(request, answer)))
     outcome.complaints += broken_terms(request, answer)
-    is_free = request.sampling.verification == "rejection" and request.sampling.temperature > 0
+    rule = RULES[request.sampling.verification]
+    is_free = rule.depends_on_draft and request.sampling.temperature > 0
     if is_free and answer.num_drafted and alone.error is None:
         outcome.counts["held to their support"] += 1
         if answer.error is not None:

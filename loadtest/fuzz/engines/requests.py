@@ -13,6 +13,8 @@ from deployments.api.sampling_terms import bad_word_ids
 from loadtest.fuzz.engines.grammars import random_grammar
 from loadtest.fuzz.engines.pair import VOCAB_SIZE, fuzz_tokenizer
 from models.protocol.messages import Sampling, Verification
+from models.protocol.rules import COUPLED, RULES
+from router.drafters.registry import DRAFTERS
 from router.types import GenerationRequest, SpeculationSettings
 
 _MAX_PROMPT = 120  # tokens
@@ -20,7 +22,7 @@ _MAX_TOKENS = 40
 _WORDS = ("the", " dog", "a", "ball", " red", "0", ".", "in", "é")
 _STOPS = (".", " the", "\n", "an", "12", "e", '"', "zz")
 _MAX_K = 8
-_RULES: tuple[Verification, ...] = ("coupled", "coupled", "rejection")
+_RULES: tuple[Verification, ...] = (COUPLED.name, *RULES)  # coupled twice as often
 
 
 def random_requests(
@@ -126,5 +128,5 @@ def random_sampling(
 def _speculation(rng: random.Random) -> SpeculationSettings:
     return SpeculationSettings(
         num_speculative_tokens=rng.choice((None, None, *range(_MAX_K + 1))),
-        drafter=rng.choice((None, "draft_model", "ngram")),
+        drafter=rng.choice((None, *DRAFTERS)),
     )

@@ -89,4 +89,4 @@ def _masks(
         if reply.num_valid_rows < last - first + 1:
             break
     host.handle([GrammarClose(session_id=name, epoch=1)])
-    return masks + [bytes(size)] * (len(ids) - len(masks))  # nothing is allowed behind an end
+    return masks + [bytes(size)] * (len(ids) - len(masks))  # nothing is allowed after an end

@@ -9,6 +9,8 @@ from typing import Any
 
 from loadtest.fuzz.engines.grammars import random_grammar, random_schema
 from loadtest.fuzz.engines.pair import VOCAB_SIZE
+from models.protocol.rules import RULES
+from router.drafters.registry import DRAFTERS
 
 MODEL = "fuzz"
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -99,8 +101,8 @@ FIELDS: dict[str, Callable[[random.Random], Any]] = {
     "cache_salt": lambda rng: "salt",
     "speculation": lambda rng: {
         "k": rng.randint(0, 8),
-        "drafter": rng.choice(("ngram", "draft_model")),
-        "verification": rng.choice(("coupled", "rejection")),
+        "drafter": rng.choice(tuple(DRAFTERS)),
+        "verification": rng.choice(tuple(RULES)),
     },
     "user": lambda rng: "somebody",
     "tools": lambda rng: [],

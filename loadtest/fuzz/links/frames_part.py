@@ -33,6 +33,7 @@ from loadtest.fuzz.links.world import (
 )
 from models.grammar.host import GrammarHost
 from models.protocol.messages import Endpoint, LeaseRequest
+from models.protocol.rules import COUPLED
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
 from router.session import Services
@@ -51,7 +52,7 @@ LIMITS = SessionLimits(
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:
     rng = random.Random(seed)
-    requests = random_requests(rng, _NUM_REQUESTS, verification="coupled")
+    requests = random_requests(rng, _NUM_REQUESTS, verification=COUPLED.name)
     expected = await answers_alone(requests, host)
     outcome = Outcome()
     outcome.counts["cases"] += 1

@@ -14,6 +14,7 @@ from loadtest.fuzz.engines.requests import random_requests
 from loadtest.fuzz.links.lossy import FaultRates, Faults
 from models.grammar.host import GrammarHost
 from models.protocol.errors import Unavailable
+from models.protocol.rules import RULES
 from router.types import GenerationRequest
 
 _NUM_REQUESTS = 5
@@ -46,7 +47,8 @@ def _judged(
         return judged(request, alone, answer, host)
     outcome = Outcome()
     outcome.counts["given up"] += 1
-    is_free = request.sampling.verification == "rejection" and request.sampling.temperature > 0
+    rule = RULES[request.sampling.verification]
+    is_free = rule.depends_on_draft and request.sampling.temperature > 0
     if not is_free and not is_prefix(alone, answer):
         outcome.complaints.append(f"{request.request_id}: {answer.text!r} is not how it begins")
     return outcome

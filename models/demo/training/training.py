@@ -118,29 +118,41 @@ def _optimizer(model: LlamaForCausalLM, schedule: Schedule) -> torch.optim.AdamW
     return torch.optim.AdamW(groups, lr=schedule.peak_lr, betas=(0.9, 0.95), fused=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Saves:
+    """What happens to the state of a training that may be interrupted.
+
+    Attributes:
+        path: file that holds it.
+        resume: whether to go on from it where it exists.
+        on_save: called after it was saved.
+    """
+
+    path: Path
+    resume: bool
+    on_save: Callable[[], None] | None = None
+
+
 def fit(
     model: LlamaForCausalLM,
     schedule: Schedule,
     make_batch: Callable[[int], Batch],
     loss_of: Callable[[Batch], Tensor],
-    state_path: Path,
-    resume: bool,
-    on_save: Callable[[], None] | None = None,
+    saves: Saves,
 ) -> list[float]:
-    """Train `model` in place and return the loss of every step.
+    """Trains `model` in place and returns the loss of every step.
 
     Args:
         model: float32 weights.
         schedule: steps and rates.
         make_batch: the batch of a step, a function of the step alone.
         loss_of: the loss to be minimised.
-        state_path: file that holds the state to resume from.
-        resume: whether to go on from `state_path` where it exists.
-        on_save: called after the state was saved.
+        saves: where the state goes, and where it may come from.
     """
+    state_path = saves.path
     optimizer = _optimizer(model, schedule)
     losses: list[float] = []
-    if resume and state_path.exists():
+    if saves.resume and state_path.exists():
         state = torch.load(state_path, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -164,8 +176,8 @@ def fit(
         bar.set_postfix(loss=f"{sum(losses[-50:]) / len(losses[-50:]):.3f}", refresh=False)
         if (step + 1) % schedule.save_every_steps == 0 or step + 1 == schedule.num_steps:
             _save_state(model, optimizer, losses, state_path)
-            if on_save is not None:
-                on_save()
+            if saves.on_save is not None:
+                saves.on_save()
     model.eval()
     return losses
 

@@ -67,15 +67,18 @@ def end() -> Finished:
 
 @asynccontextmanager
 async def watched_loop() -> AsyncIterator[Callable[[], float]]:
-    """How long the event loop stood still at the longest, seconds."""
+    """For how many seconds the event loop computed in one go at the longest.
+
+    By the processor time of its thread: on a busy machine it stands still without its own fault.
+    """
     longest = 0.0
 
     async def watch() -> None:
         nonlocal longest
         while True:
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             await asyncio.sleep(0)
-            longest = max(longest, time.perf_counter() - began_s)
+            longest = max(longest, time.thread_time() - began_s)
 
     task = asyncio.create_task(watch())
     await asyncio.sleep(0)
@@ -107,9 +110,9 @@ async def test_others_run_while_a_long_list_is_written(path: str, fields: dict[s
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
         watched_loop() as longest,
     ):
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         response = await client.post(path, json=body)
-        took_s = time.perf_counter() - began_s
+        took_s = time.thread_time() - began_s
         stood_still_s = longest()
     assert response.status_code == 200
     assert len(response.content) > 3_000_000
@@ -308,9 +311,9 @@ def test_a_frame_of_logprobs_is_decoded_without_looking_into_them() -> None:
     def best_s(kind: Any, wire: bytes) -> float:
         decoder, best = msgspec.msgpack.Decoder(kind), 9.0
         for _ in range(3):
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             decoder.decode(wire)
-            best = min(best, time.perf_counter() - began_s)
+            best = min(best, time.thread_time() - began_s)
         return best
 
     told = next(field for field in msgspec.structs.fields(Verdict) if "prompt" in field.name)

@@ -166,10 +166,9 @@ def busy(core: int, num_processes: int) -> Iterator[None]:
 
 
 def pin(workers: ConstraintWorkers, core: int) -> None:
-    for child in workers._children:
-        assert child is not None
-        assert child.pid is not None
-        for thread in os.listdir(f"/proc/{child.pid}/task"):
+    assert len(workers.pids) == workers.num_running
+    for pid in workers.pids:
+        for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), {core})
 
 

@@ -104,10 +104,7 @@ async def test_a_stopped_canary_delays_new_grammars_only(tokenizer_path: str) ->
         pool = WorkersPool(workers)
         first = RemoteConstrainer(pool, "a", known, TokenSequence(), LIMITS)
         await first.open()
-        canary = workers._children[-1]
-        assert canary is not None
-        assert canary.pid is not None
-        os.kill(canary.pid, signal.SIGSTOP)
+        os.kill(workers.pids[-1], signal.SIGSTOP)
         late = RemoteConstrainer(WorkersPool(workers), "b", new, TokenSequence(), LIMITS)
         opening = asyncio.create_task(late.open())
         await asyncio.sleep(0.05)

@@ -13,7 +13,7 @@ from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
-from deployments.serve.meters import RayMirror
+from deployments.serve.meters import ray_mirror
 from deployments.serve.page import merged
 from models.engine.load import EngineLoad
 
@@ -102,8 +102,8 @@ def test_a_constraint_replica_is_seen():
 
 
 def test_rays_metrics_take_the_instruments(recwarn):
-    EngineMeters(Meters(LABELS, RayMirror())).update(LOAD, 1)
-    ConstraintMeters(Meters(LABELS, RayMirror())).update(ConstraintStats(opens=1), 1)
+    EngineMeters(Meters(LABELS, ray_mirror)).update(LOAD, 1)
+    ConstraintMeters(Meters(LABELS, ray_mirror)).update(ConstraintStats(opens=1), 1)
     assert [str(warning.message) for warning in recwarn] == []
 
 

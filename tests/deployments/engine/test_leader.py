@@ -163,10 +163,10 @@ def test_lost_answers_lose_neither_releases_nor_ends(links: LinkClient) -> None:
     for _ in range(2):  # the first answer is lost, so the call is made again
         assert rank.settle([("released", released)], []) == []
         assert rank.stats().num_sessions == 1
-    leader.loop._ended[("idle", 9)] = None
-    assert rank.settle([], []) == [("idle", 9)]
-    assert rank.settle([], []) == [("idle", 9)]
-    assert rank.settle([("kept", kept)], [("idle", 9)]) == []
+    newer = leader.loop.admit("kept")
+    assert rank.settle([], []) == [("kept", kept)]
+    assert rank.settle([], []) == [("kept", kept)]
+    assert rank.settle([("kept", newer)], [("kept", kept)]) == []
     assert rank.stats().num_sessions == 0
     leader.close()
 

@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.admission import AdmittingGenerator
+from deployments.api.choices import ChoiceItems
+from deployments.api.observer import ChoiceObserver
+from deployments.api.running import run_choice
+from deployments.ingress.admission import AdmissionControl
 from models.protocol.errors import Overloaded
 from models.protocol.messages import Sampling
 from router.types import Finished, GenerationRequest
 from tests.fakes.http import ScriptedGenerator, tiny_tokenizer
+
+pytestmark = pytest.mark.virtual_time
 
 REQUEST = GenerationRequest(
     request_id="r", prompt_ids=(1,), sampling=Sampling(), eos_ids=(), max_tokens=3
@@ -20,15 +25,32 @@ REQUEST = GenerationRequest(
 DETOKENIZER = tiny_tokenizer().detokenizer()
 
 
-async def run(admitting: AdmittingGenerator) -> int:
-    async with aclosing(admitting.generate(REQUEST, DETOKENIZER)) as items:
-        return len([item async for item in items if isinstance(item, Finished)])
+class Door(AdmissionControl):
+    """Sessions of a scripted generator through one admission, as the routes run them."""
+
+    def __init__(self, generator: ScriptedGenerator, **options: Any) -> None:
+        super().__init__(**options)
+        self._generator = generator
+
+    def generate(self) -> ChoiceItems:
+        return run_choice(
+            0,
+            self._generator.generate(REQUEST, DETOKENIZER),
+            slot=self.slot(),
+            observer=ChoiceObserver(0, ()),
+            grammar_field=None,
+        )
+
+
+async def run(door: Door) -> int:
+    async with aclosing(door.generate()) as items:
+        return len([item async for _, item in items if isinstance(item, Finished)])
 
 
 def admitting(
     generator: ScriptedGenerator, *, max_queued: int = 1, queue_wait_s: float = 5.0, **options: Any
-) -> AdmittingGenerator:
-    return AdmittingGenerator(
+) -> Door:
+    return Door(
         generator, max_sessions=2, max_queued=max_queued, queue_wait_s=queue_wait_s, **options
     )
 
@@ -49,9 +71,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def run_for(door: AdmittingGenerator, clock: Clock, seconds: float) -> None:
+async def run_for(door: Door, clock: Clock, seconds: float) -> None:
     """One session that takes as long as that."""
-    async with aclosing(door.generate(REQUEST, DETOKENIZER)) as items:
+    async with aclosing(door.generate()) as items:
         async for _ in items:
             clock.now_s += seconds
             seconds = 0.0
@@ -111,7 +133,7 @@ async def test_a_failure_gives_its_place_back():
     assert (door.num_running, door.num_queued) == (0, 0)
 
 
-async def started(door: AdmittingGenerator, number: int) -> list[asyncio.Task[int]]:
+async def started(door: Door, number: int) -> list[asyncio.Task[int]]:
     tasks = [asyncio.create_task(run(door)) for _ in range(number)]
     await asyncio.sleep(0.01)
     return tasks

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, cast
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.ingress.admission import AdmittingGenerator
-from deployments.ingress.metrics import MeteredGenerator, RequestMetrics
-from deployments.serve.instruments import Meters
-from deployments.serve.meters import RayMirror
+from deployments.api.observer import ChoiceObserver
+from deployments.api.running import run_choice
+from deployments.ingress.admission import AdmissionControl
+from deployments.ingress.metrics import RequestMetrics
+from deployments.serve.instruments import Declaration, Meters
+from deployments.serve.meters import ray_mirror
 from models.protocol.errors import Overloaded
 from models.protocol.messages import Sampling
 from router.types import GenerationRequest
@@ -48,18 +50,8 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[tuple[str, str, float, dict[str, str]]] = []
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._instrument(name)
-
-    def gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._instrument(name)
-
-    def histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: Sequence[float]
-    ) -> Any:
-        return self._instrument(name)
-
-    def _instrument(self, name: str) -> Any:
+    def __call__(self, declared: Declaration) -> Any:
+        name = declared.name
         told = self.told
 
         class Instrument:
@@ -76,14 +68,25 @@ class Recorder:
         return Instrument()
 
 
-def metered(generator: Any, mirror: Any = None) -> tuple[MeteredGenerator, RequestMetrics]:
-    metrics = RequestMetrics(Meters({"model_name": "tiny"}, mirror))
-    return MeteredGenerator(generator, metrics), metrics
+def made(mirror: Any = None) -> RequestMetrics:
+    return RequestMetrics(Meters({"model_name": "tiny"}, mirror))
 
 
-async def run(generator: MeteredGenerator, num_items: int | None = None) -> None:
-    items = cast("Any", generator.generate(REQUEST, tiny_tokenizer().detokenizer()))
-    async with aclosing(items):
+async def run(
+    metrics: RequestMetrics,
+    generator: ScriptedGenerator,
+    num_items: int | None = None,
+    slot: AbstractAsyncContextManager[None] | None = None,
+) -> None:
+    """One choice as the routes run it, left after `num_items` items."""
+    choice = run_choice(
+        0,
+        generator.generate(REQUEST, tiny_tokenizer().detokenizer()),
+        slot=nullcontext() if slot is None else slot,
+        observer=ChoiceObserver(0, (metrics,)),
+        grammar_field=None,
+    )
+    async with aclosing(choice) as items:
         taken = 0
         async for _ in items:
             taken += 1
@@ -92,8 +95,8 @@ async def run(generator: MeteredGenerator, num_items: int | None = None) -> None
 
 
 async def test_a_finished_request_is_counted_under_vllms_names():
-    generator, metrics = metered(ScriptedGenerator())
-    await run(generator, num_items=4)  # left at its last item, as the routes do
+    metrics = made()
+    await run(metrics, ScriptedGenerator(), num_items=4)  # left at its last item, as the routes do
     value = Samples(metrics.text())
     assert value("vllm:request_success_total", finished_reason="stop") == 1
     assert value("vllm:prompt_tokens_total") == 4
@@ -107,13 +110,13 @@ async def test_a_finished_request_is_counted_under_vllms_names():
 
 
 async def test_drafts_are_counted_as_vllm_counts_them():
-    generator, metrics = metered(ScriptedGenerator())
-    await run(generator)
+    metrics = made()
+    await run(metrics, ScriptedGenerator())
     value = Samples(metrics.text())
     assert value("vllm:spec_decode_num_drafts_total") == STATS.num_spec_steps
     assert value("vllm:spec_decode_num_draft_tokens_total") == STATS.num_draft_tokens
     assert value("vllm:spec_decode_num_accepted_tokens_total") == 6
-    # One round each with 0, 1, 2 and 3 tokens that stood.
+    # One round each with 0, 1, 2 and 3 accepted tokens.
     stood = [
         value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(position))
         for position in range(4)
@@ -128,9 +131,9 @@ async def test_drafts_are_counted_as_vllm_counts_them():
     ("error", "code"), [(Overloaded("full"), "overloaded"), (KeyError("x"), "internal_error")]
 )
 async def test_a_failure_is_counted_by_its_code(error, code):
-    generator, metrics = metered(ScriptedGenerator(error=error, error_at=1))
+    metrics = made()
     with pytest.raises(type(error)):
-        await run(generator)
+        await run(metrics, ScriptedGenerator(error=error, error_at=1))
     value = Samples(metrics.text())
     assert value("outrider:request_failure_total", code=code) == 1
     assert value("vllm:time_to_first_token_seconds_count") == 1
@@ -138,11 +141,10 @@ async def test_a_failure_is_counted_by_its_code(error, code):
 
 
 async def test_a_client_that_goes_away_is_no_success_whenever_it_goes():
-    generator, metrics = metered(ScriptedGenerator())
-    await run(generator, num_items=1)
+    metrics = made()
+    await run(metrics, ScriptedGenerator(), num_items=1)
     scripted = ScriptedGenerator(hang_at=1)
-    generator._generator = scripted
-    task = asyncio.create_task(run(generator))
+    task = asyncio.create_task(run(metrics, scripted))
     await scripted.started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -154,12 +156,11 @@ async def test_a_client_that_goes_away_is_no_success_whenever_it_goes():
 
 async def test_running_and_waiting_requests_are_gauges():
     scripted = ScriptedGenerator(hang_at=1)
-    metrics = RequestMetrics(Meters({"model_name": "tiny"}))
-    admitting = AdmittingGenerator(
-        scripted, max_sessions=1, max_queued=4, queue_wait_s=60.0, on_load=metrics.set_load
+    metrics = made()
+    admission = AdmissionControl(
+        max_sessions=1, max_queued=4, queue_wait_s=60.0, on_load=metrics.set_load
     )
-    generator = MeteredGenerator(admitting, metrics)
-    tasks = [asyncio.create_task(run(generator)) for _ in range(3)]
+    tasks = [asyncio.create_task(run(metrics, scripted, slot=admission.slot())) for _ in range(3)]
     await scripted.started.wait()
     value = Samples(metrics.text())
     assert value("vllm:num_requests_running") == 1
@@ -174,8 +175,7 @@ async def test_running_and_waiting_requests_are_gauges():
 
 async def test_a_mirror_is_told_the_same():
     mirror = Recorder()
-    generator, _ = metered(ScriptedGenerator(), mirror)
-    await run(generator)
+    await run(made(mirror), ScriptedGenerator())
     told = {(kind, name): (value, tags) for kind, name, value, tags in mirror.told}
     assert told["inc", "vllm:generation_tokens"] == (3, {"model_name": "tiny"})
     assert told["inc", "vllm:request_success"][1] == {
@@ -221,5 +221,5 @@ def test_labels_name_a_series_in_whatever_order_they_come():
 
 
 def test_rays_metrics_take_all_our_instruments(recwarn):
-    RequestMetrics(Meters({"model_name": "tiny"}, RayMirror()))
+    RequestMetrics(Meters({"model_name": "tiny"}, ray_mirror))
     assert [str(warning.message) for warning in recwarn] == []

@@ -142,7 +142,7 @@ async def test_who_asks_for_masks_survives_broken_answers() -> None:
             if isinstance(message, MaskRequest):
                 for _ in range(num_broken):
                     frame = broken([rng.choice(mask_answers("s", message.ticket))], rng)
-                    server._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+                    server.socket.send_multipart([peer, frame], zmq.NOBLOCK)
                 server.reply(peer, mask_answers("s", 1234)[0])
 
     server: AsyncLinkServer[ConstraintRequest] = AsyncLinkServer(ConstraintRequest, on_messages)

@@ -11,9 +11,9 @@ import pytest
 from loadtest.bench.claims import best_assisted_k, best_k, claims_of
 from loadtest.bench.loop import SPLIT, LoopRun
 from loadtest.bench.plot import draw
-from loadtest.bench.record import PairPath, Record, line_of, public_command
-from loadtest.bench.table import print_pair
+from loadtest.bench.record import Record, line_of, print_pair
 from loadtest.report.interleaved import interleave, median_ratio
+from loadtest.report.pairs import PairPath
 
 
 def test_turns_start_with_another_line_each_time() -> None:
@@ -102,7 +102,7 @@ def test_the_heuristic_may_be_the_best_assistant() -> None:
 
 def test_the_record_is_there_before_the_run_is_over(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "bench.json"
-    record = Record(path, "python -m loadtest.bench", {"threads": 2})
+    record = Record(path, "loadtest.bench", [], {"threads": 2})
     record.add_lines("demo", [line_of("engine", "k=0", 1, [1.0])])
     halfway = json.loads(path.read_text())
     assert not halfway["is_complete"]
@@ -115,21 +115,6 @@ def test_the_record_is_there_before_the_run_is_over(tmp_path: Path) -> None:
     assert content["pairs"]["demo"]["target"] == {"passes": []}
     assert content["machine"]["torch"]
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_the_command_names_no_directory() -> None:
-    words = ["--pair", "grown=/home/somebody/pair", "--output", "/tmp/x/bench.json", "--k", "3"]
-    words += ["--pair", "models/demo"]
-    assert public_command("loadtest.bench", words) == (
-        "python -m loadtest.bench --pair grown --output bench.json --k 3 --pair demo"
-    )
-
-
-def test_options_with_an_equals_sign_keep_no_directory_either() -> None:
-    words = ["--output=/tmp/x/bench.json", "--pair=grown=/home/somebody/pair"]
-    command = public_command("loadtest.bench", words)
-    assert "home" not in command
-    assert "tmp" not in command
 
 
 def test_pairs_are_named_by_label_or_folder(tmp_path: Path) -> None:

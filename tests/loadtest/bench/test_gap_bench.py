@@ -9,7 +9,7 @@ import pytest
 from loadtest.bench.claims import claims_of
 from loadtest.bench.gap import GapRun, gaps_around, measure_gaps
 from loadtest.bench.link import linked
-from loadtest.bench.table import print_pair
+from loadtest.bench.record import print_pair
 from loadtest.report.machine import ROOT
 from loadtest.report.prompts import demo_prompts
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.admission import AdmittingGenerator
+from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
-from loadtest.client.answers import Judge
 from loadtest.client.arrivals import Queues, Timing, arrivals, run_stretch
 from loadtest.client.client import LoadClient, Reply
-from loadtest.client.goodput import Sent, Stretch, is_good, measure, violations
+from loadtest.client.goodput import Observed, Sent, Stretch, is_good, measure, violations
 from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Workload
 from loadtest.overload.__main__ import Report, main
 from loadtest.overload.plot import draw
@@ -67,9 +66,7 @@ def stretch(sent: list[Sent], rate_per_s: float = 1.0) -> Stretch:
         from_s=10.0,
         to_s=20.0,
         first_text_limit_s=2.0,
-        load_cpu_share=0.1,
-        peak_running=4,
-        peak_waiting=2,
+        observed=Observed(load_cpu_share=0.1, peak_running=4, peak_waiting=2),
     )
 
 
@@ -226,7 +223,7 @@ def answering(status: int, headers: dict[str, str], body: bytes = b"full") -> It
 
 
 async def ask(url: str, asking: Asking) -> Reply:
-    async with LoadClient(url, Judge(expects_same_text=True)) as client:
+    async with LoadClient(url, expects_same_text=True) as client:
         return await client.ask(asking)
 
 
@@ -247,7 +244,7 @@ async def test_being_turned_away_needs_a_time_to_come_back() -> None:
 
 async def test_other_refusals_of_good_requests_are_complaints() -> None:
     with answering(503, {"retry-after": "1"}, b"gone") as url:
-        assert (await ask(url, CHAT)).complaint == "status 503: gone"
+        assert (await ask(url, CHAT)).complaint == "HTTP 503: gone"
     assert "ConnectError" in (await ask("http://127.0.0.1:9", CHAT)).complaint
 
 
@@ -271,7 +268,7 @@ async def test_a_slow_service_does_not_slow_the_arrivals() -> None:
     generator = ScriptedGenerator(delay_s=0.5)  # three blocks: 1.5 s for every answer
     timing = Timing(settle_s=0.5, measured_s=1.5, first_text_limit_s=5.0)
     with served(generator) as url:
-        async with LoadClient(url, Judge(expects_same_text=True)) as client:
+        async with LoadClient(url, expects_same_text=True) as client:
             askings = WORKLOAD.mixed(random.Random(1), {"chat": 1})
             began_s = time.perf_counter()
             found = await run_stretch(client, askings, Queues(), timing, rate_per_s=20.0, seed="a")
@@ -298,12 +295,9 @@ def records() -> dict[int, list[str]]:
 def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path) -> None:
     """Routes and admission are the real ones; the engines are a script of 0.3 s an answer."""
     metrics = RequestMetrics(Meters({"model_name": "tiny"}))
-    door = AdmittingGenerator(
-        ScriptedGenerator(delay_s=0.1, texts_of=records()),
-        max_sessions=2,
-        max_queued=4,
-        queue_wait_s=2.0,
-        on_load=metrics.set_load,
+    generator = ScriptedGenerator(delay_s=0.1, texts_of=records())
+    admission = AdmissionControl(
+        max_sessions=2, max_queued=4, queue_wait_s=2.0, on_load=metrics.set_load
     )
     config = tmp_path / "config.yaml"
     config.write_text("applications: [{args: {router: {model_name: tiny}}}]")
@@ -313,7 +307,7 @@ def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path)
         "--record-max-tokens 90 --shared-words 10 --goodput-loss 0.9 --refusal-limit 60 "
         "--late-limit 60"  # which a busy machine is
     )
-    with served(door, metrics=metrics.text) as url:
+    with served(generator, slot=admission.slot, metrics=metrics.text) as url:
         words = ["--url", url, "--config", str(config), "--output", str(output)]
         main([*words, *shlex.split(options)])
     found = json.loads(output.read_text())

@@ -9,7 +9,7 @@ from loadtest.report.machine import describe_machine
 def test_machine_names_what_a_measurement_depends_on() -> None:
     machine = json.loads(json.dumps(describe_machine()))
     assert set(machine) == {
-        *("processor", "cores", "memory_gib", "python", "torch", "ray", "transformers")
+        *("date", "processor", "cores", "memory_gib", "python", "torch", "ray", "transformers")
     }
     assert all(machine.values())
     assert machine["torch"] == torch.__version__

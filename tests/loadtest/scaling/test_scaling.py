@@ -79,7 +79,7 @@ def test_a_clean_run_goes_up_comes_back_and_fails_nothing(
     numbers: list[int], failures: list[str], is_back: bool, is_clean: bool
 ) -> None:
     samples = [sample(float(at_s), {"RUNNING": number}) for at_s, number in enumerate(numbers)]
-    report = Report(samples=samples, failures=failures, is_back=is_back)
+    report = Report(samples=samples, violations=failures, is_back=is_back)
     assert report.is_clean is is_clean
 
 

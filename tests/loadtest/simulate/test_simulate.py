@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from loadtest.simulate.__main__ import FIXED_LENGTHS, Scenario, run, scenarios
+from loadtest.simulate.__main__ import FIXED_LENGTHS, Scenario, main, run, scenarios
 
 SECONDS = 12.0
 SEEDS = (0, 1, 2)  # a run of 12 s is a few hundred rounds: single ones differ by 2-3%
@@ -57,3 +60,15 @@ def test_a_run_is_a_function_of_its_seed() -> None:
     one = run(scenario("cpu-demo x4 mixed"), "joint", seconds=3.0, seed=1)
     assert one == run(scenario("cpu-demo x4 mixed"), "joint", seconds=3.0, seed=1)
     assert one != run(scenario("cpu-demo x4 mixed"), "joint", seconds=3.0, seed=2)
+
+
+def test_the_command_writes_a_line_for_each_scenario(tmp_path: Path) -> None:
+    output = tmp_path / "simulate.json"
+    main(["--only", "gpu x1 a=0.9", "--seconds", "5", "--output", str(output)])
+    found = json.loads(output.read_text())
+    [line] = found["samples"]
+    assert line["name"] == "gpu x1 a=0.9"
+    assert line["joint_share"] == pytest.approx(
+        line["joint"] / max(line["plain"], line["best_fixed"]), abs=1e-3
+    )
+    assert found["summary"]["joint"]["worst_share"] == line["joint_share"]

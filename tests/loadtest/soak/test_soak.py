@@ -14,17 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.client.answers import Judge
 from loadtest.client.workload import Workload
 from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
 from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, gauges, limits
 from loadtest.service.memory import MIB, Memory, MemoryWatch, Series
 from loadtest.soak.__main__ import capacity, main
-from loadtest.soak.judge import Judged, judge_bounds, judge_memory, saturation
+from loadtest.soak.checks import MemoryCheck, check_bounds, check_memory, saturation
 from loadtest.soak.load import SoakLoad
 from loadtest.soak.plot import draw
-from loadtest.soak.record import Report, table
+from loadtest.soak.record import Report, by_minute, table
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import served
 
@@ -42,9 +41,9 @@ def series(
     return made
 
 
-def judged(one: Series) -> Judged:
+def checked(one: Series) -> MemoryCheck:
     every = series(lambda at_s: 500.0, pid=0)
-    return judge_memory([one, every], from_s=WARM_UP_S, limit=LIMIT)[0]
+    return check_memory([one, every], from_s=WARM_UP_S, limit=LIMIT)[0]
 
 
 def warming_up(at_s: float) -> float:
@@ -69,7 +68,7 @@ def noisy(at_s: float) -> float:
     ids=["constant", "warm-up", "noise", "spikes", "sawtooth", "falls", "within"],
 )
 def test_flat_memory_passes(mib: Callable[[float], float]) -> None:
-    assert judged(series(mib)).complaint == ""
+    assert checked(series(mib)).complaint == ""
 
 
 @pytest.mark.parametrize(
@@ -84,11 +83,11 @@ def test_flat_memory_passes(mib: Callable[[float], float]) -> None:
     ids=["leak", "leak in noise", "step", "logarithm", "small"],
 )
 def test_growing_memory_fails(mib: Callable[[float], float]) -> None:
-    assert "the limit is 3%" in judged(series(mib)).complaint
+    assert "the limit is 3%" in checked(series(mib)).complaint
 
 
-def test_growth_is_told_in_figures() -> None:
-    found = judged(series(lambda at_s: 100 + 36 * at_s / 3600)).growth
+def test_growth_is_reported_in_figures() -> None:
+    found = checked(series(lambda at_s: 100 + 36 * at_s / 3600)).growth
     assert found is not None
     assert found.slope_mib_per_hour == pytest.approx(36, rel=1e-3)
     quarter_s = (LENGTH_S - WARM_UP_S) / 4
@@ -97,33 +96,33 @@ def test_growth_is_told_in_figures() -> None:
 
 
 def test_processes_that_come_and_go_are_complaints() -> None:
-    assert "ended 500 s" in judged(series(noisy, [t for t in TIMES if t <= 500])).complaint
-    assert "came 700 s" in judged(series(noisy, [t for t in TIMES if t >= 700])).complaint
+    assert "ended 500 s" in checked(series(noisy, [t for t in TIMES if t <= 500])).complaint
+    assert "came 700 s" in checked(series(noisy, [t for t in TIMES if t >= 700])).complaint
     # One that is there from the end of the warm-up on is like any other.
-    assert judged(series(noisy, [t for t in TIMES if t >= 100])).complaint == ""
+    assert checked(series(noisy, [t for t in TIMES if t >= 100])).complaint == ""
 
 
 def test_too_few_samples_are_a_complaint() -> None:
     short = [series(noisy, TIMES[:80]), series(noisy, TIMES[:80], pid=0)]
-    assert "samples in a quarter" in judge_memory(short, from_s=WARM_UP_S, limit=LIMIT)[0].complaint
-    assert "no sample" in judge_memory(short, from_s=LENGTH_S, limit=LIMIT)[0].complaint
+    assert "samples in a quarter" in check_memory(short, from_s=WARM_UP_S, limit=LIMIT)[0].complaint
+    assert "no sample" in check_memory(short, from_s=LENGTH_S, limit=LIMIT)[0].complaint
 
 
-def test_a_sum_is_judged_by_what_is_not_counted_twice() -> None:
+def test_a_sum_is_checked_by_what_is_not_counted_twice() -> None:
     every = Series(kind="ours together", pid=0, is_ours=True)
     for at_s in TIMES:
         grown = round((100 + 10 * at_s / LENGTH_S) * MIB)
         every.add(at_s, Memory(private=100 * MIB, proportional=grown, resident=grown))
-    assert "grew" in judge_memory([every], from_s=WARM_UP_S, limit=LIMIT)[0].complaint
+    assert "grew" in check_memory([every], from_s=WARM_UP_S, limit=LIMIT)[0].complaint
 
 
 def test_gauges_must_stay_within_limits_and_be_seen() -> None:
     allowed = {"waiting": 64.0, "running": 32.0}
-    assert judge_bounds({"waiting": [0, 64], "running": [32]}, allowed) == []
-    assert judge_bounds({"waiting": [3, 65, 2], "running": [32]}, allowed) == [
+    assert check_bounds({"waiting": [0, 64], "running": [32]}, allowed) == []
+    assert check_bounds({"waiting": [3, 65, 2], "running": [32]}, allowed) == [
         "waiting reached 65, the limit is 64"
     ]
-    assert judge_bounds({"waiting": [3]}, allowed) == ["running was never to be had"]
+    assert check_bounds({"waiting": [3]}, allowed) == ["running was never to be had"]
 
 
 def test_saturation_is_the_share_of_full_samples() -> None:
@@ -173,7 +172,7 @@ def test_memory_of_real_processes_is_read() -> None:
         pages = mmap.mmap(-1, 4 * MIB)  # new ones, whatever this process has freed before
         pages.write(os.urandom(4 * MIB))
         hoard.append(pages)
-    [router, ours, rays] = judge_memory(watch.series, from_s=0.0, limit=LIMIT)
+    [router, ours, rays] = check_memory(watch.series, from_s=0.0, limit=LIMIT)
     assert router.series.pid == me.pid
     assert router.growth is not None
     # Medians of the first three and the last three samples: nine hoards of 4 MiB between them.
@@ -186,7 +185,7 @@ def test_memory_of_real_processes_is_read() -> None:
 def test_users_ask_until_they_are_stopped_and_failures_are_kept() -> None:
     workload = Workload("tiny", 1, max_tokens=20, record_max_tokens=90, shared_words=20)
     with served(ScriptedGenerator()) as url:
-        load = SoakLoad(url, workload, Judge(expects_same_text=True), num_users=4, seed=1)
+        load = SoakLoad(url, workload, num_users=4, seed=1, expects_same_text=True)
         load.start()
         while load.tally.ended.total() < 60:
             time.sleep(0.01)
@@ -203,18 +202,43 @@ def test_a_report_says_everything_and_draws_it(tmp_path: Path) -> None:
     every = series(lambda at_s: 500.0, pid=0)
     leaking = series(lambda at_s: 100 + 10 * at_s / LENGTH_S)
     gone = series(noisy, TIMES[:90], pid=8)
-    report = Report(length_s=LENGTH_S, violations=["memory of router 7: grew"])
-    report.judged = judge_memory([leaking, gone, every], from_s=WARM_UP_S, limit=LIMIT)
+    report = Report(length_s=LENGTH_S, warm_up_s=WARM_UP_S, limit=LIMIT)
+    report.violations.append("memory of router 7: grew")
+    report.memory = check_memory([leaking, gone, every], from_s=WARM_UP_S, limit=LIMIT)
     report.gauge_at_s = TIMES
     report.gauges = {RUNNING: [32.0] * len(TIMES), "Target.num_used_blocks": [9.0] * len(TIMES)}
     content = json.loads(json.dumps(report.content()))
     assert not content["all_held"]
     assert [process["pid"] for process in content["processes"]] == [7, 8, 0]
-    assert len(content["processes"][0]["private_mib"]) == len(TIMES)
-    assert "grew by" in table(report.judged)
-    assert "ended" in table(report.judged)
-    draw(report, tmp_path / "soak.png", warm_up_s=WARM_UP_S, limit=LIMIT)
+    private = content["processes"][0]["private_mib"]
+    assert private["minute"] == list(range(20))
+    assert (private["least"], private["greatest"]) == (100, pytest.approx(110, abs=0.1))
+    assert content["processes"][1]["to_s"] == TIMES[89]
+    assert content["gauges"][RUNNING]["last"] == 32
+    assert "grew by" in table(report.memory)
+    assert "ended" in table(report.memory)
+    draw(content, tmp_path / "soak.png")
     assert (tmp_path / "soak.png").stat().st_size > 10_000
+
+
+def test_minutes_keep_median_and_extremes() -> None:
+    assert by_minute([0, 20, 59.9, 130], [1, 9, 2, 4.04], 1) == {
+        "minute": [0, 2],
+        "p50": [2, 4.0],
+        "max": [9, 4.0],
+        "least": 1,
+        "greatest": 9,
+        "last": 4.0,
+    }
+    assert by_minute([], [], 1)["least"] is None
+
+
+def test_the_kept_result_has_its_figure_in_it(tmp_path: Path) -> None:
+    content = json.loads((ROOT / "loadtest" / "results" / "soak.json").read_text())
+    assert all(check["growth"]["share"] <= content["limit"] for check in content["processes"]
+               if check["is_judged"])  # fmt: skip
+    draw(content, tmp_path / "soak.png")
+    assert (tmp_path / "soak.png").stat().st_size > 50_000
 
 
 def test_a_warm_up_longer_than_the_load_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from models.attention.features import AttentionFeatures
-from models.attention.gather_plan import KEY_CHUNK, TILE_ROWS, plan_pass
+from models.attention.gather_pass import KEY_CHUNK
+from models.attention.gather_plan import TILE_ROWS, plan_pass
 from models.attention.interface import paged_attention
 from models.kv.block_pool import BlockPool
 from models.kv.rows import SequenceRows

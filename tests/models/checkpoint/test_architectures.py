@@ -65,7 +65,7 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, attention: str) -> No
         pytest.skip("this CPU or torch has no packed kernel for float32")
     loaded = runner(checkpoint(name), attention=attention)
     assert loaded.batch_invariant == (name not in BITS_DEPEND)
-    is_fused = isinstance(loaded._layers, FusedForward)
+    is_fused = isinstance(loaded.layers, FusedForward)
     assert is_fused == (name in FUSED and attention == "auto")
 
 

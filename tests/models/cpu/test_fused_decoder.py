@@ -87,7 +87,7 @@ def runner(folder: Path, dtype: str = "float32") -> ModelRunner:
 
 
 def is_fused(loaded: ModelRunner) -> bool:
-    return isinstance(loaded._layers, FusedForward)
+    return isinstance(loaded.layers, FusedForward)
 
 
 pytestmark = pytest.mark.skipif(

@@ -30,11 +30,11 @@ def residual_is_the_target(patch: Patch) -> None:
 
 
 def inverted_test(patch: Patch) -> None:
-    patch.setattr(verification, "_stands", lambda p, q, noise: noise * p < q)
+    patch.setattr(verification, "_is_accepted", lambda p, q, noise: noise * p < q)
 
 
 def skipped_test(patch: Patch) -> None:
-    patch.setattr(verification, "_stands", lambda p, q, noise: True)
+    patch.setattr(verification, "_is_accepted", lambda p, q, noise: True)
 
 
 def draft_and_its_test_in_the_tokens_domain(patch: Patch) -> None:

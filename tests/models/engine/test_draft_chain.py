@@ -43,7 +43,9 @@ def engine(
 ) -> DraftEngine:
     runner = make_runner(noise=noise, **limits)
     times = {} if clock is None else {"clock": clock}
-    return DraftEngine(runner, masks or NoMaskSource(), EPOCH, chains=chains, **times)
+    made = DraftEngine(runner, masks or NoMaskSource(), EPOCH, **times)
+    made.chains = chains
+    return made
 
 
 def count_passes(runner: ModelRunner, patch: pytest.MonkeyPatch) -> list[int]:
@@ -65,7 +67,7 @@ def proposals(drafter: DraftEngine, asked: list[tuple[str, Sampling, list[int], 
         drafter.submit(proposing(session_id, 1, prompt, k), "r")
     replies = drain(drafter)
     assert all(isinstance(reply, Proposal) for reply in replies)
-    drafter._runner.pool.check(drafter.block_tables())
+    drafter.runner.pool.check(drafter.block_tables())
     return {reply.session_id: reply for reply in replies}
 
 
@@ -93,7 +95,7 @@ def test_a_chain_draws_what_steps_draw(name: str):
 
 def test_one_engine_step_is_one_chain(monkeypatch: pytest.MonkeyPatch):
     drafter = engine(chains=True)
-    counts = count_passes(drafter._runner, monkeypatch)
+    counts = count_passes(drafter.runner, monkeypatch)
     prompt = random_prompt(1, 12)
     drafter.submit(opening("s", GREEDY, 12), "r")
     drafter.submit(proposing("s", 1, prompt, 6), "r")
@@ -138,7 +140,7 @@ def test_what_chains_compute_is_found_by_others():
 
 def test_who_awaits_a_prompt_that_a_chain_computes_finds_it(monkeypatch: pytest.MonkeyPatch):
     drafter = engine(chains=True, max_batch_rows=256)
-    counts = count_passes(drafter._runner, monkeypatch)
+    counts = count_passes(drafter.runner, monkeypatch)
     prompt = random_prompt(1, 150)
     asked = [("first", GREEDY, prompt, 3), ("same", GREEDY, prompt, 3)]
     drafted = proposals(drafter, asked)
@@ -175,7 +177,7 @@ def test_a_chain_stops_at_the_end_of_the_context():
 
 def test_a_full_pool_shortens_the_chain(monkeypatch: pytest.MonkeyPatch):
     drafter = engine(chains=True, kv_cache_tokens=32)
-    counts = count_passes(drafter._runner, monkeypatch)
+    counts = count_passes(drafter.runner, monkeypatch)
     reply = proposals(drafter, [("s", GREEDY, random_prompt(3, 30), 6)])["s"]
     expected = reference_greedy(random_prompt(3, 30), 6)
     assert reply.tokens == expected[: len(reply.tokens)]
@@ -184,9 +186,10 @@ def test_a_full_pool_shortens_the_chain(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_constrained_sessions_are_drafted_step_by_step(monkeypatch: pytest.MonkeyPatch):
-    drafter = engine(chains=True, masks=ScriptedMasks())
-    drafter._desk._source.committed["c"] = TokenSequence()
-    counts = count_passes(drafter._runner, monkeypatch)
+    masks = ScriptedMasks()
+    masks.committed["c"] = TokenSequence()
+    drafter = engine(chains=True, masks=masks)
+    counts = count_passes(drafter.runner, monkeypatch)
     prompt = random_prompt(4, 9)
     drafter.submit(opening("c", GREEDY, 9, constraint=CONSTRAINT), "r")
     drafter.submit(opening("u", GREEDY, 9), "r")
@@ -201,7 +204,7 @@ def test_constrained_sessions_are_drafted_step_by_step(monkeypatch: pytest.Monke
 def test_a_deadline_bounds_the_chain(monkeypatch: pytest.MonkeyPatch):
     clock = FakeClock()
     drafter = engine(chains=True, clock=clock)
-    counts = count_passes(drafter._runner, monkeypatch)
+    counts = count_passes(drafter.runner, monkeypatch)
     drafter._step_s = 0.010
     drafter.submit(opening("s", GREEDY, 12), "r")
     drafter.submit(proposing("s", 1, random_prompt(1, 12), 9, deadline_ms=35), "r")
@@ -225,7 +228,7 @@ def test_a_deadline_bounds_the_chain(monkeypatch: pytest.MonkeyPatch):
 def test_what_needs_the_host_is_not_chained(terms: dict, expected: bool):
     drafter = engine(chains=True)
     drafter.submit(opening("s", Sampling(**terms), 12), "r")
-    (session,) = drafter._table
+    (session,) = drafter.sessions
     assert is_chainable(session) is expected
 
 

@@ -53,7 +53,7 @@ def only_proposal(engine: DraftEngine) -> Proposal:
 def close_all(engine: DraftEngine) -> None:
     for session_id in engine.idle_s():
         engine.close(session_id)
-    pool = engine._runner.pool
+    pool = engine.runner.pool
     pool.check([])
     assert pool.num_free == pool.num_blocks
 

@@ -43,7 +43,7 @@ class Watched:
     ) -> None:
         self.engine = make(**limits)
         self.num_rows = 0
-        runner = self.engine._runner
+        runner = self.engine.runner
         forward = runner.forward
 
         def count_rows(sequences):
@@ -74,7 +74,7 @@ class Watched:
 
     def check(self) -> None:
         tables = self.engine.block_tables()
-        self.engine._runner.pool.check(tables)
+        self.engine.runner.pool.check(tables)
         self.engine._prefix_cache.check(tables)
 
 
@@ -212,7 +212,7 @@ def test_a_preempted_session_finds_what_was_not_evicted(monkeypatch):
 
 def test_what_is_not_finite_is_not_published(monkeypatch):
     watched = Watched(monkeypatch, make_target)
-    runner, engine = watched.engine._runner, watched.engine
+    runner, engine = watched.engine.runner, watched.engine
     watched.submit("bad", random_prompt(7, 40))
     watched.submit("good", random_prompt(8, 40))
     tables = engine.block_tables()

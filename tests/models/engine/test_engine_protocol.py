@@ -42,7 +42,7 @@ def make_draft(noise: float, dtype: str = "float32") -> DraftEngine:
 
 def check_free(*engines: Engine) -> None:
     for engine in engines:
-        pool = engine._runner.pool
+        pool = engine.runner.pool
         pool.check([])
         assert pool.num_free == pool.num_blocks
 

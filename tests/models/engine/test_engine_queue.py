@@ -62,19 +62,19 @@ def test_the_time_in_passes_is_summed() -> None:
     clock = FakeClock()
     engine = TargetEngine(make_runner(kv_cache_tokens=96), NoMaskSource(), EPOCH, clock=clock)
     assert engine.load() == EngineLoad(num_free_blocks=6, num_blocks=6)
-    forward = engine._runner.forward
+    forward = engine.runner.forward
 
     def slow_forward(rows: list[SequenceRows]) -> Tensor:
         clock.now += 0.25
         return forward(rows)
 
-    engine._runner.forward = slow_forward  # type: ignore[method-assign]
+    engine.runner.forward = slow_forward  # type: ignore[method-assign]
     try:
         send(engine, "a", 1, random_prompt(1, 40), run_on=3)
         clock.now += 7.0  # waiting is not busy
         drain(engine)
     finally:
-        engine._runner.forward = forward  # type: ignore[method-assign]
+        engine.runner.forward = forward  # type: ignore[method-assign]
     load = engine.load()
     assert (load.num_passes, load.passes_s) == (4, 1.0)
     assert (load.num_prefill_rows, load.num_decode_rows) == (39, 4)
@@ -227,7 +227,7 @@ class Crowd:
                     live.remove((client, is_doomed))
                     ended.append((client, not client.is_done))
             for link in self._links:
-                link.engine._runner.pool.check(link.engine.block_tables())
+                link.engine.runner.pool.check(link.engine.block_tables())
         raise AssertionError(f"{len(live)} sessions never ended")
 
 

@@ -168,20 +168,20 @@ def test_a_first_token_has_no_logprob(length: int) -> None:
 
 def test_a_pass_never_holds_logits_of_the_whole_prompt() -> None:
     engine = make_target(max_batch_rows=8)
-    forward, shapes = engine._runner.forward, []
+    forward, shapes = engine.runner.forward, []
 
     def watched(sequences: list) -> torch.Tensor:
         logits = forward(sequences)
         shapes.append(len(logits))
         return logits
 
-    engine._runner.forward = watched
+    engine.runner.forward = watched
     try:
         engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
         engine.submit(verifying("s", 1, PROMPT, []), "r")
         drain(engine)
     finally:
-        del engine._runner.forward
+        del engine.runner.forward
     assert max(shapes) <= 8
     assert sum(shapes) == len(PROMPT)
 
@@ -194,7 +194,7 @@ def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
     drain(engine)
     assert engine.stats().num_cached_blocks == len(PROMPT) // 16
     engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
-    (session,) = (one for one in engine._table if one.session_id == "s")
+    (session,) = (one for one in engine.sessions if one.session_id == "s")
     assert session.needs_prompt_logits
     engine.submit(verifying("s", 1, PROMPT, []), "r")
     [verdict] = verdicts_of(drain(engine))
@@ -210,7 +210,7 @@ def test_what_was_gathered_survives_preemption() -> None:
     engine.submit(verifying("s", 1, prompt, []), "r")
     engine.step()
     engine.step()
-    (session,) = (one for one in engine._table if one.session_id == "s")
+    (session,) = (one for one in engine.sessions if one.session_id == "s")
     gathered = list(session.prompt_logprobs)
     assert 0 < len(gathered) < 59
     session.release_blocks()  # as the planner does when an older session needs them

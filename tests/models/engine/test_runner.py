@@ -199,7 +199,7 @@ def test_a_shared_block_is_not_written(tiny_target):
     text = _text(40, 1)
     table = runner.pool.new_table()
     whole = runner.forward([_rows(runner, table, 0, text)])
-    forked = fork(table, 40)
+    forked = fork(runner.pool, table, 40)
     forked.resize(40)
     for writer, start in ((table, 31), (forked, 16)):
         with pytest.raises(ValueError, match="would write a shared block"):

@@ -207,7 +207,7 @@ def test_preemption_loses_nothing() -> None:
             if reply.is_last:
                 done.append(reply.session_id)
                 engine.close(reply.session_id)
-        engine._runner.pool.check(engine.block_tables())
+        engine.runner.pool.check(engine.block_tables())
     assert engine.stats().num_preemptions > 0
     assert done[0] == "s0"
     for i, prompt in enumerate(prompts):
@@ -257,7 +257,7 @@ def test_the_leader_waits_for_who_is_expected_back() -> None:
         submit_verify(engine, 1, PROMPT, [], session_id=name)
     assert engine.wait_s(clock.now) == 0.0
     for num_rows in (1, 2, 8):
-        engine._forming.note_pass(0.020, num_rows, clock.now)
+        engine._times.note(num_rows, 0.020, clock.now)
     engine.step()
     clock.now += 0.0001
     for seq in (2, 3):
@@ -279,7 +279,7 @@ def test_a_prompt_counts_by_the_rows_of_its_chunk_for_who_is_expected_back() -> 
     clock = FakeClock()
     engine = TargetEngine(make_runner(max_batch_rows=16), NoMaskSource(), EPOCH, clock=clock)
     for num_rows, pass_s in ((1, 0.020), (8, 0.020), (16, 0.040)):
-        engine._forming.note_pass(pass_s, num_rows, clock.now)
+        engine._times.note(num_rows, pass_s, clock.now)
     submit_open(engine, "a")
     submit_verify(engine, 1, PROMPT, [], session_id="a")
     drain(engine)

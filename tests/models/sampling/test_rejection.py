@@ -8,7 +8,7 @@ from scipy import stats
 from models.protocol.messages import Sampling
 from models.sampling import verification
 from models.sampling.draft_probs import DraftRow, certain_row
-from models.sampling.verification import VerifiedDraft, draw_tokens, judge_rejection
+from models.sampling.verification import VerifiedDraft, draw_tokens, verify_by_rejection
 
 EOS = 7
 VOCAB_SIZE = 8
@@ -42,7 +42,7 @@ def judged(draft: list[int], rows: list[DraftRow], num_rows: int, seed: int = 1)
 
 
 def judge_one(scores: torch.Tensor, draft: VerifiedDraft) -> list[int]:
-    (text,) = judge_rejection(scores, [draft])
+    (text,) = verify_by_rejection(scores, [draft])
     return text
 
 
@@ -104,7 +104,7 @@ def test_the_whole_draft_is_followed_by_the_draw_of_a_plain_row() -> None:
 
 def test_where_nothing_is_left_the_target_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only rounding brings that about: a token falls whose draft law is the target's."""
-    monkeypatch.setattr(verification, "_stands", lambda p, q, noise: False)
+    monkeypatch.setattr(verification, "_is_accepted", lambda p, q, noise: False)
     both = {2: 0.5, 5: 0.5}
     scores = scores_of(both, SURE)
     texts = [judge_one(scores, judged([2], [row_of(both)], 2, seed)) for seed in range(40)]
@@ -151,7 +151,7 @@ def test_a_judgement_does_not_depend_on_its_batch() -> None:
             )
         )
         first += num_rows
-    together = judge_rejection(scores[:first], drafts)
+    together = verify_by_rejection(scores[:first], drafts)
     assert len({len(text) for text in together}) > 1
     for draft, text in zip(drafts, together, strict=True):
-        assert judge_rejection(scores[:first], [draft]) == [text]
+        assert verify_by_rejection(scores[:first], [draft]) == [text]

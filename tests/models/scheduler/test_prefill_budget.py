@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from models.costs.pass_times import PassTimes
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import Open, Sampling
 from models.scheduler.batch import PassPlanner
@@ -71,7 +72,8 @@ class World:
         self._random = random.Random(0)
         pool = BlockPool(4096, 16)
         self.table = SessionTable(1, pool.new_table)
-        self.planner = PassPlanner(pool, max_rows, PrefillBudget(slowdown))
+        self._times = PassTimes()
+        self.planner = PassPlanner(pool, max_rows, PrefillBudget(slowdown, self._times))
         self.streams: list[Stream] = []
         self.passes: list[tuple[int, int]] = []  # rows, prompt rows
         self.prompt_done_s: dict[str, float] = {}
@@ -90,7 +92,7 @@ class World:
         session.reserve_rows(0)
         session.num_computed_tokens = 40
         session.last_active_s = self.now
-        self.planner._budget.note_pass(40, 40, self._cost(40), self.now)
+        self._times.note(40, self._cost(40), self.now)
         stream = Stream(session, away_s, num_rows, self.now + away_s)
         self.streams.append(stream)
         return stream
@@ -130,7 +132,8 @@ class World:
             rows.job.end_pass(duration_s, rows.num_rows, num_rows, len(plan.rows))
             if rows.num_logits:
                 self._answer(rows.session)
-        self.planner.note_pass(plan.rows, duration_s, self.now)
+        self._times.note(num_rows, duration_s, self.now)
+        self.planner.note_pass(plan.rows, duration_s)
 
     def _answer(self, session: Session) -> None:
         session.job = None
@@ -287,9 +290,12 @@ def test_the_price_of_a_pass_without_prompts_is_kept_up_to_date() -> None:
 
 
 def test_who_comes_after_a_pass_has_waited_for_none_of_its_prompts() -> None:
-    budget = PrefillBudget(2.0)
+    times = PassTimes()
+    budget = PrefillBudget(2.0, times)
     for _ in range(9):
-        budget.note_pass(4, 0, cpu(4), 1.0)
-    budget.note_pass(4 + 16, 16, cpu(20), 2.0)
+        times.note(4, cpu(4), 1.0)
+        budget.note_pass(4, 0, cpu(4))
+    times.note(4 + 16, cpu(20), 2.0)
+    budget.note_pass(4 + 16, 16, cpu(20))
     assert budget.beside([Job(1, 2.001, 4, 0)], 4) == 0  # it may have come during the pass
     assert budget.beside([Job(1, 2.010, 4, 0)], 4) >= 16

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
-from models.protocol.errors import InvalidRequest, Unavailable
-from models.protocol.messages import Cut, DraftSource, Proposal
+from models.protocol.errors import InvalidRequest
+from models.protocol.messages import Cut, Proposal
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.choice import FillInDrafter, choose_source, fixed_length
-from router.drafters.ngram import NgramDrafter
+from router.drafters.choice import choose_drafters, fixed_length
+from router.drafters.draft_model import DRAFT_MODEL, POOL
+from router.drafters.ngram import NGRAM, NgramDrafter
+from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.limits import SpeculationLimits
+from router.ports import Drafter
 from router.types import SpeculationSettings
-from tests.fakes.router import ScriptedDrafter, continuation
+from tests.fakes.router import ScriptedDrafter, alone, continuation
+
+
+def first_choice(
+    wanted: SpeculationSettings, allowed: SpeculationLimits, *, has_draft_model: bool
+) -> str | None:
+    kinds = choose_drafters(wanted, allowed, [POOL] if has_draft_model else [])
+    return kinds[0].name if kinds else None
 
 
 @pytest.mark.parametrize("lookup_max", [0, 4])
 @pytest.mark.parametrize("has_model", [False, True])
 @pytest.mark.parametrize("method", [None, "draft_model", "ngram"])
 def test_without_a_wish_the_deployment_chooses(
-    method: DraftSource | None, has_model: bool, lookup_max: int
+    method: str | None, has_model: bool, lookup_max: int
 ) -> None:
     allowed = SpeculationLimits(method=method, prompt_lookup_max=lookup_max)
-    chosen = choose_source(SpeculationSettings(), allowed, has_draft_model=has_model)
+    chosen = first_choice(SpeculationSettings(), allowed, has_draft_model=has_model)
     lookup = "ngram" if lookup_max else None
     assert chosen == ("draft_model" if has_model and method != "ngram" else lookup)
 
 
 @pytest.mark.parametrize("method", [None, "draft_model", "ngram"])
 @pytest.mark.parametrize("wish", ["draft_model", "ngram"])
-def test_a_request_may_choose(wish: DraftSource, method: DraftSource | None) -> None:
+def test_a_request_may_choose(wish: str, method: str | None) -> None:
     wanted = SpeculationSettings(drafter=wish)
-    assert choose_source(wanted, SpeculationLimits(method=method), has_draft_model=True) == wish
+    assert first_choice(wanted, SpeculationLimits(method=method), has_draft_model=True) == wish
 
 
 @pytest.mark.parametrize(
@@ -40,11 +52,11 @@ def test_a_request_may_choose(wish: DraftSource, method: DraftSource | None) -> 
 )
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_drafter_that_is_not_there_is_refused_by_name(
-    wish: DraftSource, complaint: str, enabled: bool
+    wish: str, complaint: str, enabled: bool
 ) -> None:
     wanted = SpeculationSettings(drafter=wish, enabled=enabled)
     with pytest.raises(InvalidRequest, match=complaint) as caught:
-        choose_source(wanted, SpeculationLimits(prompt_lookup_max=0), has_draft_model=False)
+        first_choice(wanted, SpeculationLimits(prompt_lookup_max=0), has_draft_model=False)
     assert caught.value.param == "speculation.drafter"
 
 
@@ -63,7 +75,7 @@ def test_a_drafter_that_is_not_there_is_refused_by_name(
 def test_nobody_drafts_where_k_is_zero(
     wanted: SpeculationSettings, allowed: SpeculationLimits
 ) -> None:
-    assert choose_source(wanted, allowed, has_draft_model=True) is None
+    assert first_choice(wanted, allowed, has_draft_model=True) is None
 
 
 @pytest.mark.parametrize(
@@ -86,32 +98,84 @@ def test_a_fixed_length_keeps_within_the_limit(
     assert fixed_length(SpeculationSettings(num_speculative_tokens=wanted), limits) == expected
 
 
-def pair(*, fails_at: tuple[int, ...] = ()) -> tuple[FillInDrafter, ScriptedDrafter]:
+@pytest.mark.parametrize("lookup_max", [0, 4])
+def test_lookup_fills_in_for_the_model_and_nobody_for_lookup(lookup_max: int) -> None:
+    allowed = SpeculationLimits(prompt_lookup_max=lookup_max)
+    fill_ins = (NGRAM,) if lookup_max else ()
+    assert choose_drafters(SpeculationSettings(), allowed, [POOL]) == (DRAFT_MODEL, *fill_ins)
+    assert choose_drafters(SpeculationSettings(), allowed, []) == fill_ins
+    if lookup_max:
+        wanted = SpeculationSettings(drafter=NGRAM.name)
+        assert choose_drafters(wanted, allowed, [POOL]) == (NGRAM,)
+
+
+def test_a_drafter_that_nobody_knows_is_refused_by_name() -> None:
+    wanted = SpeculationSettings(drafter="medusa")
+    with pytest.raises(InvalidRequest, match="one of draft_model, ngram, got 'medusa'") as caught:
+        choose_drafters(wanted, SpeculationLimits(), [POOL])
+    assert caught.value.param == "speculation.drafter"
+
+
+def side_by_side(model: Drafter, new_lookup: Callable[[], Drafter]) -> SessionDrafters:
+    return SessionDrafters([(DRAFT_MODEL.traits, lambda: model), (NGRAM.traits, new_lookup)])
+
+
+def pair(*, fails_at: tuple[int, ...] = ()) -> tuple[SessionDrafters, ScriptedDrafter]:
     model, lookup = ScriptedDrafter([None], fails_at=fails_at), ScriptedDrafter([0])
-    lookup.source = "ngram"
-    return FillInDrafter(model, lambda: lookup), model
+    return side_by_side(model, lambda: lookup), model
+
+
+def next_name(drafters: SessionDrafters) -> str:
+    traits = drafters.next_drafter
+    assert traits is not None
+    return traits.name
+
+
+async def taken(
+    drafters: SessionDrafters, committed: TokenSequence, k: int = 3
+) -> tuple[str, list[int]]:
+    named = first_with_tokens(await drafters.propose(committed, k))
+    assert named is not None
+    assert named.proposal is not None
+    return named.drafter.name, named.proposal.tokens
 
 
 async def test_lookup_fills_in_while_the_model_is_not_ready() -> None:
-    drafter, model = pair()
+    drafters, model = pair()
     committed = TokenSequence([5, 9, 2])
     model.is_ready = False
-    assert drafter.is_ready
-    assert drafter.source == "ngram"
-    assert (await drafter.propose(committed, 3)).tokens != continuation(committed.ids, 3)
+    assert drafters.is_ready
+    assert next_name(drafters) == "ngram"
+    name, tokens = await taken(drafters, committed)
+    assert name == "ngram"
+    assert tokens != continuation(committed.ids, 3)
     assert model.num_calls == 0
     model.is_ready = True
-    assert drafter.source == "draft_model"
-    assert (await drafter.propose(committed, 3)).tokens == continuation(committed.ids, 3)
+    assert next_name(drafters) == "draft_model"
+    assert await taken(drafters, committed) == ("draft_model", continuation(committed.ids, 3))
 
 
 async def test_lookup_fills_in_at_once_for_a_draft_that_is_lost() -> None:
-    drafter, model = pair(fails_at=(0,))
+    drafters, model = pair(fails_at=(0,))
     committed = TokenSequence([5, 9, 2])
-    assert (await drafter.propose(committed, 3)).tokens != continuation(committed.ids, 3)
+    lost, filled_in = await drafters.propose(committed, 3)
+    assert (lost.drafter, lost.proposal) == (DRAFT_MODEL.traits, None)
+    assert filled_in.drafter == NGRAM.traits
     assert model.num_calls == 1
-    with pytest.raises(Unavailable):
-        await ScriptedDrafter([None], fails_at=(0,)).propose(committed, 3)
+
+
+async def test_a_drafter_that_is_lost_alone_leaves_the_round_without_a_draft() -> None:
+    drafters = alone(ScriptedDrafter([None], fails_at=(0,)))
+    proposals = await drafters.propose(TokenSequence([5, 9, 2]), 3)
+    assert [named.proposal for named in proposals] == [None]
+    assert first_with_tokens(proposals) is None
+
+
+async def test_without_drafters_nobody_ever_drafts() -> None:
+    drafters = SessionDrafters([])
+    assert (drafters.is_ready, drafters.next_drafter) == (False, None)
+    assert await drafters.propose(TokenSequence([5]), 3) == []
+    await drafters.close()
 
 
 class EmptyDrafter(ScriptedDrafter):
@@ -135,22 +199,21 @@ async def test_lookup_fills_in_at_once_for_a_draft_that_is_empty(cut: Cut) -> No
         made.append(NgramDrafter("s", min_len=1, max_len=2))
         return made[-1]
 
-    drafter = FillInDrafter(model, new_lookup)
+    drafters = side_by_side(model, new_lookup)
     committed = TokenSequence([5, 9, 2, 5, 9])
     for _ in range(3):
-        proposal = await drafter.propose(committed, 3)
-        assert (proposal.source, proposal.tokens) == ("ngram", [2, 5, 9])
+        assert await taken(drafters, committed) == ("ngram", [2, 5, 9])
         committed.extend([2, 5, 9])
     assert (model.num_calls, len(made)) == (3, 1)  # the text is not read anew each time
-    assert not drafter.is_over
+    assert drafters.next_drafter is not None
 
 
 async def test_closing_frees_both() -> None:
     model, lookup = ScriptedDrafter([None]), ScriptedDrafter([None])
     model.is_ready = False
-    drafter = FillInDrafter(model, lambda: lookup)
-    assert drafter.is_ready
-    await drafter.close()
+    drafters = side_by_side(model, lambda: lookup)
+    assert drafters.is_ready
+    await drafters.close()
     assert model.is_closed
     assert lookup.is_closed
 
@@ -165,16 +228,16 @@ async def test_lookup_forgets_the_text_once_the_model_drafts_and_reads_it_again_
         made.append(NgramDrafter("s", min_len=1, max_len=2))
         return made[-1]
 
-    drafter = FillInDrafter(model, new_lookup)
+    drafters = side_by_side(model, new_lookup)
     committed = TokenSequence([5, 9, 2, 5, 9])
     model.is_ready = False
-    assert (await drafter.propose(committed, 3)).tokens == [2, 5, 9]
+    assert await taken(drafters, committed) == ("ngram", [2, 5, 9])
     assert made[0]._ends
     model.is_ready = True
-    for is_lookup in (False, True, False, True):
-        assert ((await drafter.propose(committed, 3)).source == "ngram") == is_lookup
+    for name in ("draft_model", "ngram", "draft_model", "ngram"):
+        assert (await taken(drafters, committed))[0] == name
         committed.extend([2, 5, 9])
         assert not made[0]._ends
     assert len(made) == 3
-    await drafter.close()
+    await drafters.close()
     assert not made[-1]._ends

@@ -5,7 +5,11 @@ import random
 
 import pytest
 
-from router.planning.acceptance import INITIAL_ACCEPTANCE, AcceptanceEstimate, AcceptancePool
+from router.drafters.draft_model import DRAFT_MODEL
+from router.drafters.ngram import NGRAM
+from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+
+PRIOR = DRAFT_MODEL.traits.prior_acceptance
 
 
 def feed(estimate: AcceptanceEstimate, alpha: float, k: int, rounds: int, seed: int = 0) -> None:
@@ -20,7 +24,7 @@ def feed(estimate: AcceptanceEstimate, alpha: float, k: int, rounds: int, seed: 
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_censored_rounds_do_not_bias_the_first_position(alpha: float, k: int) -> None:
-    estimate = AcceptanceEstimate(AcceptancePool("free"))
+    estimate = AcceptanceEstimate(AcceptancePool(PRIOR["free"]))
     values = []
     for batch in range(40):
         feed(estimate, alpha, k, 20, seed=batch)
@@ -30,28 +34,28 @@ def test_censored_rounds_do_not_bias_the_first_position(alpha: float, k: int) ->
 
 
 def test_survival_never_rises() -> None:
-    estimate = AcceptanceEstimate(AcceptancePool("free"))
+    estimate = AcceptanceEstimate(AcceptancePool(PRIOR["free"]))
     feed(estimate, 0.7, 6, 50)
     survival = estimate.survival(8)
     assert all(later <= earlier for earlier, later in itertools.pairwise(survival))
 
 
 def test_positions_behind_the_first_rejection_are_not_counted() -> None:
-    pool = AcceptancePool("free")
+    pool = AcceptancePool(PRIOR["free"])
     before = pool.acceptance(1)
     AcceptanceEstimate(pool).observe(4, 0)
     assert pool.acceptance(1) == before
-    assert pool.acceptance(0) < INITIAL_ACCEPTANCE["draft_model"]["free"]
+    assert pool.acceptance(0) < PRIOR["free"]
 
 
 def test_a_new_session_starts_from_its_pool() -> None:
-    pool = AcceptancePool("free")
+    pool = AcceptancePool(PRIOR["free"])
     feed(AcceptanceEstimate(pool), 0.95, 4, 200)
     assert AcceptanceEstimate(pool).survival(1)[0] > 0.88
 
 
 def test_a_session_outweighs_its_pool_in_time() -> None:
-    pool = AcceptancePool("structured")
+    pool = AcceptancePool(PRIOR["structured"])
     feed(AcceptanceEstimate(pool), 0.95, 4, 200)
     contrary = AcceptanceEstimate(pool)
     feed(contrary, 0.1, 4, 60)
@@ -59,14 +63,17 @@ def test_a_session_outweighs_its_pool_in_time() -> None:
 
 
 def test_a_round_without_a_draft_says_nothing() -> None:
-    pool = AcceptancePool("free")
+    pool = AcceptancePool(PRIOR["free"])
     estimate = AcceptanceEstimate(pool)
     estimate.observe(0, 0)
-    assert estimate.survival(1)[0] == pytest.approx(INITIAL_ACCEPTANCE["draft_model"]["free"])
+    assert estimate.survival(1)[0] == pytest.approx(PRIOR["free"])
 
 
 def test_each_source_of_drafts_has_a_pool_of_its_own() -> None:
-    model, lookup = AcceptancePool("free"), AcceptancePool("free", "ngram")
+    model, lookup = (
+        AcceptancePool(PRIOR["free"]),
+        AcceptancePool(NGRAM.traits.prior_acceptance["free"]),
+    )
     before = model.acceptance(0)
     feed(AcceptanceEstimate(lookup), 0.05, 4, 200)
     assert model.acceptance(0) == before

@@ -3,21 +3,25 @@ from __future__ import annotations
 import pytest
 
 from models.protocol.messages import Proposal, Timing, Verdict
+from router.drafters.draft_model import DRAFT_MODEL
+from router.drafters.ngram import NGRAM
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.groups import RouterPlanner
-from router.planning.round_plan import RoundPlan
-from router.planning.round_planner import FixedLength, PlannedLength, RoundPlanner
+from router.planning.fixed import FixedPlanner
+from router.planning.round_plan import Misses, RoundPlan
+from router.ports import TaskClass
+
+MODEL, LOOKUP = DRAFT_MODEL.traits, NGRAM.traits
 
 
-def proposal(step_ms: float = 2.0, pass_ms: float = 4.0, source: str = "draft_model") -> Proposal:
+def proposal(step_ms: float = 2.0, pass_ms: float = 4.0) -> Proposal:
     return Proposal(
         session_id="s",
         seq=0,
         tokens=[1, 2],
         timing=Timing(pass_ms=pass_ms, num_sessions=1),
         step_ms=step_ms,
-        source="ngram" if source == "ngram" else "draft_model",
     )
 
 
@@ -39,50 +43,54 @@ def verdict(pass_ms: float) -> Verdict:
     ids=["full", "clipped", "no draft"],
 )
 def test_fixed_length(wanted: int, allowed: int, plan: RoundPlan) -> None:
-    assert FixedLength(wanted).plan(allowed) == plan
+    assert FixedPlanner(wanted, 32).plan(MODEL, allowed) == plan
 
 
 def test_where_nobody_drafts_the_target_goes_on_alone() -> None:
-    assert RoundPlanner({}, 32).plan(None, 0) == RoundPlan(0, 32)
+    assert FixedPlanner(4, 32).plan(None, 0) == RoundPlan(0, 32)
 
 
 def test_misses_in_a_row_let_the_target_go_on_ever_further() -> None:
-    planner = RoundPlanner({"ngram": FixedLength(4)}, 32)
-    assert [planner.after_miss().run_on for _ in range(6)] == [1, 1, 2, 2, 3, 3]
-    assert max(planner.after_miss().run_on for _ in range(50)) == 8
-    planner.observe("ngram", 4, 0)
-    assert planner.after_miss().run_on == 1
+    misses = Misses()
+    assert [misses.next_plan().run_on for _ in range(6)] == [1, 1, 2, 2, 3, 3]
+    assert max(misses.next_plan().run_on for _ in range(50)) == 8
+    misses.end()
+    assert misses.next_plan().run_on == 1
+
+
+def planned(task_class: TaskClass) -> PlannedSession:
+    estimate = AcceptanceEstimate(AcceptancePool(MODEL.prior_acceptance[task_class]))
+    planner = RouterPlanner(PassCosts())
+    return PlannedSession(
+        planner, {MODEL.name: estimate}, lambda: "target", max_length=8, run_on=32
+    )
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 def test_limits_are_kept(limit: int) -> None:
-    seat = RouterPlanner(PassCosts()).seat(lambda: "target")
-    policy = PlannedLength(seat, "draft_model", AcceptanceEstimate(AcceptancePool("free")), 8)
-    assert policy.plan(limit).num_draft_tokens <= limit
+    assert planned("free").plan(MODEL, limit).num_draft_tokens <= limit
 
 
 def test_without_measurements_it_drafts_while_a_token_is_likely_to_stand() -> None:
-    seat = RouterPlanner(PassCosts()).seat(lambda: "target")
-    estimate = AcceptanceEstimate(AcceptancePool("structured"))
-    assert PlannedLength(seat, "draft_model", estimate, 8).plan(8).num_draft_tokens >= 3
+    assert planned("structured").plan(MODEL, 8).num_draft_tokens >= 3
 
 
 def test_prompt_lookup_needs_no_measured_step_and_changes_none() -> None:
     costs = PassCosts()
     costs.observe_pass(1, 20.0)
-    costs.observe_draft(proposal(source="ngram"), 9.0)
-    assert costs.is_known("ngram")
-    assert not costs.is_known("draft_model")
-    assert costs.step_ms(1) == 0.0
-    assert costs.draft_wait_ms == 0.0
+    costs.observe_draft(LOOKUP, proposal(), 9.0)
+    assert costs.is_known(LOOKUP)
+    assert not costs.is_known(MODEL)
+    assert costs.step_ms(LOOKUP.name, 1) == costs.step_ms(MODEL.name, 1) == 0.0
+    assert costs.of_round([LOOKUP.name]).draft_wait_ms == 0.0
 
 
 def test_waits_are_what_is_left_beside_passes_and_steps() -> None:
     costs = PassCosts()
-    costs.observe_draft(proposal(pass_ms=4.0), 5.5)
+    costs.observe_draft(MODEL, proposal(pass_ms=4.0), 5.5)
     costs.observe_verify(verdict(20.0), 23.0, num_drafted=2)
     costs.observe_verify(verdict(20.0), 20.5, num_drafted=0)
-    assert costs.draft_wait_ms == pytest.approx(1.5)
+    assert costs.draft_wait_ms(MODEL.name) == pytest.approx(1.5)
     assert costs.verify_wait_ms == pytest.approx(3.0)
     assert costs.plain_wait_ms == pytest.approx(0.5)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from models.protocol.messages import Proposal, Timing
+from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.costs import PassCosts
 from router.planning.joint import Costs, DraftForecast, JointPlan, Others, best_drafting_plan
 
@@ -80,7 +81,7 @@ class SlowRounds:
         return together_ms - share * max(0.0, together_ms - apart_ms), 0.0
 
 
-def measured_costs(rng: random.Random, num_rows: int) -> PassCosts:
+def measured_costs(rng: random.Random, num_rows: int) -> Costs:
     """Measured passes and steps, with hiccups."""
     costs = PassCosts()
     row_ms = rng.choice([0.0, 0.01, 0.2, 2.0])
@@ -92,8 +93,8 @@ def measured_costs(rng: random.Random, num_rows: int) -> PassCosts:
         timing = Timing(num_sessions=num_sessions, pass_ms=1.0)
         step_ms = rng.uniform(0.5, 2.0) + 0.01 * num_sessions
         proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=step_ms)
-        costs.observe_draft(proposal, 1.0 + rng.uniform(0.0, 2.0))
-    return costs
+        costs.observe_draft(DRAFT_MODEL.traits, proposal, 1.0 + rng.uniform(0.0, 2.0))
+    return costs.of_round([DRAFT_MODEL.name])
 
 
 def some_forecasts(rng: random.Random, num_sessions: int, max_k: int) -> list[DraftForecast]:

@@ -1,15 +1,17 @@
-"""Seats of one router: who shares a plan, trials and shadow drafts, and who is waited for."""
+"""Planned sessions of a router: shared plans, trials, shadow drafts, who is waited for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from models.protocol.messages import DraftSource, Proposal, Timing
+from models.protocol.messages import Proposal, Timing
+from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.groups import RouterPlanner, Seat
 from router.planning.round_plan import RoundPlan
-from router.planning.round_planner import PlannedLength, RoundPlanner
+
+MODEL = DRAFT_MODEL.traits
 
 
 def measured(base_ms: float, row_ms: float, step_ms: float) -> PassCosts:
@@ -17,9 +19,8 @@ def measured(base_ms: float, row_ms: float, step_ms: float) -> PassCosts:
     for num_rows in [1, 2, 4, 8, 16, 32, 64] * 30:
         costs.observe_pass(num_rows, base_ms + row_ms * num_rows)
     timing = Timing(pass_ms=step_ms, num_sessions=1)
-    costs.observe_draft(
-        Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=step_ms), step_ms
-    )
+    proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=step_ms)
+    costs.observe_draft(MODEL, proposal, step_ms)
     return costs
 
 
@@ -32,22 +33,23 @@ def dear() -> PassCosts:
 
 
 class Sessions:
-    """Seats with estimates, all on one replica unless said otherwise."""
+    """Sessions with their estimates, all on one replica unless said otherwise."""
 
     def __init__(self, costs: PassCosts) -> None:
         self.planner = RouterPlanner(costs)
-        self.pool = AcceptancePool("free")
+        self.pool = AcceptancePool(MODEL.prior_acceptance["free"])
 
-    def add(self, replica: Callable[[], str] = lambda: "target") -> tuple[Seat, AcceptanceEstimate]:
-        return self.planner.seat(replica), AcceptanceEstimate(self.pool)
+    def add(
+        self, replica: Callable[[], str] = lambda: "target"
+    ) -> tuple[PlannedSession, AcceptanceEstimate]:
+        estimate = AcceptanceEstimate(self.pool)
+        session = PlannedSession(
+            self.planner, {MODEL.name: estimate}, replica, max_length=64, run_on=32
+        )
+        return session, estimate
 
-    def plan(
-        self,
-        session: tuple[Seat, AcceptanceEstimate],
-        limit: int = 8,
-        source: DraftSource = "draft_model",
-    ) -> RoundPlan:
-        return session[0].plan(source, session[1], limit)
+    def plan(self, session: tuple[PlannedSession, AcceptanceEstimate], limit: int = 8) -> RoundPlan:
+        return session[0].plan(MODEL, limit)
 
 
 def test_sessions_on_a_replica_share_a_plan_until_one_comes_again() -> None:
@@ -75,7 +77,7 @@ def test_sessions_on_other_replicas_plan_apart() -> None:
     assert sessions.planner.stats.num_plans == before + 1
 
 
-def test_a_session_takes_its_seat_along_to_another_replica() -> None:
+def test_a_session_moves_to_another_replica() -> None:
     place = ["a"]
     sessions = Sessions(cheap())
     moving, staying = sessions.add(lambda: place[0]), sessions.add(lambda: "a")
@@ -83,8 +85,8 @@ def test_a_session_takes_its_seat_along_to_another_replica() -> None:
     sessions.plan(staying)
     place[0] = "b"
     sessions.plan(moving)
-    assert list(sessions.planner.group("a").seats) == [staying[0]]
-    assert list(sessions.planner.group("b").seats) == [moving[0]]
+    assert list(sessions.planner.replica("a").sessions) == [staying[0]]
+    assert list(sessions.planner.replica("b").sessions) == [moving[0]]
 
 
 def test_who_leaves_is_not_planned_for() -> None:
@@ -93,21 +95,18 @@ def test_who_leaves_is_not_planned_for() -> None:
     sessions.plan(one)
     one[0].leave()
     one[0].leave()
-    assert not sessions.planner.group("target").seats
+    assert not sessions.planner.replica("target").sessions
 
 
 def test_who_has_no_draft_counts_with_one_row_and_once_it_never_will_not_at_all() -> None:
     sessions = Sessions(cheap())
-    seat, estimate = sessions.add()
-    planner = RoundPlanner(
-        {"draft_model": PlannedLength(seat, "draft_model", estimate, 8)}, 32, seat
-    )
-    assert planner.plan("draft_model", 8).num_draft_tokens > 0
-    assert seat.num_rows > 1
-    assert planner.plan("draft_model", 0) == RoundPlan(0, 1)
-    assert seat.num_rows == 1
-    assert planner.plan(None, 0) == RoundPlan(0, 32)
-    assert not sessions.planner.group("target").seats
+    session, _ = sessions.add()
+    assert session.plan(MODEL, 8).num_draft_tokens > 0
+    assert session.num_rows > 1
+    assert session.plan(MODEL, 0) == RoundPlan(0, 1)
+    assert session.num_rows == 1
+    assert session.plan(None, 0) == RoundPlan(0, 32)
+    assert not sessions.planner.replica("target").sessions
 
 
 def test_while_it_pays_everybody_drafts_but_for_rare_plain_rounds() -> None:
@@ -156,12 +155,12 @@ def test_the_modes_of_replicas_left_long_ago_are_forgotten() -> None:
         pass
     for index in range(15):
         run_alone(sessions, f"other{index}")
-    assert not sessions.planner.group("a").is_drafting
+    assert not sessions.planner.replica("a").is_drafting
     for index in range(15, 100):
         run_alone(sessions, f"other{index}")
-    assert len(sessions.planner._groups) <= 17
-    assert list(sessions.planner.group("b").seats) == [staying[0]]
-    assert sessions.planner.group("a").is_drafting, "it begins anew"
+    assert len(sessions.planner._replicas) <= 17
+    assert list(sessions.planner.replica("b").sessions) == [staying[0]]
+    assert sessions.planner.replica("a").is_drafting, "it begins anew"
 
 
 def test_shadow_drafts_are_one_at_a_time() -> None:
@@ -206,7 +205,7 @@ def test_drafting_begins_when_shadow_drafts_stand() -> None:
     for _ in range(60):
         plan = sessions.plan(session)
         session[1].observe(plan.num_draft_tokens, plan.num_draft_tokens)
-    assert sessions.planner.group("target").is_drafting
+    assert sessions.planner.replica("target").is_drafting
     assert max(sessions.planner.stats.lengths) >= 4
 
 

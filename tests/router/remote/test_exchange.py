@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from models.protocol.errors import LinkLost, Overloaded
-from router.remote.exchange import await_answer
+from router.remote.exchange import Patience, await_answer
 
 
 class Replies:
@@ -42,8 +42,8 @@ async def wait(channel: Replies, **changes: float) -> str:
         channel,
         "question",
         lambda reply: reply if reply == "answer" else None,
+        Patience(**{"limit_s": 0.3, "resend_interval_s": 0.2, "queue_limit_s": 5.0, **changes}),
         progress=_progress,
-        **{"limit_s": 0.3, "resend_interval_s": 0.2, "queue_limit_s": 5.0, **changes},
     )
 
 
@@ -92,4 +92,4 @@ async def test_without_a_word_on_signs_of_life_none_counts() -> None:
     channel = Replies(*((0.1 * i, "alive") for i in range(1, 9)))
     take = partial(lambda reply: None)
     with pytest.raises(LinkLost):
-        await await_answer(channel, "question", take, limit_s=0.3, resend_interval_s=0.2)
+        await await_answer(channel, "question", take, Patience(0.3, 0.2))

@@ -1,0 +1,93 @@
+"""Measures the choices of a request once, and reports to every sink: the log line and the metrics.
+
+A `ChoiceObserver` follows one choice from its wait for a place to its end. It is a context manager
+around the generation and is shown each item, so it adds no generator of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from models.protocol.errors import ServingError
+from router.types import Delta, Finished
+
+CLIENT_GONE = "client_gone"  # the code of a request whose client left
+
+
+class Sink:
+    """Takes in what was observed of choices; a subclass overrides what it has a use for.
+
+    Times are seconds; `after_s` counts from the moment at which the choice could have begun, so
+    it includes the wait for a place. `choice` is the index within the request.
+    """
+
+    def first_tokens(self, choice: int, after_s: float) -> None:
+        """The first tokens of a choice arrived."""
+
+    def more_tokens(self, choice: int, num_tokens: int, gap_s: float) -> None:
+        """`num_tokens` tokens arrived together, `gap_s` after those before them."""
+
+    def finished(self, choice: int, end: Finished, after_s: float) -> None:
+        """A choice was generated to its end."""
+
+    def failed(self, choice: int, code: str) -> None:
+        """A choice ended with an error of this code, or was left (`CLIENT_GONE`)."""
+
+
+class ChoiceObserver:
+    """Observes one choice within a `with` block; exactly one of `finished` and `failed` follows.
+
+    Args:
+        choice: its index within the request.
+        sinks: what it reports to, in order.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, choice: int, sinks: Sequence[Sink], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._choice = choice
+        self._sinks = sinks
+        self._clock = clock
+        self._began_s = 0.0
+        self._last_s: float | None = None  # when tokens last arrived
+        self._is_finished = False
+
+    def __enter__(self) -> None:
+        self._began_s = self._clock()
+
+    def add(self, item: Delta | Finished) -> None:
+        """Take in the next item."""
+        now_s = self._clock()
+        if isinstance(item, Finished):
+            self._is_finished = True
+            for sink in self._sinks:
+                sink.finished(self._choice, item, now_s - self._began_s)
+        elif item.token_ids:
+            last_s, self._last_s = self._last_s, now_s
+            for sink in self._sinks:
+                if last_s is None:
+                    sink.first_tokens(self._choice, now_s - self._began_s)
+                else:
+                    sink.more_tokens(self._choice, len(item.token_ids), now_s - last_s)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        is_left = isinstance(error, GeneratorExit | asyncio.CancelledError)
+        if is_left and self._is_finished:
+            return  # the routes stop at the last item
+        if is_left:
+            code = CLIENT_GONE
+        else:
+            code = error.code if isinstance(error, ServingError) else "internal_error"
+        for sink in self._sinks:
+            sink.failed(self._choice, code)

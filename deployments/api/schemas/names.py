@@ -1,0 +1,45 @@
+"""Fields that name an entry of a registry: drafters and verification rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from models.protocol.rules import RULES
+from router.drafters.registry import DRAFTERS
+
+
+class NameOf:
+    """Lets a string pass that is a key of `registry` now, as `Literal` does with fixed ones."""
+
+    def __init__(self, registry: Collection[str]) -> None:
+        self._registry = registry
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """See pydantic's guide to custom types."""
+        return core_schema.no_info_plain_validator_function(
+            self._checked, serialization=core_schema.to_string_ser_schema()
+        )
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """See pydantic's guide to custom types."""
+        return {"enum": list(self._registry), "type": "string"}
+
+    def _checked(self, value: Any) -> str:
+        if isinstance(value, str) and value in self._registry:
+            return value
+        *others, last = [repr(name) for name in self._registry]
+        expected = f"{', '.join(others)} or {last}" if others else last
+        raise PydanticCustomError(
+            "literal_error", "Input should be {expected}", {"expected": expected}
+        )
+
+
+DrafterName = Annotated[str, NameOf(DRAFTERS)]
+RuleName = Annotated[str, NameOf(RULES)]

@@ -1,0 +1,56 @@
+"""Every private part of Ray that is used outside `config`, so that an upgrade of Ray touches
+one file.
+
+Ray's version is pinned. Each function says what the public interface lacks; `tests/deployments/
+serve/test_private.py` and the tests marked `ray` show whether they still do what they say. Imports
+of Serve stand inside the functions: ranks import this module, and Serve would cost each of them
+40 MB.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ray._common.formatters import JSONFormatter
+
+
+def json_formatter() -> logging.Formatter:
+    """Serve's form of JSON log lines. In public it is only to be had for Serve's own loggers."""
+    formatter: logging.Formatter = JSONFormatter()
+    return formatter
+
+
+def writes_json(handler: logging.Handler) -> bool:
+    """Whether a handler of Serve's writes JSON lines. In public only the config given says so."""
+    return isinstance(handler.formatter, JSONFormatter)
+
+
+def power_of_two_choices() -> Any:
+    """The request router that Serve uses by default, a class. In public there is only its base,
+    `ray.serve.request_router.RequestRouter`, which chooses nothing."""
+    from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+
+    return PowerOfTwoChoicesRequestRouter
+
+
+async def replica_results(broadcast: Any) -> list[Any]:
+    """One response for each replica that a broadcast went to, for each to be awaited on its own.
+
+    The public `results_async` has nobody's answer when one replica is silent.
+    """
+    return list(await broadcast._fetch_replica_results_async())
+
+
+def root_url(app_name: str) -> str:
+    """Where an application is reached through Serve's HTTP proxy, without a slash at the end.
+
+    There is no public way to ask for it. Blocks: it asks Serve's controller.
+    """
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return "http://127.0.0.1:8000"
+    application = client.get_serve_details()["applications"].get(app_name, {})
+    return f"{client.root_url}{application.get('route_prefix') or ''}".rstrip("/")

@@ -1,0 +1,117 @@
+"""Sends requests with httpx and reads their answers into `client.answers.Answer`.
+
+One client for many requests at a time (`open_client`, `ask`), and a blocking call for benches that
+ask one request after another (`complete`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from loadtest.client.answers import Answer, check_answer
+
+CHAT = "/v1/chat/completions"
+READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recovery may take
+_CONNECT_TIMEOUT_S = 30.0
+# Every request has a connection; a shared pool must not make them queue for one.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+
+
+def key_headers(api_key: str = "") -> dict[str, str]:
+    """The header that carries `api_key`, or, where that is empty, OUTRIDER_API_KEY's."""
+    key = api_key or os.environ.get("OUTRIDER_API_KEY", "")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def open_client(
+    base_url: str, *, api_key: str = "", timeout_s: float = READ_TIMEOUT_S
+) -> httpx.AsyncClient:
+    """A client for all requests of a load; `timeout_s` is between two pieces of an answer."""
+    return httpx.AsyncClient(
+        base_url=base_url,
+        headers=key_headers(api_key),
+        timeout=httpx.Timeout(_CONNECT_TIMEOUT_S, read=timeout_s),
+        limits=_LIMITS,
+    )
+
+
+async def ask(
+    client: httpx.AsyncClient,
+    body: Mapping[str, Any],
+    *,
+    on_event: Callable[[], None] = lambda: None,
+    leave_after: int | None = None,
+) -> Answer:
+    """Send one chat and read its stream to the end; whatever goes wrong is in the answer.
+
+    Args:
+        client: see `open_client`.
+        body: the JSON to post.
+        on_event: called at each event of the stream but its end.
+        leave_after: close the connection after this many lines, as a reader who leaves does.
+    """
+    answer = Answer(began_s=time.perf_counter(), status=0)
+    try:
+        async with client.stream("POST", CHAT, json=body) as response:
+            answer.status = response.status_code
+            if response.status_code == httpx.codes.OK:
+                await _read(response, answer, on_event, leave_after)
+            else:
+                content = (await response.aread()).decode(errors="replace")
+                after = response.headers.get("retry-after", "")
+                answer.refuse(response.status_code, content, after)
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        after_text = f" after {len(answer.text)} characters"
+        answer.error = answer.error or f"{type(error).__name__}: {error}{after_text}"
+    answer.ended_s = time.perf_counter()
+    return answer
+
+
+def ask_once(base_url: str, body: Mapping[str, Any], *, api_key: str = "") -> Answer:
+    """`ask` from plain code, on a connection of its own."""
+
+    async def once() -> Answer:
+        async with open_client(base_url, api_key=api_key) as client:
+            return await ask(client, body)
+
+    return asyncio.run(once())
+
+
+def complete(client: httpx.Client, path: str, body: Mapping[str, Any]) -> Answer:
+    """Send one request to `path` and wait for its whole answer, for benches that time it.
+
+    Raises:
+        RuntimeError: it was refused or broke off.
+    """
+    answer = Answer(began_s=time.perf_counter())
+    with client.stream("POST", path, json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            answer.refuse(response.status_code, response.read().decode(errors="replace"))
+        else:
+            for line in response.iter_lines():
+                answer.take(line, time.perf_counter())
+    answer.ended_s = time.perf_counter()
+    if problem := check_answer(answer):
+        raise RuntimeError(problem)
+    return answer
+
+
+async def _read(
+    response: httpx.Response,
+    answer: Answer,
+    on_event: Callable[[], None],
+    leave_after: int | None,
+) -> None:
+    number = 0
+    async for line in response.aiter_lines():
+        if answer.take(line, time.perf_counter()):
+            on_event()
+        if leave_after is not None and number >= leave_after:
+            return  # the connection is closed, which is what the service notices
+        number += 1

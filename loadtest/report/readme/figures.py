@@ -1,0 +1,45 @@
+"""Every figure that a Markdown file may show, by the name that its block has.
+
+A figure is a function of the folder of the page that shows it, because links are relative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from loadtest.report.readme import decisions, speed, trials
+from loadtest.report.readme.result import Result
+
+
+def _of(name: str, render: Callable[[Result], str]) -> Callable[[Path], str]:
+    """The figure that `render` makes of the result called `name`."""
+    return lambda seen_from: render(Result.load(name, seen_from))
+
+
+FIGURES: Mapping[str, Callable[[Path], str]] = {
+    "pair-in-short": _of("bench-349m-18m", speed.pair_in_short),
+    "kinds-in-short": _of("smollm2-kinds", speed.kinds_in_short),
+    "hostile-in-short": _of("hostile", trials.hostile_in_short),
+    "pair": _of("bench-349m-18m", speed.bench),
+    "demo-pair": _of("bench-demo", speed.bench),
+    "long-prompt": _of("gap-bench", speed.long_prompt),
+    "kinds": _of("smollm2-kinds", speed.kinds),
+    "quantized": _of("quantized", speed.quantized),
+    "acceptance": _of("acceptance", speed.acceptance),
+    "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
+    "link-of-the-grown-pair": _of("bench-349m-18m", decisions.link),
+    "link-of-the-demo-pair": _of("bench-demo", decisions.link),
+    "adaptive-k": _of("bench-349m-18m", decisions.adaptive_k),
+    "passes-of-the-grown-pair": _of("bench-349m-18m", decisions.passes),
+    "slow-schemas": _of("hostile", decisions.slow_schemas),
+    "hostile": _of("hostile", trials.hostile),
+    "loop-gaps": _of("loop-gaps", trials.loop_gaps),
+    "fuzz": _of("fuzz", trials.fuzz),
+    "clients": _of("clients", trials.clients),
+    "faults": _of("faults", trials.faults),
+    "rolling": _of("rolling", trials.rolling),
+    "scaling": _of("scaling", trials.scaling),
+    "soak": _of("soak", trials.soak),
+    "overload": _of("overload", trials.overload),
+}

@@ -1,0 +1,70 @@
+"""One kept result of `loadtest/results`, and the Markdown pieces that every figure is made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+from loadtest.report.machine import ROOT
+
+RESULTS = ROOT / "loadtest" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result file, seen from the folder of the Markdown file that will show it."""
+
+    name: str  # of the file, without .json
+    content: dict[str, Any]
+    seen_from: Path
+
+    @classmethod
+    def load(cls, name: str, seen_from: Path) -> Result:
+        """Read `loadtest/results/NAME.json`.
+
+        Raises:
+            OSError, ValueError: there is no such file, or it is no JSON.
+        """
+        content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        return cls(name, content, seen_from)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.content[key]
+
+    @property
+    def link(self) -> str:
+        """Links to the file, and to its picture where there is one."""
+        links = [f"[all figures]({self._path('.json')})"]
+        if (RESULTS / f"{self.name}.png").exists():
+            links.append(f"[picture]({self._path('.png')})")
+        return ", ".join(links)
+
+    def made(self) -> str:
+        """How, where and when it was measured: command, date and machine as the file has them."""
+        return f"`{self['command']}`, {self.made_in_short()}"
+
+    def made_in_short(self) -> str:
+        """The same without the command, which the linked file holds."""
+        machine = self["machine"]
+        versions = f"torch {machine['torch']}, Ray {machine['ray']}"
+        where = f"{machine['processor']}, {machine['cores']} cores, {versions}"
+        return f"{machine['date']}, {where} ({self.link})."
+
+    def _path(self, suffix: str) -> str:
+        return Path(relpath(RESULTS / f"{self.name}{suffix}", self.seen_from)).as_posix()
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; every row has as many cells as the head."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def goal(value: float, relation: str, limit: float) -> str:
+    """What was aimed for and whether it was reached; `relation` is `at least` or `at most`."""
+    is_met = value >= limit if relation == "at least" else value <= limit
+    return f"{relation} {limit:g}: {'met' if is_met else '**missed**'}"

@@ -1,0 +1,147 @@
+"""The frame of every trial: parse the command line, run, report what did not hold, write, exit.
+
+A trial brings its options, its events and its checks. Whatever ends its run, an exception and
+Ctrl-C included, what it has found so far is printed and written, and never reads as clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from loadtest.report.machine import ROOT
+from loadtest.report.record import head, write_json
+from loadtest.service.served import POD_ENVIRONMENT, served
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a trial has found so far.
+
+    Attributes:
+        violations: what did not hold, a line each.
+        crash: why the run ended early; empty when it did not.
+        num_answers: requests of its streams that came to an end, well or not.
+    """
+
+    violations: list[str] = field(default_factory=list)
+    crash: str = ""
+    num_answers: int = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """All that keeps the trial from having passed."""
+        return [*self.violations, *filter(None, [self.crash])]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything held that had to."""
+        return not self.problems
+
+    def content(self) -> Mapping[str, object]:
+        """The entries of the result file after its head."""
+        raise NotImplementedError
+
+    def lines(self) -> Iterable[str]:
+        """What is printed at the end, before the problems."""
+        return ()
+
+    def draw(self, path: Path) -> None:
+        """Draw a figure next to the result; most trials have none."""
+
+
+Found = TypeVar("Found", bound=Report)
+
+
+def trial_parser(
+    module: str, doc: str | None, *, config: str = "demo.yaml"
+) -> argparse.ArgumentParser:
+    """A parser with what every trial takes: the config that is served, and where results go."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=(doc or "").split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument(
+        "--config", type=Path, default=ROOT / "configs" / config, help="a Serve config of ours"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="JSON file for the results; a figure goes next to it"
+    )
+    return parser
+
+
+def run_trial(
+    module: str,
+    parse: Callable[[Sequence[str]], argparse.Namespace],
+    run: Callable[[argparse.Namespace, Found], None],
+    report: Found,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run a trial from the command line; the exit status, 1 when something did not hold.
+
+    Args:
+        module: that is run, for the result's command.
+        parse: reads the words into a namespace with `output`, a path or None.
+        run: fills the report.
+        report: still empty.
+        argv: words of the command line; None: this process's.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parse(words)
+    try:
+        with crash_noted(report):
+            run(arguments, report)
+    finally:
+        _print(report)
+        if arguments.output is not None:
+            first = head(f"python -m {module}", words, vars(arguments))
+            write_json(arguments.output, {**first, **report.content()})
+            report.draw(arguments.output.with_suffix(".png"))
+    return 0 if report.is_clean else 1
+
+
+@contextlib.contextmanager
+def crash_noted(report: Report) -> Iterator[None]:
+    """Around a run: notes an exception that ends it, Ctrl-C included, and lets it go on.
+
+    A report of a run that was cut off would say that all was well so far.
+    """
+    try:
+        yield
+    except BaseException as error:
+        report.crash = report.crash or f"ended early: {type(error).__name__}: {error}"
+        raise
+
+
+@contextlib.contextmanager
+def served_at(url: str, config_path: Path, report: Report) -> Iterator[str]:
+    """Where a service runs: at `url`, or, where that is empty, one of `config_path` as pods run it.
+
+    Args:
+        url: of a service that others started and will end; without /v1.
+        config_path: see `served`.
+        report: of the trial; where it has problems at the end, the logs are kept.
+    """
+    if url:
+        yield url.rstrip("/")
+        return
+    with (
+        served(
+            config_path, keeps_folder=lambda: not report.is_clean, environment=POD_ENVIRONMENT
+        ) as service,
+        crash_noted(report),  # before the logs are kept or not
+    ):
+        print(f"the service and its logs are in {service.folder}", flush=True)
+        yield service.base_url
+
+
+def _print(report: Report) -> None:
+    for line in report.lines():
+        print(line)
+    for problem in report.problems:
+        print(f"VIOLATED: {problem}")
+    print(f"result: {'all held' if report.is_clean else 'violated, see above'}", flush=True)

@@ -1,0 +1,118 @@
+"""The drafters of one session side by side: the first that has a draft gives it.
+
+A drafter that fills in reads the whole text before its first draft and keeps what it found in it,
+which is seldom used once a drafter before it drafts: it goes then, and where it is missed a new one
+is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from models.protocol.errors import Unavailable
+from models.protocol.messages import Proposal
+from models.protocol.token_sequence import TokenSequence
+from router.ports import Drafter, DrafterTraits
+
+
+@dataclass(frozen=True, slots=True)
+class NamedProposal:
+    """What one drafter answered in a round, after `elapsed_ms`."""
+
+    drafter: DrafterTraits
+    proposal: Proposal | None  # None: the drafter was lost
+    elapsed_ms: float
+
+
+class _Place:
+    """One drafter of a session; it is there from its first use to `leave`."""
+
+    __slots__ = ("_drafter", "_make", "traits")
+
+    def __init__(self, traits: DrafterTraits, make: Callable[[], Drafter]) -> None:
+        self.traits = traits
+        self._make = make
+        self._drafter: Drafter | None = None
+
+    def drafter(self) -> Drafter:
+        if self._drafter is None:
+            self._drafter = self._make()
+        return self._drafter
+
+    async def leave(self) -> None:
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            await drafter.close()
+
+
+class SessionDrafters:
+    """Asks the drafters of one session in order. Without any of them nobody ever drafts.
+
+    Args:
+        drafters: who they are and how each is made, in the order in which they are asked.
+    """
+
+    def __init__(self, drafters: Sequence[tuple[DrafterTraits, Callable[[], Drafter]]]) -> None:
+        self._places = [_Place(traits, make) for traits, make in drafters]
+
+    def start(self) -> None:
+        """Make the first one: it may have to connect, and the others are made when asked."""
+        for place in self._places[:1]:
+            place.drafter()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `propose` is worth calling now."""
+        return any(place.drafter().is_ready for place in self._places)
+
+    @property
+    def next_drafter(self) -> DrafterTraits | None:
+        """Who would draft now; None where nobody ever will again."""
+        for place in self._places:
+            if place.drafter().is_ready:
+                return place.traits
+        if all(place.drafter().is_over for place in self._places):
+            return None
+        return self._places[-1].traits
+
+    async def propose(
+        self, committed: TokenSequence, num_draft_tokens: int
+    ) -> Sequence[NamedProposal]:
+        """Ask one drafter after the other until one has tokens: only the last answer may have any.
+
+        Args:
+            committed: the text so far.
+            num_draft_tokens: most tokens of a draft, at least 1.
+        """
+        proposals: list[NamedProposal] = []
+        for index, place in enumerate(self._places):
+            if not place.drafter().is_ready:
+                continue
+            asked_at = time.perf_counter()
+            try:
+                proposal = await place.drafter().propose(committed, num_draft_tokens)
+            except Unavailable:  # lost just now: it rejoins by itself
+                proposal = None
+            elapsed_ms = (time.perf_counter() - asked_at) * 1e3
+            proposals.append(NamedProposal(place.traits, proposal, elapsed_ms))
+            if proposal is not None and proposal.tokens:
+                for later in self._places[index + 1 :]:
+                    await later.leave()
+                break
+        return proposals
+
+    async def close(self) -> None:
+        """Free all of them. Idempotent; never raises."""
+        closings = [place.leave() for place in self._places]
+        await asyncio.gather(*closings, return_exceptions=True)
+
+
+def first_with_tokens(proposals: Sequence[NamedProposal]) -> NamedProposal | None:
+    """The proposal that a round takes: the first that has tokens."""
+    for named in proposals:
+        if named.proposal is not None and named.proposal.tokens:
+            return named
+    return None

@@ -1,0 +1,48 @@
+"""The planner of a session whose k is fixed, or for which nobody drafts at all."""
+
+from __future__ import annotations
+
+from models.protocol.messages import Timing
+from router.planning.round_plan import RoundPlan
+from router.ports import DrafterTraits
+
+
+class FixedPlanner:
+    """Plans k = `num_draft_tokens`, at least 1, where a draft is to be had. It learns nothing.
+
+    Args:
+        num_draft_tokens: k.
+        run_on: plain steps per round where nobody drafts at all.
+    """
+
+    is_awaited = False
+
+    def __init__(self, num_draft_tokens: int, run_on: int) -> None:
+        self._num_draft_tokens = num_draft_tokens
+        self._run_on = run_on
+
+    def plan(self, drafter: DrafterTraits | None, max_draft_tokens: int) -> RoundPlan:
+        """See `adaptive.PlannedSession.plan`."""
+        if drafter is None:
+            return RoundPlan(0, self._run_on)
+        if max_draft_tokens == 0:
+            return RoundPlan(0, 1)
+        return RoundPlan(min(self._num_draft_tokens, max_draft_tokens), 0)
+
+    def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
+        """A fixed length learns nothing, here and below."""
+
+    def observe_shadow(self, num_drafted: int, num_matched: int) -> None:
+        """See `observe`."""
+
+    def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
+        """See `observe`."""
+
+    def observe_pass(self, timing: Timing) -> None:
+        """See `observe`."""
+
+    def observe_round(self, plan: RoundPlan, actual_ms: float) -> None:
+        """See `observe`."""
+
+    def leave(self) -> None:
+        """There is nothing to leave."""

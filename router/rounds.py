@@ -1,0 +1,109 @@
+"""One round of a session, and what is learnt from it: statistics, costs, acceptance.
+
+The loop calls `RoundWatch` where something begins or ends and is none the wiser. All its clock
+readings are here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.protocol.messages import DraftProbs, Proposal, Verdict
+from router.planning.adaptive import PlannedSession
+from router.planning.costs import PassCosts
+from router.planning.fixed import FixedPlanner
+from router.planning.round_plan import RoundPlan
+from router.ports import DraftCost, DrafterTraits
+from router.stats import RoundStats
+
+SessionPlanner = FixedPlanner | PlannedSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round has the target do. `draft_probs` are those of exactly this draft."""
+
+    plan: RoundPlan
+    planned_at: float
+    draft: Sequence[int] = ()
+    draft_probs: DraftProbs | None = None
+    drafter: DrafterTraits | None = None  # who drafted; None: nobody did
+
+
+class RoundWatch:
+    """Measures the rounds of one session and reports them to whoever learns from them.
+
+    Args:
+        stats: counts for the client.
+        costs: of all sessions of the router.
+        planner: of the session.
+    """
+
+    def __init__(self, stats: RoundStats, costs: PassCosts, planner: SessionPlanner) -> None:
+        self.stats = stats
+        self.costs = costs
+        self.planner = planner
+        self._since = 0.0  # when the loop began to wait
+        self._has_verdict = False
+        self._is_prefill = True  # the round has the target read the prompt
+
+    def note_proposal(
+        self, drafter: DrafterTraits, proposal: Proposal | None, elapsed_ms: float
+    ) -> None:
+        """A drafter answered, or was lost (None), after `elapsed_ms`."""
+        is_remote = drafter.cost is DraftCost.REMOTE and proposal is not None
+        self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
+        if proposal is None:
+            return
+        self.costs.observe_draft(drafter, proposal, elapsed_ms)
+        if is_remote:
+            self.planner.observe_steps(drafter, proposal.timing)
+
+    def note_asked(self) -> None:
+        """The target is asked for a round's verdicts."""
+        self._is_prefill = not self._has_verdict
+        self._since = time.perf_counter()
+
+    def note_verdict(self, asked: Round, verdict: Verdict) -> None:
+        """A verdict of the round came; its first says what became of the draft."""
+        self.stats.add_verdict(self._since, verdict.timing)
+        if not self._has_verdict:
+            self._has_verdict = True
+            self.stats.num_cached_tokens = verdict.num_cached_tokens
+        if not self._is_prefill:  # a pass that reads a prompt says little of those that follow
+            self._observe_pass(asked, verdict)
+        if verdict.part == 0 and asked.drafter is not None:
+            self._observe_draft(asked.drafter, asked.draft, verdict)
+
+    def note_emitting(self) -> None:
+        """Text goes to the client, who may take its time."""
+        self._since = time.perf_counter()
+
+    def note_emitted(self) -> None:
+        """The client has it, and the next verdict is waited for."""
+        self.stats.add_emit(self._since)
+        self._since = time.perf_counter()
+
+    def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
+        timing, planner = verdict.timing, self.planner
+        self.costs.observe_pass(timing.num_rows, timing.pass_ms)
+        planner.observe_pass(timing)
+        if verdict.part > 0:
+            return
+        now = time.perf_counter()
+        if asked.plan.is_typical or asked.drafter is None:
+            elapsed_ms = (now - self._since) * 1e3
+            self.costs.observe_verify(verdict, elapsed_ms, len(asked.draft))
+        if asked.drafter is not None:
+            planner.observe_round(asked.plan, (now - asked.planned_at) * 1e3)
+
+    def _observe_draft(
+        self, drafter: DrafterTraits, draft: Sequence[int], verdict: Verdict
+    ) -> None:
+        num_accepted = verdict.num_accepted
+        self.stats.add_acceptance(drafter.name, len(draft), num_accepted)
+        # A drafted eos that the target samples too comes back as its token: it was right as well.
+        is_eos_right = num_accepted < len(draft) and draft[num_accepted] == verdict.token
+        self.planner.observe(drafter, len(draft), num_accepted + is_eos_right)

@@ -1,0 +1,28 @@
+"""A verification rule added as any other: `coupled`, but it accepts one draft token at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from models.protocol.messages import Sampling
+from models.protocol.rules import VerificationRule
+from models.sampling.verification import VerifiedDraft, draw_tokens
+
+TIMID = VerificationRule(
+    name="timid", about="one at a time", function="tests.cases.timid_rule:verify_timidly"
+)
+
+
+def verify_timidly(scores: Tensor, drafts: Sequence[VerifiedDraft]) -> list[list[int]]:
+    texts = []
+    for each in drafts:
+        rows = range(min(2, each.num_rows))
+        chosen = [each.first_row + row for row in rows]
+        sampling = Sampling(seed=each.seed)
+        tokens = draw_tokens(
+            scores[chosen], [sampling] * len(rows), [each.position + row for row in rows]
+        )
+        texts.append(tokens if tokens[0] == each.draft[0] else tokens[:1])
+    return texts

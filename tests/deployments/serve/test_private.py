@@ -1,0 +1,65 @@
+"""Ray's private parts stay in one file, and that file stays cheap to import."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import deployments
+from deployments.serve import private
+
+ROOT = Path(deployments.__path__[0])
+
+
+def private_names_of_ray(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            first, *rest = name.split(".")
+            if first == "ray" and any(part.startswith("_") for part in rest):
+                yield name
+
+
+def test_no_other_file_imports_what_is_private_to_ray() -> None:
+    """`config` asks Ray about machines with private parts of its own."""
+    found = {
+        path.relative_to(ROOT).as_posix(): names
+        for path in ROOT.rglob("*.py")
+        if path.parent.name != "config" and (names := list(private_names_of_ray(path)))
+    }
+    assert found.keys() == {"serve/private.py"}, found
+
+
+def test_a_rank_does_not_load_serve() -> None:
+    script = (
+        "import sys, deployments.engine.rank, deployments.serve.private;"
+        "print([name for name in sys.modules if name.startswith('ray.serve')])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def test_a_json_line_has_the_message_and_the_extra_fields() -> None:
+    handler = logging.StreamHandler()
+    assert not private.writes_json(handler)
+    handler.setFormatter(private.json_formatter())
+    assert private.writes_json(handler)
+    record = logging.makeLogRecord({"msg": "idle for %d s", "args": (3,), "session_id": "s-1"})
+    line = json.loads(handler.format(record))
+    assert (line["message"], line["session_id"]) == ("idle for 3 s", "s-1")
+
+
+def test_without_serve_the_url_is_the_proxys_default() -> None:
+    assert private.root_url("default") == "http://127.0.0.1:8000"

@@ -1,0 +1,109 @@
+"""The `rejection` rule through the whole of router and engines: its law, and what stays as it was.
+
+Real models with 16 tokens, so that the law of a whole short text can be compared with the
+target's exact one. That the test sees a mistake of the router is shown by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import msgspec
+import pytest
+
+from models.protocol.messages import Proposal
+from router.limits import SpeculationLimits
+from router.remote.draft import RemoteDrafter
+from router.types import Finished
+from tests.cases.distribution import CASES, EOS_ID, NUM_TOKENS, exact_law, p_value
+from tests.harness.distribution_engines import law_checkpoint
+from tests.harness.local import LocalService, local_service, make_request
+
+CASE = CASES["plain"]
+NUM_SESSIONS = 2400
+AT_ONCE = 50
+LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=3)
+
+
+async def generate(
+    service: LocalService, name: str, seed: int, k: int, **wanted: object
+) -> tuple[tuple[int, ...], Finished]:
+    request = make_request(
+        f"{name}-{seed}-{k}",
+        CASE.prompt,
+        k=k,
+        seed=seed,
+        max_tokens=NUM_TOKENS,
+        eos_ids=[EOS_ID],
+        **{"temperature": 1.0, "verification": "rejection", **wanted},  # type: ignore[arg-type]
+    )
+    ids, finished, _ = await service.generate(request)
+    return tuple(ids) + (EOS_ID,) * (NUM_TOKENS - len(ids)), finished
+
+
+async def law_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
+    """Many short texts of the pair, and how many draft tokens stood."""
+    texts: list[tuple[int, ...]] = []
+    num_accepted = 0
+    async with local_service(
+        law_checkpoint("target"),
+        law_checkpoint("draft"),
+        dtype="float32",
+        speculation=LOOKUP,
+        max_model_len=16,
+    ) as service:
+        for first in range(0, NUM_SESSIONS, AT_ONCE):
+            outcomes = await asyncio.gather(
+                *(
+                    generate(service, "law", seed, 2, drafter=drafter)
+                    for seed in range(first, first + AT_ONCE)
+                )
+            )
+            texts += [text for text, _ in outcomes]
+            num_accepted += sum(f.speculation.num_accepted_draft_tokens for _, f in outcomes)
+    return texts, num_accepted
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+async def test_texts_follow_the_law_of_the_target(drafter: str) -> None:
+    texts, num_accepted = await law_texts(drafter)
+    assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) > 1e-4
+    assert num_accepted > 0
+
+
+async def test_a_router_that_changes_the_draft_probabilities_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # To lose them would not be seen: the rule is exact for a certain draft, too.
+    propose = RemoteDrafter.propose
+
+    async def flatten(self: RemoteDrafter, *args: object) -> Proposal:
+        proposal = await propose(self, *args)  # type: ignore[arg-type]
+        probs = proposal.draft_probs
+        if probs is None:
+            return proposal
+        flat = struct.pack("<f", 1 / probs.num_pairs) * (len(probs.probs) // 4)
+        return msgspec.structs.replace(
+            proposal, draft_probs=msgspec.structs.replace(probs, probs=flat)
+        )
+
+    monkeypatch.setattr(RemoteDrafter, "propose", flatten)
+    texts, _ = await law_texts("draft_model")
+    assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) < 1e-6
+
+
+async def test_without_drafts_and_without_temperature_the_rules_agree() -> None:
+    async with local_service(
+        law_checkpoint("target"), law_checkpoint("draft"), dtype="float32", max_model_len=16
+    ) as service:
+        for seed in range(20):
+            coupled, _ = await generate(service, "coupled", seed, 2, verification="coupled")
+            plain, _ = await generate(service, "plain", seed, 0)
+            assert plain == coupled
+        greedy = [
+            (await generate(service, rule, 0, k, temperature=0.0, verification=rule))[0]
+            for rule in ("coupled", "rejection")
+            for k in (0, 2)
+        ]
+        assert len(set(greedy)) == 1

@@ -1,0 +1,187 @@
+"""The load of a fault campaign must notice whatever goes wrong; here a scripted server does it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from loadtest.client.cases import Case, constrained_cases, free_cases
+from loadtest.client.http import ask_once
+from loadtest.client.streams import FaultLoad
+
+WAIT_S = 20.0
+GOOD = '{"a": 1}'
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CONSTRAINED = Case("held", {"case": "held"}, SCHEMA)
+FREE = Case("free", {"case": "free"})
+
+Script = Callable[[BaseHTTPRequestHandler], None]
+
+
+def events(*bodies: Any, done: bool = True) -> bytes:
+    lines = [f"data: {json.dumps(body)}\n\n" for body in bodies]
+    return "".join([*lines, "data: [DONE]\n\n" if done else ""]).encode()
+
+
+def chunk(text: str, finish_reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}, "finish_reason": finish_reason}]}
+
+
+def answer(body: bytes, status: int = 200, announced_bytes: int | None = None) -> Script:
+    def script(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("content-length", str(announced_bytes or len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return script
+
+
+def good(text: str = GOOD) -> Script:
+    return answer(events(chunk(text[:3]), chunk(text[3:], "stop")))
+
+
+def late(script: Script, seconds: float) -> Script:
+    def wait(handler: BaseHTTPRequestHandler) -> None:
+        time.sleep(seconds)
+        script(handler)
+
+    return wait
+
+
+class ScriptedServer:
+    """Answers every request by `script` as it then is."""
+
+    def __init__(self) -> None:
+        self.script = good()
+        scripted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                scripted.script(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self._thread = threading.Thread(target=self.server.serve_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self._thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    scripted = ScriptedServer()
+    yield scripted
+    scripted.close()
+
+
+def run_until(load: FaultLoad, is_enough: Callable[[], bool]) -> None:
+    load.start()
+    try:
+        deadline = time.monotonic() + WAIT_S
+        while not is_enough():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        load.stop()
+
+
+def test_right_answers_are_no_failures(server: ScriptedServer) -> None:
+    load = FaultLoad(server.url, [FREE, CONSTRAINED])
+    assert load.collect_references()["free"].text == GOOD
+    run_until(load, lambda: load.num_answers >= 10)
+    assert load.take_failures() == []
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (good('{"a": 2}'), "another text .*: at 6"),
+        (answer(events(chunk(GOOD[:3]), chunk(GOOD[3:], "length"))), "finish_reason 'length'"),
+        (answer(events(chunk(GOOD[:3]), {"error": {"message": "lost"}})), "error event.*lost"),
+        (answer(events(chunk(GOOD, "stop"), done=False)), "cut after 8 characters"),
+        (answer(events(chunk(GOOD, "stop")), announced_bytes=10_000), "RemoteProtocolError"),
+        (answer(b'{"error": "busy"}', status=503), "HTTP 503: .*busy"),
+    ],
+    ids=["text", "finish reason", "error event", "no end", "cut", "refused"],
+)
+def test_wrong_answers_are_failures(server: ScriptedServer, script: Script, reason: str) -> None:
+    load = FaultLoad(server.url, [CONSTRAINED])
+    load.collect_references()
+    server.script = script
+    run_until(load, lambda: load.num_answers >= 1)
+    failures = load.take_failures()
+    assert failures
+    assert failures[0].case == "held"
+    assert re.search(reason, failures[0].reason)
+    assert load.take_failures() == [], "reported once"
+
+
+def test_a_reference_must_obey_its_schema_and_have_a_text(server: ScriptedServer) -> None:
+    server.script = good('{"a": "x"}')
+    with pytest.raises(RuntimeError, match=r"reference of held: .*'x' is not of type 'integer'"):
+        FaultLoad(server.url, [CONSTRAINED]).collect_references()
+    server.script = good("")
+    with pytest.raises(RuntimeError, match="reference of free: no text"):
+        FaultLoad(server.url, [FREE]).collect_references()
+
+
+def test_a_server_that_is_gone_is_an_error() -> None:
+    scripted = ScriptedServer()
+    scripted.close()
+    assert "ConnectError" in ask_once(scripted.url, FREE.body).error
+
+
+def test_waits_are_found_by_when_they_were_and_whose(server: ScriptedServer) -> None:
+    load = FaultLoad(server.url, [FREE, CONSTRAINED])
+    load.collect_references()
+    load.start()
+    try:
+        assert load.wait_steady(WAIT_S)
+        began_s = time.monotonic()
+        server.script = late(good(), 1.0)
+        time.sleep(0.5)
+        during = load.longest_wait(began_s, time.monotonic(), is_constrained=True)
+        assert during > 0.2, "a wait that lasts counts as well"
+        assert load.wait_steady(WAIT_S)
+        ended_s = time.monotonic()
+        assert load.longest_wait(began_s, ended_s, is_constrained=True) > 0.9
+        assert load.longest_wait(began_s, ended_s, is_constrained=False) > 0.9
+        assert load.longest_wait(began_s - 10.0, began_s - 5.0, is_constrained=False) == 0.0
+    finally:
+        load.stop()
+
+
+def test_calm_is_measured_for_each_kind_of_stream(server: ScriptedServer) -> None:
+    load = FaultLoad(server.url, [FREE, CONSTRAINED])
+    load.collect_references()
+    server.script = late(good(), 0.3)
+    load.start()
+    try:
+        calm_s = load.measure_calm(0.5, WAIT_S)
+    finally:
+        load.stop()
+    assert set(calm_s) == {"free", "constrained"}
+    assert all(wait_s > 0.2 for wait_s in calm_s.values())
+
+
+def test_cases_differ_and_bound_their_answers() -> None:
+    cases = [*free_cases(8), *constrained_cases(8)]
+    assert len({case.name for case in cases}) == 16
+    assert len({case.body["seed"] for case in cases}) == 16
+    assert all("maxItems" in json.dumps(case.schema) for case in cases if case.is_constrained)
+    assert {bool(case.body.get("speculation")) for case in cases} == {True, False}

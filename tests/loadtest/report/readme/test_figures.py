@@ -1,0 +1,113 @@
+"""The figures of the READMEs are those of the kept results, and none of these is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.report.machine import ROOT
+from loadtest.report.readme.__main__ import main, pages, rewritten
+from loadtest.report.readme.blocks import fill, names
+from loadtest.report.readme.figures import FIGURES
+from loadtest.report.readme.result import RESULTS, Result, goal
+from loadtest.report.readme.speed import bench, long_prompt
+from loadtest.report.readme.trials import loop_gaps
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_has_the_figures_of_the_kept_results(page: Path) -> None:
+    is_current = page.read_text(encoding="utf-8") == rewritten(page)
+    assert is_current, "out of date: python -m loadtest.report.readme rewrites it"
+
+
+def test_every_figure_is_shown_somewhere() -> None:
+    shown = {name for page in pages() for name in names(page.read_text(encoding="utf-8"))}
+    assert shown == set(FIGURES)
+
+
+def test_every_kept_result_is_shown_with_its_command_date_and_machine() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
+    for path in RESULTS.glob("*.json"):
+        result = Result.load(path.stem, ROOT / "loadtest")
+        made = result.made()
+        assert result["command"] in made
+        assert result["machine"]["date"] in made
+        assert result["machine"]["processor"] in made
+        assert f"`{result['command']}`, {result['machine']['date']}" in text, path.name
+
+
+def test_links_lead_to_files_from_the_folder_of_the_page() -> None:
+    made = Result.load("soak", ROOT / ".github" / "decisions").made()
+    assert "(../../loadtest/results/soak.json)" in made
+    assert "(../../loadtest/results/soak.png)" in made
+
+
+def test_an_aim_that_was_missed_is_called_so() -> None:
+    assert goal(4.87, "at least", 5) == "at least 5: **missed**"
+    assert goal(5, "at least", 5) == "at least 5: met"
+    assert goal(1.36, "at most", 1.03) == "at most 1.03: **missed**"
+    assert goal(1.03, "at most", 1.03) == "at most 1.03: met"
+
+
+@pytest.mark.parametrize("name", ["bench-349m-18m", "bench-demo"])
+def test_the_bench_shows_as_many_misses_as_the_result_has(name: str) -> None:
+    result = Result.load(name, ROOT)
+    (pair,) = result["pairs"].values()
+    missed = [claim for claim in pair["claims"] if not claim["is_met"]]
+    assert bench(result).count("**missed**") == len(missed)
+
+
+def changed(name: str, change: Any) -> Result:
+    """A kept result with something else in it."""
+    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    change(content)
+    return Result(name, content, ROOT)
+
+
+def test_a_single_gap_over_the_limit_is_missed_although_its_median_is_not() -> None:
+    def widen(content: dict[str, Any]) -> None:
+        for line in content["lines"]:
+            line["worst_ms"] = line["median_ms"] = 1.0
+        content["lines"][1]["worst_ms"] = content["settings"]["limit_ms"] + 1
+
+    assert loop_gaps(changed("loop-gaps", widen)).count("**missed**") == 1
+
+
+def test_a_stream_that_a_long_prompt_slows_too_much_is_missed() -> None:
+    def slow(content: dict[str, Any]) -> None:
+        (pair,) = content["pairs"].values()
+        for claim in pair["claims"]:
+            claim["value"] = claim["goal"] * 1.1
+
+    assert long_prompt(changed("gap-bench", slow)).count("**missed**") == 2
+
+
+def test_a_figure_that_was_typed_by_hand_is_overwritten() -> None:
+    page = ROOT / "README.md"
+    text = page.read_text(encoding="utf-8")
+    forged = text.replace("| in one process | ", "| in one process | 9")
+    assert forged != text
+    assert fill(forged, lambda name: FIGURES[name](page.parent)) == text
+
+
+def test_the_check_says_what_is_out_of_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("<!-- figures: soak -->\n<!-- end of figures -->\n")
+    assert main(["--check"], tmp_path) == 1
+    assert capsys.readouterr().out == "out of date: README.md\n"
+    assert main([], tmp_path) == 0
+    assert main(["--check"], tmp_path) == 0
+    assert "9,348" in (tmp_path / "README.md").read_text()
+
+
+def test_a_block_with_an_unknown_name_is_refused_with_the_page(
+    tmp_path: Path,
+) -> None:
+    page = tmp_path / "README.md"
+    page.write_text("<!-- figures: no-such -->\n<!-- end of figures -->\n")
+    with pytest.raises(ValueError, match=r"README.md: no figure is called 'no-such'; there are"):
+        rewritten(page, tmp_path)

@@ -1,0 +1,90 @@
+"""What the READMEs name exists: links, headings, files, modules and the code they show."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob(".github/**/*.md")})
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+FIGURES = re.compile(r"^<!-- figures: .*?^<!-- end of figures -->$", re.MULTILINE | re.DOTALL)
+CODE_SPAN = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"(?:[\w.*-]+/)+[\w*-]+\.(?:py|yaml|json|md|txt)")  # has a folder
+MODULE = re.compile(r"python -m ((?:models|router|deployments|loadtest)[\w.]*)")
+COMMAND = re.compile(r"\bpytest ((?:tests/[\w/.-]+ ?)+)")
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@cache
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which GitHub links to headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in kept}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for match in LINK.finditer(prose(page)):
+        target, _, anchor = match["target"].partition("#")
+        if target.startswith(("https://", "http://")):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), match["target"]
+        assert not anchor or anchor in anchors(file), match["target"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """A path is meant from the repository's root, from the page's folder, or from tests/."""
+    for span in CODE_SPAN.findall(prose(page)):
+        if "<" in span or "MODULE" in span or not FILE.fullmatch(span):
+            continue
+        folders = (ROOT, page.parent, ROOT / "tests" / "integration", ROOT / "tests")
+        assert any(list(folder.glob(span)) for folder in folders), span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_name_modules_and_tests_that_exist(page: Path) -> None:
+    text = FIGURES.sub("", page.read_text(encoding="utf-8"))  # how a figure was once made stands
+    for module in MODULE.findall(text):
+        assert importlib.util.find_spec(module.rstrip(".")) is not None, module
+    for arguments in COMMAND.findall(text):
+        for path in arguments.split():
+            assert (ROOT / path).exists(), path
+    for config in re.findall(r"configs/[\w.-]+\.yaml", text):
+        assert (ROOT / config).exists(), config
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_python_that_is_shown_compiles(page: Path) -> None:
+    for match in FENCE.finditer(page.read_text(encoding="utf-8")):
+        if match["language"] == "python":
+            ast.parse(match["code"])
+
+
+def test_the_front_page_is_one_sitting() -> None:
+    num_lines = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
+    assert num_lines <= 180, f"README.md has {num_lines} lines: move what only some need"
+
+
+def test_every_package_says_what_it_is() -> None:
+    for package in ("models", "router", "deployments", "loadtest", "tests", "k8s"):
+        page = ROOT / package / "README.md"
+        assert page.exists(), package
+        assert f"]({package}/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
