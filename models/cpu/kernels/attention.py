@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from models.cpu.kernels.compiling import inline
+from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.kernels.lanes import (
     BFLOAT16,
     FLOAT32,
-    NUM_LANES,
     Lanes,
     add,
-    address_of,
     div,
     exp,
     keep_lanes,
@@ -34,15 +33,11 @@ from models.cpu.kernels.lanes import (
     maximum,
     mul,
     num_bytes,
-    read_float,
-    read_int,
     splat,
     store,
     sub,
-    take_next,
     tanh,
     total,
-    write_float,
 )
 from models.cpu.kernels.mixing import mix
 from models.cpu.kernels.parameters import (
@@ -57,6 +52,7 @@ from models.cpu.kernels.parameters import (
     of_pass,
     rows_at,
 )
+from models.cpu.kernels.scalars import address_of, read_float, read_int, take_next, write_float
 
 # Parameters.
 (

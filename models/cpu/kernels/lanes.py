@@ -19,22 +19,34 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
 
-NUM_LANES = 16
+from models.cpu.kernels.emit import (
+    F32,
+    FLOATS,
+    I16,
+    I32,
+    I64,
+    INTS,
+    NUM_LANES,
+    Builder,
+    constant,
+    emit_fma,
+    instruction,
+    is_float32,
+    pointer,
+    spread,
+    typed,
+    vector_call,
+)
+
 FLOAT32 = np.float32(0)
 BFLOAT16 = np.uint16(0)  # numba has no such type: the bits, which are the upper half of a float32
 
-_F32 = ir.FloatType()
-I32 = ir.IntType(32)
-I64 = ir.IntType(64)
-FLOATS = ir.VectorType(_F32, NUM_LANES)
-INTS = ir.VectorType(I32, NUM_LANES)
-_HALVES = ir.VectorType(ir.IntType(16), NUM_LANES)
+_HALVES = ir.VectorType(I16, NUM_LANES)
 _MASK = ir.VectorType(ir.IntType(1), NUM_LANES)
 
 Lanes = Any  # a vector, in the signatures of kernels
-Builder = Any  # ir.IRBuilder
 _Build = Callable[..., ir.Value | None]
 
 
@@ -52,49 +64,8 @@ class _LanesModel(models.PrimitiveModel):
         super().__init__(manager, kind, FLOATS)
 
 
-def typed(build: _Build, result: Any, *arguments: Any) -> tuple[Any, Any]:
-    """What numba wants of an intrinsic that `build` emits."""
-
-    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> ir.Value:
-        value = build(builder, *values)
-        return context.get_dummy_value() if value is None else value
-
-    return result(*arguments), generate
-
-
-instruction: Any = intrinsic  # of numba, whose own types know nothing of the first argument
-
-
-def constant(kind: ir.VectorType, value: float) -> ir.Constant:
-    """The value in all lanes, known when the kernel is compiled."""
-    return ir.Constant(kind, [value] * NUM_LANES)
-
-
 def _float(value: float) -> ir.Constant:
     return constant(FLOATS, float(np.float32(value)))
-
-
-def pointer(builder: Builder, address: ir.Value, kind: ir.Type) -> ir.Value:
-    """An address as LLVM wants it."""
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _call(builder: Builder, name: str, *values: ir.Value) -> ir.Value:
-    """An LLVM intrinsic of vectors."""
-    kind = ir.FunctionType(FLOATS, [value.type for value in values])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v16f32")
-    return builder.call(function, values)
-
-
-def _fma(builder: Builder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    return _call(builder, "fma", a, b, c)
-
-
-def spread(builder: Builder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
-    """The value in all lanes."""
-    undefined = ir.Constant(kind, ir.Undefined)
-    first = builder.insert_element(undefined, value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, undefined, constant(INTS, 0))
 
 
 def _is_within(builder: Builder, first: ir.Value, stop: ir.Value) -> ir.Value:
@@ -119,11 +90,6 @@ def _rounded_bits(builder: Builder, lanes: ir.Value) -> ir.Value:
     rounded = builder.add(builder.add(bits, constant(INTS, 0x7FFF)), odd)
     is_nan = builder.fcmp_unordered("uno", lanes, lanes)
     return builder.select(is_nan, constant(INTS, 0x7FC00000), rounded)
-
-
-def is_float32(like: Any) -> bool:
-    """Whether numbers like this are float32 in memory, not bfloat16."""
-    return bool(like == types.float32)
 
 
 @instruction
@@ -218,7 +184,7 @@ def splat(context: Any, number: Any) -> Any:
 @instruction
 def fma(context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
-    return typed(_fma, _LANES, _LANES, _LANES, _LANES)
+    return typed(emit_fma, _LANES, _LANES, _LANES, _LANES)
 
 
 @instruction
@@ -309,14 +275,14 @@ def _exp(builder: Builder, x: ir.Value) -> ir.Value:
     is_high = builder.fcmp_ordered(">", x, _float(_EXP_MOST))
     x = builder.select(is_high, _float(0), x)
     x = builder.select(is_seen, x, _float(_EXP_LEAST))
-    shifted = _fma(builder, x, _float(np.log2(np.e)), _float(_ROUNDER))
+    shifted = emit_fma(builder, x, _float(np.log2(np.e)), _float(_ROUNDER))
     whole = builder.fsub(shifted, _float(_ROUNDER))
-    r = _fma(builder, whole, _float(-_LN2_HIGH), x)
-    r = _fma(builder, whole, _float(-_LN2_LOW), r)
+    r = emit_fma(builder, whole, _float(-_LN2_HIGH), x)
+    r = emit_fma(builder, whole, _float(-_LN2_LOW), r)
     sum_ = _float(_EXP_POLYNOMIAL[0])
     for factor in _EXP_POLYNOMIAL[1:]:
-        sum_ = _fma(builder, sum_, r, _float(factor))
-    sum_ = builder.fadd(_fma(builder, sum_, builder.fmul(r, r), r), _float(1))
+        sum_ = emit_fma(builder, sum_, r, _float(factor))
+    sum_ = builder.fadd(emit_fma(builder, sum_, builder.fmul(r, r), r), _float(1))
     exponent = builder.sub(builder.bitcast(shifted, INTS), constant(INTS, _ROUNDER_BITS - 127))
     scale = builder.bitcast(builder.shl(exponent, constant(INTS, 23)), FLOATS)
     power = builder.select(is_high, _float(np.inf), builder.fmul(sum_, scale))
@@ -334,33 +300,11 @@ def tanh(context: Any, lanes: Any) -> Any:
     """The hyperbolic tangent of each, to about 1e-7."""
 
     def build(builder: Builder, x: ir.Value) -> ir.Value:
-        e = _exp(builder, builder.fmul(_call(builder, "fabs", x), _float(-2)))
+        e = _exp(builder, builder.fmul(vector_call(builder, "fabs", x), _float(-2)))
         size = builder.fdiv(builder.fsub(_float(1), e), builder.fadd(_float(1), e))
-        return _call(builder, "copysign", size, x)
+        return vector_call(builder, "copysign", size, x)
 
     return typed(build, _LANES, _LANES)
-
-
-@instruction
-def read_float(context: Any, address: Any) -> Any:
-    """The float32 there."""
-    return typed(lambda b, a: b.load(pointer(b, a, _F32), align=4), types.float32, types.int64)
-
-
-@instruction
-def write_float(context: Any, address: Any, number: Any) -> Any:
-    """Write a float32."""
-
-    def build(builder: Builder, address: ir.Value, number: ir.Value) -> None:
-        builder.store(number, pointer(builder, address, _F32), align=4)
-
-    return typed(build, types.void, types.int64, types.float32)
-
-
-@instruction
-def read_int(context: Any, address: Any) -> Any:
-    """The int64 there."""
-    return typed(lambda b, a: b.load(pointer(b, a, I64), align=8), types.int64, types.int64)
 
 
 @instruction
@@ -368,7 +312,7 @@ def copy_number(context: Any, target: Any, source: Any, like: Any) -> Any:
     """Copy one number as it is."""
 
     def build(builder: Builder, target: ir.Value, source: ir.Value, _: ir.Value) -> None:
-        kind, size = (_F32, 4) if is_float32(like) else (ir.IntType(16), 2)
+        kind, size = (F32, 4) if is_float32(like) else (I16, 2)
         number = builder.load(pointer(builder, source, kind), align=size)
         builder.store(number, pointer(builder, target, kind), align=size)
 
@@ -380,54 +324,3 @@ def num_bytes(context: Any, like: Any) -> Any:
     """What one number takes in memory."""
     size = 4 if is_float32(like) else 2
     return typed(lambda builder, _: ir.Constant(I64, size), types.int64, like)
-
-
-@instruction
-def take_next(context: Any, address: Any) -> Any:
-    """Add one to the int64 there, whoever else does at that moment; what it was before."""
-
-    def build(builder: Builder, address: ir.Value) -> ir.Value:
-        place = pointer(builder, address, I64)
-        return builder.atomic_rmw("add", place, ir.Constant(I64, 1), "monotonic")
-
-    return typed(build, types.int64, types.int64)
-
-
-@instruction
-def address_of(context: Any, pointer: Any) -> Any:
-    """A pointer as an int."""
-    return typed(lambda builder, p: builder.ptrtoint(p, I64), types.int64, types.voidptr)
-
-
-@instruction
-def write_int(context: Any, address: Any, number: Any) -> Any:
-    """Write an int64."""
-
-    def build(builder: Builder, address: ir.Value, number: ir.Value) -> None:
-        builder.store(number, pointer(builder, address, I64), align=8)
-
-    return typed(build, types.void, types.int64, types.int64)
-
-
-@instruction
-def call_address(context: Any, function: Any, argument: Any) -> Any:
-    """Call the C function there with one address."""
-
-    def build(builder: Builder, function: ir.Value, argument: ir.Value) -> None:
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte])
-        code = builder.inttoptr(function, kind.as_pointer())
-        builder.call(code, [builder.inttoptr(argument, byte)])
-
-    return typed(build, types.void, types.int64, types.int64)
-
-
-@instruction
-def call_function(context: Any, function: Any) -> Any:
-    """Call the C function there, which takes nothing."""
-
-    def build(builder: Builder, function: ir.Value) -> None:
-        kind = ir.FunctionType(ir.VoidType(), [])
-        builder.call(builder.inttoptr(function, kind.as_pointer()), [])
-
-    return typed(build, types.void, types.int64)

@@ -8,7 +8,7 @@ for all kernels. Where a kernel reads or writes rows is given as a field of that
 from __future__ import annotations
 
 from models.cpu.kernels.compiling import inline
-from models.cpu.kernels.lanes import read_int
+from models.cpu.kernels.scalars import read_int
 
 WORD = 8  # bytes of a parameter
 

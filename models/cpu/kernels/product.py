@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from models.cpu.kernels.compiling import inline
+from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.kernels.lanes import (
     BFLOAT16,
     FLOAT32,
-    NUM_LANES,
     Lanes,
     add,
-    address_of,
     div,
     exp,
     load,
@@ -33,7 +32,6 @@ from models.cpu.kernels.lanes import (
     store,
     store_first,
     sub,
-    take_next,
 )
 from models.cpu.kernels.parameters import (
     NUM_COMMON,
@@ -44,7 +42,8 @@ from models.cpu.kernels.parameters import (
     of_pass,
     rows_at,
 )
-from models.cpu.kernels.tile import MAX_ROWS, PANEL, multiply_tile, stack_bytes
+from models.cpu.kernels.scalars import address_of, stack_bytes, take_next
+from models.cpu.kernels.tile import MAX_ROWS, PANEL, multiply_tile
 
 (
     WEIGHT,  # P panels, one after the other

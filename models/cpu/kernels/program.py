@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.cpu.kernels.lanes import (
+from models.cpu.kernels.parameters import NUM_COMMON, TAKEN, THREADS_BEGUN, WORD, get
+from models.cpu.kernels.scalars import (
     address_of,
     call_address,
     call_function,
@@ -12,7 +13,6 @@ from models.cpu.kernels.lanes import (
     take_next,
     write_int,
 )
-from models.cpu.kernels.parameters import NUM_COMMON, TAKEN, THREADS_BEGUN, WORD, get
 
 (
     STEPS,  # [steps, 2] int64: a kernel's code and its parameters

@@ -14,26 +14,22 @@ from typing import Any
 import numpy as np
 
 from models.cpu.kernels.compiling import inline
+from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.kernels.lanes import (
     BFLOAT16,
     FLOAT32,
-    NUM_LANES,
     Lanes,
     add,
-    address_of,
     copy_number,
     fma,
     load,
     load_first,
     mul,
     num_bytes,
-    read_float,
-    read_int,
     rounded,
     splat,
     store,
     store_first,
-    take_next,
     total,
 )
 from models.cpu.kernels.parameters import (
@@ -47,6 +43,7 @@ from models.cpu.kernels.parameters import (
     of_pass,
     rows_at,
 )
+from models.cpu.kernels.scalars import address_of, read_float, read_int, take_next
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _RUN = 16  # rows a thread takes at once

@@ -19,18 +19,20 @@ from typing import Any, NamedTuple
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
-from numba.core.errors import RequireLiteralValue
 
-from models.cpu.kernels.lanes import (
+from models.cpu.kernels.emit import (
     FLOATS,
+    I16,
     I32,
     I64,
     INTS,
     NUM_LANES,
     Builder,
     constant,
+    emit_fma,
     instruction,
     is_float32,
+    literal,
     pointer,
     spread,
     typed,
@@ -48,7 +50,6 @@ _HAS_PAIR_PRODUCT = bool(_features.get("avx512bf16"))
 # The sums of a tile should fill the registers: AVX-512 has 32 of sixteen numbers each.
 _VECTORS_TOGETHER = _NUM_VECTORS if _features.get("avx512f") else 1
 
-_I16 = ir.IntType(16)
 _SIXTEEN_BYTES = ir.VectorType(ir.IntType(8), NUM_LANES)
 
 
@@ -66,9 +67,8 @@ def _prefetch(builder: Builder, address: ir.Value) -> None:
 
 
 def _fma(builder: Builder, sums: ir.Value, *words: ir.Value) -> ir.Value:
-    kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32")
-    return builder.call(function, [*(builder.bitcast(word, FLOATS) for word in words), sums])
+    inputs, weights = (builder.bitcast(word, FLOATS) for word in words)
+    return emit_fma(builder, inputs, weights, sums)
 
 
 def _multiply(
@@ -141,16 +141,10 @@ class _Tile(NamedTuple):
         if self.is_wide or not (self.is_int8 or is_half):
             word = builder.load(pointer(builder, address, I32), align=2)
         else:
-            word = builder.zext(builder.load(pointer(builder, address, _I16), align=2), I32)
+            word = builder.zext(builder.load(pointer(builder, address, I16), align=2), I32)
             if self.is_int8:  # to the float32 that it is the upper half of
                 word = builder.shl(word, ir.Constant(I32, 16))
         return spread(builder, word, INTS)
-
-
-def _literal(number: Any, name: str) -> int:
-    if not isinstance(number, types.IntegerLiteral):
-        raise RequireLiteralValue(name)
-    return int(number.literal_value)
 
 
 @instruction
@@ -169,7 +163,7 @@ def multiply_tile(
 
     Rows begin `row_bytes` apart. `num_rows` is a constant of the code, from 1 to `MAX_ROWS`.
     """
-    count = _literal(num_rows, "num_rows")
+    count = literal(num_rows, "num_rows")
     is_wide, is_int8 = is_float32(like), bool(weights_like == types.int8)
     takes = 1 if is_wide or is_int8 else 2
 
@@ -190,16 +184,3 @@ def multiply_tile(
             tile.write(sums, out)
 
     return typed(build, types.void, *[types.int64] * 5, num_rows, like, weights_like)
-
-
-@instruction
-def stack_bytes(context: Any, size: Any) -> Any:
-    """The address of so many bytes that are the calling kernel's own; `size` is a constant."""
-    kind = ir.ArrayType(ir.IntType(8), _literal(size, "size"))
-
-    def build(builder: Builder, _: ir.Value) -> ir.Value:
-        memory = cgutils.alloca_once(builder, kind)
-        memory.align = 64
-        return builder.ptrtoint(memory, I64)
-
-    return typed(build, types.int64, size)
