@@ -12,15 +12,16 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
-from deployments.config.grammar_service import GrammarServiceConfig
+from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.live_limits import ADMISSION_HEADROOM
-from deployments.config.model_files import with_shared_vocabulary
+from deployments.config.model_files import resolved, with_shared_vocabulary
 from deployments.config.placement import COORDINATOR_CPUS, engine_placement
-from deployments.config.preflight import CannotServe, refuse_unservable
 from deployments.config.schema import (
     AppConfig,
+    GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
+    RouterConfig,
 )
 from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
@@ -28,6 +29,7 @@ from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
 
 _SPARE_REQUESTS = 64
+_MODEL_NAME = RouterConfig().model_name  # a label of the metrics
 _HEALTH_PERIOD_S = 1.0
 _ROUTER_STALL_TIMEOUT_S = 10.0  # a router silent for longer is replaced
 _HEALTH_STRIKES = 3  # checks in a row that Serve lets fail before it replaces a replica; fixed
@@ -58,7 +60,7 @@ def build(args: DeployedConfig) -> Application:
             fit together; one sentence names them all.
     """
     refuse_unservable(args)
-    config = with_shared_vocabulary(args.resolved())
+    config = with_shared_vocabulary(resolved(args))
     name = config.router.model_name
     target = bind_engine("Target", "target", config.target, config.link, name)
     draft = (
@@ -85,13 +87,13 @@ def build(args: DeployedConfig) -> Application:
 
 
 def bind_engine(
-    name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str = "outrider"
+    name: str, kind: EngineKind, model: ModelConfig, link: LinkConfig, model_name: str = _MODEL_NAME
 ) -> Application:
     """One Draft or Target deployment; a bundle per rank, the coordinator shares the first."""
     placement = engine_placement(name, model)
     return serve.deployment(
         name=name,
-        max_ongoing_requests=model.max_sessions,
+        max_ongoing_requests=model.max_num_seqs,
         ray_actor_options={"num_cpus": COORDINATOR_CPUS},
         placement_group_bundles=[dict(bundle) for bundle in placement.bundles],
         placement_group_strategy=placement.strategy,
@@ -100,7 +102,7 @@ def bind_engine(
 
 
 def bind_constraint(
-    service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str = "outrider"
+    service: GrammarServiceConfig, link: LinkConfig, model_path: str, model_name: str = _MODEL_NAME
 ) -> Application:
     """The Constraint deployment for the vocabulary of the checkpoint at `model_path`."""
     return serve.deployment(

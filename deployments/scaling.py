@@ -1,8 +1,9 @@
 """How many replicas Target, Draft and Constraint should have: Serve's autoscaling policies.
 
-Named in a Serve config file (`autoscaling_config.policy.policy_function`), with the limits below
-as `policy_kwargs`. A limit says what one replica should carry of something; each divides what there
-is, and the largest quotient counts. Routers need no policy: their streams are what Serve counts.
+They are named in a Serve config file (`autoscaling_config.policy.policy_function`), with the limits
+below as `policy_kwargs`. A limit says what one replica should carry of something; each divides what
+there is, and the largest quotient counts. Routers need no policy: their streams are what Serve
+counts.
 
 Scaling up goes by the mean over `look_back_period_s`. Scaling down goes by the peak, and only as
 far as the replicas that stay keep `spare` of every limit free: what one replica less could not
@@ -11,7 +12,7 @@ go to and fro. A replica that has not reported (fresh, or silent) counts as empt
 full downwards.
 
 Serve does the rest for any policy: `upscale_delay_s` and `downscale_delay_s` (how long a decision
-must stand), `min_replicas` and `max_replicas`, and that a replica which leaves first waits for its
+must hold), `min_replicas` and `max_replicas`, and that a replica which leaves first waits for its
 sessions (`graceful_shutdown_timeout_s`). These policies never ask for fewer than one replica.
 
 Serve's controller imports nothing for this: it gets the classes by value. An exception here would
@@ -137,7 +138,7 @@ class TargetPolicy(_Policy):
 
     `kv_use`: share of its KV blocks that sessions should hold at most, 0 to 1. `waiting_tokens`:
     prompt tokens that may wait, about what a replica computes in the time a first token may take.
-    `sessions`: with those that wait for a place; below `max_sessions`, at which new ones wait where
+    `sessions`: with those that wait for a place; below `max_num_seqs`, at which new ones wait where
     only routers see them. `spare`: see `decide`.
     """
 
@@ -152,7 +153,7 @@ class DraftPolicy(_Policy):
 
     `busy`: share of the time spent in passes, 0 to 1. It says when a draft cannot keep up, not how
     much less would do: sessions share passes, so it falls slower than they do. `sessions`: at
-    `max_sessions` further ones go undrafted. `spare`: see `decide`.
+    `max_num_seqs` further ones go undrafted. `spare`: see `decide`.
     """
 
     defaults = MappingProxyType({"busy": 0.7, "sessions": None, "spare": 0.3})

@@ -231,7 +231,7 @@ def changes(config: Config, base_url: str) -> list[tuple[str, Config, Check]]:
     )
     then(
         "a key of the target",
-        lambda changed: arguments(changed)["target"].update(max_batch_rows=1024),
+        lambda changed: arguments(changed)["target"].update(max_num_batched_tokens=1024),
     )
     return found
 

@@ -1,4 +1,4 @@
-"""Where fetched and converted models are kept, outside the repository: beside the kernels' cache.
+"""Where fetched and converted models are kept, outside the repository: next to the kernels' cache.
 
     ~/.cache/outrider/models/smollm2-135m-instruct/       fetched (`python -m models.fetch`)
     ~/.cache/outrider/models/gguf/1/NAME-HASH-DTYPE/      converted from a GGUF file
@@ -37,10 +37,10 @@ def models_cache() -> Path:
 
 
 def make_once(folder: Path, make: Callable[[Path], None], wait_s: float = WAIT_S) -> bool:
-    """Have `make` fill a folder, unless it is there. Safe from several processes at once.
+    """Let `make` fill a folder, unless it is there. Safe from several processes at once.
 
     Args:
-        folder: what shall be there; after an error, or where the process is killed, it is not.
+        folder: what is to exist; after an error, or where the process is killed, it does not.
         make: fills the empty folder that it is given, on the same disk.
         wait_s: for another process that is making it.
 
@@ -52,7 +52,7 @@ def make_once(folder: Path, make: Callable[[Path], None], wait_s: float = WAIT_S
     """
     if folder.is_dir():
         return False
-    with _told_of_disk(folder):
+    with _naming_the_disk(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(folder.parent / f".{folder.name}.lock", timeout=wait_s):
@@ -64,7 +64,7 @@ def make_once(folder: Path, make: Callable[[Path], None], wait_s: float = WAIT_S
 
 
 def refuse_full_disk(folder: Path, num_bytes: int) -> None:
-    """See that so many bytes can be written in an existing folder.
+    """Check that so many bytes can be written in an existing folder.
 
     Raises:
         ValueError: fewer are free.
@@ -100,7 +100,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> bool:
 
 
 @contextlib.contextmanager
-def _told_of_disk(folder: Path) -> Iterator[None]:
+def _naming_the_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

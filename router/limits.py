@@ -1,45 +1,129 @@
 """Limits of one session: of every wait, of attempts to replace a lost part, and of drafting.
 
-Plain values; what they mean for a running session is in `recovery`, `exchange` and
-`drafters.choice`.
+They are sections of the config tree (`router.timeouts`, `router.speculation`): these classes are
+what the YAML files say, what a request is held to, and the only place of their defaults. What they
+mean for a running session is in `remote.recovery`, `remote.exchange` and `drafters.choice`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from models.backoff import Backoff
+from models.config import PositiveFloat, PositiveInt, Section
+from models.protocol.messages import MAX_DRAFT_TOKENS
+from models.protocol.rules import COUPLED, RULES
 
 _LONGEST_PAUSE = 8  # times the first pause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
-    """Limits of every wait on another process, in seconds, and of losses in a row."""
+class SessionLimits(Section):
+    """Limits of every wait of a session, and of losses in a row."""
 
-    lease_timeout_s: float = 10.0  # for the first lease on a replica
-    failover_timeout_s: float = 60.0  # for another replica once a session has lost its own
-    max_losses: int = 6  # replicas lost in a row without any answer between; then it ends
-    first_answer_timeout_s: float = 60.0  # the first answer of a lease includes the prefill
-    answer_timeout_s: float = 20.0  # an engine silent for longer counts as dead
-    queue_timeout_s: float = 300.0  # for one answer that will come, while nothing is done for it
-    propose_timeout_s: float = 1.0  # a draft later than this is not worth waiting for
-    resend_interval_s: float = 2.0
-    rejoin_interval_s: float = 0.5  # first pause between attempts to replace a lost part
+    queue_wait_s: PositiveFloat = Field(
+        default=10.0,
+        description="for a place in the router, then 429; then for a lease on a target, then 503; "
+        "a request that would most likely wait for more than half of it gets 429 at once",
+    )
+    first_token_s: PositiveFloat = Field(
+        default=60.0, description="from the lease to the first token, which includes the prefill"
+    )
+    token_gap_s: PositiveFloat = Field(
+        default=30.0,
+        description="between two tokens: an engine silent for longer counts as dead, and so does a "
+        "client that takes nothing, but not one after Serve's proxy, which takes all and keeps it",
+    )
+    queue_timeout_s: PositiveFloat = Field(
+        default=300.0,
+        description="for one answer of an engine that is alive but has no room yet (KV blocks, "
+        "others' prompts); then 429",
+    )
+    failover_s: PositiveFloat = Field(
+        default=60.0,
+        description="for a running stream to get another target or constraint replica when its own "
+        "is lost; then it ends with an error",
+    )
+    max_losses: PositiveInt = Field(
+        default=6, description="replicas lost in a row without any answer between; then it ends"
+    )
+    draft_ms: PositiveFloat = Field(
+        default=500.0,
+        description="milliseconds for a draft model's draft; then the round goes on without",
+    )
+    resend_interval_s: PositiveFloat = Field(
+        default=2.0, description="until a message without an answer is sent again"
+    )
+    rejoin_interval_s: PositiveFloat = Field(
+        default=0.5,
+        description="first pause between attempts to replace a lost part; each next one is twice "
+        f"as long, at most {_LONGEST_PAUSE} times",
+    )
+
+    @property
+    def draft_s(self) -> float:
+        """`draft_ms` in seconds."""
+        return self.draft_ms / 1e3
 
     def backoff(self) -> Backoff:
         """The pauses between attempts to replace one part."""
         return Backoff(self.rejoin_interval_s, _LONGEST_PAUSE * self.rejoin_interval_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationLimits:
-    """What the operator allows. `num_speculative_tokens` None: k is chosen live."""
+class SpeculationLimits(Section):
+    """When and how far to draft ahead. A request may ask for less, never for more."""
 
-    enabled: bool = True
-    num_speculative_tokens: int | None = None
-    max_speculative_tokens: int = 8
-    run_on_tokens: int = 32  # steps the target goes on alone where no draft is wanted at all
-    method: str | None = None  # who drafts, by name; None: the first drafter that is available
-    prompt_lookup_min: int = 1  # shortest n-gram that prompt lookup matches
-    prompt_lookup_max: int = 4  # longest; 0: no prompt lookup at all
+    enabled: bool = Field(
+        default=True, description="false: plain decoding (k = 0), whatever is asked"
+    )
+    method: str | None = Field(
+        default=None,
+        description="who drafts: draft_model, or ngram (prompt lookup); null: the first of them "
+        "that is there",
+    )
+    verification: str = Field(
+        default=COUPLED.name,
+        description="how drafts are verified: "
+        + " or ".join(f"{rule.name} ({rule.about})" for rule in RULES.values()),
+    )
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = Field(
+        default=1, description="shortest n-gram, in tokens, that prompt lookup matches"
+    )
+    prompt_lookup_max: Annotated[int, Field(ge=0, le=32)] = Field(
+        default=4,
+        description="longest n-gram; prompt lookup also fills in while the draft model is away; "
+        "0: no prompt lookup at all",
+    )
+    num_speculative_tokens: Annotated[int, Field(ge=0)] | Literal["adaptive"] = Field(
+        default="adaptive",
+        description="k: a fixed number, or adaptive: chosen live from acceptance and cost",
+    )
+    max_num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = Field(
+        default=8, description="highest k, asked for, fixed or adaptive"
+    )
+    run_on_tokens: Annotated[int, Field(ge=0, le=256)] = Field(
+        default=16,
+        description="plain steps that the target may go on alone where nothing is drafted",
+    )
+
+    @property
+    def fixed_length(self) -> int | None:
+        """k where it is fixed; None: it is chosen live."""
+        length = self.num_speculative_tokens
+        return None if length == "adaptive" else length
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        fixed, limit = self.fixed_length, self.max_num_speculative_tokens
+        if fixed is not None and fixed > limit:
+            raise ValueError(
+                f"num_speculative_tokens must be at most max_num_speculative_tokens, {limit}, "
+                f"got {fixed}"
+            )
+        if 0 < self.prompt_lookup_max < self.prompt_lookup_min:
+            raise ValueError(
+                f"prompt_lookup_min must be at most prompt_lookup_max, {self.prompt_lookup_max}, "
+                f"got {self.prompt_lookup_min}"
+            )
+        return self

@@ -1,8 +1,8 @@
 """Which token's logprobs go out with which text.
 
 The target sends an entry for every token it commits. An entry waits here until the text of its
-token is shown: text that may begin a stop string is held back, and of text behind a stop string
-nothing is told.
+token is shown: text that may begin a stop string is held back, and text after a stop string is
+never reported.
 """
 
 from __future__ import annotations

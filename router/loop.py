@@ -1,6 +1,6 @@
 """One session as a coroutine: plan, draft, verify, validate, commit, emit, until the text ends.
 
-This is the algorithm; everything else stands behind what a `Session` holds. Plain decoding is the
+This is the algorithm; everything else is inside the parts of a `Session`. Plain decoding is the
 same loop with k = 0, where the target goes on alone between messages. A round emits the accepted
 draft tokens and exactly one token of the target's own: the recovered token after the first
 rejection, or the bonus token after a whole draft. Both caches roll back when the next message names
@@ -32,7 +32,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
     """
     stops, guard, watch = session.stops, session.guard, session.watch
     while True:
-        # Plan and draft: up to k tokens, by whoever drafts for this session.
+        # Plan and draft: up to k tokens, by one of the session's drafters.
         asked = await session.drafting.next_round(stops.remaining_tokens)
         run_on = min(asked.plan.run_on, stops.remaining_tokens - 1 - len(asked.draft))
 

@@ -1,7 +1,7 @@
 """One round of a session, and what is learnt from it: statistics, costs, acceptance.
 
-The loop calls `RoundWatch` where something begins or ends and is none the wiser. All its clock
-readings are here.
+The loop calls `RoundWatch` where a wait begins or ends; what is made of it, clock readings
+included, is here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Round:
     planned_at: float
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
-    drafter: DrafterTraits | None = None  # who drafted; None: nobody did
+    drafter: DrafterTraits | None = None  # of the draft; None: there is none
 
 
 class RoundWatch:
-    """Measures the rounds of one session and reports them to whoever learns from them.
+    """Measures the rounds of one session and reports them to statistics, costs and planner.
 
     Args:
         stats: counts for the client.
@@ -78,7 +78,7 @@ class RoundWatch:
             self._observe_draft(asked.drafter, asked.draft, verdict)
 
     def note_emitting(self) -> None:
-        """Text goes to the client, who may take its time."""
+        """Text goes to the client, which may be slow."""
         self._since = time.perf_counter()
 
     def note_emitted(self) -> None:

@@ -194,7 +194,7 @@ class _Builder:
         return self._client(self._services.target_pool, self._request.sampling, max_len)
 
     def _draft_client(self, pool: str) -> EngineClient:
-        # Of who drafts no logprobs are wanted.
+        # No logprobs are wanted of draft tokens.
         sampling = msgspec.structs.replace(
             self._request.sampling, num_logprobs=-1, num_prompt_logprobs=-1
         )
@@ -220,7 +220,7 @@ class _Builder:
             services.planner,
             {kind.name: self._estimate(kind) for kind in self._kinds},
             lambda: verifier.replica,
-            max_length=allowed.max_speculative_tokens,
+            max_length=allowed.max_num_speculative_tokens,
             run_on=allowed.run_on_tokens,
         )
 

@@ -120,7 +120,7 @@ class StopChecker:
         return text
 
     def _match(self, text: str) -> tuple[str, bool]:
-        """Text that may go out now, and whether a stop string was found behind it."""
+        """Text that may go out now, and whether a stop string was found after it."""
         self._num_chars += len(text)
         if not self._stop:
             return text, False

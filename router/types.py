@@ -57,7 +57,7 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text and the tokens committed with it; the text may lag behind the tokens.
+    """New text and the tokens committed with it; the text may come later than the tokens.
 
     Where the request asks for logprobs: `shown` are the tokens of the text shown so far that were
     not in an earlier delta (a character of several tokens is shown with the last of them), and
@@ -162,6 +162,6 @@ class Generator(Protocol):
         """Run one request. `aclose()` on the generator cancels it and frees it everywhere.
 
         Raises:
-            ServingError: what the client is told; no `Finished` is yielded then.
+            ServingError: what the client gets as an error; no `Finished` is yielded then.
         """
         ...

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob(".github/**/*.md")})
+PAGES = sorted(
+    {
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*/README.md"),
+        ROOT / "models" / "demo" / "README.md",
+        *ROOT.glob(".github/**/*.md"),
+    }
+)
+FOLDERS = ("models", "router", "deployments", "loadtest", "tests")
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 FIGURES = re.compile(r"^<!-- figures: .*?^<!-- end of figures -->$", re.MULTILINE | re.DOTALL)
@@ -57,6 +65,19 @@ def test_files_that_are_named_exist(page: Path) -> None:
             continue
         folders = (ROOT, page.parent, ROOT / "tests" / "integration", ROOT / "tests")
         assert any(list(folder.glob(span)) for folder in folders), span
+
+
+@cache
+def module_names() -> set[str]:
+    """The names of all Python files, without their folders."""
+    return {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_modules_that_are_named_without_a_folder_exist(page: Path) -> None:
+    for span in CODE_SPAN.findall(prose(page)):
+        if re.fullmatch(r"\w+\.py", span) and span != "test_MODULE.py":
+            assert span in module_names(), span
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from setuptools import find_packages
+from setuptools import find_packages  # type: ignore[import-untyped]  # its stubs lag behind
 
 ROOT = Path(__file__).parent.parent
 TOP_LEVEL = {

@@ -26,7 +26,7 @@ from models.protocol.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=GenerationFields)
 
-MAX_FIELDS = 128  # of one object; a tenth of a second of faults would be told beyond it
+MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
 _MAX_SHOWN = 80  # characters of a refused value that the message repeats
 _OPTIONS = ("stream_options", "speculation", "response_format", "structured_outputs")
@@ -70,8 +70,8 @@ def _fault(text: bytes, error: Exception) -> Exception:
         try:
             content = json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
             json.dumps(content, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as told:
-            return told
+        except (ValueError, RecursionError) as found:
+            return found
     return error
 
 

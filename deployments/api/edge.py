@@ -26,7 +26,7 @@ _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class ClientGone(Exception):
-    """The client went away before there was an answer; nobody is left to be told."""
+    """The client went away before there was an answer; nobody is left to answer."""
 
 
 class Edge:
@@ -76,7 +76,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _answer(error: Exception, record: RequestRecord) -> ErrorAnswer:
-    """The error as the client is told; the log has its cause."""
+    """The error as the client gets it; the log has its cause."""
     known = error if isinstance(error, ServingError) else InternalError("unexpected error")
     answer = answer_error(known, record.request_id)
     record.fail(error, answer.status)

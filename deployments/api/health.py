@@ -1,6 +1,6 @@
 """Whether the service can answer: one real round through the target, not a socket that is open.
 
-The result is kept for a moment and concurrent askers share one probe, so that many probes cost
+The result is cached for a moment and concurrent callers share one probe, so that many probes cost
 what one costs. A full service is busy, not broken: restarting it would make matters worse. So a
 probe that finds no place counts as healthy while other sessions get tokens.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from deployments.api.cached_value import CachedValue
 from models.protocol.errors import Overloaded, ServingError
 from models.protocol.messages import Sampling
 from models.text.tokenizer import Tokenizer
@@ -33,13 +34,13 @@ class Health:
 
 
 class HealthProbe:
-    """Generates one token and remembers for `keep_s` seconds whether that worked.
+    """Generates one token and caches for `keep_s` seconds whether that worked.
 
     Args:
         generator: runs the probe's session.
         tokenizer: of the served model.
         timeout_s: limit of one probe.
-        keep_s: how long a result is kept.
+        keep_s: how long a result is cached.
         last_progress_s: when (`time.monotonic`) other sessions last got something; None: unknown.
     """
 
@@ -57,27 +58,21 @@ class HealthProbe:
         # Any token will do; a tokenizer may have nothing for a text, so ids are the last resort.
         self._prompt_ids = tuple(tokenizer.encode("Hello")) or (0,)
         self._timeout_s = timeout_s
-        self._keep_s = keep_s
         self._last_progress_s = last_progress_s
-        self._lock = asyncio.Lock()
-        self._last: tuple[float, Health] | None = None
+        self._health = CachedValue(self._measure, keep_s=keep_s)
 
     async def check(self) -> Health:
         """The health now, at most `keep_s` old. Takes at most `timeout_s`, and the seconds that a
         session may take to close beyond that; never raises."""
-        async with self._lock:
-            if self._last is not None and time.monotonic() - self._last[0] < self._keep_s:
-                return self._last[1]
-            start = time.monotonic()
-            is_healthy, reason = await self._probe()
-            now = time.monotonic()
-            if not is_healthy and self._has_progressed_since((start + now) / 2):
-                is_healthy, reason = True, f"busy: {reason}; other sessions go on"
-            health = Health(
-                is_healthy=is_healthy, reason=reason, round_ms=round((now - start) * 1e3, 3)
-            )
-            self._last = (now, health)
-            return health
+        return await self._health.get()
+
+    async def _measure(self) -> Health:
+        start = time.monotonic()
+        is_healthy, reason = await self._probe()
+        now = time.monotonic()
+        if not is_healthy and self._has_progressed_since((start + now) / 2):
+            is_healthy, reason = True, f"busy: {reason}; other sessions go on"
+        return Health(is_healthy=is_healthy, reason=reason, round_ms=round((now - start) * 1e3, 3))
 
     def _has_progressed_since(self, time_s: float) -> bool:
         return self._last_progress_s is not None and self._last_progress_s() > time_s

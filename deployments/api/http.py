@@ -5,7 +5,7 @@ A request for which there is no room is refused unread. Others are read within t
 run by the `Generator`, and written (`api/writing/writers.py`, `api/writing/sse.py`). The first item
 of the generator is awaited before anything is sent, so whatever fails up to then has its proper
 status; later errors end the stream with an error event. A client that goes away ends the generation
-wherever it stands. Every request leaves one line in the log (`request_log.py`). Every answer has
+at once. Every request leaves one line in the log (`request_log.py`). Every answer has
 the header `x-request-id`, the client's own one where it sent a sane one.
 """
 
@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from deployments.api.bodies import parse
+from deployments.api.cached_value import CachedValue
 from deployments.api.choices import ChoiceItems, merged
 from deployments.api.edge import (
     Edge,
@@ -35,7 +36,6 @@ from deployments.api.edge import (
 )
 from deployments.api.health import HealthProbe
 from deployments.api.jobs import Job, chat_job, completion_job
-from deployments.api.kept import Kept
 from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
@@ -73,25 +73,25 @@ class HttpService:
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
-        api_keys: who may use the routes that are not open; None: everybody.
+        api_keys: the clients that may use the routes that are not open; None: all may.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
-        send_timeout_s: how long a client may keep a stream waiting for one write; behind Serve's
+        send_timeout_s: how long a client may keep a stream waiting for one write; through Serve's
             proxy no write waits: it takes all and keeps it for the client.
     """
 
     model: ServedModel
     generator: Generator
     health: HealthProbe
+    body_limit_bytes: int
+    send_timeout_s: float
     slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     sinks: Sequence[Sink] = ()
     refuse_when_full: Callable[[], None] = lambda: None
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
-    body_limit_bytes: int = 1_048_576
     body_timeout_s: float = 30.0
-    send_timeout_s: float = 60.0
 
 
 def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAPI:
@@ -128,8 +128,8 @@ class _Routes:
     def __init__(self, service: HttpService) -> None:
         self._service = service
         self._openapi = OpenApiPage(asks_for_keys=service.api_keys is not None)
-        # Everybody may ask, and it asks all replicas.
-        self._metrics = Kept(self._metrics_page)
+        # Any client may ask, and each time all replicas are asked.
+        self._metrics = CachedValue(self._metrics_page)
         self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
     async def chat_completions(self, request: Request) -> Response:

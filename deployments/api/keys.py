@@ -2,10 +2,10 @@
 
 A key file has one line `name digest` per client: a name for logs and metrics and the SHA-256 of the
 key in hex, so that the file gives no key away. A plain hash is enough because keys are 256 random
-bits. The file is read again when it changes (as a mounted Kubernetes secret does), and what it says
-then counts: a key that is no longer in it is nobody's, a line that is none is skipped and counted,
-a file without a key lets nobody in. Only a file that cannot be read at all leaves the keys as they
-were. Keys never reach a log or an answer.
+bits. The file is read again when it changes (as a mounted Kubernetes secret does), and its new
+content counts: a key that is no longer in it is refused, a malformed line is skipped and counted,
+without any key every request is refused. Only a file that cannot be read at all leaves the keys as
+they were. Keys never reach a log or an answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # All other paths ask for a key, also those that no route serves.
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json"})
 _RELOAD_PERIOD_S = 1.0
-_MAX_TOLD = 3  # faults of one file; the number of all is a metric
+_MAX_REPORTED = 3  # faults of one file; the number of all is a metric
 KEY_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+(?P<digest>[0-9a-f]{64})")
 _SCHEME = b"bearer "
 
@@ -46,9 +46,9 @@ class ApiKeys:
     """The keys of a file, at most a second older than it.
 
     Args:
-        path: the key file. A replica starts with whatever lines are right, also with none, so that
-            new replicas do what those do that run; `faults_of_keys` is for whoever can still
-            mend it.
+        path: the key file. A replica starts with the lines that are right, also with none, so
+            that new replicas do what running ones do; `faults_of_keys` is for the operator who
+            deploys it.
         clock: seconds, monotonic.
 
     Raises:
@@ -70,7 +70,7 @@ class ApiKeys:
         return len(self._file.faults) if self._unreadable is None else 1
 
     def name_of(self, key: bytes) -> str | None:
-        """The client that `key` belongs to; None: it is nobody's."""
+        """The client that `key` belongs to; None: it belongs to no client."""
         self._reload()
         digest = hashlib.sha256(key).hexdigest()
         found = None
@@ -102,7 +102,7 @@ class ApiKeys:
         logger.info("API keys: %d read from %s", len(file.names), self._path)
         if not file.names:
             logger.error("%s", _no_key(self._path))
-        for fault in file.faults[:_MAX_TOLD]:
+        for fault in file.faults[:_MAX_REPORTED]:
             logger.error("API key skipped: %s", fault)
         return file
 
@@ -140,7 +140,7 @@ def faults_of_keys(path: Path) -> list[str]:
         file = read_key_file(path)
     except ValueError as error:
         return [str(error)]
-    return [*file.faults[:_MAX_TOLD], *([] if file.names else [_no_key(path)])]
+    return [*file.faults[:_MAX_REPORTED], *([] if file.names else [_no_key(path)])]
 
 
 def _no_key(path: Path) -> str:
@@ -148,7 +148,7 @@ def _no_key(path: Path) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file does, also where a link to it is turned to another file."""
+    """A value that changes with the file, also where a link is turned to another file."""
     try:
         status = path.stat()
     except OSError:

@@ -2,7 +2,7 @@
 
 One thread, so that such bodies queue among themselves: what keeps Python's lock (a decoder of JSON,
 pydantic) stops the event loop for as long, and with two such threads the loop might have to let the
-other go first. Shorter bodies go first, so that whoever sends the longest ones waits for himself.
+other go first. Shorter bodies go first, so that the longest ones delay each other and no others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class OffLoop:
-    """Runs one function at a time beside the event loop.
+    """Runs one function at a time in a thread of its own.
 
     Args:
         timeout_s: how long a function may wait for its turn and run; nobody waits for it then.

@@ -1,4 +1,4 @@
-"""From a validated body to a request for the router; every refusal names field, limit and value.
+"""Turns a validated body into requests for the router; every refusal names field, limit and value.
 
 Nothing here touches the network, and nothing here waits. `prepare_*` tokenise and apply the
 limits that come from the config.
@@ -21,27 +21,26 @@ from deployments.api.schemas.requests import (
 )
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Verification
-from models.protocol.rules import COUPLED
 from models.text.tokenizer import Tokenizer
 from router.types import GenerationRequest, SpeculationSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model behind this server, and what a request to it may ask for."""
+    """The model of this server, and what a request to it may ask for."""
 
     name: str
     tokenizer: Tokenizer
     max_model_len: int  # tokens, prompt and completion together
     created: int  # Unix time, seconds
-    default_max_tokens: int = 256  # when the request does not say
-    max_tokens_limit: int = 4096
-    max_num_speculative_tokens: int = 8
+    default_max_tokens: int  # when the request does not say
+    max_tokens_limit: int
+    max_num_speculative_tokens: int
+    max_choices: int  # answers to one request, of all its prompts; each a session of its own
+    max_logprob_entries: int  # in one answer, see `jobs.py`
+    verification: Verification  # when the request does not say
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
-    max_choices: int = 8  # answers to one request, of all its prompts; each a session of its own
-    max_logprob_entries: int = 262_144  # in one answer, see `logprob_limits.py`
-    verification: Verification = COUPLED.name  # when the request does not say
 
     def check_name(self, name: str) -> None:
         """Check that a client means this model.
@@ -108,7 +107,7 @@ def prepare_completions(
             prompt_ids = checked_ids(prompt, model.tokenizer, model.max_model_len, param)
         max_tokens = _max_tokens(request.max_tokens, len(prompt_ids), model, param, "max_tokens")
         prepared.append(_prepare(request, model, request_id, prompt_ids, max_tokens))
-    seed = prepared[0].sampling.seed  # which may have been drawn
+    seed = prepared[0].sampling.seed  # which may be a random one
     return [
         replace(one, sampling=msgspec.structs.replace(one.sampling, seed=seed)) for one in prepared
     ]

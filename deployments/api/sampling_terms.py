@@ -22,13 +22,13 @@ _RANDOM_SEED_BITS = 53  # a random seed survives clients that read JSON numbers 
 def sampling_of(
     request: GenerationFields, tokenizer: Tokenizer, verification: Verification, max_tokens: int
 ) -> Sampling:
-    """The terms on which a request's tokens are drawn and told of.
+    """The rules by which a request's tokens are sampled, and which logprobs are reported.
 
     Args:
         request: with its own limits checked.
         tokenizer: of the served model.
-        verification: where the request does not say.
-        max_tokens: that the answer may have.
+        verification: the rule where the request names none.
+        max_tokens: most tokens that the answer may have.
 
     Raises:
         InvalidRequest: a token id is outside the vocabulary, or fields contradict each other.
@@ -61,10 +61,10 @@ def sampling_of(
 
 
 def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenised at the start of a text and behind a space.
+    """Each word as it is tokenised at the start of a text and after a space.
 
-    The form behind a space is left out where it ends with the other one's tokens: whatever it
-    forbids, that one does.
+    The form after a space is left out where it ends with the other form's tokens, which forbid it
+    already.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -113,7 +113,7 @@ def _num_prompt_logprobs(request: GenerationFields) -> int:
 
 
 def _temperature(temperature: float) -> float:
-    # Logits divided by less leave float32's range; the draw is greedy long before that.
+    # Logits divided by less leave float32's range; sampling is greedy long before that.
     return 0.0 if temperature < _COLDEST else temperature
 
 

@@ -1,5 +1,7 @@
-"""What Ray says of machines: the connected cluster, or this machine as Ray would announce it.
+"""What there is to serve on: the connected cluster, or this machine as Ray would announce it.
 
+Counts what nodes announce, not what is in use: so an application that takes the place of a running
+one is not refused, and nodes may announce GPUs that they do not have (as clusters in tests do).
 Also which config file the application that is being built comes from. Uses some of Ray's internals
 (pinned version), because the public interface has no words for these.
 """
@@ -7,32 +9,74 @@ Also which config file the application that is being built comes from. Uses some
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+from ray._raylet import node_labels_match_selector  # type: ignore[attr-defined]  # not in stubs
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.exceptions import GetTimeoutError
 from ray.serve.context import _get_global_client
 
+from deployments.config.placement import Labels, Resources
 from deployments.config.schema import AppConfig
-from deployments.config.shortages import Cluster, Node
 
 _CONTROLLER_TIMEOUT_S = 15.0
 # Set by KubeRay in every container, and by Ray where nodes come from a provider of node groups.
 _KUBERAY = "RAY_USAGE_STATS_KUBERAY_IN_USE"
 _NODE_GROUP = "ray.io/node-group"
+_MEMORY = ("memory", "object_store_memory")  # Ray's two parts of what was free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine, as it is known to Ray."""
+
+    resources: Resources
+    labels: Labels
+
+    @property
+    def memory_bytes(self) -> int:
+        """What was free when it joined."""
+        return int(sum(self.resources.get(kind, 0.0) for kind in _MEMORY))
+
+    def has(self, selector: Labels) -> bool:
+        """Whether the node's labels fit; the empty selector fits every node."""
+        return bool(node_labels_match_selector(dict(self.labels), dict(selector)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What there is now.
+
+    Attributes:
+        nodes: the machines.
+        may_grow: nodes are added when they are asked for.
+        is_elsewhere: who looks at it is on none of its nodes, so files may be there and not here.
+        gpu_bytes: memory of each GPU that can be seen from here; empty: none can.
+    """
+
+    nodes: Sequence[Node]
+    may_grow: bool = False
+    is_elsewhere: bool = False
+    gpu_bytes: Sequence[int] = ()
+
+    def total(self, kind: str) -> float:
+        """Amount of a resource on all nodes together."""
+        return sum(node.resources.get(kind, 0.0) for node in self.nodes)
 
 
 def this_machine() -> Cluster:
     """A cluster of this machine alone, as `ray.init` would find it."""
     found = ResourceAndLabelSpec().resolve(is_head=True)
     resources = {kind: float(n) for kind, n in found.to_resource_dict().items()}
-    return Cluster(nodes=[Node(resources=resources, labels=dict(found.labels or {}))])
+    node = Node(resources=resources, labels=dict(found.labels or {}))
+    return Cluster(nodes=[node], gpu_bytes=_visible_gpu_bytes())
 
 
-def connected_cluster() -> Cluster:
+def connected_cluster(*, is_elsewhere: bool = False) -> Cluster:
     """The living nodes of the cluster that this process is connected to.
 
     It may grow where an autoscaler runs or nodes are pods: those that are asked for are started
@@ -48,7 +92,7 @@ def connected_cluster() -> Cluster:
         or any(_NODE_GROUP in node.labels for node in nodes)
         or bool(is_autoscaler_v2(fetch_from_server=True))
     )
-    return Cluster(nodes=nodes, may_grow=may_grow)
+    return Cluster(nodes=nodes, may_grow=may_grow, is_elsewhere=is_elsewhere)
 
 
 def deployed_overrides(config: AppConfig) -> list[Mapping[str, Any]]:
@@ -78,3 +122,18 @@ def deployed_overrides(config: AppConfig) -> list[Mapping[str, Any]]:
         if deployed.model_dump() == config.model_dump():
             return list(content.get("deployments") or [])
     return []
+
+
+def _visible_gpu_bytes() -> list[int]:
+    """Memory of each of this machine's GPUs, by NVIDIA's library; empty without one."""
+    import ray._private.thirdparty.pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        return [int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+    finally:
+        nvml.nvmlShutdown()

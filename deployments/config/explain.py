@@ -1,26 +1,14 @@
-"""A config in words: what goes where, what it takes, how far it drafts, whom it admits."""
+"""Puts a config into words: what goes where, what it takes, how far it drafts, what it admits."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from deployments.config.memory import gigabytes
+from deployments.config.fit import ModelSizes, gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
 from router.drafters.choice import line_up
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """What is known of one model; bytes are those of each rank."""
-
-    num_parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_tokens: int | None  # None: only the loaded model will tell
-    source: str = ""  # what the folder was converted from
 
 
 def explanation(
@@ -65,12 +53,12 @@ def admission_notes(
 ) -> list[str]:
     """Whether routers let in more sessions than targets hold, at the fewest or the most replicas.
 
-    Whoever is let in and finds no place on a target waits `queue_wait_s` and gets 503, where the
-    routers' own queue would have said 429 at once.
+    A request that is let in and finds no place on a target waits `queue_wait_s` and gets 503, where
+    the routers' own queue would have said 429 at once.
     """
     by_name = {placement.name: placement for placement in placements}
     routers, targets = by_name["Router"], by_name["Target"]
-    held_each, let_in_each = config.target.max_sessions, router.max_sessions
+    held_each, let_in_each = config.target.max_num_seqs, router.max_sessions
     for num_routers, num_targets in (
         (routers.max_replicas, targets.max_replicas),
         (routers.min_replicas, targets.min_replicas),
@@ -80,7 +68,7 @@ def admission_notes(
             return [
                 f"routers let in {num_routers} x {let_in_each} = {let_in} sessions "
                 f"(router.max_sessions), targets hold {num_targets} x {held_each} = {held} "
-                "(target.max_sessions): the rest wait router.timeouts.queue_wait_s, "
+                "(target.max_num_seqs): the rest wait router.timeouts.queue_wait_s, "
                 f"{router.timeouts.queue_wait_s:g} s, and get 503, not 429"
             ]
     return []
@@ -89,7 +77,7 @@ def admission_notes(
 def drafting_notes(config: AppConfig) -> list[str]:
     """Whether texts may grow longer than the draft model can read."""
     speculation, draft = config.router.speculation, config.draft
-    drafters = line_up(speculation.method, speculation.limits(), config.draft_pools)
+    drafters = line_up(speculation.method, speculation, config.draft_pools)
     if draft is None or not speculation.enabled or not any(kind.uses_pool for kind in drafters):
         return []
     limits = {"target.max_model_len": config.target.max_model_len}
@@ -146,7 +134,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
     lines.append(
         f"{per_token}; {sizes.kv_tokens} tokens are "
         f"{gigabytes(sizes.kv_tokens * sizes.kv_bytes_per_token)} per rank and hold {num_longest} "
-        f"sessions of max_model_len {model.max_model_len}; {model.max_sessions} sessions at once"
+        f"sessions of max_model_len {model.max_model_len}; {model.max_num_seqs} sessions at once"
     )
     return lines
 
@@ -154,7 +142,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
 def _kv_asked(model: ModelConfig) -> str:
     if model.gpu_memory_utilization is not None:
         return (
-            f"KV tokens: what {model.gpu_memory_utilization:g} of the GPU's memory leaves beside "
+            f"KV tokens: what {model.gpu_memory_utilization:g} of the GPU's memory leaves next to "
             "the weights"
         )
     if model.kv_cache_memory is not None:
@@ -180,7 +168,7 @@ def _k_range(config: AppConfig) -> str:
     speculation = config.router.speculation
     if not speculation.enabled:
         return "0: nothing is drafted"
-    drafters = line_up(speculation.method, speculation.limits(), config.draft_pools)
+    drafters = line_up(speculation.method, speculation, config.draft_pools)
     if not drafters:
         return "0: nobody is there to draft"
     limit, asked = speculation.max_num_speculative_tokens, speculation.num_speculative_tokens

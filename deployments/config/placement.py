@@ -1,6 +1,6 @@
-"""What each deployment asks of the cluster: the defaults of `build`, and what a file makes of them.
+"""What each deployment asks of the cluster: the defaults of `build` under the overrides of a file.
 
-A Serve config file overrides options by deployment name. What comes out says how many replicas
+A Serve config file overrides options by deployment name. A `Placement` holds how many replicas
 there are at least and at most, and what one of them reserves. Knows neither Ray nor torch.
 """
 

@@ -1,7 +1,7 @@
-"""A Serve config file of ours: read, changed on the command line, and checked for its shape.
+"""Reads a Serve config file of ours, makes the command line's changes, and checks its shape.
 
-Whatever is wrong with it is one message that names the key and the value; Serve's own schema would
-leave out unknown keys without a word, and ends with a traceback where a section has another type.
+A fault is one message that names the key and the value; Serve's own schema would leave out unknown
+keys silently, and ends with a traceback where a section has another type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from deployments.config.dotted_keys import put
+from deployments.config.keys import put, renewed
 from deployments.config.live_limits import with_user_config
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig, RouterConfig
@@ -27,12 +27,21 @@ Tree = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ServeFile:
-    """A Serve config file of ours, validated. `router`: with its `user_config` in force."""
+    """A Serve config file of ours, validated.
+
+    Attributes:
+        tree: all of it, changes included, every key under the name that it has today.
+        config: its `args`.
+        placements: of its deployments.
+        router: `config.router` with its `user_config` in force.
+        renamed: a note for each key that was given under an older name.
+    """
 
     tree: Tree
     config: AppConfig
     placements: list[Placement]
     router: RouterConfig
+    renamed: list[str]
 
     @property
     def http(self) -> tuple[str, int]:
@@ -53,9 +62,12 @@ def read_serve_file(path: Path, changes: dict[str, Any] | None = None) -> ServeF
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot be read: {one_line(error)}") from None
     application = _our_application(tree)
-    for key, value in (changes or {}).items():
+    renamed = _renew(application)
+    changes, more = renewed(changes or {})
+    for key, value in changes.items():
         _change(tree, application, key, value)
     application = _our_application(tree)
+    renamed += more + _renew(application)  # a change may bring a whole section
     if unknown := unknown_keys(tree):
         raise ValueError("; ".join(f"unknown key {key!r}" for key in unknown))
     try:
@@ -73,7 +85,9 @@ def read_serve_file(path: Path, changes: dict[str, Any] | None = None) -> ServeF
     for options in overrides:
         if options["name"] == "Router":
             router = with_user_config(router, options.get("user_config"))
-    return ServeFile(tree=tree, config=config, placements=placements, router=router)
+    return ServeFile(
+        tree=tree, config=config, placements=placements, router=router, renamed=renamed
+    )
 
 
 def unknown_keys(tree: Tree) -> list[str]:
@@ -120,6 +134,18 @@ def _our_application(tree: object) -> Tree:
         )
     application: Tree = ours[0]
     return application
+
+
+def _renew(application: Tree) -> list[str]:
+    """Put every key of `args` and of a `user_config` under the name that it has today."""
+    notes: list[str] = []
+    if isinstance(application.get("args"), dict):
+        application["args"], notes = renewed(application["args"])
+    for options in application.get("deployments") or []:
+        if isinstance(options.get("user_config"), dict):
+            options["user_config"], more = renewed(options["user_config"], "router")
+            notes += more
+    return notes
 
 
 def _shape_faults(applications: list[Any]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 Started as `python -m deployments.constraint.canary SOCKET_FD PAGE_FD`. A fork has the tokenizer
 and nothing of any other grammar; it is ended by the system when it has used its CPU time
 (SIGPROF) or its memory (RLIMIT_DATA), and whatever it does, the canary itself and every other
-grammar are as before. What the trial took is measured by the system: CPU time does not pass while
-others have the core, so a busy machine makes no grammar too slow, only late.
+grammar are as before. The system measures what the trial took: CPU time does not pass while other
+processes have the core, so a busy machine makes no grammar too slow, only late.
 
 One trial at a time; which comes next is the parent's choice (`trials.py`).
 """
@@ -80,13 +80,13 @@ def _try(child: Child, trial: Trial) -> Tried:
     os.close(writing)
     with open(reading, "rb", buffering=0) as results:
         end = _watch(pid, results.fileno(), child.link, child.config.compile_timeout_s)
-    return _judge(end, trial, child.config)
+    return _outcome(end, trial, child.config)
 
 
 def _run_trial(
     compiler: GrammarCompiler, trial: Trial, config: ConstraintConfig, writing: int
 ) -> None:
-    """In the fork: compile, write what came of it, end. Never returns."""
+    """Compile, write the result and end the process, which is the fork. Never returns."""
     status = 1
     try:
         silence = os.open(os.devnull, os.O_WRONLY)
@@ -133,7 +133,7 @@ def _watch(pid: int, results: int, link: socket.socket, timeout_s: float) -> _En
     return _End(result, os.waitstatus_to_exitcode(status), cpu_s, is_late=not events)
 
 
-def _judge(end: _End, trial: Trial, config: ConstraintConfig) -> Tried:
+def _outcome(end: _End, trial: Trial, config: ConstraintConfig) -> Tried:
     if end.result:
         return msgspec.msgpack.decode(end.result, type=Tried)
     outcome: Literal["costly", "failed"] = "failed"

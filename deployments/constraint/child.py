@@ -1,13 +1,13 @@
-"""A child process of the constraint service: one `GrammarHost` behind a socket.
+"""A child process of the constraint service: one `GrammarHost` that answers on a socket.
 
 Started as `python -m deployments.constraint.child SOCKET_FD PAGE_FD` by `process.py`.
 Two threads: one answers, at normal priority, because a model's pass waits for masks (at nice 19
-beside two busy cores their 90th percentile was 80 ms instead of 0.2); one compiles, at a lower
+with both cores busy their 90th percentile was 80 ms instead of 0.2); one compiles, at a lower
 priority, while llguidance lets the interpreter go. So masks are answered while a grammar compiles,
 and messages of a session whose grammar is being compiled wait for it.
 
-It limits its own memory and stays well below (`memory`), and arms an alarm before
-every message, so that it ends even when nobody watches. It ends when the socket closes.
+It limits its own memory and stays well below (`memory`), and arms an alarm before every message,
+so that it ends even when its parent is gone. It ends when the socket closes.
 
 Imports llguidance and msgspec, no torch, no transformers, no Ray: about 30 MB.
 """
@@ -43,8 +43,8 @@ from deployments.constraint.pipe import (
 )
 from models.grammar.charsets import warm_up
 from models.grammar.compiler import CompiledGrammar, GrammarCompiler, VocabularyInfo
-from models.grammar.host import GrammarHost, HostLimits
-from models.grammar.limits import SchemaLimits
+from models.grammar.host import GrammarHost
+from models.grammar.limits import HostLimits, SchemaLimits
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
     ConstraintReply,
@@ -82,7 +82,7 @@ def run_child(serve: Callable[[Child], None]) -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     page = ProgressPage(int(sys.argv[2]))
     os.close(int(sys.argv[2]))
-    # A parent that is gone is no error: there is nobody to tell.
+    # A parent that is gone is no error: an answer would have no reader.
     with link, contextlib.suppress(ConnectionError, BrokenPipeError):
         try:
             _begin(link, page, serve)
@@ -132,7 +132,7 @@ def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
 
 
 def lower_priority(niceness: int, thread_id: int = 0) -> None:
-    """Put a thread (0: this process) behind others by so much; priorities are relative."""
+    """Raise the nice value of a thread (0: this process) by `niceness`, up to the limit of 19."""
     with contextlib.suppress(OSError):  # priorities of threads are a Linux matter
         now = os.getpriority(os.PRIO_PROCESS, thread_id)
         os.setpriority(os.PRIO_PROCESS, thread_id, min(now + niceness, 19))
@@ -156,7 +156,7 @@ class _CompileThread:
         self._jobs.put((number, grammar))
 
     def take(self) -> tuple[Grammar, CompiledGrammar | UnsupportedGrammar, float]:
-        """One that is done, and the milliseconds of CPU time it took."""
+        """A grammar that is done, and the milliseconds of CPU time it took."""
         os.read(self.file_descriptor, 1)
         return self._done.get()
 
@@ -179,7 +179,8 @@ class _CompileThread:
 
 
 class _SessionServer:
-    """The thread that answers: requests in their order, those of a compiling session behind it."""
+    """The thread that answers: requests in their order, those of a session whose grammar is being
+    compiled after that."""
 
     def __init__(self, child: Child) -> None:
         config = child.config

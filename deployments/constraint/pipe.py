@@ -3,9 +3,9 @@
 A frame is a little-endian 32-bit length and a msgpack array. Parent to child: first the
 `ConstraintConfig` (alone, not an array), then arrays of requests: `ConstraintRequest` to a child
 that holds sessions, `Trial` to the canary. Child to parent: arrays of pairs, the request's number
-(from 0, as sent) and its answer, nil where there is none; a grammar that is being compiled is
-answered after what came behind it. Before all of them one `ChildReady` or `ChildFailed`, whose
-number means nothing.
+(from 0, as sent) and its answer, nil where there is none; requests that came after a grammar which
+is being compiled may be answered before it. The first pair of all is one `ChildReady` or
+`ChildFailed`, whose number means nothing.
 
 The `ProgressPage` is shared memory in which the child notes the messages it works on. It outlives
 the child: that is how the parent knows which grammar a dead child was busy with.
@@ -34,28 +34,29 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class ConstraintConfig:
-    """Settings of one constraint replica.
+    """Settings of one constraint replica: those of `GrammarServiceConfig`, whose defaults hold, and
+    a few that nobody sets. Plain, because children read it without pydantic.
 
     `vocab_size` is that of the models' logits and may exceed the tokenizer's; `eos_ids` are all
     ids that end a text. What a grammar may cost is counted in CPU time and memory of a trial of
-    its own, so that neither a busy machine nor other grammars speak against it. Deadlines
-    (`*_timeout_s`) are wall-clock, from when the child can take a message up.
+    its own, so that neither a busy machine nor other grammars count against it. Deadlines
+    (`*_timeout_s`) are wall-clock, from the moment at which the child can begin a message.
     """
 
     tokenizer_path: str  # a tokenizer.json, or a folder that has one
     vocab_size: int
     eos_ids: tuple[int, ...]
-    num_children: int = 1  # that hold sessions; one more, the canary, tries new grammars
-    memory_limit_mb: int = 512  # of each child
-    compile_cpu_s: float = 1.0  # CPU time one grammar may take to compile
-    compile_memory_mb: int = 32  # memory one grammar may take to compile
+    num_children: int  # that hold sessions; one more, the canary, tries new grammars
+    memory_limit_mb: int  # of each child
+    compile_cpu_s: float  # CPU time one grammar may take to compile
+    compile_memory_mb: int  # memory one grammar may take to compile
     # A trial's and a compile's wall-clock; below the 20 s a router waits for an answer.
-    compile_timeout_s: float = 15.0
-    mask_timeout_s: float = 2.0  # masks and commits; a child without CPU gets more, see `process`
+    compile_timeout_s: float
+    mask_timeout_s: float  # masks and commits; a child without CPU gets more, see `process`
+    cache_size: int  # compiled grammars in each child
+    max_schema_bytes: int
+    max_sessions: int  # in each child
     start_timeout_s: float = 60.0  # until a child has read the tokenizer
-    cache_size: int = 128  # compiled grammars in each child
-    max_schema_bytes: int = 65_536
-    max_sessions: int = 1024  # in each child
     max_queue: int = 4096  # unanswered messages of each child
     # Of trials and compiles, above that of masks. As much as the engines put on top of theirs on
     # a CPU: a compile shares cores with passes like one of them, and is not starved by them.
@@ -146,10 +147,10 @@ class FrameSplitter:
 
 
 class FrameReader:
-    """Blocking reader of frames.
+    """Reads frames, and blocks until they are there.
 
-    Into one buffer for good: a new one for each read, cut down to what came, leaves holes in the
-    heap, which then grows for hours.
+    It reads into the same buffer all the time: a new one for each read, cut down to what came,
+    leaves holes in the heap, which then grows for hours.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -182,7 +183,7 @@ class FrameReader:
 
 @dataclass(frozen=True)
 class Work:
-    """What one thread of a child is at: the number of a request, None when at none."""
+    """What one thread of a child is working on: the number of a request, None when it is idle."""
 
     num_begun: int  # requests so far
     number: int | None
@@ -209,18 +210,19 @@ class Lane:
         self._num_begun = 0
 
     def begin(self, number: int) -> None:
-        """Note, on the thread itself, that it takes up a request."""
+        """Note that the thread begins a request. To be called on that thread: it reads its CPU
+        time."""
         self._num_begun += 1
         words = (self._num_begun, number + 1, time.thread_time_ns())
         self._WORDS.pack_into(self._page, self._start, *words)
 
     def finish(self) -> None:
-        """Note that it is done."""
+        """Note that the request is done."""
         struct.pack_into("<Q", self._page, self._start + 8, 0)
 
     @classmethod
     def read(cls, page: mmap.mmap, start: int) -> Work:
-        """What the thread is at (parent side)."""
+        """What the thread is working on (parent side)."""
         num_begun, number, cpu_ns = cls._WORDS.unpack_from(page, start)
         return Work(num_begun, number - 1 if number else None, cpu_ns)
 

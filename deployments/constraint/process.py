@@ -8,8 +8,8 @@ cause, with that message.
 Deadlines are wall-clock, but a child that had no CPU is not one that hangs: it gets
 `_STARVED_FACTOR` times as long. A message may be the cause when the child ended itself within it
 (memory limit, stack overflow, alarm, exception), or used CPU for a tenth of the deadline it
-exceeded. A child that was stopped or killed from outside blames nobody. Knows no grammars and no
-routing.
+exceeded. No message is blamed when a child was stopped or killed from outside. Knows no grammars
+and no routing.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ Reply = Callable[[Any], None]  # with the kind of `ChildReply` that belongs to t
 _GRACE_S = 2.0  # for a child that is ending by itself
 _BLAME_SHARE = 0.1  # of the deadline as CPU time: low, for one that hangs on a busy machine
 _STARVED_FACTOR = 5.0
-_HAD_CPU = 0.5  # of the deadline as CPU time: who had as much and is not done hangs
-# Of a compile beyond `compile_timeout_s`: the canary ends a trial itself, and in a child with
-# sessions a compile that was tried is only ever late for lack of CPU.
-_TASTER_GRACE_S = 2.0
-_COMPILE_PATIENCE = 4.0
+_HAD_CPU = 0.5  # of the deadline as CPU time: a message that had as much and is not done hangs
+# How long a compile may exceed `compile_timeout_s`: the canary ends a trial itself, and in a child
+# with sessions a compile that was tried is only ever late for lack of CPU.
+_CANARY_GRACE_S = 2.0
+_COMPILE_GRACE_FACTOR = 4.0
 _SELF_ENDED = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGALRM})
 
 
@@ -68,7 +68,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a child: what it leaves behind and why."""
+    """The end of a child: why it ended and what it had not answered."""
 
     unanswered: list[Pending]
     reason: str
@@ -76,15 +76,15 @@ class Death:
     was_ready: bool
 
 
-class _Patience:
-    """How long something that should change has not."""
+class _StallTimer:
+    """Measures for how long something that should change has not changed."""
 
     def __init__(self, now: float) -> None:
         self._seen: object = None
         self._since = now
 
-    def waited_s(self, seen: object, now: float) -> float:
-        """Seconds for which `seen` has been what it is; None: nothing is waited for."""
+    def stalled_s(self, seen: object, now: float) -> float:
+        """Seconds for which `seen` has been what it is; None: nothing has to change."""
         if seen is None or seen != self._seen:
             self._seen = seen
             self._since = now
@@ -116,8 +116,8 @@ class ChildProcess(asyncio.Protocol):
         self._num_answered = 0
         self._ready: asyncio.Future[ChildReady] = self._loop.create_future()
         self._launched_at = self._loop.time()
-        self._serving = _Patience(self._launched_at)
-        self._compiling = _Patience(self._launched_at)
+        self._serving = _StallTimer(self._launched_at)
+        self._compiling = _StallTimer(self._launched_at)
         self._blamed: int | None = None  # number of the request it was killed for
         self._kill_reason = ""
         self._end: asyncio.Task[None] | None = None
@@ -162,7 +162,8 @@ class ChildProcess(asyncio.Protocol):
         return (await asyncio.shield(self._ready)).row_bytes
 
     def send(self, request: ChildRequest, reply: Reply) -> None:
-        """Queue a request for this tick's frame; `reply` is called once, or `on_death` tells."""
+        """Queue a request for this tick's frame; `reply` is called once, or `on_death` has
+        the request."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(request)
@@ -170,12 +171,12 @@ class ChildProcess(asyncio.Protocol):
         self._num_sent += 1
 
     def take_pending(self) -> list[Pending]:
-        """What has no answer, which is then the caller's to give."""
+        """Hand over the requests without an answer; from then on the caller must answer them."""
         pending, self._pending = list(self._pending.values()), {}
         return pending
 
     def check_deadlines(self) -> None:
-        """End the child when its start, or what it is at, takes too long."""
+        """End the child when its start, or what it is working on, takes too long."""
         if self._page is None or self._transport is None or self._kill_reason:
             return
         now = self._loop.time()
@@ -228,16 +229,16 @@ class ChildProcess(asyncio.Protocol):
         self._outbox = []
 
     def _check_serving(self, progress: Progress, now: float) -> None:
-        """Of the thread that answers: within a message, or with messages to take up."""
+        """Check the thread that answers, where it is within a message or has some to begin."""
         work = progress.serving
         is_busy = work.number is not None or progress.num_taken < self._num_sent
         seen = (progress.num_taken, work, self._num_answered) if is_busy else None
         limit_s = self._config.mask_timeout_s
-        waited_s = self._serving.waited_s(seen, now)
-        if waited_s <= limit_s:
+        stalled_s = self._serving.stalled_s(seen, now)
+        if stalled_s <= limit_s:
             return
         cpu_s = self._cpu_s(work)
-        if waited_s > _STARVED_FACTOR * limit_s or cpu_s is None or cpu_s >= _HAD_CPU * limit_s:
+        if stalled_s > _STARVED_FACTOR * limit_s or cpu_s is None or cpu_s >= _HAD_CPU * limit_s:
             if cpu_s is not None and cpu_s >= _BLAME_SHARE * limit_s:
                 self._blamed = work.number
             self._kill(f"no answer within {limit_s} s (mask_timeout_s)")
@@ -245,17 +246,17 @@ class ChildProcess(asyncio.Protocol):
     def _check_compiling(self, work: Work, now: float) -> None:
         seen = work if work.number is not None else None
         limit_s = self._config.compile_timeout_s
-        patience_s = (
-            limit_s + _TASTER_GRACE_S if self._module == CANARY else _COMPILE_PATIENCE * limit_s
+        longest_s = (
+            limit_s + _CANARY_GRACE_S if self._module == CANARY else _COMPILE_GRACE_FACTOR * limit_s
         )
-        if self._compiling.waited_s(seen, now) > patience_s:
+        if self._compiling.stalled_s(seen, now) > longest_s:
             self._blamed = work.number if self._module == SESSIONS else None
             self._kill(f"no answer within {limit_s} s (compile_timeout_s)")
 
     def _cpu_s(self, work: Work) -> float | None:
         """CPU time of the first thread in its message; None: it is stopped, or it cannot be known.
 
-        One that had none and is not stopped waits for a core.
+        A thread that had none and is not stopped waits for a core.
         """
         state, cpu_s = _first_thread(self.pid)
         if state in ("", "T", "t"):
@@ -268,10 +269,10 @@ class ChildProcess(asyncio.Protocol):
             os.kill(self._popen.pid, signal.SIGKILL)  # also ends a stopped process
 
     async def _finish(self) -> None:
-        """Reap the child and tell why it ended."""
+        """Reap the child and report why it ended."""
         assert self._popen is not None
         assert self._page is not None
-        # One that closed the socket by itself is ending; how it ends tells why.
+        # A child that closed the socket by itself is ending; its exit status says why.
         grace_s = 0.0 if self._kill_reason else _GRACE_S
         status = await asyncio.to_thread(_reap, self._popen, grace_s)
         progress = self._page.read()

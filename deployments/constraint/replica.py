@@ -1,8 +1,8 @@
-"""The Serve deployment Constraint: leases and a link in front of the grammar processes.
+"""The Serve deployment Constraint: leases and a link for the grammar processes.
 
 Routers open and commit grammars here, engines ask for masks; both over the same link. A router's
 key is let in by its lease, an engine's key by the router that introduces it (`GrammarOpen.peers`).
-What grammars are and what they may cost is `workers`' business; this file only passes
+What grammars are and what they may cost is the business of `workers`; this file only passes
 messages between a socket and its `submit`.
 """
 
@@ -21,13 +21,12 @@ import ray
 from ray import serve
 from ray.serve.schema import ReplicaRank
 
-from deployments.config.grammar_service import GrammarServiceConfig
 from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.model_files import read_vocab_size
-from deployments.config.schema import LinkConfig
+from deployments.config.schema import GrammarServiceConfig, LinkConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.constraint.pipe import ConstraintConfig
-from deployments.constraint.workers import ConstraintWorkers
+from deployments.constraint.workers import ConstraintWorkers, children_config
 from deployments.link.leases import LeaseBook, LeaseKey
 from deployments.link.server import LOOPBACK, AsyncLinkServer, Peer
 from deployments.serve.instruments import Meters
@@ -180,19 +179,11 @@ class ConstraintReplica:
 
 def workers_config(service: GrammarServiceConfig, model_path: str) -> ConstraintConfig:
     """What the children need, from the service's tree and the target's checkpoint."""
-    return ConstraintConfig(
+    return children_config(
+        service,
         tokenizer_path=model_path,
         vocab_size=read_vocab_size(Path(model_path)),
         eos_ids=Tokenizer.load(model_path).eos_ids,
-        num_children=service.num_children,
-        memory_limit_mb=service.memory_limit_mb,
-        compile_cpu_s=service.compile_cpu_s,
-        compile_memory_mb=service.compile_memory_mb,
-        compile_timeout_s=service.compile_timeout_s,
-        mask_timeout_s=service.mask_timeout_s,
-        cache_size=service.cache_size,
-        max_schema_bytes=service.max_schema_bytes,
-        max_sessions=service.max_sessions,
     )
 
 
@@ -205,4 +196,4 @@ def _no_lease(message: GrammarOpen) -> GrammarRefused:
 
 
 def _ignore(reply: ConstraintReply) -> None:
-    """Nobody waits for this reply."""
+    """Drop a reply that nobody waits for."""

@@ -21,9 +21,10 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
+from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
 from deployments.constraint.process import CANARY, SESSIONS, ChildProcess, Death, Reply
 from deployments.constraint.trials import Trials, Verdict
@@ -51,6 +52,23 @@ _FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
 _LAST_BACKOFF_S = 5.0
 
 
+def children_config(
+    service: GrammarServiceConfig, *, tokenizer_path: str, vocab_size: int, eos_ids: tuple[int, ...]
+) -> ConstraintConfig:
+    """What the children of a replica with these settings need.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    shared = {field.name for field in fields(ConstraintConfig)} & set(service.model_dump())
+    return ConstraintConfig(
+        tokenizer_path=tokenizer_path,
+        vocab_size=vocab_size,
+        eos_ids=eos_ids,
+        **service.model_dump(include=shared),
+    )
+
+
 @dataclass
 class ConstraintStats:
     """Counters since the start, and the queue now."""
@@ -66,7 +84,7 @@ class ConstraintStats:
 
 
 class ConstraintWorkers:
-    """Child processes that hold the grammars, behind one `submit`.
+    """Child processes that hold the grammars, with one `submit` for all of them.
 
     Call `start`, `submit` and `stop` on one event loop.
     """
@@ -82,7 +100,9 @@ class ConstraintWorkers:
             2 * config.num_children * config.max_sessions
         )
         self._trials = Trials(config, self._send_trial, time.monotonic)
-        self._held: dict[str, list[tuple[ConstraintRequest, Reply]]] = {}  # while that goes on
+        self._waiting: dict[
+            str, list[tuple[ConstraintRequest, Reply]]
+        ] = {}  # for a trial, by session
         self._stats = ConstraintStats()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -143,12 +163,12 @@ class ConstraintWorkers:
 
         Several submits of one tick share a frame. `reply` must not raise.
         """
-        held = self._held.get(message.session_id)
-        if held is not None:
-            if len(held) < self._config.max_queue:
-                held.append((message, reply))
+        waiting = self._waiting.get(message.session_id)
+        if waiting is not None:
+            if len(waiting) < self._config.max_queue:
+                waiting.append((message, reply))
             else:
-                self._reject(message, reply, _full(len(held)))
+                self._reject(message, reply, _full(len(waiting)))
             return
         if not isinstance(message, GrammarOpen):
             self._forward(message, reply)
@@ -165,10 +185,10 @@ class ConstraintWorkers:
             self._refuse(message, reply, verdict)
         elif self._stopping.is_set():
             self._reject(message, reply, "the service stops")
-        elif len(self._held) >= self._config.max_queue:
-            self._reject(message, reply, _full(len(self._held)))
+        elif len(self._waiting) >= self._config.max_queue:
+            self._reject(message, reply, _full(len(self._waiting)))
         else:
-            self._held[message.session_id] = []
+            self._waiting[message.session_id] = []
             then = partial(self._soon, self._open_or_refuse, message, reply)
             self._trials.submit(message.grammar, then)
 
@@ -204,8 +224,8 @@ class ConstraintWorkers:
             self._refuse(message, reply, verdict)
         else:
             self._forward(message, reply)
-        for held in self._held.pop(message.session_id):
-            self.submit(*held)
+        for waiting in self._waiting.pop(message.session_id):
+            self.submit(*waiting)
 
     def _refuse(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
         if verdict.is_client_error:

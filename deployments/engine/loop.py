@@ -1,14 +1,13 @@
 """The one thread that drives an engine: take what arrived, form a batch, step, answer.
 
-The same loop runs in a leader process behind sockets (`rank.py`) and in a test or notebook
-behind queues (`local/pool.py`); an `EnginePort` is the difference. It knows neither Ray nor ZMQ.
+The same loop runs in a leader process on sockets (`rank.py`) and in a test or notebook on queues
+(`local/pool.py`); an `EnginePort` is the difference. It knows neither Ray nor ZMQ.
 
 Only leased sessions are served: an `Open` without a lease is dropped, so that a late message
-cannot bring back a session that was released. A lease ends by `release`, or by itself when its
-session is idle for too long; `ended` tells which did until told that this is known. A session that
-the engine works for, or whose message came during a long step, is not idle. Apart from `run`, every
-method may be called from another thread. An exception out of `step` is the engine's death and
-leaves `run`.
+cannot bring back a session that was released. How leases end is said in `link/leases.py`; a session
+that the engine works for, or whose message came during a long step, is not idle. Apart from `run`
+and `tick`, every method may be called from another thread. An exception out of `step` is the
+engine's death and leaves `run`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 _MAX_FORMING_S = 1.0  # a batch is never formed for longer, whatever the engine asks for
 _LOOK_PERIOD_S = 0.5  # the engine's load is looked at this often; its own thread must do that
-# A lessee that never says anything has most likely gone: Serve loses one of some hundred cancels
+# A router that never sends a message has most likely gone: Serve loses one of some hundred cancels
 # that arrive while a lease is being granted. Long enough for a router that has grammars compiled.
 _FIRST_MESSAGE_S = 30.0
-# What a message's values may bring about in Python; errors of a device are not among them.
+# Errors that a message's values can cause in Python; errors of a device are not among them.
 _REFUSALS = (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -112,7 +111,8 @@ class EngineLoop:
         idle_timeout_s: a leased session that is silent for longer is closed and its lease ended.
         poll_s: longest wait for messages before the loop looks for a stop or idle sessions.
         clock: seconds, monotonic; the same clock as the engine's.
-        keep_alive: called in every turn, from the engine's thread; for those who follow the engine.
+        keep_alive: called in every turn, from the engine's thread, so that followers see a leader
+            that is idle and not one that is lost.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class EngineLoop:
     def admit(self, session_id: str) -> int:
         """Lease a place to a session; returns the lease's id, which `release` takes.
 
-        A lease that the session had ends: nobody else would ever end it.
+        A lease that the session had ends.
         """
         return self._leases.grant(session_id)
 
@@ -193,7 +193,7 @@ class EngineLoop:
             self.tick()
 
     def tick(self) -> None:
-        """One turn: messages in, at most one step, replies out."""
+        """Make one turn: messages in, at most one step, replies out."""
         self._num_ticks += 1
         if self._keep_alive is not None:
             self._keep_alive()

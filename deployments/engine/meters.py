@@ -1,4 +1,4 @@
-"""What a replica of Target or Draft measures, and what it tells Serve to scale by.
+"""What a replica of Target or Draft measures, and what it reports to Serve to scale by.
 
 Names are vLLM's where vLLM has one and it means the same here; what vLLM has no word for begins
 with `outrider:`. Requests are counted by routers alone (`ingress.metrics`), so that a sum over all
@@ -77,7 +77,7 @@ class EngineMeters:
 
 
 class EngineReport:
-    """What an engine's replica tells Serve to scale by; see `scaling` for the names.
+    """What an engine's replica reports to Serve to scale by; see `scaling` for the names.
 
     The busy share counts from one report to the next, so that no pass is missed and none counts
     twice, however rarely Serve asks.
@@ -100,7 +100,7 @@ class EngineReport:
         if stats is None or before is None:
             return {}
         past_s = stats.looked_at_s - before.looked_at_s
-        if past_s > 0.0:  # else nobody has looked since: the last share stands
+        if past_s > 0.0:  # else the load was not looked at since: the last share holds
             self._busy = min(1.0, max(0.0, (stats.load.passes_s - before.load.passes_s) / past_s))
             self._reported = stats
         return {

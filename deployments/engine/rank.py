@@ -44,7 +44,7 @@ LOAD_TIMEOUT_S = 1800.0  # a large checkpoint from a slow disk; a dead rank is n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What a rank says once its model, or its share, is loaded."""
+    """What a rank reports once its model, or its share, is loaded."""
 
     grant: LeaseGrant | None  # followers have nothing to grant
     load_s: float
@@ -86,7 +86,7 @@ class LinkPort:
 
 
 class Rank:
-    """A Ray actor class; `deployments.engine.rank_group` turns it into one.
+    """One rank; `deployments.engine.rank_group` makes a Ray actor of this class.
 
     Args:
         kind: which engine answers.
@@ -108,7 +108,7 @@ class Rank:
     ) -> None:
         configure_rank(as_json=logs_json, component="rank", model_kind=kind, rank=rank)
         if model.device == "cpu":
-            # Where passes and HTTP share cores, a short answer must not wait behind a long pass.
+            # Where passes and HTTP share cores, a short answer must not wait for a long pass.
             os.nice(_NICENESS)
         self._kind = kind
         self._model = model
@@ -139,7 +139,7 @@ class Rank:
         ranks = None
         if self._world_size > 1:
             ranks = join_ranks(self._model, self._rank, self._world_size, meeting)
-        runner = self._runner = ModelRunner(self._model.engine_config(), ranks)
+        runner = self._runner = ModelRunner(self._model, ranks)
         grant = self._listen(runner) if self._rank == 0 else None
         logger.info("%s rank %d of %d: loaded", self._kind, self._rank, self._world_size)
         return RankReport(
@@ -212,7 +212,7 @@ class Rank:
     def admit(self, session_id: str, public_key: str) -> int:
         """Let a router in and lease it a session; returns the lease's id."""
         if self._server is not None:
-            self._server.allow(public_key)  # first: a key that is none leaves no lease behind
+            self._server.allow(public_key)  # first: an invalid key must leave no lease
         return self._started_loop().admit(session_id)
 
     @ray.method(concurrency_group="control")
@@ -272,7 +272,7 @@ def join_ranks(model: ModelConfig, rank: int, world_size: int, meeting: str) -> 
         waits=RankWaits(
             load_s=LOAD_TIMEOUT_S,
             step_s=model.step_timeout_s,
-            # By then the coordinator has ended a group whose leader stands still.
+            # By then the coordinator has ended a group whose leader makes no progress.
             idle_s=model.step_timeout_s + model.stall_timeout_s,
         ),
     )

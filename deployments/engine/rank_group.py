@@ -2,12 +2,12 @@
 
 Ranks share one model, so the loss of any is the loss of all. A rank counts as lost when its
 process dies (its outstanding `run_loop` fails at once), when its process is silent for
-`stall_timeout_s` (stopped, swapped out, stuck in the kernel), when the leader's loop stands still
+`stall_timeout_s` (stopped, swapped out, stuck in the kernel), when the leader's loop makes no turn
 for as long, or when one pass takes longer than `step_timeout_s`. While ranks load, only death and
 a far longer limit count. What to do about a loss is the caller's business.
 
 Calls made here must not come from the task of a lease: Ray cancels what a cancelled task has
-called. `deployments.engine.replica` sees to that.
+called. `deployments.engine.replica` takes care of that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RankGroup:
         kind: which engine the leader runs.
         model: what they load; `tensor_parallel_size` is their number.
         link: how the leader listens.
-        on_stats: told the leader's counters, about once a second while it is watched.
+        on_stats: called with the leader's counters, about once a second while it is watched.
         logs_json: whether ranks write their log lines as JSON.
 
     Raises:
@@ -128,7 +128,7 @@ class RankGroup:
         return f"rank {number}: its loop ended"
 
     async def _stall_of(self, number: int, rank: Any) -> str:
-        """Returns what is wrong when the rank stands still; as long as it lives, it does not."""
+        """Watch one rank; returns only when it makes no progress or is gone, and then why."""
         limit_s = self._model.stall_timeout_s
         period_s = min(_LONGEST_PULSE_PERIOD_S, limit_s / 4)
         loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ class RankGroup:
     def kill(self) -> None:
         """End all ranks, stopped ones too. Idempotent; does not wait for them to be gone.
 
-        Those that `watch` found dead get no signal: their numbers may be other processes' by now.
+        Ranks that `watch` found dead get no signal: their ids may be other processes' by now.
         """
         for rank in self._ranks:
             ray.kill(rank)
@@ -204,15 +204,16 @@ def rank_environment(model: ModelConfig) -> dict[str, str]:
     if model.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # transformers takes any GPU it sees
         # oneDNN keeps machine code, about 0.6 MiB, for every shape of a product, and passes come
-        # with hundreds of row counts. There are two caches, each of 1024 entries unless told, and
-        # both hold on to what the other lets go. Making one anew takes a fraction of a millisecond.
+        # with hundreds of row counts. There are two caches, each of 1024 entries by default,
+        # and both hold on to what the other lets go. To compile one again takes a fraction of a
+        # millisecond.
         for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
             environment[cache] = str(_KERNELS_KEPT)
     return environment
 
 
 def _note_outcome(answer: asyncio.Future[Any]) -> None:
-    """Look at the outcome, or asyncio complains that nobody did when the group is killed."""
+    """Retrieve the outcome, or asyncio complains when the group is killed that it never was."""
     if not answer.cancelled():
         answer.exception()
 
@@ -244,7 +245,7 @@ def _start_rank(
             num_gpus=num_gpus,
             max_restarts=0,  # a restarted rank would have neither weights nor sessions
             max_task_retries=0,
-            # A call that is cancelled before it was sent must not hold up those behind it.
+            # A call that is cancelled before it was sent must not hold up those after it.
             allow_out_of_order_execution=True,
             # Several calls for every lease, of which Ray's control store would remember 100,000.
             enable_task_events=False,

@@ -10,7 +10,7 @@ next check. Messages of sessions never pass through here.
 Serve cancels the task of a lease when its router lets go, and Ray then cancels every call that the
 task has made, on the way or not. So a lease makes no call itself: calls to ranks come from tasks
 that run in the context of `__init__`, and what must not be lost (leases that ended, on either
-side) is told again until it is acknowledged.
+side) is reported again until it is acknowledged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class EngineReplica:
         self._kind = kind
         self._own_context = contextvars.copy_context()
         self._leases: dict[LeaseKey, asyncio.Event] = {}
-        self._released: set[LeaseKey] = set()  # to be told to the leader
+        self._released: set[LeaseKey] = set()  # to be reported to the leader
         self._has_released = asyncio.Event()
         self._is_stopping = False
         self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, ray_mirror))
@@ -204,7 +204,7 @@ class EngineReplica:
             os._exit(1)
 
     async def _settle_leases(self) -> None:
-        """Tell the leader which leases ended here; end those that it ended itself."""
+        """Report to the leader which leases ended here; end those that it ended itself."""
         acknowledged: list[LeaseKey] = []
         while True:
             await self._wait_for_releases()
@@ -213,7 +213,7 @@ class EngineReplica:
                 async with asyncio.timeout(_CONTROL_TIMEOUT_S):
                     ended = await self._ranks.leader.settle.remote(released, acknowledged)
             except (RayError, TimeoutError):
-                # Told again; whether the leader is lost, the watch decides.
+                # Reported again in the next turn; `_watch_ranks` decides if the leader is lost.
                 await asyncio.sleep(_SETTLE_PERIOD_S)
                 continue
             self._released.difference_update(released)

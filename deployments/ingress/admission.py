@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from models.costs.running_mean import running_mean
 from models.protocol.errors import Overloaded
 
 
@@ -118,10 +119,8 @@ class AdmissionControl:
 
     def _note_end(self, session_s: float) -> None:
         """Update the mean, which forgets within about as many sessions as run at once."""
-        if self._session_s is None:
-            self._session_s = session_s
-        else:
-            self._session_s += (session_s - self._session_s) / (1 + self._max_sessions)
+        share = 1 / (1 + self._max_sessions)
+        self._session_s = running_mean(self._session_s, session_s, share)
 
     def _expected_wait_s(self) -> float:
         """The wait of a newcomer at the end of the queue; 0 while nothing is known."""

@@ -66,7 +66,7 @@ class ServeLease(Generic[Request, Reply]):
             pass
         except CALL_ERRORS as error:
             reason = f"the replica is gone: {first_line(error)}"
-        finally:  # whatever ended the stream: nobody may go on waiting for this channel
+        finally:  # whatever ended the stream: the session must not go on waiting for this channel
             if not self._is_released:
                 logger.warning("lease lost: %s", reason, extra={"session_id": self._session_id})
             self.channel.mark_lost(reason)

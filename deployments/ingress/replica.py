@@ -1,4 +1,4 @@
-"""The ingress deployment: pools over Serve handles, behind the HTTP routes.
+"""The ingress deployment: the HTTP routes, and their pools over Serve handles.
 
 Thin: routes are in `api/http.py`, their wiring in `service.py`, the algorithm in package `router`.
 A replica holds no state that outlives its streams, so there may be any number of them. Its own
@@ -107,7 +107,7 @@ class Router:
         await self._links.close()
 
     async def _announce(self) -> None:
-        """Say once how to reach the service, when it has answered for the first time."""
+        """Log once how to reach the service, when it has answered for the first time."""
         end = time.monotonic() + _READY_LIMIT_S
         while not (await self._service.http.health.check()).is_healthy:
             if time.monotonic() > end:

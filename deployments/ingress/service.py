@@ -1,7 +1,4 @@
-"""From the router's config and pools to what the HTTP routes need. Neither Ray nor sockets.
-
-The only place where config keys meet the limits of the package `router`.
-"""
+"""From the router's config and pools to what the HTTP routes need. Neither Ray nor sockets."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from deployments.serve.instruments import Meters, Mirror
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
-from router.limits import SessionLimits, SpeculationLimits
 from router.ports import ConstraintPool, EnginePool
 from router.session import Services
 
@@ -60,8 +56,8 @@ class RouterService:
             target_pool=target,
             draft_pool=draft,
             constraint_pool=constraint,
-            speculation=speculation_limits(config),
-            limits=session_limits(config),
+            speculation=config.speculation,
+            limits=config.timeouts,
         )
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
@@ -76,7 +72,7 @@ class RouterService:
             on_load=self.metrics.set_load,
         )
         self.http = HttpService(
-            model=_served_model(config, tokenizer, created=int(time.time())),
+            model=served_model(config, tokenizer, created=int(time.time())),
             generator=self._generator,
             slot=self._admission.slot,
             sinks=(self.metrics,),
@@ -106,10 +102,10 @@ class RouterService:
         """Apply the limits of `config`, which is the service's own but for its limits
         (`live_limits.LIVE_KEYS`). Requests that have begun keep those they began with."""
         model = self.http.model
-        self.http.model = _served_model(config, model.tokenizer, created=model.created)
+        self.http.model = served_model(config, model.tokenizer, created=model.created)
         self.http.body_limit_bytes = config.body_limit_bytes
         self.http.send_timeout_s = config.timeouts.token_gap_s
-        self._generator.set_limits(speculation_limits(config), session_limits(config))
+        self._generator.set_limits(config.speculation, config.timeouts)
         await self._admission.set_limits(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
@@ -117,7 +113,14 @@ class RouterService:
         )
 
 
-def _served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -> ServedModel:
+def served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -> ServedModel:
+    """What the routes know of the model and its limits.
+
+    Args:
+        config: a resolved one.
+        tokenizer: the model's.
+        created: Unix time, seconds.
+    """
     return ServedModel(
         name=config.model_name,
         tokenizer=tokenizer,
@@ -129,22 +132,4 @@ def _served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -
         max_logprob_entries=config.max_logprob_entries,
         max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
         verification=config.speculation.verification,
-    )
-
-
-def speculation_limits(config: RouterConfig) -> SpeculationLimits:
-    """How far requests may speculate."""
-    return config.speculation.limits()
-
-
-def session_limits(config: RouterConfig) -> SessionLimits:
-    """How long sessions wait for engines and constraint replicas."""
-    timeouts = config.timeouts
-    return SessionLimits(
-        lease_timeout_s=timeouts.queue_wait_s,
-        failover_timeout_s=timeouts.failover_s,
-        first_answer_timeout_s=timeouts.first_token_s,
-        answer_timeout_s=timeouts.token_gap_s,
-        queue_timeout_s=timeouts.queue_timeout_s,
-        propose_timeout_s=timeouts.draft_ms / 1e3,
     )

@@ -4,8 +4,8 @@
 sessions there and demultiplexed by session id. Channels are bounded; the oldest reply of a session
 that does not read is dropped, as a lossy link would. Replies for sessions that are not open here
 are dropped. A process that is stopped answers neither heartbeats nor handshakes: after
-`silence_timeout_s` its connection is closed and the sessions on it are told. The plain-thread
-form, for engines that ask for masks, is `masks`.
+`silence_timeout_s` its connection is closed and its sessions' channels are marked lost. The
+plain-thread form, for engines that ask for masks, is `masks`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class _Bound(Generic[Request]):
     """A ROUTER socket on a random port, with its keys, its allow-list and its codec.
 
     Args:
-        context: of the kind of socket that is wanted; owned from here on.
+        context: makes the kind of socket that is wanted; the server closes it.
         request_type: union of the message types that peers may send.
         host: address to bind to.
         high_water_mark: frames queued per peer and direction.

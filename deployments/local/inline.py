@@ -1,8 +1,8 @@
 """Engines of one device, stepped by turns in the event loop itself: no thread, no socket, no Ray.
 
-For measurements of engines and loop alone, and wherever draft and target share a device: a step of
+For measurements of engines and loop alone, and where draft and target share a device: a step of
 one is a step the other must wait for anyway. Engines that come first go first, so with the draft
-before the target all drafts are ready before the target's pass, and one pass judges them all.
+before the target all drafts are ready before the target's pass, and one pass verifies them all.
 
 Between steps the event loop gets turns until every session has come back with its next message,
 or until nobody has said anything for a while. That is what `models.scheduler.batch_window` does
@@ -111,7 +111,7 @@ class InlineDevice:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="inline-device")
 
     def add(self, channel: EngineChannel) -> None:
-        """Tell `channel` when the device is lost."""
+        """Mark `channel` lost when the device is."""
         self._channels.add(channel)
 
     def remove(self, channel: EngineChannel, session_id: str) -> None:

@@ -1,8 +1,8 @@
-"""Engines and grammars in this process behind the same ports as everywhere: no Ray, no sockets.
+"""Engines and grammars in this process, for the same ports as everywhere: no Ray, no sockets.
 
 For tests, notebooks and the offline benchmark. Each engine is driven by one worker thread with the
 loop that leaders run (`engine.loop`); the grammar host has one of its own. Sessions live in the
-event loop that leased them. `fail` plays the death of the process behind a pool.
+event loop that leased them. `fail` plays the death of a pool's process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
 from deployments.link.mailbox import Mailbox
+from models.grammar.masks import GrammarHandler
 from models.protocol.errors import Unavailable
 from models.protocol.messages import (
     ConstraintReply,
@@ -113,8 +114,7 @@ class LocalEnginePool:
     Args:
         engine: a draft or target engine; the pool's thread owns it from `start` on.
         epoch: the epoch the engine was made with.
-        max_model_len, batch_invariant, kv_cache_tokens: told to lessees in the grant.
-        asker_key: the name by which the engine is introduced to constraint services.
+        max_model_len, kv_cache_tokens: published in the grant.
         max_sessions: leases at a time; a further one waits for its turn.
         idle_timeout_s: leases of sessions silent for longer end.
     """
@@ -125,17 +125,14 @@ class LocalEnginePool:
         *,
         epoch: int,
         max_model_len: int,
-        batch_invariant: bool = False,
         kv_cache_tokens: int = 0,
-        asker_key: str = "local",
         max_sessions: int = 256,
         idle_timeout_s: float = 600.0,
     ) -> None:
         self.grant = LeaseGrant(
             endpoint=Endpoint(address="local", public_key="", epoch=epoch),
-            asker_key=asker_key,
+            asker_key="local",
             max_model_len=max_model_len,
-            batch_invariant=batch_invariant,
             kv_cache_tokens=kv_cache_tokens,
         )
         self._port = _LocalPort()
@@ -221,23 +218,15 @@ class LocalEnginePool:
             self._port.put(outbox)
 
 
-class ConstraintHost(Protocol):
-    """What the constraint pool needs of `models.grammar.host.GrammarHost`."""
-
-    def handle(self, requests: list[ConstraintRequest]) -> list[ConstraintReply]:
-        """Replies to `requests`, in order."""
-        ...
-
-
 class LockedHost:
     """A grammar host that several threads may ask; engines get masks from it directly."""
 
-    def __init__(self, host: ConstraintHost) -> None:
+    def __init__(self, host: GrammarHandler) -> None:
         self._host = host
         self._lock = threading.Lock()
 
     def handle(self, requests: list[ConstraintRequest]) -> list[ConstraintReply]:
-        """See `ConstraintHost.handle`."""
+        """See `GrammarHandler.handle`."""
         with self._lock:
             return self._host.handle(requests)
 
@@ -245,10 +234,10 @@ class LockedHost:
 class LocalConstraintPool:
     """Implements `router.ports.ConstraintPool` over a grammar host in this process.
 
-    `host` is the same host behind a lock: give `LocalMaskSource(pool.host)` to the engines.
+    `host` is the same host with a lock around it: give `LocalMaskSource(pool.host)` to the engines.
     """
 
-    def __init__(self, host: ConstraintHost, *, epoch: int = 1) -> None:
+    def __init__(self, host: GrammarHandler, *, epoch: int = 1) -> None:
         self.host = LockedHost(host)
         self.grant = LeaseGrant(
             endpoint=Endpoint(address="local", public_key="", epoch=epoch), asker_key=""

@@ -67,7 +67,7 @@ class _Instrument:
 
 
 class Counter(_Instrument):
-    """Only ever rises."""
+    """A value that only ever rises."""
 
     def add(self, value: float = 1.0, **labels: str) -> None:
         """Add `value`, 0 or more."""
@@ -78,8 +78,8 @@ class Counter(_Instrument):
 
 
 class Gauge(_Instrument):
-    """Has a value now. Set it again every second or so, also where it stays: Ray's agent forgets
-    one that was not set within two of its reports."""
+    """A value that rises and falls. Set it again every second or so, also where it stays: Ray's
+    agent forgets one that was not set within two of its reports."""
 
     def set(self, value: float, **labels: str) -> None:
         """Replace the value."""
@@ -90,7 +90,7 @@ class Gauge(_Instrument):
 
 
 class Histogram(_Instrument):
-    """Counts values by buckets."""
+    """The number of values within each bucket."""
 
     def observe(self, value: float, times: int = 1, **labels: str) -> None:
         """Take in `value`, `times` times over."""

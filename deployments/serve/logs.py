@@ -2,7 +2,7 @@
 
 A replica's lines join those of Serve itself (`logging_config` of the config file: JSON or text,
 level), with the request's id where there is one. Ranks are plain actors, so they write to their own
-stderr, which Ray keeps in a file per process, in the same form. What a line is about stands in
+stderr, which Ray keeps in a file per process, in the same form. What a line is about is in its
 `extra`: ids, counts, reasons of our own. Never a key, a prompt or a completion.
 """
 
@@ -19,7 +19,7 @@ _TEXT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class _ToServe(logging.Handler):
-    """Hands records to whatever handlers Serve has, also when it is given others later."""
+    """Hands records to the handlers that Serve has now, which may be given to it later."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass the record on, if Serve's level lets it through."""
@@ -29,7 +29,7 @@ class _ToServe(logging.Handler):
 
 
 class _Fields(logging.Filter):
-    """Adds what is the same for every line of a process."""
+    """Adds the fields that are the same for every line of a process."""
 
     def __init__(self, fields: dict[str, object]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Fields(logging.Filter):
 
 
 def join_serve() -> None:
-    """In a Serve replica: let our packages' lines be lines of Serve. Idempotent."""
+    """Make our packages' log lines lines of Serve. To be called in a Serve replica. Idempotent."""
     for name in PACKAGES:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _ToServe) for handler in logger.handlers):
@@ -61,7 +61,7 @@ def is_json() -> bool:
 
 
 def configure_rank(*, as_json: bool, **fields: object) -> None:
-    """In a process that is no replica: write to stderr. Call once.
+    """Write log lines to stderr. To be called once, in a process that is no replica.
 
     Args:
         as_json: a JSON object per line; else text.

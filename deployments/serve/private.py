@@ -3,7 +3,7 @@ one file.
 
 Ray's version is pinned. Each function says what the public interface lacks; `tests/deployments/
 serve/test_private.py` and the tests marked `ray` show whether they still do what they say. Imports
-of Serve stand inside the functions: ranks import this module, and Serve would cost each of them
+of Serve are inside the functions: ranks import this module, and Serve would cost each of them
 40 MB.
 """
 

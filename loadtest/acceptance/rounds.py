@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig, QuantizationName
 from models.engine.base import Engine
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
@@ -69,13 +69,13 @@ class EnginePair:
         self,
         pair: Path,
         *,
-        dtype: str,
+        dtype: DtypeName,
         batch: int,
         max_model_len: int,
         num_threads: int,
-        draft_quantization: str | None = None,
+        draft_quantization: QuantizationName | None = None,
     ) -> None:
-        def runner(name: str, quantization: str | None = None) -> ModelRunner:
+        def runner(name: str, quantization: QuantizationName | None = None) -> ModelRunner:
             return ModelRunner(
                 EngineConfig(
                     model_path=str(pair / name),

@@ -32,13 +32,14 @@ from loadtest.bench.lines import PairBench
 from loadtest.bench.link import linked
 from loadtest.bench.loop import LoopRun, Prompts, name_of
 from loadtest.bench.plot import draw
-from loadtest.bench.quantized import QUANTIZATION, DraftSettings, compare_drafts, print_drafts
+from loadtest.bench.quantized import DEFAULTS, QUANTIZATION, Found, compare_drafts, print_drafts
 from loadtest.bench.record import Record, line_of, print_pair
 from loadtest.bench.references import BareEngine
 from loadtest.report.interleaved import interleave
 from loadtest.report.machine import ROOT
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
+from loadtest.report.record import head, write_json
 from loadtest.service.served import POD_ENVIRONMENT
 
 _DEMO = f"demo={ROOT / 'models' / 'demo'}"
@@ -63,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         pairs = pairs or [PairPath.parse(_DEMO)]
     except ValueError as error:
         parser.error(str(error))
+    if arguments.draft_quantization:
+        _compare_drafts(pairs, settings, words, arguments.output)
+        return
     threads = (settings.threads, arguments.served_draft_threads)
     record = Record(
         arguments.output,
@@ -75,11 +79,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             "parts": arguments.parts,
         },
     )
-    if arguments.draft_quantization:
-        for pair in pairs:
-            _compare_drafts(record, pair, settings)
-        record.finish()
-        return
     for pair in pairs:
         _measure(record, pair, settings, threads, arguments.parts)
         gc.collect()
@@ -108,22 +107,17 @@ def grown_pair(name: str, cache: Path) -> PairPath:
     return PairPath(name, path)
 
 
-def _compare_drafts(record: Record, pair: PairPath, settings: EngineSettings) -> None:
-    """Measure and print the draft with 8-bit weights next to the same draft as it is."""
-    compared = compare_drafts(
-        pair,
-        DraftSettings(
-            threads=[settings.threads],
-            dtype=settings.dtype,
-            k=settings.k[0],
-            prompts=settings.prompts,
-            max_tokens=settings.tokens,
-            sessions=settings.batch,
-            turns=settings.pass_repeats,
-        ),
-    )
-    record.put(pair.label, "draft_quantization", compared)
-    print_drafts(compared)
+def _compare_drafts(
+    pairs: Sequence[PairPath], settings: EngineSettings, words: Sequence[str], output: Path | None
+) -> None:
+    """Measure drafts with 8-bit weights next to the same drafts as they are, print and write."""
+    found: Found = {}
+    for pair in pairs:
+        for part, lines in compare_drafts(pair, settings).items():
+            found.setdefault(part, []).extend(lines)
+    print_drafts(found)
+    first = head("python -m loadtest.bench", words, asdict(settings))
+    write_json(output, {**first, "dtype": settings.dtype, "k": settings.k[0], **found})
 
 
 def _measure(
@@ -265,7 +259,7 @@ def _parser() -> argparse.ArgumentParser:
         "--draft-quantization",
         choices=[QUANTIZATION],
         help="measure only this: the draft with such weights next to the draft as it is, with the "
-        "first of --k, sessions of --batch and --pass-repeats turns",
+        f"first of --k, --batch sessions and --pass-repeats turns (kept results: {DEFAULTS})",
     )
     parser.add_argument(
         "--served-draft-threads", type=int, default=1, help="of the draft where it is a process"

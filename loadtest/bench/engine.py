@@ -32,6 +32,7 @@ from loadtest.bench.passes import (
 from loadtest.bench.random_pair import PAIRS, make_random_pair
 from loadtest.bench.record import Record, print_pair
 from loadtest.report.pairs import PairPath
+from models.config import DtypeName
 
 _RANDOM_PROMPT_TOKENS = 64
 _MAX_MODEL_LEN = 1024
@@ -52,7 +53,7 @@ class EngineSettings:
     """What is measured, and how often. Odd repeats: the median is a run that was."""
 
     device: str
-    dtype: str
+    dtype: DtypeName
     threads: int
     context: int
     repeats: int
@@ -117,7 +118,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """Which pairs, and the options that `EngineSettings.of` reads."""
     parser.add_argument(
         "--pair",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="[LABEL=]DIR",
         help="target/ and draft/ with the demo's tokenizer; may be given several times",

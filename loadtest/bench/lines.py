@@ -21,7 +21,7 @@ from loadtest.bench.references import (
     load_reference,
 )
 from loadtest.report.interleaved import interleave
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.runner import ModelRunner
 
 _WARM_UP_TOKENS = 8
@@ -42,7 +42,7 @@ class PairBench:
         self,
         pair: Path,
         *,
-        dtype: str,
+        dtype: DtypeName,
         device: str,
         num_threads: int,
         max_model_len: int,

@@ -28,7 +28,7 @@ Prompts = Sequence[Sequence[int]]
 SPLIT = ("draft", "verify", "queue", "link", "loop")
 _EPOCH = 1
 _HIGHEST_K = 8  # of adaptive k
-_LIMITS = SessionLimits(propose_timeout_s=10.0)  # on a slow machine a draft is waited for
+_LIMITS = SessionLimits(draft_ms=10_000)  # on a slow machine a draft is waited for
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def make_services(target: EnginePool, draft: EnginePool | None, k: int | None) -
         draft_pool=draft,
         constraint_pool=None,
         speculation=SpeculationLimits(
-            num_speculative_tokens=k,
-            max_speculative_tokens=max(_HIGHEST_K, k or 0),
+            num_speculative_tokens="adaptive" if k is None else k,
+            max_num_speculative_tokens=max(_HIGHEST_K, k or 0),
             prompt_lookup_max=0,
         ),
         limits=_LIMITS,

@@ -70,7 +70,7 @@ def decode_shapes(runner: ModelRunner, context: int = CONTEXT) -> list[PassShape
     return [
         shape
         for shape in shapes
-        if shape.num_rows <= runner.max_batch_rows
+        if shape.num_rows <= runner.max_num_batched_tokens
         and shape.num_tokens <= runner.max_model_len
         and shape.num_sessions * blocks_for(shape.num_tokens) <= runner.pool.num_free
     ]

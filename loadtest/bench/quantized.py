@@ -9,54 +9,35 @@ session's rows in one pass, from its first token on.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tqdm import tqdm
 
 from loadtest.acceptance.rounds import EnginePair
+from loadtest.bench.engine import EngineSettings
 from loadtest.bench.passes import PassShape, tables_for, timed_pass
 from loadtest.report.interleaved import interleave
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
-from models.config import EngineConfig
+from models.config import EngineConfig, QuantizationName
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 
-MAX_MODEL_LEN = 1024
-QUANTIZATION = "int8"
-_WAYS: Mapping[str, str | None] = {"plain": None, "int8": QUANTIZATION}
+QUANTIZATION: QuantizationName = "int8"
+# What `--draft-quantization` measures by default, as options of the bench.
+DEFAULTS = "--k 3 --prompts 32 --tokens 64 --batch 1 2 4 8 --pass-repeats 199"
+_WAYS: Mapping[str, QuantizationName | None] = {"plain": None, "int8": QUANTIZATION}
+_TEMPERATURES = (0.0, 1.0)
+_PROMPT_ROWS = (32, 256)
+_SEED = 7
+_TEXTS_AT_A_TIME = 16
+_MAX_MODEL_LEN = 1024
 _CONTEXT_TOKENS = 100  # of a session when its step is timed
 _WARM_UP_TURNS = 3
 
-
-@dataclass(frozen=True, kw_only=True)
-class DraftSettings:
-    """What is measured of the two drafts.
-
-    Attributes:
-        threads: of a pass; acceptance and weights are measured with the first.
-        k: tokens drafted per round.
-        temperatures: of the rounds.
-        prompts: held-out ones, of `max_tokens` each unless they end.
-        batch: texts at a time.
-        sessions: of a draft step.
-        rows: of a prompt's pass.
-        turns: passes of each draft per shape.
-    """
-
-    threads: Sequence[int] = (2,)
-    dtype: str = "bfloat16"
-    k: int = 3
-    temperatures: Sequence[float] = (0.0, 1.0)
-    prompts: int = 32
-    max_tokens: int = 64
-    batch: int = 16
-    seed: int = 7
-    sessions: Sequence[int] = (1, 2, 4, 8)
-    rows: Sequence[int] = (32, 256)
-    turns: int = 200
+Found = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,58 +81,52 @@ class Weights:
     batch_invariant: tuple[bool, bool]  # plain, int8
 
 
-def compare_drafts(pair: PairPath, settings: DraftSettings) -> dict[str, list[dict[str, Any]]]:
-    """Both drafts of a pair: `acceptance`, `weights` and `passes`, ready for JSON."""
-    num_texts = len(_WAYS) * len(settings.temperatures) * settings.prompts
-    with tqdm(total=num_texts, desc=f"{pair.label}: acceptance", unit="text") as bar:
-        acceptance = _measure_acceptance(pair, settings, bar)
-    weights: list[Weights] = []
-    times: list[PassTime] = []
-    for num_threads in settings.threads:
-        memory, passes = _measure_passes(pair, settings, num_threads)
-        times += passes
-        weights = weights or [memory]
-    return {
-        "acceptance": [asdict(line) for line in acceptance],
-        "weights": [asdict(line) for line in weights],
-        "passes": [asdict(line) for line in times],
-    }
+def compare_drafts(pair: PairPath, settings: EngineSettings) -> Found:
+    """Both drafts of a pair, ready for JSON: `acceptance`, `weights` and `passes`.
+
+    Passes are timed with one thread and with `settings.threads`, for `settings.batch` sessions.
+    """
+    found: Found = {"acceptance": _measure_acceptance(pair, settings), "weights": [], "passes": []}
+    for num_threads in sorted({1, settings.threads}):
+        weights, times = _measure_passes(pair, settings, num_threads)
+        found["weights"] = [asdict(weights)]
+        found["passes"] += [asdict(line) for line in times]
+    return found
 
 
-def _measure_acceptance(
-    pair: PairPath, settings: DraftSettings, bar: tqdm[Any]
-) -> list[Acceptance]:
+def _measure_acceptance(pair: PairPath, settings: EngineSettings) -> list[dict[str, Any]]:
     """Both drafts on the same held-out prompts and seeds."""
-    prompts = demo_prompts(settings.prompts, settings.seed)
+    prompts, k = demo_prompts(settings.prompts, _SEED), settings.k[0]
+    num_texts = len(_WAYS) * len(_TEMPERATURES) * len(prompts)
     results = []
-    for quantization in _WAYS.values():
-        engines = EnginePair(
-            pair.path,
-            dtype=settings.dtype,
-            batch=settings.batch,
-            max_model_len=MAX_MODEL_LEN,
-            num_threads=settings.threads[0],
-            draft_quantization=quantization,
-        )
-        for temperature in settings.temperatures:
-            sampling = Sampling(temperature=temperature, seed=settings.seed)
-            texts = engines.run(prompts, sampling, settings.k, settings.max_tokens, bar.update)
-            accepted = [number for text in texts for number in text]
-            results.append(
-                Acceptance(
+    with tqdm(total=num_texts, desc=f"{pair.label}: acceptance", unit="text") as bar:
+        for quantization in _WAYS.values():
+            engines = EnginePair(
+                pair.path,
+                dtype=settings.dtype,
+                batch=_TEXTS_AT_A_TIME,
+                max_model_len=_MAX_MODEL_LEN,
+                num_threads=1,
+                draft_quantization=quantization,
+            )
+            for temperature in _TEMPERATURES:
+                sampling = Sampling(temperature=temperature, seed=_SEED)
+                texts = engines.run(prompts, sampling, k, settings.tokens, bar.update)
+                accepted = [number for text in texts for number in text]
+                line = Acceptance(
                     pair=pair.label,
                     quantization=quantization,
                     temperature=temperature,
                     num_rounds=len(accepted),
                     num_accepted=sum(accepted),
-                    rate=sum(accepted) / (settings.k * len(accepted)),
+                    rate=sum(accepted) / (k * len(accepted)),
                 )
-            )
+                results.append(asdict(line))
     return results
 
 
 def _measure_passes(
-    pair: PairPath, settings: DraftSettings, num_threads: int
+    pair: PairPath, settings: EngineSettings, num_threads: int
 ) -> tuple[Weights, list[PassTime]]:
     """Both drafts, turn by turn, for each shape of pass."""
     runners = {
@@ -159,8 +134,8 @@ def _measure_passes(
             EngineConfig(
                 model_path=str(pair.path / "draft"),
                 dtype=settings.dtype,
-                max_model_len=MAX_MODEL_LEN,
-                kv_cache_tokens=max(settings.sessions) * MAX_MODEL_LEN,
+                max_model_len=_MAX_MODEL_LEN,
+                kv_cache_tokens=max(settings.batch) * _MAX_MODEL_LEN,
                 num_threads=num_threads,
                 quantization=quantization,
             )
@@ -174,11 +149,11 @@ def _measure_passes(
         int8_mb=int8.weight_bytes / 1e6,
         batch_invariant=(plain.batch_invariant, int8.batch_invariant),
     )
-    shapes = [PassShape(number, 1, _CONTEXT_TOKENS) for number in settings.sessions]
-    shapes += [PassShape(1, num_rows, 0) for num_rows in settings.rows]
+    shapes = [PassShape(number, 1, _CONTEXT_TOKENS) for number in settings.batch]
+    shapes += [PassShape(1, num_rows, 0) for num_rows in _PROMPT_ROWS]
     times = []
     for shape in tqdm(shapes, desc=f"{pair.label}: {num_threads} threads", unit="shape"):
-        plain_ms, int8_ms = _by_turns(runners, shape, settings.turns)
+        plain_ms, int8_ms = _by_turns(runners, shape, settings.pass_repeats)
         ratios = [above / below for above, below in zip(int8_ms, plain_ms, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         times.append(
@@ -211,31 +186,27 @@ def _by_turns(
             table.free()
 
 
-def print_drafts(compared: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Three small tables of what `compare_drafts` found."""
+def print_drafts(found: Found) -> None:
+    """Print three small tables of what `compare_drafts` found."""
     print(f"\n{'pair':<28}{'T':>5}{'draft':>8}{'rounds':>8}{'accepted of drafted':>22}")
-    for line in compared["acceptance"]:
-        name = line["quantization"] or "plain"
+    for line in found["acceptance"]:
         print(
-            f"{line['pair']:<28}{line['temperature']:>5g}{name:>8}{line['num_rounds']:>8}"
-            f"{line['rate']:>22.4f}"
+            f"{line['pair']:<28}{line['temperature']:>5g}{line['quantization'] or 'plain':>8}"
+            f"{line['num_rounds']:>8}{line['rate']:>22.4f}"
         )
     print(
-        f"\n{'pair':<28}{'threads':>8}{'sessions':>9}{'rows':>6}{'plain':>10}{'int8':>10}"
-        f"{'ratio':>19}{'shortest':>20}"
+        f"\n{'pair':<28}{'threads':>8}{'sessions':>9}{'rows':>6}{'plain, ms':>11}{'int8, ms':>10}"
+        f"{'ratio':>19}"
     )
-    for line in compared["passes"]:
+    for line in found["passes"]:
         low, high = line["ratio_quartiles"]
         print(
-            f"{line['pair']:<28}{line['num_threads']:>8}"
-            f"{line['num_sessions']:>9}{line['num_rows']:>6}"
-            f"{line['plain_ms']:>7.2f} ms{line['int8_ms']:>7.2f} ms"
+            f"{line['pair']:<28}{line['num_threads']:>8}{line['num_sessions']:>9}"
+            f"{line['num_rows']:>6}{line['plain_ms']:>11.2f}{line['int8_ms']:>10.2f}"
             f"  {line['ratio']:>4.2f} [{low:>4.2f}, {high:>4.2f}]"
-            f"{line['shortest_ms'][0]:>9.2f} {line['shortest_ms'][1]:>7.2f} ms"
         )
-    print()
-    for line in compared["weights"]:
+    for line in found["weights"]:
         print(
-            f"{line['pair']}: weights {line['plain_mb']:.1f} MB, int8 {line['int8_mb']:.1f} MB; "
+            f"\n{line['pair']}: weights {line['plain_mb']:.1f} MB, int8 {line['int8_mb']:.1f} MB; "
             f"batch_invariant {line['batch_invariant'][0]}, int8 {line['batch_invariant'][1]}"
         )

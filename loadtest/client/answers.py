@@ -22,7 +22,7 @@ _KEPT_CHARACTERS = 500  # of the body of an HTTP error
 
 @dataclass
 class Answer:
-    """What has come of one request so far. Times in seconds by its feeder's clock.
+    """Holds what has come of one request so far. Times in seconds by its feeder's clock.
 
     Attributes:
         began_s, ended_s: when the request was sent and when the last of its answer had come.
@@ -56,7 +56,7 @@ class Answer:
         return int(self.speculation.get("num_draft_tokens", 0))
 
     def take(self, line: str, now_s: float) -> bool:
-        """Take in one line of the event stream; whether it held an event other than the end.
+        """Take in one line of the event stream; return whether it held an event but the end.
 
         Raises:
             ValueError: the event is no JSON.
@@ -88,7 +88,7 @@ class Answer:
             self.retry_after_s = float(retry_after)
 
     def figures(self) -> dict[str, float]:
-        """Figures that locust's table shows next to the whole time, with units in their names."""
+        """Return what locust's table shows next to the whole time, with units in the names."""
         figures: dict[str, float] = {}
         if self.first_text_s is not None and self.last_text_s is not None:
             figures["TTFT, ms"] = (self.first_text_s - self.began_s) * 1e3
@@ -107,7 +107,7 @@ class Answer:
         return figures
 
     def _add_text(self, choice: Mapping[str, Any], now_s: float) -> None:
-        """Of a chat the text is in `delta`, of a completion it is the choice's own."""
+        """Add the text of a choice: a chat has it in `delta`, a completion in the choice itself."""
         text = (choice.get("delta") or {}).get("content") or choice.get("text")
         if text:
             self.text += text
@@ -118,7 +118,7 @@ class Answer:
 def check_answer(
     answer: Answer, *, schema: Mapping[str, Any] | None = None, known: Answer | None = None
 ) -> str:
-    """Why an answer is wrong; "" when it is right.
+    """Return why an answer is wrong, or "" when it is right.
 
     Args:
         answer: what came.
@@ -138,7 +138,7 @@ def check_answer(
 
 
 def check_refusal(answer: Answer, bad_field: str) -> str:
-    """Why the answer to a request whose `bad_field` is wrong is not the 400 it must be, or ""."""
+    """Return why this is not the 400 that a request with a wrong `bad_field` must get, or ""."""
     if answer.status != 400:
         return f"status {answer.status} for a bad {bad_field}, not 400"
     try:
@@ -153,7 +153,7 @@ def check_refusal(answer: Answer, bad_field: str) -> str:
 def check_asked(
     asking: Asking, answer: Answer, known: MutableMapping[str, Answer] | None = None
 ) -> str:
-    """Why the answer to a request of the workload is wrong, or "".
+    """Return why the answer to a request of the workload is wrong, or "".
 
     `known` holds the first right answer to every request and gets this one; None: a request may
     have another text each time. Of an answer that its reader left only an error is wrong.

@@ -76,7 +76,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What was seen of the load and of the router in a stretch; see `Stretch`."""
+    """Holds what was seen of load and router in a stretch; see `Stretch`."""
 
     load_cpu_share: float
     peak_running: float

@@ -24,7 +24,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 def key_headers(api_key: str = "") -> dict[str, str]:
-    """The header that carries `api_key`, or, where that is empty, OUTRIDER_API_KEY's."""
+    """Return the header that carries `api_key`, or, where that is empty, OUTRIDER_API_KEY's."""
     key = api_key or os.environ.get("OUTRIDER_API_KEY", "")
     return {"authorization": f"Bearer {key}"} if key else {}
 
@@ -32,7 +32,7 @@ def key_headers(api_key: str = "") -> dict[str, str]:
 def open_client(
     base_url: str, *, api_key: str = "", timeout_s: float = READ_TIMEOUT_S
 ) -> httpx.AsyncClient:
-    """A client for all requests of a load; `timeout_s` is between two pieces of an answer."""
+    """Return a client for all requests of a load, with `timeout_s` between pieces of an answer."""
     return httpx.AsyncClient(
         base_url=base_url,
         headers=key_headers(api_key),
@@ -74,7 +74,7 @@ async def ask(
 
 
 def ask_once(base_url: str, body: Mapping[str, Any], *, api_key: str = "") -> Answer:
-    """`ask` from plain code, on a connection of its own."""
+    """Do as `ask` from plain code, on a connection of its own."""
 
     async def once() -> Answer:
         async with open_client(base_url, api_key=api_key) as client:

@@ -24,7 +24,8 @@ import httpx
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
-from deployments.api.requests import ServedModel
+from deployments.config.schema import RouterConfig
+from deployments.ingress.service import served_model
 from loadtest.hostile.attacks import Attack, fitting_logprob_requests, large_bodies
 from loadtest.report.machine import ROOT
 from loadtest.trial import frame
@@ -60,11 +61,15 @@ def make_app(max_model_len: int, body_limit_bytes: int) -> HttpService:
     """The routes' service over the shipped tokenizer."""
     tokenizer = Tokenizer.load(ROOT / "models" / "demo" / "target")
     generator = _Ready()
+    config = RouterConfig(
+        model_name="m", max_model_len=max_model_len, body_limit_bytes=body_limit_bytes
+    )
     return HttpService(
-        model=ServedModel(name="m", tokenizer=tokenizer, created=0, max_model_len=max_model_len),
+        model=served_model(config, tokenizer, created=0),
         generator=generator,
         health=HealthProbe(generator, tokenizer, timeout_s=5.0),
-        body_limit_bytes=body_limit_bytes,
+        body_limit_bytes=config.body_limit_bytes,
+        send_timeout_s=config.timeouts.token_gap_s,
     )
 
 

@@ -17,7 +17,7 @@ SAMPLES = "samples"  # an entry of a result: a list of like objects, each writte
 
 
 def head(program: str, words: Sequence[str], settings: Mapping[str, object]) -> dict[str, object]:
-    """The first entries of a result: how it was made, where, and with which settings.
+    """Return the first entries of a result: how it was made, where, and with which settings.
 
     Args:
         program: what was run: "python -m loadtest.bench".
@@ -35,7 +35,7 @@ def head(program: str, words: Sequence[str], settings: Mapping[str, object]) -> 
 
 
 def public_command(program: str, words: Sequence[str]) -> str:
-    """The command line, without directories of this machine."""
+    """Return the command line without directories of this machine."""
     return shlex.join([*program.split(), *map(_public_word, words)])
 
 
@@ -61,7 +61,7 @@ def _rendered(key: str, value: object) -> str:
 
 
 def _indented(value: object, indent: str) -> str:
-    """As `json.dumps` with an indent of 1, but for lists of plain values, which take one line."""
+    """Do as `json.dumps` with an indent of 1, but leave lists of plain values on one line."""
     inner = indent + " "
     if isinstance(value, Mapping) and value:
         parts = [f"{json.dumps(str(k))}: {_indented(v, inner)}" for k, v in value.items()]
@@ -75,7 +75,7 @@ def _indented(value: object, indent: str) -> str:
 
 
 def _public_word(word: str) -> str:
-    """A word of the command line: a pair's label, or a path as results may show it."""
+    """Return a word of the command line as results may show it: of a pair only the label."""
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     label, is_labelled, _ = value.rpartition("=")
     if is_labelled:

@@ -95,13 +95,13 @@ def limits(config: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {
         RUNNING: router["max_sessions"],
         WAITING: router["max_queued_sessions"],
-        "Target.num_sessions": target["max_sessions"],
-        "Target.num_leases": target["max_sessions"],
+        "Target.num_sessions": target["max_num_seqs"],
+        "Target.num_leases": target["max_num_seqs"],
         "Constraint.num_leases": args["constraint"]["max_sessions"],
     }
     if "draft" in args:
         found |= {
-            "Draft.num_sessions": args["draft"]["max_sessions"],
-            "Draft.num_leases": args["draft"]["max_sessions"],
+            "Draft.num_sessions": args["draft"]["max_num_seqs"],
+            "Draft.num_leases": args["draft"]["max_num_seqs"],
         }
     return found

@@ -264,7 +264,7 @@ def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, object]:
         shares = [line[f"{policy}_share"] for line in lines]
         worst = lines[shares.index(min(shares))]
         found[policy] = {
-            "median_share": statistics.median(shares),
+            "median_share": round(statistics.median(shares), 4),
             "worst_share": min(shares),
             "worst_scenario": worst["name"],
             "num_below_0.9": sum(share < 0.9 for share in shares),

@@ -18,7 +18,7 @@ from loadtest.trial import frame
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What a soak has found so far; the result file keeps medians and extremes by minute."""
+    """Holds what a soak has found so far; its file keeps medians and extremes by minute."""
 
     tally: Tally = field(default_factory=Tally)
     length_s: float = 0.0
@@ -58,7 +58,7 @@ class Report(frame.Report):
 
 
 def by_minute(at_s: Sequence[float], values: Sequence[float], digits: int) -> dict[str, object]:
-    """Median and greatest value of each minute that has samples; extremes and last of all."""
+    """Return median and greatest of each minute that has samples, and extremes and last of all."""
     minutes: dict[int, list[float]] = {}
     for time_s, value in zip(at_s, values, strict=False):
         minutes.setdefault(int(time_s // 60), []).append(value)

@@ -21,7 +21,7 @@ from loadtest.service.served import POD_ENVIRONMENT, served
 
 @dataclass(kw_only=True)
 class Report:
-    """What a trial has found so far.
+    """Holds what a trial has found so far; each trial adds its own.
 
     Attributes:
         violations: what did not hold, a line each.
@@ -35,7 +35,7 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """All that keeps the trial from having passed."""
+        """Return all that keeps the trial from having passed, a line each."""
         return [*self.violations, *filter(None, [self.crash])]
 
     @property
@@ -44,11 +44,11 @@ class Report:
         return not self.problems
 
     def content(self) -> Mapping[str, object]:
-        """The entries of the result file after its head."""
+        """Return the entries of the result file after its head."""
         raise NotImplementedError
 
     def lines(self) -> Iterable[str]:
-        """What is printed at the end, before the problems."""
+        """Return what is printed at the end, before the problems."""
         return ()
 
     def draw(self, path: Path) -> None:
@@ -61,7 +61,7 @@ Found = TypeVar("Found", bound=Report)
 def trial_parser(
     module: str, doc: str | None, *, config: str = "demo.yaml"
 ) -> argparse.ArgumentParser:
-    """A parser with what every trial takes: the config that is served, and where results go."""
+    """Return a parser with what every trial takes: the config, and where results go."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description=(doc or "").split("\n", maxsplit=1)[0]
     )
@@ -81,7 +81,7 @@ def run_trial(
     report: Found,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run a trial from the command line; the exit status, 1 when something did not hold.
+    """Run a trial from the command line; return the exit status, 1 when something did not hold.
 
     Args:
         module: that is run, for the result's command.
@@ -106,7 +106,7 @@ def run_trial(
 
 @contextlib.contextmanager
 def crash_noted(report: Report) -> Iterator[None]:
-    """Around a run: notes an exception that ends it, Ctrl-C included, and lets it go on.
+    """Note an exception that ends the block, Ctrl-C included, and let it go on.
 
     A report of a run that was cut off would say that all was well so far.
     """
@@ -119,7 +119,7 @@ def crash_noted(report: Report) -> Iterator[None]:
 
 @contextlib.contextmanager
 def served_at(url: str, config_path: Path, report: Report) -> Iterator[str]:
-    """Where a service runs: at `url`, or, where that is empty, one of `config_path` as pods run it.
+    """Yield where a service runs: `url`, or, where that is empty, one of `config_path` as in pods.
 
     Args:
         url: of a service that others started and will end; without /v1.

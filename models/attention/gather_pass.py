@@ -46,7 +46,7 @@ class TileBatch:
 class KeyGather:
     """The keys of S sessions, padded to one number of chunks, and the tiles that look at them."""
 
-    block_ids: Tensor  # [S * J * blocks of a chunk], the null block behind a session's last
+    block_ids: Tensor  # [S * J * blocks of a chunk], the null block after a session's last
     blocks_per_chunk: int
     num_chunks: int  # J
     tile_rows: int  # t

@@ -1,10 +1,10 @@
-"""A Hugging Face checkpoint as a model on this device, or one clear refusal.
+"""Loads a Hugging Face checkpoint as a model on this device, or refuses it by name.
 
 Loads any causal language model that routes its attention through transformers'
 AttentionInterface, from safetensors only, without ever running code from the checkpoint. What
 cannot be served correctly is refused by name first (`models/checkpoint/architecture.py`).
-Where several ranks share the model, each reads and keeps its own part only. How the weights are
-laid out for this machine is the business of who computes with them (`models/cpu/setup.py`).
+Where several ranks share the model, each reads and keeps its own part only. The
+back-end lays the weights out for its machine (`models/cpu/setup.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Checkpoint:
     num_key_heads: int
     head_dim: int
     windows: tuple[int | None, ...]  # of each layer's attention
-    eos_ids: tuple[int, ...]  # ids that end a generation, by the checkpoint's own word
+    eos_ids: tuple[int, ...]  # ids that end a generation, as the checkpoint's own files name them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class KeySizes:
 
 
 def key_sizes(hf_config: PreTrainedConfig, world_size: int) -> KeySizes:
-    """What each of `world_size` ranks keeps of the heads, by the config alone."""
+    """The heads that each of `world_size` ranks keeps, from the config alone."""
     text = hf_config.get_text_config()
     num_heads = text.num_attention_heads
     num_shares = world_size if divides_heads(tensor_parallel_plan(hf_config)) else 1
@@ -69,7 +69,7 @@ def key_sizes(hf_config: PreTrainedConfig, world_size: int) -> KeySizes:
 
 
 def kv_bytes_per_token(sizes: KeySizes | Checkpoint, itemsize: int) -> int:
-    """Keys and values of all layers of one token, in numbers of so many bytes; of each rank."""
+    """Bytes of the keys and values of one token in all layers of one rank, each of `itemsize`."""
     return 2 * sizes.num_layers * sizes.num_key_heads * sizes.head_dim * itemsize
 
 
@@ -165,7 +165,7 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
 
 
 def _find_vocabulary(model_path: str) -> Vocabulary | None:
-    """That of the checkpoint's tokenizer, if it has one."""
+    """The vocabulary of the checkpoint's tokenizer, if it has one."""
     file = Path(model_path) / "tokenizer.json"
     if not Path(model_path).is_dir():
         found = cached_file(

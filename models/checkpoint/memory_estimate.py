@@ -1,4 +1,4 @@
-"""What a model will take on each rank, from its config alone: nothing is read or allocated.
+"""Estimates what a model takes on each rank, from its config alone: nothing is read or allocated.
 
 The layers are made on torch's "meta" device, where tensors have shapes and no storage, and counted
 as `models/checkpoint/loader.py` will keep them. Importing transformers and torch is what takes the
@@ -35,10 +35,10 @@ class MemoryEstimate:
 
 
 def memory_estimate(config: EngineConfig) -> MemoryEstimate:
-    """What the model of `config` takes.
+    """The sizes of the model that `config` names.
 
     Raises:
-        ValueError: there is no checkpoint, or it cannot be served like this; says why.
+        ValueError: there is no checkpoint, or it cannot be served like this; with the reason.
     """
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)

@@ -36,10 +36,10 @@ from models.grammar.masks import MaskClient, MaskSource
 from models.kv.block_pool import BlockTable
 from models.protocol.messages import Close, EngineRequest, Failed, Open, Propose, Verify
 from models.sampling.penalties import TokenHistory, has_penalties
-from models.scheduler.batch import PassPlan, PassPlanner, PlannedRows
+from models.scheduler.batch import PassPlan, PassPlanner
 from models.scheduler.prefill_budget import PrefillBudget
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session, SessionTable
+from models.scheduler.sessions import Job, PlannedRows, Session, SessionTable
 
 FailureCode = Literal["context_too_long", "mask_unavailable", "invalid", "internal"]
 
@@ -80,7 +80,7 @@ class Engine(ABC):
         self._times = PassTimes()
         budget = PrefillBudget(runner.config.max_prefill_slowdown, self._times)
         self._planner = PassPlanner(
-            runner.pool, runner.config.max_batch_rows, budget, self._prefix_cache
+            runner.pool, runner.config.max_num_batched_tokens, budget, self._prefix_cache
         )
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
         self._notices = QueueNotices(queued_interval_s)

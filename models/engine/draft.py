@@ -1,10 +1,10 @@
 """The draft model's engine: catch up with the committed tokens, then draft k tokens, one a step.
 
-Under `coupled` it draws with the target's noise and the target's score function, so a drafted
-token is the one the target would draw if their logits agreed; under `rejection` it draws from a
+Under `coupled` it samples with the target's noise and the target's score function, so a drafted
+token is the one the target would sample if their logits agreed; under `rejection` it samples from a
 truncated distribution that goes with the draft. Sessions join and leave between steps. A draft ends
 early rather than holding anyone up: at a late or missing mask, at its deadline, when there is no
-room. Its cache lags the log by the last drafted token, which no pass has read yet.
+room. Its cache lags the tokens by the last drafted one, which no pass has read yet.
 
 On a GPU the steps of drafts that need nothing from the host run as one chain (`draft_chain`).
 """
@@ -25,8 +25,7 @@ from models.engine.sampler import draft_rows
 from models.grammar.masks import MaskSource
 from models.protocol.messages import Cut, Proposal, Propose, Verify
 from models.sampling.draft_probs import pack
-from models.scheduler.batch import PlannedRows
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import Job, PlannedRows, Session
 
 _STEP_SHARE = 0.2  # weight of the newest draft step in their running mean
 
@@ -102,7 +101,7 @@ class DraftEngine(Engine):
         if not all(is_chainable(planned.session) for planned in rows):
             return 1
         if self._jobs.are_any_held():
-            return 1  # drafts that were waiting for their masks go on with the next draw
+            return 1  # drafts that were waiting for their masks go on with the next step
         room = min(self._runner.max_model_len - len(planned.session.tokens) for planned in rows)
         num_steps = min(room, *(planned.job.steps_left + 1 for planned in rows))
         if self._step_s:
@@ -111,7 +110,7 @@ class DraftEngine(Engine):
         return num_steps
 
     def _run_chain(self, rows: list[PlannedRows], num_steps: int) -> None:
-        """Draw `num_steps` tokens for each session, as that many passes would have."""
+        """Sample `num_steps` tokens for each session, as that many passes would have."""
         started_s = self._clock()
         links = [
             ChainLink(
@@ -123,12 +122,12 @@ class DraftEngine(Engine):
             for planned in rows
         ]
         num_steps = reserve_chain(links, num_steps)
-        drawn = draw_chain(self._runner, links, num_steps)
+        sampled = draw_chain(self._runner, links, num_steps)
         now = self._clock()
         for step in range(num_steps):
             steps = [p if step == 0 else _next_step(p, step) for p in rows]
             self._note_pass(steps, (now - started_s) / num_steps, now)
-        for planned, tokens in zip(rows, drawn, strict=True):
+        for planned, tokens in zip(rows, sampled, strict=True):
             session, job = planned.session, planned.job
             computed_len = len(session.tokens)
             for token in tokens:

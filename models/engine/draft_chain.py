@@ -1,12 +1,12 @@
-"""Several draft steps in a row on the device, without the host knowing what was drawn.
+"""Several draft steps in a row on the device, without the host knowing what was sampled.
 
 A draft step needs the token before it. Handing that token through the host costs a wait for the
 device in every step; on a GPU with a small draft model that is most of the time. So drafts whose
-draws need nothing from the host are drawn as a chain: positions, blocks and noise are known
+steps need nothing from the host run as a chain: positions, blocks and noise are known
 beforehand, each step's ids stay on the device and are the next step's rows, and the host looks
 once, at the end. Sessions that come meanwhile wait for the chain, a few steps at most.
 
-A token behind an eos was drawn in vain, and its KV is never looked at.
+A token after an eos was sampled in vain, and its KV is never looked at.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from models.sampling.logits import process_logits
 from models.sampling.verification import draw_ids, needs_draft_probs
 from models.scheduler.sessions import Session
 
-# Terms whose part in a draw does not depend on the tokens before it. A session with any other
+# Terms whose part in sampling does not depend on the tokens before it. A session with any other
 # term, known to this module or not, is drafted step by step.
 _STATELESS = {
     name: getattr(Sampling(), name)
@@ -39,7 +39,7 @@ _STATELESS = {
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """One session of a chain: its first rows, and how its tokens are drawn."""
+    """One session of a chain: its first rows, and how its tokens are sampled."""
 
     table: BlockTable
     start: int
@@ -48,12 +48,12 @@ class ChainLink:
 
     @property
     def position(self) -> int:
-        """Absolute index of the first token drawn."""
+        """Absolute index of the first token sampled."""
         return self.start + len(self.token_ids)
 
 
 def is_chainable(session: Session) -> bool:
-    """Whether the session's draft tokens can be drawn without the host."""
+    """Whether the session's draft tokens can be sampled without the host."""
     opened = session.opened
     return (
         opened.constraint is None
@@ -65,7 +65,7 @@ def is_chainable(session: Session) -> bool:
 def reserve_chain(links: Sequence[ChainLink], num_steps: int) -> int:
     """Room for `num_steps` steps of all sessions, or for as many as there is room for; at least 1.
 
-    Blocks for the first step are there already, and blocks behind are given back with the next
+    Blocks for the first step are there already, and blocks after it are given back with the next
     resize of the table.
     """
     for num_fitting in range(num_steps, 1, -1):
@@ -82,7 +82,7 @@ def reserve_chain(links: Sequence[ChainLink], num_steps: int) -> int:
 
 @torch.inference_mode()
 def draw_chain(runner: ModelRunner, links: Sequence[ChainLink], num_steps: int) -> list[list[int]]:
-    """The tokens drawn for each session, `num_steps` of them. Waits for the device once.
+    """The tokens sampled for each session, `num_steps` of them. Waits for the device once.
 
     Args:
         runner: of a model that no ranks share.
@@ -90,14 +90,14 @@ def draw_chain(runner: ModelRunner, links: Sequence[ChainLink], num_steps: int) 
         num_steps: at least 1.
     """
     samplings = [link.sampling for link in links]
-    drawn: list[Tensor] = []  # each [S]
+    sampled: list[Tensor] = []  # each [S]
     for step in range(num_steps):
         if step == 0:
             rows = [SequenceRows(x.table, x.start, x.token_ids, 1) for x in links]
             logits = runner.forward(rows)
         else:
             rows = [SequenceRows(x.table, x.position + step - 1, [0], 1) for x in links]
-            logits = runner.forward(rows, drawn[-1])
+            logits = runner.forward(rows, sampled[-1])
         scores = process_logits(logits, samplings, [None] * len(links))
-        drawn.append(draw_ids(scores, samplings, [link.position + step for link in links]))
-    return fetch(torch.stack(drawn, dim=1))
+        sampled.append(draw_ids(scores, samplings, [link.position + step for link in links]))
+    return fetch(torch.stack(sampled, dim=1))

@@ -1,7 +1,7 @@
-"""What a model's own law gives to tokens: log-softmax of its logits, untouched by any sampling.
+"""What a model's own distribution gives to tokens: log-softmax of its logits before any sampling.
 
 vLLM calls these `raw_logprobs`. They come from the target's passes alone, so they say the same
-whatever drafted and however many tokens were judged at once. Every value is a function of its
+whatever drafted and however many tokens were verified at once. Every value is a function of its
 row; only the likeliest tokens and the one asked for are kept of a row.
 """
 
@@ -35,13 +35,13 @@ def token_logprobs(
     return entries
 
 
-def note_logprobs(jobs: Sequence[tuple[Session, Job]], drawn: Sequence[Sequence[int]]) -> None:
+def note_logprobs(jobs: Sequence[tuple[Session, Job]], sampled: Sequence[Sequence[int]]) -> None:
     """Give each job whose session asks for them the entries of the tokens it is to commit.
 
-    `drawn` are the samples of its rows or what its rule gave; the tokens that commit are its
+    `sampled` are the samples of its rows or what its rule gave; the tokens that commit are its
     beginning, see `accept_matching`.
     """
-    for (session, job), tokens in zip(jobs, drawn, strict=True):
+    for (session, job), tokens in zip(jobs, sampled, strict=True):
         num_top = session.opened.sampling.num_logprobs
         if num_top < 0 or job.logits is None or not tokens:
             continue
@@ -51,7 +51,7 @@ def note_logprobs(jobs: Sequence[tuple[Session, Job]], drawn: Sequence[Sequence[
 
 
 def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:
-    """Add what the rows of prompt tokens [start, start + R) say of the tokens behind them.
+    """Add what the rows of prompt tokens [start, start + R) say of the tokens after them.
 
     Args:
         session: it has the entries of the rows before `start`.
@@ -65,13 +65,13 @@ def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:
 
 def _some_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     num_top = min(num_top, logits.shape[1])
-    law = torch.log_softmax(logits, dim=1)
+    logprobs = torch.log_softmax(logits, dim=1)
     ids = to_device(tokens, logits.device, torch.int64)[:, None]
     own_logits = logits.gather(1, ids)
     ranks = (logits >= own_logits).sum(dim=1).tolist()
-    own = law.gather(1, ids)[:, 0].tolist()
+    own = logprobs.gather(1, ids)[:, 0].tolist()
     top_ids = torch.topk(logits, num_top, dim=1).indices
-    top = law.gather(1, top_ids).tolist()
+    top = logprobs.gather(1, top_ids).tolist()
     return [
         TokenLogprobs(token, logprob, rank, tuple(zip(row_ids, row, strict=True)))
         for token, logprob, rank, row_ids, row in zip(

@@ -1,8 +1,8 @@
-"""Signs of life for those who wait: whose job was not answered for long is told that it is queued.
+"""Signs of life for senders that wait: a job that was not answered for long reports `Queued`.
 
-A sender that hears nothing gives its lease up and comes back as the youngest session, behind all
+A sender that hears nothing gives its lease up and comes back as the youngest session, after all
 others. So while a job waits for KV blocks, for its turn or for the end of a long prompt, a `Queued`
-goes out at intervals that are far below any sender's patience. An engine that stands still sends
+goes out at intervals that are far below any sender's patience. An engine that hangs sends
 none, so silence goes on to mean that it is lost.
 """
 
@@ -18,7 +18,7 @@ _LOOKS_PER_INTERVAL = 4
 
 
 class QueueNotices:
-    """When whose sender is told.
+    """Says which senders are due a notice, and when.
 
     Args:
         interval_s: between an arrival or answer and the first notice, and between notices; a
@@ -40,9 +40,9 @@ class QueueNotices:
         self._next_look_s = now + self._interval_s / _LOOKS_PER_INTERVAL
         notices: list[tuple[object, Queued]] = []
         for session, job in jobs:
-            if now - max(job.since_s, job.told_s) < self._interval_s:
+            if now - max(job.since_s, job.notified_s) < self._interval_s:
                 continue
-            job.told_s = now
+            job.notified_s = now
             queued = Queued(
                 session_id=session.session_id, seq=session.seq, num_rows_done=job.num_rows_done
             )

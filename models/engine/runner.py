@@ -1,9 +1,9 @@
 """One forward pass: the rows of many sessions in, logits out.
 
 Knows the model, the KV storage and the self-test; nothing of sampling, drafting or sessions. A
-pass is ragged: each session brings any number of rows behind the tokens whose KV it already has,
+pass is ragged: each session brings any number of rows after the tokens whose KV it already has,
 so prefill, decode and verification are the same pass. Rolling back needs no call here: rows are
-written to the slots of their positions, and what lies behind is never looked at.
+written to the slots of their positions, and what lies after them is never read.
 
 Several ranks may share the model (`parallel`): then each holds a runner, the leader's `forward`
 announces its pass, and the followers compute it in `follow`.
@@ -42,19 +42,18 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig, ranks: TensorParallel | None = None) -> None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(config.num_threads)
         self.config = config
         self.device = torch.device(config.device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._ranks = ranks
         checkpoint = load_checkpoint(config, ranks)
-        self.vocab_size = checkpoint.drawable.size  # ids that may be drawn
+        self.vocab_size = checkpoint.drawable.size  # ids that may be sampled
         self.num_input_ids = checkpoint.num_columns  # ids that may be read
         self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)
         self.eos_ids = checkpoint.eos_ids
         self.max_model_len = config.max_model_len
-        self.max_batch_rows = config.max_batch_rows
+        self.max_num_batched_tokens = config.max_num_batched_tokens
         self.kv_bytes_per_token = kv_bytes_per_token(checkpoint, self.dtype.itemsize)
         num_blocks = num_kv_blocks(config, self.kv_bytes_per_token)
         self.pool = BlockPool(num_blocks, config.block_size)
@@ -160,8 +159,10 @@ class ModelRunner:
 
     def _check(self, sequences: Sequence[SequenceRows]) -> None:
         num_rows = sum(len(sequence.token_ids) for sequence in sequences)
-        if not 1 <= num_rows <= self.max_batch_rows:
-            raise ValueError(f"a pass takes 1 to {self.max_batch_rows} rows, got {num_rows}")
+        if not 1 <= num_rows <= self.max_num_batched_tokens:
+            raise ValueError(
+                f"a pass takes 1 to {self.max_num_batched_tokens} rows, got {num_rows}"
+            )
         for sequence in sequences:
             num_own = len(sequence.token_ids)
             room = min(sequence.table.num_tokens, self.max_model_len)

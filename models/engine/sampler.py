@@ -66,7 +66,7 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
         return []
     scores, parts = _score(jobs, whole)
     truncated = [part for part in parts if needs_draft_probs(part.sampling)]
-    drawn = _draw_rows(scores, [p for p in parts if not needs_draft_probs(p.sampling)])
+    sampled = _draw_rows(scores, [p for p in parts if not needs_draft_probs(p.sampling)])
     if truncated:
         tokens, rows = draw_truncated(
             _select(scores, truncated),
@@ -75,8 +75,8 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
         )
         for part, token, row in zip(truncated, tokens, rows, strict=True):
             part.job.draft_rows.append(row)
-            drawn[part.first] = [token]
-    return [drawn[part.first] for part in parts]
+            sampled[part.first] = [token]
+    return [sampled[part.first] for part in parts]
 
 
 @torch.inference_mode()
@@ -158,11 +158,11 @@ def _draw_rows(scores: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
         [part.sampling for part in parts for _ in range(part.num_rows)],
         [part.position + i for part in parts for i in range(part.num_rows)],
     )
-    drawn: dict[int, list[int]] = {}
+    sampled: dict[int, list[int]] = {}
     for part in parts:
-        drawn[part.first] = tokens[: part.num_rows]
+        sampled[part.first] = tokens[: part.num_rows]
         del tokens[: part.num_rows]
-    return drawn
+    return sampled
 
 
 def _select(scores: Tensor, parts: list[_JobRows]) -> Tensor:

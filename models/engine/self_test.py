@@ -23,7 +23,7 @@ _STRANGER_TOKENS = (7, 520)
 # Beside it the longer stranger is padded to more chunks than torch adds in one go, which are 16.
 _FAR_TOKENS = 1030
 _CHUNK_ROWS = 37
-_ROUND_STARTS = (141, 64, 15, 0)  # falling: rows behind a pass are given up
+_ROUND_STARTS = (141, 64, 15, 0)  # falling: rows after a pass are given up
 _CROWDED_STARTS = (141, 15)
 _ROUND_ROWS = (1, 2, 6, 9)
 _STRANGER_ROWS = (1, 5)
@@ -36,7 +36,7 @@ class Forward(Protocol):
     pool: BlockPool
     vocab_size: int
     max_model_len: int
-    max_batch_rows: int
+    max_num_batched_tokens: int
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """One pass."""
@@ -101,7 +101,7 @@ def _reserve(pool: BlockPool, table: BlockTable, num_tokens: int, *, num_spare: 
 def _same_logits(runner: Forward, sessions: list[_Session]) -> bool:
     first, *others = sessions
     strangers, elsewhere, far = others[:2], others[2:3], others[3:]
-    limit = runner.max_batch_rows
+    limit = runner.max_num_batched_tokens
     num_last = max(_ROUND_ROWS)
     of_strangers = [_run_whole(runner, stranger, limit, num_last) for stranger in strangers]
     expected = _run_whole(runner, first, limit)
@@ -140,7 +140,7 @@ def _keeps_bits(
         for crowd in ([], *crowds):
             batch = [*crowd[:1], rows, *crowd[1:]]
             num_batched = sum(len(each.token_ids) for each in batch)
-            if not count or num_batched > runner.max_batch_rows:
+            if not count or num_batched > runner.max_num_batched_tokens:
                 continue
             skipped = sum(each.num_logits for each in crowd[:1])
             logits = runner.forward(batch)[skipped : skipped + count]

@@ -1,4 +1,4 @@
-"""What an engine tells of itself: how full it is, who waits for what, what it has computed."""
+"""What an engine reports of itself: how full it is, who waits for what, what it has computed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict
 from models.costs.pass_times import PassTimes
 from models.engine.load import EngineLoad, EngineStats
 from models.kv.block_pool import BlockPool
-from models.scheduler.batch import PassPlanner, PlannedRows
-from models.scheduler.sessions import Session
+from models.scheduler.batch import PassPlanner
+from models.scheduler.sessions import PlannedRows, Session
 
 
 class PassTotals:

@@ -1,11 +1,12 @@
-"""The target model's engine: judge drafts of all sessions in one ragged pass, then run on alone.
+"""The target model's engine: verify drafts of all sessions in one ragged pass, then run on alone.
 
 A `Verify` needs logits of its last k + 1 rows (anchor and draft); decode and verify rows of all
 sessions, and chunks of prompts, share each pass. After the verdict, `run_on` plain steps follow
 until an eos, the context's end, or the session's next message.
 
-After a verdict the log is committed + accepted + the target's token, whose KV the next row
-writes. A session without KV blocks waits here and is computed again from its log.
+After a verdict the session's tokens are the committed ones, the accepted ones, and the recovered or
+bonus token, whose KV the next row writes. A session without KV blocks waits here and is computed
+again from its tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from models.grammar.masks import MaskSource
 from models.protocol.messages import Propose, Verdict, Verify
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
 from models.sampling.verification import Acceptance, accept_matching, needs_draft_probs
-from models.scheduler.batch import PlannedRows
 from models.scheduler.batch_window import BatchWindow
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import Job, PlannedRows, Session
 
 
 class TargetEngine(Engine):
@@ -102,7 +102,7 @@ class TargetEngine(Engine):
         )
 
     def _draft_rows(self, session: Session, message: Verify) -> list[DraftRow]:
-        """What the draft's tokens were drawn from; empty where the rule does not ask.
+        """What the draft's tokens were sampled from; empty where the rule does not ask.
 
         Raises:
             ValueError: the message's distributions are none, or not those of its draft.

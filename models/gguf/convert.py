@@ -1,7 +1,7 @@
-"""`python -m models.gguf.convert FILE FOLDER`: a GGUF file as an ordinary checkpoint folder.
+"""`python -m models.gguf.convert FILE FOLDER`: a GGUF file becomes an ordinary checkpoint folder.
 
 transformers reads the file and dequantises every weight to one type; what it would leave out
-without a word is refused here. The tokenizer's settings become a tokenizer.json, so that routers
+silently is refused here. The tokenizer's settings become a tokenizer.json, so that routers
 need nothing but that. Imports torch: services call it as a process of its own
 (`models/gguf/folder.py`). For a cluster, convert once into a folder that all nodes see.
 """
@@ -28,7 +28,7 @@ _SPARE_BYTES = 100_000_000  # tokenizer and configuration, and what others write
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # How byte-level tokenizers cut a text before they merge, by the name that the file gives it. Those
-# of llama.cpp that transformers builds as they are; a wrong cut gives other ids without a word.
+# of llama.cpp that transformers builds as they are; a wrong cut gives other ids silently.
 _GPT2_CUT = ("gpt-2",)
 _DIGITS_CUT = ("smollm",)  # each digit alone, then as GPT-2; made here
 _KNOWN_CUTS = ("llama-bpe", "llama3", "llama-v3", "qwen2", "deepseek-r1-qwen", "tekken")

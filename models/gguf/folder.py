@@ -1,4 +1,4 @@
-"""The checkpoint folder that a GGUF file stands for: converted once, kept in the models' cache.
+"""Finds the checkpoint folder of a GGUF file: converted once, kept in the models' cache.
 
 Everything else sees that folder and knows nothing of GGUF. It is named by the file's content and
 the type of weights, so a changed file is converted anew. Knows neither torch nor transformers: a
@@ -49,7 +49,7 @@ def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
         cache: in place of `models_cache()`.
 
     Raises:
-        ValueError: the file cannot be converted; says why.
+        ValueError: the file cannot be converted; with the reason.
     """
     path = path.absolute()
     status = path.stat()
@@ -75,7 +75,7 @@ def source_of(folder: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _digest(path: Path, num_bytes: int, mtime_ns: int) -> str:
-    """Of the content; size and time only tell the cache that a file has changed."""
+    """SHA-256 of the content; size and time only show the cache that a file has changed."""
     return sha256_of(path)
 
 

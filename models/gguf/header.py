@@ -1,4 +1,4 @@
-"""What a GGUF file holds, by its header: no weight is read. Neither torch nor transformers.
+"""Reads what a GGUF file holds, from its header: no weight is read. Needs no torch.
 
 The file begins with its version, settings by name, and the name, shape, type and place of every
 tensor; the tensors' blocks follow (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-# By the name that the file says, the checkpoints of transformers that it stands for. Others may be
-# read by transformers too; these are compared with their folders in tests/models/test_gguf.py.
+# The file's name for an architecture is transformers' too. Other architectures may be read by
+# transformers as well; these are compared with their folders in tests/models/gguf.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 _VERSIONS = (2, 3)
@@ -51,7 +51,7 @@ class GgufTensor:
     num_elements: int
     type: GGMLQuantizationType
     start: int  # its first byte in the file
-    end: int  # the byte behind it
+    end: int  # the byte after its last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read a file's header and see that all it tells of is there and can be loaded.
+    """Read a file's header and check that all it lists is there and can be loaded.
 
     Raises:
         ValueError: it cannot be read, is cut off or damaged, is one part of several, has tensors
@@ -140,7 +140,7 @@ def _refuse_unloadable(header: GgufHeader) -> None:
 
 
 class _Source:
-    """Reads numbers and texts in order; says where the file ends too early."""
+    """Reads numbers and texts in order; refuses a file that ends too early."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file

@@ -1,10 +1,10 @@
-"""Paged attention by one kernel call per layer: the GPU path behind `attention.interface`.
+"""Paged attention by one kernel call per layer: the GPU path of `attention.interface`.
 
 torch's `varlen_attn` (`torch.nn.attention.varlen`) attends ragged query rows to keys that lie in
 pages, through a block table: nothing is gathered and nothing is padded. Which builds and devices
 have a kernel that does this correctly is found out in `models/gpu/probe.py`.
 
-Of what layers may ask, windows are the kernel's own; sinks are applied behind it from its
+Of what layers may ask, windows are the kernel's own; sinks are applied after it from its
 log-sum-exp (`add_sinks`). Soft-capped scores need the reference path.
 
 Shape letters: R rows, S sessions, H query heads, K key heads, D head size, W blocks per session.

@@ -33,8 +33,8 @@ def reference_varlen_attn(  # noqa: PLR0913  (the parameters of torch's)
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention [R, H, D], and with `return_aux` its log-sum-exp [H, R] in float32 as well.
 
-    A session's last row stands at its last key; window (left, right) counts from there and -1 is
-    no limit. Rows behind the last cumulative count belong to nobody: their result is 0.
+    A session's last row is at its last key; window (left, right) counts from there and -1 is
+    no limit. Rows after the last cumulative count belong to nobody: their result is 0.
 
     Raises:
         ValueError: no block table, no key counts, or head counts that do not fit.
@@ -48,8 +48,8 @@ def reference_varlen_attn(  # noqa: PLR0913  (the parameters of torch's)
     session = torch.searchsorted(cu_seq_q[1:].long().contiguous(), rows, right=True)
     is_real = session < block_table.shape[0]
     session = session.clamp(max=block_table.shape[0] - 1)
-    behind = cu_seq_q[1:].long()[session] - rows  # rows to the session's end, 1 for its last
-    position = torch.where(is_real, seqused_k.long()[session] - behind, -1)
+    to_end = cu_seq_q[1:].long()[session] - rows  # rows to the session's end, 1 for its last
+    position = torch.where(is_real, seqused_k.long()[session] - to_end, -1)
     scale = query.shape[2] ** -0.5 if scale is None else scale
     outs, log_sums = [], []
     for part in rows.split(_ROWS_PER_CALL):

@@ -61,7 +61,7 @@ def make_backend(
     made = PagedBackend(forward, storage, kernel, config.max_model_len, checkpoint.windows)
     backend = _graph_backend(config)
     if backend is not None:
-        plan = BucketPlan(min(config.max_batch_rows, MAX_GRAPH_ROWS))
+        plan = BucketPlan(min(config.max_num_batched_tokens, MAX_GRAPH_ROWS))
         made.capture(backend, plan, config.graph_memory_mib * _MIB)
     return made
 

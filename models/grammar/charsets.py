@@ -2,8 +2,8 @@
 
 A set is a tuple of ranges of code points, ascending, disjoint, both ends included. Which
 characters are digits, word characters, white space or the same but for their case is asked of `re`
-itself, once for each process, so that the sets mean what they mean to whoever checks an answer
-with `re.fullmatch`. Lone surrogates are in no set: a text that can be sent has none.
+itself, once for each process, so that the sets mean what they mean to a client that checks an
+answer with `re.fullmatch`. Lone surrogates are in no set: a text that can be sent has none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Ranges = tuple[tuple[int, int], ...]
 Reading = Literal["python", "both", "either"]
 
 LAST = 0x10FFFF
-_CASED_END = 0x20000  # no character behind the second plane has a case
-_CLASS_END = 0x40000  # none behind the fourth is a digit, a word character or white space
+_CASED_END = 0x20000  # no character after the second plane has a case
+_CLASS_END = 0x40000  # none after the fourth is a digit, a word character or white space
 _SURROGATES = (0xD800, 0xDFFF)
 _READINGS: tuple[Reading, ...] = ("python", "both", "either")
 # ECMA 262, CharacterClassEscape: only white space knows other alphabets.
@@ -74,7 +74,7 @@ def intersection(first: Ranges, second: Ranges) -> Ranges:
 
 @lru_cache(maxsize=64)
 def class_of(letter: str, *, is_ascii: bool, reading: Reading) -> Ranges:
-    r"""What `\d`, `\D` and so on match to whoever reads the pattern."""
+    r"""What `\d`, `\D` and so on match in one reading of the pattern."""
     own = category(letter, is_ascii=is_ascii)
     if reading == "python":
         return own

@@ -1,4 +1,4 @@
-"""Grammars and their states: what llguidance computes, with its edges made safe.
+"""Compiles grammars and walks their states: llguidance, with its edges made safe.
 
 A `GrammarCompiler` turns a grammar of any kind into a `CompiledGrammar`; `start()` gives a
 `GrammarState`, the state of one text. Copies are cheap (1-5 us) and share what the lexer has
@@ -8,7 +8,7 @@ End-of-sequence tokens never enter the matcher. llguidance records an eos in one
 states and not in the other, so rolling back over one is not reliable; here an eos is allowed
 exactly where the text may end, and after it nothing is. An illegal token leaves a state as it was.
 
-Whitespace of JSON is that of `json.dumps`: one space behind `,` and `:`, none elsewhere, on one
+Whitespace of JSON is that of `json.dumps`: one space after `,` and `:`, none elsewhere, on one
 line. Knows no sessions, no sockets, no torch. Sources: llguidance 1.9 `LLMatcher`; llguidance
 docs/json_schema.md, docs/syntax.md.
 """
@@ -130,7 +130,7 @@ class GrammarCompiler:
         return self._rows.row_bytes
 
     def check(self, grammar: Grammar) -> None:
-        """What is refused without the compiler, in a few milliseconds at most.
+        """Refuse what can be refused without the compiler, in a few milliseconds at most.
 
         Raises:
             UnsupportedGrammar: too long, or a schema over a limit.
@@ -295,8 +295,8 @@ class GrammarState:
 def walk_rows(state: GrammarState, chain: Sequence[int], first_row: int) -> list[bytes]:
     """Rows of the states after `chain[:first_row]`, `chain[:first_row + 1]`, ..., `chain`.
 
-    `state` is moved. The list ends early before the first state that does not exist: behind an
-    illegal token or behind an eos.
+    `state` is moved. The list ends early before the first state that does not exist: after an
+    illegal token or an eos.
 
     Raises:
         MatcherBroken: a limit was hit.

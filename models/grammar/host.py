@@ -2,10 +2,10 @@
 
 A pure handler: messages in, replies out, no sockets, no tasks, no clock of its own. It holds a
 compile cache (least recently used goes first; refusals are kept too) and a table of sessions.
-Whoever wants to go on answering while a grammar compiles asks `lacks`, compiles elsewhere and
-hands the result in by `put`; how much memory is left is its business too (`evict`, `forget`). A
-session holds committed generated tokens only; a mask request walks on a copy, so draft and
-target may ask for the same session in any order, from any committed length they know of.
+A caller that goes on answering while a grammar compiles asks `lacks`, compiles elsewhere and hands
+the result in by `put`; the caller also watches the memory (`evict`, `forget`). A session holds
+committed generated tokens only; a mask request walks on a copy, so draft and target may ask for
+the same session in any order, from any committed length they know of.
 
 Repeats are harmless: opening an open session keeps it, committing committed tokens answers as
 the first time. A commit that contradicts what is committed rolls back first, as everywhere in
@@ -24,20 +24,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from models.grammar.compiler import CompiledGrammar, GrammarCompiler, MatcherBroken, walk_rows
+from models.grammar.limits import HostLimits
 from models.grammar.session import (
     GrammarText,
-    known_base,
-    num_common_tokens,
     resume_at,
-    rows_behind,
+    rows_after,
 )
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
-    MAX_DRAFT_TOKENS,
     ConstraintReply,
     ConstraintRequest,
     Grammar,
@@ -52,16 +49,6 @@ from models.protocol.messages import (
     MaskRequest,
     Masks,
 )
-
-
-@dataclass(frozen=True)
-class HostLimits:
-    """Bounds of one host."""
-
-    max_cached_grammars: int = 128
-    max_sessions: int = 1024
-    session_idle_s: float = 600.0  # a session may be dropped for another after this
-    max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
 
 
 class GrammarHost:
@@ -192,7 +179,7 @@ class GrammarHost:
         session_id, oldest = next(iter(self._sessions.items()))
         if self._clock() - oldest.used_at < self._limits.session_idle_s:
             return False
-        del self._sessions[session_id]  # its router has gone without a word, or will open again
+        del self._sessions[session_id]  # its router has gone silently, or will open again
         return True
 
     def _close(self, request: GrammarClose) -> None:
@@ -208,9 +195,9 @@ class GrammarHost:
         session = self._find(request.session_id, request.epoch)
         if session is None:
             return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
-        base_len = known_base(session.tokens, request.base_len, request.prefix_hash)
-        if base_len is None:
-            committed_len, committed_hash = resume_at(session.tokens, request.base_len)
+        base_len = request.base_len
+        if not session.tokens.holds(base_len, request.prefix_hash):
+            committed_len, committed_hash = resume_at(session.tokens, base_len)
             return GrammarStale(
                 session_id=request.session_id,
                 seq=request.seq,
@@ -219,7 +206,7 @@ class GrammarHost:
             )
         is_late = request.seq < session.last_seq
         session.last_seq = max(session.last_seq, request.seq)
-        num_valid = num_common_tokens(session.tokens.ids, base_len, request.tokens)
+        num_valid = session.tokens.num_common(base_len, request.tokens)
         try:
             if num_valid < len(request.tokens):
                 if is_late and base_len + num_valid < len(session.tokens):
@@ -252,7 +239,7 @@ class GrammarHost:
         )
 
     def _walk_again(self, session_id: str, session: GrammarText) -> None:
-        """Ask for the masks that broke this session before: a lost mask cannot say why."""
+        """Ask for the masks that broke this session before: a lost mask carries no reason."""
         ids = self._broken.get(session_id, [])
         num_committed = len(session.tokens)
         if ids[:num_committed] == session.tokens.ids:
@@ -291,10 +278,9 @@ class GrammarHost:
                 f"num_rows {num_rows} must be 1..{len(request.chain) + 1} (chain + 1) "
                 f"and at most {self._limits.max_rows}",
             )
-        log = session.tokens
-        base_len = known_base(log, request.base_len, request.prefix_hash)
-        if base_len is None:
-            committed_len, committed_hash = resume_at(log, request.base_len)
+        tokens = session.tokens
+        if not tokens.holds(request.base_len, request.prefix_hash):
+            committed_len, committed_hash = resume_at(tokens, request.base_len)
             return MaskMiss(
                 session_id=request.session_id,
                 ticket=request.ticket,
@@ -303,15 +289,15 @@ class GrammarHost:
                 committed_hash=committed_hash,
             )
         try:
-            rows = rows_behind(session, base_len, request.chain, num_rows)
+            rows = rows_after(session, request.base_len, request.chain, num_rows)
         except MatcherBroken as broken:
-            self._drop_broken(request.session_id, session, base_len, request.chain)
+            self._drop_broken(request.session_id, session, request.base_len, request.chain)
             return _miss(request, "failed", _too_complex(broken))
         return Masks(
             session_id=request.session_id,
             ticket=request.ticket,
-            committed_len=len(log),
-            committed_hash=log.hash_at(len(log)),
+            committed_len=len(tokens),
+            committed_hash=tokens.hash_at(len(tokens)),
             num_valid_rows=len(rows),
             row_bytes=self._compiler.row_bytes,
             rows=b"".join(rows),

@@ -1,4 +1,4 @@
-"""What is refused by name before a grammar reaches its compiler. Standard library only.
+"""Refuses by name what must not reach a grammar's compiler. Standard library only.
 
 The compiler has limits of its own (fuel, states, items) and the constraint child has a deadline
 and a memory limit; the checks here exist so that the common ways to exceed them end in a
@@ -20,7 +20,7 @@ from decimal import Decimal
 from typing import NoReturn
 
 from models.protocol.errors import UnsupportedGrammar
-from models.protocol.messages import Grammar
+from models.protocol.messages import MAX_DRAFT_TOKENS, Grammar
 
 # What a grammar is called in messages.
 NOUNS = {
@@ -80,10 +80,20 @@ class ChoiceLimits:
     max_total_bytes: int = 32_768
 
 
+@dataclass(frozen=True)
+class HostLimits:
+    """Bounds of one `GrammarHost`."""
+
+    max_cached_grammars: int = 128
+    max_sessions: int = 256
+    session_idle_s: float = 600.0  # a session may be dropped for another after this
+    max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
+
+
 def refuse(message: str, *, path: str = "") -> NoReturn:
     """Raise `UnsupportedGrammar` that names the place in the grammar.
 
-    The request field is not named: whoever knows how the client spelt it adds it.
+    The request field is not named: the API, which knows how the client spelt it, adds it.
     """
     raise UnsupportedGrammar(f"{path}: {message}" if path else message)
 

@@ -1,4 +1,4 @@
-"""Where engines get grammar masks from, and the book of masks they wait for.
+"""Where engines get grammar masks from, and which masks they wait for.
 
 A `MaskSource` carries mask requests to constraint services and their replies back; it may lose
 them. `MaskClient` gives each wait its ticket, asks again when a matcher's committed state has moved
@@ -24,7 +24,7 @@ from models.protocol.messages import (
 from models.protocol.messages import Masks as MaskRows
 from models.protocol.token_sequence import TokenSequence
 
-_MAX_ASKS = 4  # requests for one wait: each stale answer tells where to ask from next
+_MAX_ASKS = 4  # requests for one wait: each stale answer names the place to ask from next
 
 
 class MaskSource(Protocol):
@@ -63,7 +63,7 @@ class LocalMaskSource:
         self._replies: list[MaskRows | MaskMiss] = []
 
     def open(self, session_id: str, endpoint: Endpoint) -> None:
-        """See `MaskSource.open`: whoever owns the host opens the grammar there."""
+        """See `MaskSource.open`: the host's owner opens the grammar there."""
 
     def request(self, requests: Sequence[MaskRequest]) -> None:
         """See `MaskSource.request`."""
@@ -97,7 +97,7 @@ class NoMaskSource:
 
 
 class Constrained(Protocol):
-    """What the desk needs of a session."""
+    """What `MaskClient` needs of a session."""
 
     @property
     def session_id(self) -> str:
@@ -117,7 +117,7 @@ class MaskWait:
     num_rows: int
     ticket: int = 0
     num_asks: int = 0
-    rows: list[memoryview] | None = None  # once there; fewer than num_rows behind an illegal token
+    rows: list[memoryview] | None = None  # once there; fewer than num_rows after an illegal token
     failure: str = ""  # why there will be none
 
 
@@ -208,11 +208,7 @@ class MaskClient:
 
 def _learn_base(session: Constrained, committed_len: int, committed_hash: int) -> bool:
     """Note where the matcher is, if it holds a prefix of ours."""
-    generated = session.generated
-    if (
-        not 0 <= committed_len <= len(generated)
-        or generated.hash_at(committed_len) != committed_hash
-    ):
+    if not session.generated.holds(committed_len, committed_hash):
         return False
     session.mask_base_len = committed_len
     return True

@@ -1,7 +1,7 @@
 r"""Reads a regular expression with Python's own parser, as far as constraints can serve it.
 
 The result is a tree of five kinds of nodes. What a matcher of whole texts cannot honour token by
-token is refused before (`pattern_features`); what is no difference to whole texts (lazy
+token is refused before (`pattern_features`); what makes no difference to whole texts (lazy
 quantifiers, groups that capture, comments) is left out. Standard library only.
 
 Source: Python 3.11-3.13, Lib/re/_parser.py (the operators of its tree) and docs of `re`.
@@ -62,7 +62,7 @@ def parse_regex(text: str, limits: RegexLimits, *, is_shared: bool = False) -> N
         refuse(f"the pattern has {num_bytes} bytes, the limit is {limits.max_pattern_bytes}")
     refuse_unserved(text, limits, is_shared=is_shared)
     try:
-        with warnings.catch_warnings():  # of sets that may mean something else one day
+        with warnings.catch_warnings():  # it warns of sets that may mean something else one day
             warnings.simplefilter("ignore", FutureWarning)
             parsed = _parser.parse(text)
     except re.error as error:

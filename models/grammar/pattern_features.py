@@ -1,7 +1,7 @@
 r"""Refuses what a pattern may not contain, by name and position, before it is parsed.
 
 A scan of the text, not a parser: it cuts the pattern into escapes, sets, group openings and
-quantifiers, which is enough to say where a feature stands, and leaves syntax errors to Python's
+quantifiers, which is enough to name a feature's position, and leaves syntax errors to Python's
 parser. Standard library only.
 """
 
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 _MEMBER = re.compile(r"\\(?:[uU][0-9a-fA-F]*|.)", re.DOTALL)
 
 _Feature = tuple[str, str, str]  # the kind of token, what it is called, how it is written
-# Surrogates, and codes over 10FFFF, on which Python's parser of `chr` fails in ways of its own.
+# Surrogates, which no text has, and codes over 10FFFF: on some, Python's parser overflows.
 _NO_CHARACTER = r"\\(?:(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}|U(?!000|0010)[0-9a-fA-F]{8})"
 _UNSERVED: tuple[_Feature, ...] = (
     ("group", "look-ahead", r"\(\?="),

@@ -1,4 +1,4 @@
-"""What a regular expression is once read: a tree of five kinds of nodes. Standard library only."""
+"""The tree of a regular expression: five kinds of nodes. Standard library only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`part` from `low` to `high` times; None: without end."""
+    """`part` from `low` to `high` times; None: without limit."""
 
     part: Node
     low: int
@@ -45,7 +45,7 @@ class Anchor:
 
     @property
     def is_start(self) -> bool:
-        """Whether it stands for the start of the text."""
+        """Whether it means the start of the text."""
         return self.sign in ("^", r"\A")
 
 

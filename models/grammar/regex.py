@@ -1,10 +1,10 @@
 r"""A regular expression as a grammar: the whole text matches, as in Python's `re.fullmatch`.
 
-The dialect is Python's, read by `pattern`, and no part of it reaches llguidance's own
+The dialect is Python's, read by `pattern`, and no part of the text itself reaches llguidance's own
 parser, whose dialect differs: every character and every set is spelt as code points. Sets are
 terminals of their own, so that `\w` (734 ranges) is spelt once however often it occurs.
 
-Anchors hold at the ends of the text, where they say nothing; elsewhere they are refused.
+Anchors at the ends of the text change nothing and are left out; elsewhere they are refused.
 Sources: llguidance docs/syntax.md (Lark form).
 """
 
@@ -22,7 +22,7 @@ _PART_LEVELS = 8  # of parentheses in one terminal: llguidance reads about 30
 
 
 def regex_grammar(text: str, limits: RegexLimits) -> str:
-    """Lark text for the pattern.
+    """The Lark text of a pattern.
 
     Raises:
         UnsupportedGrammar: see `parse_regex`; or an anchor inside, no text or none but the empty
@@ -90,7 +90,7 @@ def _joined_choice(options: list[Node]) -> Node:
 
 
 def _is_blank(node: Node) -> bool:
-    """Whether a part takes no character for sure, so that its neighbours stand at the ends too."""
+    """Whether a part takes no character for sure, so that its neighbours are at the ends too."""
     if isinstance(node, Sequence):
         return all(map(_is_blank, node.parts))
     if isinstance(node, Choice):

@@ -1,4 +1,4 @@
-r"""A JSON schema's `pattern` for the compiler: what it matches, whoever validates the answer.
+r"""Translates a JSON schema's `pattern` for the compiler, so that every validator agrees with it.
 
 A schema's pattern may match anywhere in the text, as with Python's `re.search`. By JSON schema it
 is ECMA 262's, by most validators their own language's; the compiler's own parser reads Rust's,
@@ -25,7 +25,7 @@ UNWRITABLE: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 _WRITABLE = complement(UNWRITABLE)
 _ANYTHING = Repeat(Chars(_WRITABLE), 0, None)
 
-# The texts of a node, by whether it stands at the start and at the end of the text for sure.
+# The texts of a node, by whether they begin at the start of the text and stop at its end for sure.
 _Edges = dict[tuple[bool, bool], Node]
 
 
@@ -69,7 +69,7 @@ def _edges(node: Node) -> _Edges:
         case Sequence():
             edges: _Edges = {(False, False): EMPTY}
             for part in node.parts:
-                edges = _behind(edges, _edges(part))
+                edges = _followed(edges, _edges(part))
             return edges
         case Choice():
             return _merged(
@@ -83,8 +83,8 @@ def _edges(node: Node) -> _Edges:
             return {(False, False): Repeat(edges[False, False], node.low, node.high)}
 
 
-def _behind(first: _Edges, second: _Edges) -> _Edges:
-    """One behind the other. Nothing may stand before a start, and nothing behind an end."""
+def _followed(first: _Edges, second: _Edges) -> _Edges:
+    """One after the other. Nothing may precede a start, and nothing may follow an end."""
     found: list[tuple[tuple[bool, bool], Node]] = []
     for (start1, end1), node1 in first.items():
         for (start2, end2), node2 in second.items():

@@ -1,10 +1,10 @@
-r"""A schema that is within the limits, as the compiler is given it.
+r"""Rewrites a schema that is within the limits into what the compiler is given.
 
 Closes places where llguidance 1.9 would serve something else than was asked for: patterns are
 translated (`schema_pattern`), names are counted once, references lead to schemas that were checked,
 and no key can be spelt in two ways. The last is done with the escapes that JSON texts may have
 (`ALLOWED_ESCAPES`): where a key of an open object may have `\u0061`, a declared name can be
-written again, past its schema, and whoever parses the text believes the last. So `\u` is not
+written again, past its schema, and parsers of the text believe the last. So `\u` is not
 written at all, and what only it can write is refused where a schema insists on it.
 """
 

@@ -1,4 +1,4 @@
-"""The committed text of one session under a grammar, and how requests relate to it.
+"""Keeps the committed text of one session under a grammar, with its matcher.
 
 A request names its base by length and hash; its tokens may be committed already, in part or all.
 Pure bookkeeping: knows no messages and no other session.
@@ -34,47 +34,28 @@ class GrammarText:
         return True
 
     def truncate(self, length: int) -> None:
-        """Take back all tokens behind the first `length`."""
+        """Take back all tokens after the first `length`."""
         self.state.truncate(length)
         self.tokens.truncate(length)
         del self.completes[length + 1 :]
 
 
-def rows_behind(
-    session: GrammarText, base_len: int, chain: list[int], num_rows: int
-) -> list[bytes]:
+def rows_after(session: GrammarText, base_len: int, chain: list[int], num_rows: int) -> list[bytes]:
     """Rows of the last `num_rows` states of `chain`, walked on a copy of the matcher."""
     first_row = len(chain) - num_rows + 1
     # Tokens of the chain that are committed need no walking, up to the first state asked for.
-    num_common = num_common_tokens(session.tokens.ids, base_len, chain[:first_row])
+    num_common = session.tokens.num_common(base_len, chain[:first_row])
     state = session.state.copy()
     state.truncate(base_len + num_common)
     return walk_rows(state, chain[num_common:], first_row - num_common)
 
 
-def known_base(log: TokenSequence, base_len: int, prefix_hash: int) -> int | None:
-    """`base_len`, if the log has a prefix of that length and hash."""
-    if 0 <= base_len <= len(log) and log.hash_at(base_len) == prefix_hash:
-        return base_len
-    return None
-
-
-def resume_at(log: TokenSequence, base_len: int) -> tuple[int, int]:
+def resume_at(tokens: TokenSequence, base_len: int) -> tuple[int, int]:
     """Length and hash from which an asker with an unknown base can go on.
 
     An asker that is ahead knows all committed tokens. One whose tokens are not the committed
     ones can be sure of the empty prefix only.
     """
-    if base_len > len(log):
-        return len(log), log.hash_at(len(log))
+    if base_len > len(tokens):
+        return len(tokens), tokens.hash_at(len(tokens))
     return 0, EMPTY_HASH
-
-
-def num_common_tokens(ids: list[int], base_len: int, tokens: list[int]) -> int:
-    """How many of `tokens` are the ids from `base_len` on."""
-    num_common = 0
-    for held, token in zip(ids[base_len : base_len + len(tokens)], tokens, strict=False):
-        if held != token:
-            break
-        num_common += 1
-    return num_common

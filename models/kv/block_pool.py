@@ -231,7 +231,7 @@ class BlockTable:
         return start
 
     def resize(self, num_tokens: int) -> None:
-        """Reserve room for exactly `num_tokens` tokens; what is behind them is given back.
+        """Reserve room for exactly `num_tokens` tokens; what is after them is given back.
 
         Raises:
             OutOfBlocks: the pool has too few free blocks; the table is unchanged.

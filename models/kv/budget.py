@@ -18,7 +18,8 @@ def num_kv_blocks(config: EngineConfig, bytes_per_token: int) -> int:
         ValueError: the memory that was given does not hold one session of `max_model_len`.
     """
     if config.kv_cache_memory is not None:
-        num_bytes, given = config.kv_cache_memory, f"kv_cache_memory: {config.kv_cache_memory}"
+        num_bytes = int(config.kv_cache_memory)
+        given = f"kv_cache_memory: {num_bytes}"
     elif config.gpu_memory_utilization is not None:
         num_bytes = _gpu_bytes(config.device, config.gpu_memory_utilization)
         given = f"gpu_memory_utilization: {config.gpu_memory_utilization:g} leaves {num_bytes}"

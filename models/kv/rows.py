@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-
-class Blocks(Protocol):
-    """What a pass needs of a `BlockTable`."""
-
-    @property
-    def block_ids(self) -> list[int]:
-        """The session's blocks in order."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions there is room for."""
-        ...
+from models.kv.block_pool import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """Blocks as they are at one time; a session's own table is a `BlockTable`."""
+    """A block table as it was at one time, for ranks that hold no pool."""
 
     block_ids: list[int]
     num_tokens: int
@@ -39,11 +26,11 @@ class SequenceRows:
         num_logits: logits wanted, for the last `num_logits` rows; 0 while a prompt is chunked.
     """
 
-    table: Blocks
+    table: BlockTable | BlockList
     start: int
     token_ids: list[int]
     num_logits: int
 
     def num_blocks_read(self, block_size: int) -> int:
-        """Blocks to the last row; those behind are reserved and may hold anything."""
+        """Blocks to the last row; those after it are reserved and may hold anything."""
         return -(-(self.start + len(self.token_ids)) // block_size)

@@ -1,4 +1,4 @@
-"""What the leader of a tensor-parallel group tells its followers: the next pass, wait on, or stop.
+"""What the leader of a tensor-parallel group announces: the next pass, wait on, or stop.
 
 A message is a flat list of 32-bit integers, because that is what a process group can broadcast
 without pickling: its kind, then for a pass each session's rows as
@@ -6,7 +6,7 @@ without pickling: its kind, then for a pass each session's rows as
     start, num_logits, number of tokens, number of blocks, tokens..., blocks...
 
 Followers need nothing else: KV is addressed by block ids, and rolling back is by length. Blocks
-behind a session's last row are not sent; nothing but padding is ever read from them. A message
+after a session's last row are not sent; nothing but padding is ever read from them. A message
 travels in one frame of fixed size, and the few that are longer (prompts) in a second one, so that
 a decode pass costs one broadcast.
 """
@@ -71,7 +71,7 @@ def decode(ints: Sequence[int]) -> PassMessage:
         raise ValueError(f"a pass message ends within its {len(ints)} integers") from None
     num_left = sum(1 for _ in reader)
     if num_left:
-        raise ValueError(f"{num_left} of {len(ints)} integers behind the end of a pass message")
+        raise ValueError(f"{num_left} of {len(ints)} integers after the end of a pass message")
     return message
 
 

@@ -100,7 +100,7 @@ class TensorParallel:
         dist.barrier(self._loading)
 
     def close(self) -> None:
-        """Leave the group without waiting for anyone; the leader tells the others. Idempotent."""
+        """Leave the group without waiting for anyone; the leader announces it. Idempotent."""
         if self._is_open:
             self._is_open = False
             if self.is_leader:

@@ -1,7 +1,7 @@
 """Every error that may reach a client, as one tree. Standard library only.
 
     ServingError
-    |-- InvalidRequest          the request is wrong; says which field, limit and value
+    |-- InvalidRequest          the request is wrong; names the field, limit and value
     |   |-- ContextTooLong      prompt (and max_tokens) exceed the context window
     |   |-- UnknownModel        no such model is served here
     |   `-- UnsupportedGrammar  the schema cannot be compiled, or asks for what is not supported
@@ -11,7 +11,7 @@
     |   |-- LinkLost            the process at the other end of a link is gone
     |   `-- MaskUnavailable     the target got no masks for a constrained session
     |-- ConstraintViolation     a token outside the grammar was about to be sent
-    `-- InternalError           a fault of ours
+    `-- InternalError           a fault of the server
 
 HTTP status codes are chosen in `deployments/api/schemas/requests.py`, nowhere else.
 """

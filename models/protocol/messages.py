@@ -1,4 +1,4 @@
-"""What router, engines and constraint service say to each other. Needs msgspec only.
+"""The messages between router, engines and constraint service. Needs msgspec only.
 
 Every engine message carries the header `(session_id, epoch, seq, base_len, prefix_hash)` and
 reads "make this session's cache exactly `base_len` tokens long, then append these tokens".
@@ -11,8 +11,7 @@ There is no rollback message: the next `base_len` is the rollback.
   or the engine holds fewer tokens, the answer is `NeedPrefix`; an unknown session or epoch is
   answered by `NeedOpen`. The sender then sends what is missing. Failover is the same path.
 - Times travel as durations in milliseconds, never as clock readings.
-
-On the wire a frame is a msgpack array of such messages: everything that was ready in one tick.
+- A frame is a msgpack array of such messages: everything that was ready in one tick.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from models.protocol.rules import COUPLED, RULES
+from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
 Verification = str  # the name of one of `rules.RULES`
@@ -35,9 +34,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency penalty look at generated tokens, the repetition penalty at the prompt as well.
 
     `logit_bias` holds (token id, what its logit gains). Before `min_tokens` generated tokens no
-    eos is drawn. The last token of each of `bad_words` is not drawn behind its others (in
+    eos is sampled. The last token of each of `bad_words` is not sampled after its others (in
     generated text). `num_logprobs`: -1 none, 0 of the token that commits, n of the n likeliest
-    too; `num_prompt_logprobs` is the same for the prompt. Ids a model has not are not drawn.
+    too; `num_prompt_logprobs` is the same for the prompt. Ids that a model lacks are not sampled.
     """
 
     temperature: float = 1.0
@@ -53,22 +52,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int = -1
-    num_prompt_logprobs: int = -1
+    num_prompt_logprobs: int = -1  # the same for the prompt
 
     def __post_init__(self) -> None:
-        """Refuse a rule that this process does not know; msgspec does so on decoding too.
-
-        Raises:
-            ValueError: `verification` is not the name of a rule.
-        """
-        if self.verification not in RULES:
-            raise ValueError(
-                f"verification: must be one of {', '.join(RULES)}, got {self.verification!r}"
-            )
+        """Refuse a rule that is not known here (ValueError), when it is decoded as well."""
+        check_name(self.verification)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """One token by the model's own law: log-softmax of its logits before anything is done to them.
+    """One token by the model's own distribution: log-softmax of the logits before any processor.
 
     `rank` counts the tokens that are at least as likely: 1 for the likeliest.
     """
@@ -94,9 +86,8 @@ class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions that the tokens of a draft were sampled from, for rules that need them.
 
     Row i belongs to draft token i and holds `num_pairs` pairs: token ids (little-endian int32)
-    and probabilities (little-endian float32) that sum to 1 over the row. A row with fewer pairs is
-    filled up with probability 0. The probabilities are those that were sampled from, bit for bit:
-    the rule is exact for whatever distribution the token really came from.
+    and probabilities (little-endian float32) that sum to 1 over the row, padded with probability 0.
+    They are those sampled from, bit for bit: rules are exact for whatever a token came from.
     """
 
     num_pairs: int
@@ -130,13 +121,13 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     asker_key: str = ""
     max_model_len: int = 0  # tokens; 0 for a constraint replica
     batch_invariant: bool = False
-    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: not said
+    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: unknown
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine spent the time of one answer, and what a pass costs now. Milliseconds."""
 
-    queue_ms: float = 0.0  # in the engine beside passes: forming, planning, passes of others
+    queue_ms: float = 0.0  # in the engine outside passes: batch window, planning, others' passes
     pass_ms: float = 0.0  # forward and sampling of the passes this answer took part in
     mask_ms: float = 0.0  # waiting for masks, beyond the passes
     num_rows: int = 0  # rows of the last pass, all sessions together
@@ -157,7 +148,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     sampling: Sampling
     eos_ids: list[int]
     prompt_len: int  # tokens before the first generated one; grammar state starts there
-    constraint: Endpoint | None = None  # who supplies masks; None: unconstrained
+    constraint: Endpoint | None = None  # supplies the masks; None: unconstrained
     cache_salt: str = ""  # sessions share cached prefixes only with those of the same salt
 
 
@@ -205,7 +196,7 @@ class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
-    """Drafted tokens: `num_draft_tokens` of them, or fewer, and then `cut` says why.
+    """Drafted tokens: `num_draft_tokens` of them, or fewer, for the reason `cut`.
 
     `context`: the text is as long as the draft model can ever read. `starved`: other sessions hold
     the KV blocks it needs, which will pass.
@@ -243,7 +234,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):
     """No answer yet, but the message is worked on or waits its turn: go on waiting.
 
-    Sent at intervals; it may be lost, and may arrive late, behind the answer. `num_rows_done` rises
+    Sent at intervals; it may be lost, and may arrive late, after the answer. `num_rows_done` rises
     with every pass that has a part of the message: rows computed so far, lost ones included.
     """
 
@@ -315,7 +306,7 @@ class GrammarClose(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_close
 
 
 class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ready"):
-    """The matcher stands at `committed_len` generated tokens."""
+    """The matcher is open at `committed_len` generated tokens."""
 
     session_id: str
     compile_ms: float
@@ -377,7 +368,7 @@ class MaskRequest(msgspec.Struct, frozen=True, kw_only=True, tag="mask_request")
 class Masks(msgspec.Struct, frozen=True, kw_only=True, tag="masks"):
     """`num_valid_rows` bitmask rows of `row_bytes` each; bit t of a row: token t is allowed.
 
-    Little-endian 32-bit words as llguidance and XGrammar fill them. Rows behind an illegal chain
+    Little-endian 32-bit words as llguidance and XGrammar fill them. Rows after an illegal chain
     token are missing: `num_valid_rows` is then smaller than asked for.
     """
 

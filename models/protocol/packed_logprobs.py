@@ -1,8 +1,8 @@
-"""Logprobs of one prompt token as bytes, the form they travel and are kept in.
+"""Packs the logprobs of one prompt token into bytes, the form they travel and are kept in.
 
 A prompt has an entry for each of its tokens, and only the writer of the answer looks into them. As
 objects they cost 2.3 kB a token with 20 likeliest ones, and decoding a long prompt's frame would
-hold up a router's event loop; as bytes they are 0.3 kB each, and nobody pays for them on the way.
+hold up a router's event loop; as bytes they are 0.3 kB each, and nobody decodes them on the way.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ def unpack(packed: bytes) -> TokenLogprobs:
     """The entry that `pack` was given.
 
     Raises:
-        msgspec.ValidationError: the bytes are none.
+        msgspec.ValidationError: the bytes are not a packed entry.
     """
     return _decoder.decode(packed)

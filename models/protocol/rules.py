@@ -15,6 +15,7 @@ from dataclasses import dataclass
 class VerificationRule:
     """One rule.
 
+    `about`: what it is good for, for who chooses.
     `needs_draft_probs`: drafts bring the distributions that their tokens were sampled from.
     `depends_on_draft`: at temperatures above 0 the text depends on the draft too, not on the seed
     and the target alone (its distribution never does).
@@ -38,3 +39,13 @@ REJECTION = VerificationRule(
     function="models.sampling.verification:verify_by_rejection",
 )
 RULES: dict[str, VerificationRule] = {rule.name: rule for rule in (COUPLED, REJECTION)}
+
+
+def check_name(name: str) -> None:
+    """Check that a rule is known here.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if name not in RULES:
+        raise ValueError(f"verification: must be one of {', '.join(RULES)}, got {name!r}")

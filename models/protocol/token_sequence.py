@@ -1,14 +1,14 @@
 """The token ids of one session with a rolling hash at every length. Standard library only.
 
-Router, engines and constraint service each keep such a log of the same session. A message names
-a prefix by its length *and* its hash: length alone would let a delayed message be applied to
-other tokens of the same number. The hash is a polynomial over the Mersenne prime 2^61 - 1, so
+Router, engines and constraint service each keep one of the same session. A message names a prefix
+by its length *and* its hash: length alone would let a delayed message be applied to other tokens
+of the same number. The hash is a polynomial over the Mersenne prime 2^61 - 1, so
 that extending by one token is one multiplication and rolling back is dropping list entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _MODULUS = (1 << 61) - 1
 _BASE = 0x1F3D5B79_A8C6E423  # any odd constant below the modulus
@@ -36,6 +36,16 @@ class TokenSequence:
     def hash_at(self, length: int) -> int:
         """Hash of the first `length` ids; `length` must be within 0..len(self)."""
         return self._hashes[length]
+
+    def holds(self, length: int, prefix_hash: int) -> bool:
+        """Whether the first `length` ids are there and are those of `prefix_hash`."""
+        return 0 <= length <= len(self.ids) and self._hashes[length] == prefix_hash
+
+    def num_common(self, start: int, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, from their first on, are the ids from `start` on."""
+        held = self.ids[start : start + len(tokens)]
+        pairs = zip(held, tokens, strict=False)
+        return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), len(held))
 
     def extend(self, ids: Iterable[int]) -> None:
         """Append ids at the end."""

@@ -1,6 +1,6 @@
-"""The truncated distribution a draft token is drawn from under `rejection`, here and on the wire.
+"""The truncated distribution a draft token is sampled from under `rejection`, here and on the wire.
 
-The draft model keeps its `NUM_PAIRS` most likely tokens, renormalises them and draws from exactly
+The draft model keeps its `NUM_PAIRS` most likely tokens, renormalises them and samples from exactly
 that float32 distribution. So a few pairs per token are all the target needs: outside them the
 draft's probability is 0, and the rule is exact for whatever distribution a token really came from
 (Leviathan, Kalman, Matias, arXiv 2211.17192). Under `coupled` none of this is computed or sent.
@@ -24,7 +24,7 @@ _SUM_TOLERANCE = 1e-4  # float32 rows sum to 1 within 1e-6; more says that somet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRow:
-    """The distribution one draft token was drawn from; tokens not named have probability 0."""
+    """The distribution one draft token was sampled from; tokens not named have probability 0."""
 
     token_ids: np.ndarray  # [m] int32; an id may repeat, with probability 0
     probs: np.ndarray  # [m] float32
@@ -35,27 +35,27 @@ class DraftRow:
 
 
 def certain_row(token_id: int) -> DraftRow:
-    """The row of a token that was not drawn but came for certain (prompt lookup, forced text)."""
+    """The row of a token that was not sampled but came for certain (prompt lookup, forced text)."""
     return DraftRow(np.array([token_id], dtype=np.int32), np.ones(1, dtype=np.float32))
 
 
 def draw_truncated(
     scores: Tensor,  # [R, V] float32 from `process_logits`, temperature above 0
     seeds: Sequence[int],  # [R]
-    positions: Sequence[int],  # [R] absolute index of the token drawn from the row
+    positions: Sequence[int],  # [R] absolute index of the token sampled from the row
 ) -> tuple[list[int], list[DraftRow]]:
     """One draft token per row and the distribution it came from. Safe to repeat.
 
     Where scores tie at the cut the lowest ids stay. A row of nothing but -inf gives some id: the
-    caller checks constrained draws by their mask.
+    caller checks constrained samples by their mask.
     """
     token_ids = _top_ids(scores, min(NUM_PAIRS, scores.shape[1]))
     probs = _renormalised(scores, token_ids)
     noise = gumbel_noise_at(seeds, positions, token_ids, DOMAIN_DRAFT)
-    drawn = (probs.double().log() + noise).argmax(dim=1, keepdim=True)
-    # In one download: ids, probabilities and the drawn token of each row.
-    ids_drawn = torch.cat([token_ids, token_ids.gather(1, drawn)], dim=1).to(torch.int32)
-    packed = torch.cat([ids_drawn, probs.view(torch.int32)], dim=1).cpu().numpy()
+    sampled = (probs.double().log() + noise).argmax(dim=1, keepdim=True)
+    # In one download: ids, probabilities and the sampled token of each row.
+    ids_sampled = torch.cat([token_ids, token_ids.gather(1, sampled)], dim=1).to(torch.int32)
+    packed = torch.cat([ids_sampled, probs.view(torch.int32)], dim=1).cpu().numpy()
     num_ids = token_ids.shape[1]
     rows = [DraftRow(row[:num_ids], row[num_ids + 1 :].view(np.float32)) for row in packed]
     return packed[:, num_ids].tolist(), rows
@@ -77,7 +77,7 @@ def unpack(message: DraftProbs, draft: Sequence[int], vocab_size: int) -> list[D
 
     Raises:
         ValueError: sizes do not fit the draft, or the values are no distributions its tokens can
-            have been drawn from; the message names field, limit and value.
+            have been sampled from; the message names field, limit and value.
     """
     num_pairs, num_rows = message.num_pairs, len(draft)
     if not 1 <= num_pairs <= vocab_size:

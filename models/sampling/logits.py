@@ -3,7 +3,7 @@
 Order as in vLLM's sampler (v1): mask, forbidden tokens (bad words, min_tokens), logit bias,
 penalties, temperature, min-p, top-k, top-p; top-k counts and top-p adds up what those before it
 left. A score is a biased and penalised logit divided by the temperature, or -inf where the token
-may not be drawn; nothing is normalised, because a draw is `argmax(score + noise)`. Rows with
+may not be sampled; nothing is normalised, because a sample is `argmax(score + noise)`. Rows with
 temperature 0 keep their masked, biased and penalised logits.
 
 Invariant: a row's scores are a function of that row and the tokens before it alone, bit for bit.
@@ -38,7 +38,7 @@ def process_logits(
     """Scores, float32 [R, V]; may be `logits` itself where there is nothing to do.
 
     A mask is a row of little-endian 32-bit words, bit t for token t, as llguidance fills it;
-    tokens behind its end are forbidden.
+    tokens after its end are forbidden.
     """
     scores = forbid(_masked(logits, masks), forbidden)
     scores = _penalised(add_bias(scores, samplings), samplings, counts)

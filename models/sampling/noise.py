@@ -1,12 +1,12 @@
 """Counter-based Gumbel noise g(seed, position, token): what makes sampled text reproducible.
 
 Sampling is `argmax(score + g)`. The noise of a row is a function of the session's seed and the
-absolute index the drawn token will have in the session (prompt included), so that draft, target
-and plain decoding draw with the same noise however a round was cut or batched.
+absolute index the sampled token will have in the session (prompt included), so that draft, target
+and plain decoding sample with the same noise however a round was cut or batched.
 
 Each (seed, position, domain) names one SplitMix64 stream (Steele, Lea, Flood 2014; it passes
 BigCrush); token t takes the stream's output t + 1, whose upper 52 bits are the uniform. Domains
-keep the draws of one position independent of each other: the `rejection` rule needs four. All of
+keep the samples of one position independent of each other: the `rejection` rule needs four. All of
 that is 64-bit integer arithmetic and exact on every device. Only the two logarithms are float32:
 taken of the small end of the uniform (log1p), they keep seven digits out to the largest possible
 value, 36.7, where -log(-log(u)) of a float32 u would be cut off near 17. On two devices the noise
@@ -23,10 +23,10 @@ from torch import Tensor
 
 from models.device import to_device
 
-DOMAIN_TOKEN = 0  # the target's draw of a token; under `coupled` the draft's as well
-DOMAIN_DRAFT = 1  # `rejection`: the draw of a draft token
-DOMAIN_TEST = 2  # `rejection`: whether the draft token stands
-DOMAIN_RESIDUAL = 3  # `rejection`: the token drawn in place of a refused one
+DOMAIN_TOKEN = 0  # the target's sample of a token; under `coupled` the draft's as well
+DOMAIN_DRAFT = 1  # `rejection`: the sample of a draft token
+DOMAIN_TEST = 2  # `rejection`: whether the draft token is accepted
+DOMAIN_RESIDUAL = 3  # `rejection`: the recovered token
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment
@@ -39,7 +39,7 @@ _LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # float32
 
 def gumbel_noise(
     seeds: Sequence[int],  # [R], 64-bit unsigned
-    positions: Sequence[int],  # [R], absolute index of the token that is drawn
+    positions: Sequence[int],  # [R], absolute index of the token that is sampled
     vocab_size: int,
     device: torch.device | str = "cpu",
     domain: int = DOMAIN_TOKEN,

@@ -1,8 +1,8 @@
 """Presence, frequency and repetition penalties, and the token counts they need.
 
-A `TokenHistory` follows the log of one session token by token, forwards and back, so that a long
+A `TokenHistory` follows the tokens of one session token by token, forwards and back, so that a long
 text is never counted again. Rows of a verify see the draft tokens before them: their counts are
-those of the whole log less what comes behind the row. Sessions without penalties have no history.
+those of all tokens less what comes after the row. Sessions without penalties have no history.
 Counts and their use as in vLLM; the repetition penalty is CTRL's (arXiv 1909.05858).
 """
 
@@ -20,7 +20,7 @@ from models.protocol.messages import Sampling
 
 
 class RowCounts(NamedTuple):
-    """How often each token occurs before the one that is drawn from a row."""
+    """How often each token occurs before the one that is sampled from a row."""
 
     generated: np.ndarray  # [V] int32
     prompt: np.ndarray  # [V] int32
@@ -36,7 +36,7 @@ def has_penalties(sampling: Sampling) -> bool:
 
 
 class TokenHistory:
-    """Counts of the tokens of one log; positions from `prompt_len` on are generated ones."""
+    """Counts of the tokens of one session; positions from `prompt_len` on are generated ones."""
 
     def __init__(self, vocab_size: int, prompt_len: int, ids: Sequence[int] = ()) -> None:
         self._prompt_len = prompt_len
@@ -45,15 +45,15 @@ class TokenHistory:
         self.add(0, ids)
 
     def add(self, start: int, ids: Sequence[int]) -> None:
-        """The log went on from length `start` with `ids`, all within the vocabulary."""
+        """The tokens went on from length `start` with `ids`, all within the vocabulary."""
         self._count(start, ids, 1)
 
     def remove(self, start: int, ids: Sequence[int]) -> None:
-        """The log was cut to length `start`; it had held `ids` behind that."""
+        """The tokens were cut to length `start`; `ids` came after that."""
         self._count(start, ids, -1)
 
     def rows(self, start: int, ids: Sequence[int], num_rows: int) -> list[RowCounts]:
-        """Counts at the lengths start, start + 1, ...; the log ends with `ids` behind `start`."""
+        """Counts at the lengths start, start + 1, ...; they end with `ids` after `start`."""
         generated = np.repeat(self._generated[None], num_rows, axis=0)
         prompt = np.broadcast_to(self._prompt.copy(), generated.shape)
         for index, token_id in enumerate(ids):
@@ -82,7 +82,7 @@ def penalise(
     counts: Sequence[RowCounts],  # [R]
 ) -> Tensor:
     """The scores less their penalties: repetition, then frequency, then presence."""
-    num_ids = scores.shape[1]  # more are counted where the model may read ids it does not draw
+    num_ids = scores.shape[1]  # more are counted where the model may read ids it does not sample
     generated = _stack([row.generated[:num_ids] for row in counts], scores.device)
     if any(sampling.repetition_penalty != 1 for sampling in samplings):
         prompt = _stack([row.prompt[:num_ids] for row in counts], scores.device)

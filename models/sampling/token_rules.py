@@ -41,9 +41,9 @@ def forbid(
     scores: Tensor,  # [R, V], not changed
     forbidden: Sequence[Sequence[int]],  # [R] ids, or nothing at all
 ) -> Tensor:
-    """Scores with -inf at the forbidden ids of each row; ids behind the vocabulary have none.
+    """Scores with -inf at the forbidden ids of each row; ids beyond the vocabulary have none.
 
-    A row that would be left with nothing keeps what it has: behind a complete JSON text the
+    A row that would be left with nothing keeps what it has: after a complete JSON text the
     grammar allows only the end, and there min_tokens yields.
     """
     vocab_size = scores.shape[1]

@@ -97,7 +97,7 @@ def bisected_cut(
         above = weights.masked_fill(keys <= key, 0).sum(dim=1, keepdim=True)
         return above.to(torch.float64) >= limit
 
-    # The nucleus begins one key above the last one that lies behind it, if any does.
+    # The nucleus begins one key above the last one that lies after it, if any does.
     before = _last_true(lies_behind, lowest - 1, highest - 1)
     nucleus_key = torch.where(top_p < 1, before + 1, lowest)
     cut = _value_of(torch.maximum(kth_key, nucleus_key))

@@ -3,8 +3,13 @@
 Short needs (a decode row, the rows of a verify, a few tokens to catch up) go first and whole;
 prompts come in chunks of what is left, but of no more than running streams put up with
 (`prefill_budget`), and a reserved quarter of the rows keeps them from being stalled in turn.
-Within each class the job that has waited longest goes first. The planner's own time is that of
-sorting those who wait, and of `preemption`, which says who loses blocks when they run out.
+Within each class the job that has waited longest goes first; `preemption` says which sessions lose
+their blocks when these run out.
+
+For example passes of at most 512 rows, eight sessions that verify 5 rows each, and prompts of 700
+and 300 tokens: 384 rows are for short needs, which take 40; of the other 472 the prompts may have
+as many as the budget says, say 100. The pass holds 8 * 5 rows and the first 100 of the prompt that
+came first.
 
 Idea: vLLM's scheduler (arXiv 2309.06180).
 """
@@ -18,23 +23,10 @@ from models.kv.block_pool import BlockPool
 from models.scheduler.preemption import Preemption
 from models.scheduler.prefill_budget import PrefillBudget
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import PlannedRows, Session
 
 _PREFILL_SHARE = 4  # 1/4 of the rows is kept for prompts while there are any
 _SHORT_ROWS = 16  # up to so many rows count as catching up, not as a prompt
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """Rows [start, start + num_rows) of a session's log."""
-
-    session: Session
-    job: Job
-    start: int
-    num_rows: int
-    num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
-    num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
-    is_prompt: bool = False  # all of a long need, or a chunk of it
 
 
 @dataclass(slots=True)
@@ -78,17 +70,19 @@ class PassPlanner:
     def plan(
         self, waiting: Iterable[Session], sessions: Iterable[Session], now: float = 0.0
     ) -> PassPlan:
-        """Plan for the `waiting` sessions, which have jobs; any of `sessions` may lose blocks.
+        """Plans for the `waiting` sessions, which have jobs; any of `sessions` may be preempted.
 
         `now` is on the clock that stamps jobs and sessions.
         """
         everyone = list(sessions)
+        # What each session needs, whole: rows that the prefix cache has are not among them.
         short: list[PlannedRows] = []
         long: list[PlannedRows] = []
         max_short = min(_SHORT_ROWS, self.max_logits)
         for session in waiting:
             need = _whole_need(session, self.prefix_cache.reach(session), max_short)
             (long if need.is_prompt else short).append(need)
+        # Short needs first, then prompts: as much of each as there are rows and blocks for.
         short.sort(key=_ready_s)
         long.sort(key=_ready_s)
         filling = _Filling(self._pool, self.prefix_cache, everyone, max_short)
@@ -138,7 +132,7 @@ class _Filling:
         self._max_short = max_short
         self._starved: list[Session] = []
         self._oversized: list[Session] = []
-        self._losers: set[Session] = set()
+        self._preempted: set[Session] = set()
         self.planned: dict[Session, PlannedRows] = {}
         self.num_rows = 0
         self.num_preemptions = 0
@@ -147,7 +141,7 @@ class _Filling:
         """Add needs, whole or as chunks, while the pass stays within `max_rows` rows."""
         for need in needs:
             rows = _cut(need, max_rows - self.num_rows)
-            if rows is None or need.session in self._losers:
+            if rows is None or need.session in self._preempted:
                 continue
             if self._prefix_cache.awaits(need, self.planned.values()):
                 continue
@@ -155,8 +149,10 @@ class _Filling:
                 self._leave_out(need.session)
 
     def _claim(self, rows: PlannedRows) -> bool:
-        """Add these rows if there are blocks for the session's whole log."""
+        """Add these rows if there are blocks for all of the session's tokens."""
         session = rows.session
+        # Look into the prefix cache again: blocks that `plan` counted on may have gone to others in
+        # the meantime. Then the session needs more rows than it was planned with.
         was_waiting = not session.table.block_ids
         if was_waiting or session.num_computed_tokens < rows.start:
             self._prefix_cache.adopt(session)
@@ -165,6 +161,7 @@ class _Filling:
             cut = _cut(need, rows.num_rows)
             assert cut is not None, f"{rows.num_rows} of {need.num_rows} rows are none"
             rows = cut
+        # A session that held nothing and gets too little gives back what the cache had for it.
         victims = self._claims.claim(session, rows.start)
         if victims is None:
             if was_waiting:
@@ -196,7 +193,7 @@ class _Filling:
     def _drop(self, victims: list[Session]) -> None:
         """Take sessions that lost their blocks out of the pass again."""
         self.num_preemptions += len(victims)
-        self._losers.update(victims)
+        self._preempted.update(victims)
         for victim in victims:
             rows = self.planned.pop(victim, None)
             if rows is not None:

@@ -1,16 +1,19 @@
-"""Who gets KV blocks in one pass, and who loses them: the older session goes before the younger.
+"""Who gets KV blocks in one pass, and who is preempted for it: the older session goes first.
 
-A session claims blocks for its whole log at once or waits: partly filled waiting sessions would
-only take blocks from each other. What it took over from others for its claim is withdrawn when
-that fails. When too few are free, the youngest sessions younger than the claimant lose theirs
-(their logs stay, so nothing but time is lost), but only if that is enough for the claim, and only
-those that it needs: who holds nothing but blocks that others go on using would lose its rows for
-nothing. So the oldest session always gets on.
+A session claims blocks for all its tokens at once or waits: partly filled waiting sessions would
+only take blocks from each other. When too few are free, the youngest sessions younger than the
+claimant are preempted: their blocks are freed, their tokens stay, and their rows are computed again
+later. That happens only if it is enough for the claim. So the oldest session always gets on.
 
-While blocks are free a claim looks at nobody. Else it looks at the sessions that may lose theirs,
-and at their blocks, once: those that lose them are gone for the rest of the pass, and where a claim
-failed, so do those of younger sessions for as many blocks, without a look: what is free or held
-by younger sessions can only become less while a pass is planned.
+For example, a pool of 10 blocks with none free; session 1 (the oldest) holds 4 blocks and claims 3
+more, session 2 holds 4, session 3 holds 2:
+
+    session 3 is looked at first    its 2 blocks are too few
+    then session 2                  6 are enough: both are preempted, 3 blocks stay free
+
+Had session 3 claimed 5, nobody would be younger, and it would wait. From then on any claim of a
+younger session for as many blocks fails without a look: what is free or held by younger sessions
+can only become less while a pass is planned. While blocks are free a claim looks at nobody.
 """
 
 from __future__ import annotations
@@ -48,10 +51,10 @@ class Preemption:
         self._refused: _Refusal | None = None  # that of the oldest session
 
     def claim(self, session: Session, start: int) -> list[Session] | None:
-        """Blocks for the whole log of `session`, whose rows from `start` on will be written.
+        """Reserves blocks for all tokens of `session`, whose rows from `start` on will be written.
 
         Returns:
-            The sessions that lost their blocks for it; None: it must wait, and nobody lost any.
+            The sessions that were preempted for it; None: it must wait, and none was.
         """
         victims: list[Session] = []
         try:
@@ -76,7 +79,7 @@ class Preemption:
         return num_wanted > refused.num_blocks
 
     def withdraw(self, session: Session) -> None:
-        """Take the blocks back from a session whose claim has just failed."""
+        """Takes back the cached blocks that a session took over for a claim that has failed."""
         session.release_blocks()
         refused = self._refused
         if refused is not None and refused.order == session.order:
@@ -85,11 +88,14 @@ class Preemption:
     def _victims(self, session: Session, start: int, num_missing: int) -> list[Session]:
         """The sessions whose blocks make up for those missing; [] if there are too few."""
         pool = self._pool
+        # Blocks that the session writes and shares must be replaced by copies of its own, unless
+        # the sharers are preempted: `freed` counts such a block as gained, like a free one.
         first, stop = start // pool.block_size, pool.blocks_for(len(session.tokens))
         freed = _FreedBlocks(pool, session.table.block_ids[first:stop])
         num_wanted = pool.num_free + num_missing - freed.num_shared
         if self.has_refused(session, num_wanted):
             return []
+        # Take sessions from the youngest on until their blocks are enough, or the next is older.
         looked_at: list[Session] = []
         holders = self._heap()
         while freed.count < num_missing and holders and -holders[0][0] > session.order:
@@ -97,13 +103,17 @@ class Preemption:
             freed.add(looked_at[-1])
         victims: list[Session] = []
         if freed.count >= num_missing:
+            # One that holds only blocks that others go on using would lose its rows for nothing.
             victims = [other for other in looked_at if freed.has_of(other)]
         elif self._refused is None or session.order < self._refused.order:
+            # Remember what could not be enough: younger sessions need not look again. Blocks of the
+            # session alone count only for others, once it has given them back (`withdraw`).
             num_blocks = pool.num_free + freed.count
             self._refused = _Refusal(session.order, num_blocks, freed.num_alone_in(session))
-        losers = set(map(id, victims))
+        # Sessions that were looked at and keep their blocks may still lose them in this pass.
+        preempted = set(map(id, victims))
         for other in looked_at:
-            if id(other) not in losers:
+            if id(other) not in preempted:
                 heapq.heappush(holders, (-other.order, other))
         return victims
 

@@ -26,11 +26,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from models.kv.block_pool import BlockPool, BlockTable
 from models.protocol.token_sequence import TokenSequence
-from models.scheduler.sessions import Session
+from models.scheduler.sessions import PlannedRows, Session
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,30 +40,6 @@ class CachedBlock:
     key: tuple[str, int]  # salt, hash of all tokens up to the block's end
     ids: list[int]  # of the block alone
     parent: CachedBlock | None
-
-
-class Rows(Protocol):
-    """Rows [start, start + num_rows) of a session's log, to compute in a pass."""
-
-    @property
-    def session(self) -> Session:
-        """Whose."""
-        ...
-
-    @property
-    def start(self) -> int:
-        """The first row."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def num_logits(self) -> int:
-        """Of the last rows."""
-        ...
 
 
 class PrefixCache:
@@ -163,7 +138,7 @@ class PrefixCache:
         self.num_queries -= session.asked_len
         self.num_hits -= session.num_cached_tokens
 
-    def awaits(self, need: Rows, planned: Iterable[Rows]) -> bool:
+    def awaits(self, need: PlannedRows, planned: Iterable[PlannedRows]) -> bool:
         """Whether one of the `planned` computes, in the coming pass, the first rows of `need`.
 
         After that pass they are found here. Hashes may collide, at the cost of that one pass.
@@ -228,7 +203,7 @@ class PrefixCache:
                     raise AssertionError(f"table {table.block_ids} holds half a chain")
 
     def _wanted(self, session: Session) -> range:
-        """The session's blocks that may be looked for, behind those it has computed.
+        """The session's blocks that may be looked for, after those it has computed.
 
         Its job needs the logits of no row in them.
         """
@@ -270,7 +245,7 @@ class PrefixCache:
             elif self._is_block(there, parent, session.tokens, index):
                 table.exchange(index, there.block_id)
                 parent = there
-            else:  # another text has this hash: nothing can be added behind it
+            else:  # another text has this hash: nothing can be added after it
                 return
 
     def _add(
@@ -298,12 +273,12 @@ class PrefixCache:
         stop = (index + 1) * self._pool.block_size
         return session.opened.cache_salt, session.tokens.hash_at(stop)
 
-    def _ids(self, log: TokenSequence, index: int) -> list[int]:
+    def _ids(self, tokens: TokenSequence, index: int) -> list[int]:
         size = self._pool.block_size
-        return log.ids[index * size : (index + 1) * size]
+        return tokens.ids[index * size : (index + 1) * size]
 
     def _is_block(
-        self, block: CachedBlock, parent: CachedBlock | None, log: TokenSequence, index: int
+        self, block: CachedBlock, parent: CachedBlock | None, tokens: TokenSequence, index: int
     ) -> bool:
-        """Whether a block that has the right hash really holds this block of the log."""
-        return block.parent is parent and block.ids == self._ids(log, index)
+        """Whether a block that has the right hash really holds this block of the tokens."""
+        return block.parent is parent and block.ids == self._ids(tokens, index)

@@ -1,8 +1,8 @@
 """What an engine keeps of each session, and the header rules of `models/protocol/messages.py`.
 
-A session's log holds exactly the ids its KV rows were computed from, drafted and not yet judged
+A session's tokens are exactly the ids its KV rows were computed from, drafted and not yet verified
 ones included, so that `(base_len, prefix_hash)` of the next message says which rows stay. A
-message rewrites the log from `base_len` on; rows of ids that do not change are kept.
+message rewrites the tokens from `base_len` on; rows of ids that do not change are kept.
 
 Invariants: `num_computed_tokens <= len(tokens)`; `seq` never falls while the session lives;
 answers are stored until a higher `seq` comes. Knows neither tensors' contents nor what is computed.
@@ -38,15 +38,17 @@ from models.sampling.penalties import TokenHistory
 class Job:
     """The message a session is working on; it lives until its last answer.
 
-    The last `num_logits` tokens of the log are the rows whose logits the next draw needs.
+    The last `num_logits` tokens are the rows whose logits are sampled from next.
     """
 
     seq: int
     ready_s: float  # since when its next rows could have run; passes are filled in this order
     num_logits: int
-    steps_left: int  # draws after the next one that the message asks for
+    steps_left: int  # steps after the next one that the message asks for
     deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
-    draft: list[int] = field(default_factory=list)  # judged now (target) or drawn so far (draft)
+    draft: list[int] = field(
+        default_factory=list
+    )  # verified now (target) or sampled so far (draft)
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     part: int = 0
     is_prompt: bool = False  # its rows are many; they are computed in chunks
@@ -55,7 +57,7 @@ class Job:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
     held_since_s: float = 0.0
     since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
-    told_s: float = 0.0  # when its sender was last told that it is not forgotten
+    notified_s: float = 0.0  # when its sender last got a sign of life
     pass_ms: float = 0.0
     mask_ms: float = 0.0
     num_rows: int = 0  # of its last pass, all sessions together
@@ -102,13 +104,13 @@ class Session:
     generated: TokenSequence = field(
         default_factory=TokenSequence
     )  # after the prompt; if constrained
-    history: TokenHistory | None = None  # counts of the log's tokens; if there are penalties
-    num_computed_tokens: int = 0  # first tokens of the log whose KV rows are in the cache
+    history: TokenHistory | None = None  # counts of its tokens; if there are penalties
+    num_computed_tokens: int = 0  # first tokens whose KV rows are in the cache
     seq: int = -1
     reply_to: object = None
     answers: list[EngineReply] = field(default_factory=list)  # to `seq`, in order
     agreed_len: int = 0  # a prefix that the sender surely has
-    committed_len: int = 0  # first tokens of the log that are no guess: no draft's open ones
+    committed_len: int = 0  # first tokens that are no guess: none of an open draft
     asked_len: int = 0  # tokens looked for in the prefix cache since it has had no blocks
     num_cached_tokens: int = 0  # found there and not yet reported
     mask_base_len: int = 0  # generated tokens the matcher had committed when last heard of
@@ -148,13 +150,9 @@ class Session:
 
     def rewrite(self, base_len: int, tokens: Sequence[int]) -> None:
         """Make the log `base_len` tokens long and append `tokens`; equal ids keep their KV."""
-        old = self.tokens.ids
-        kept = base_len
-        end = min(len(old), base_len + len(tokens))
-        while kept < end and old[kept] == tokens[kept - base_len]:
-            kept += 1
+        kept = base_len + self.tokens.num_common(base_len, tokens)
         if self.history is not None:
-            self.history.remove(kept, old[kept:])
+            self.history.remove(kept, self.tokens.ids[kept:])
             self.history.add(kept, tokens[kept - base_len :])
         del self.prompt_logprobs[max(kept - 1, 0) :]
         self.tokens.truncate(kept)
@@ -167,7 +165,7 @@ class Session:
             self.generated.extend(self.tokens.ids[max(kept, prompt_len) :])
 
     def append(self, token_id: int) -> None:
-        """Append one id to the log."""
+        """Appends one id."""
         if self.history is not None:
             self.history.add(len(self.tokens), (token_id,))
         self.tokens.extend((token_id,))
@@ -175,9 +173,9 @@ class Session:
             self.generated.extend((token_id,))
 
     def reserve_rows(self, start: int) -> None:
-        """Make room for the whole log, to be computed from row `start` on.
+        """Makes room for all tokens, to be computed from row `start` on.
 
-        `start` comes from `table.first_row`. Rows behind it no longer count as computed: those of
+        `start` comes from `table.first_row`. Rows after it no longer count as computed: those of
         shared blocks are given up here.
 
         Raises:
@@ -187,7 +185,7 @@ class Session:
         self.num_computed_tokens = min(self.num_computed_tokens, start)
 
     def adopt_blocks(self, first: int, block_ids: list[int]) -> None:
-        """From block `first` on, hold these blocks that were computed of the log's own ids."""
+        """From block `first` on, hold these blocks that were computed of the same ids."""
         self.table.adopt(first, block_ids)
         self.num_computed_tokens = self.table.num_tokens
 
@@ -197,7 +195,7 @@ class Session:
         return count
 
     def release_blocks(self) -> None:
-        """Give the KV blocks back; the log stays, so the rows can be computed again.
+        """Gives the KV blocks back; the tokens stay, so the rows can be computed again.
 
         Blocks that other sessions or the prefix cache share stay theirs.
         """
@@ -205,6 +203,19 @@ class Session:
         self.num_computed_tokens = 0
         self.asked_len = 0
         self.num_cached_tokens = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows [start, start + num_rows) of a session's tokens, to compute in one pass."""
+
+    session: Session
+    job: Job
+    start: int
+    num_rows: int
+    num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
+    num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
+    is_prompt: bool = False  # all of a long need, or a chunk of it
 
 
 class Admitted(NamedTuple):
@@ -242,7 +253,7 @@ class SessionTable:
     def open(self, message: Open, now: float) -> Session | None:
         """Start a session or renew its terms; the session if its terms are new, else None.
 
-        New terms keep the log and its KV, which do not depend on them, and `seq`, so that late
+        New terms keep the tokens and their KV, which do not depend on them, and `seq`, so that late
         messages stay late. Stored answers and the running job were of the old terms.
         """
         if message.epoch != self._epoch:
@@ -281,7 +292,7 @@ class SessionTable:
         return session
 
     def admit(self, message: Propose | Verify, reply_to: object, now: float) -> Admitted:
-        """Apply the header rules. The log is not changed; a new `seq` has been taken over."""
+        """Applies the header rules. The tokens are not changed; a new `seq` has been taken over."""
         session = self._sessions.get(message.session_id)
         if session is None or message.epoch != self._epoch:
             return Admitted(None, [NeedOpen(session_id=message.session_id, seq=message.seq)])
@@ -302,9 +313,9 @@ class SessionTable:
     @staticmethod
     def _correction(session: Session, message: Propose | Verify) -> NeedPrefix | None:
         """`NeedPrefix` with a length the sender can use, where its prefix is not held."""
-        log = session.tokens
+        tokens = session.tokens
         base_len = message.base_len
-        if 0 <= base_len <= len(log) and log.hash_at(base_len) == message.prefix_hash:
+        if tokens.holds(base_len, message.prefix_hash):
             return None
         # Up to agreed_len the ids came from the sender as committed. If it names other ids within
         # them, no length above 0 is known to be common.
@@ -313,5 +324,5 @@ class SessionTable:
             session_id=session.session_id,
             seq=message.seq,
             have_len=have_len,
-            have_hash=log.hash_at(have_len),
+            have_hash=tokens.hash_at(have_len),
         )

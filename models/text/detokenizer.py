@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive, exact for every way the bytes of a character may be cut.
+"""Turns token ids into text as they arrive, however the bytes of a character are cut.
 
 Works on bytes, not on decoded windows: each id stands for bytes, an incremental UTF-8 decoder
 puts them together. So it is O(1) per token, and invalid bytes cannot make it hold back for ever.

@@ -1,4 +1,4 @@
-"""How many tokens a text has at the least, told from its length alone.
+"""Bounds from below how many tokens a text has, from its length alone.
 
 A text that cannot fit in a context need then not be tokenised, which takes about a second per
 megabyte. Every byte of a text is in some token, unless the tokenizer drops or changes text before

@@ -1,17 +1,17 @@
-"""Text to token ids: chat template, encoding, which ids end a text. Back: `detokenizer.py`.
+"""Turns text into token ids: chat template, encoding, the ids that end a text. Back: `detokenizer`.
 
 Light on purpose, it runs in every router: `tokenizers` and jinja2 only. (AutoTokenizer imports
 torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template is rendered in the sandbox and
 with the settings that transformers uses, so ids equal those of `apply_chat_template`.
 
-Special tokens typed by a client stay text: a mark is put behind the first character of each before
+Special tokens typed by a client stay text: a mark is put after the first character of each before
 rendering, and the rendered text is encoded in pieces, cut at the marks. (The idea of transformers'
-`sanitize_control_tokens`, with one mark, drawn anew for each conversation: 128 random bits that
-nobody can have written. A SentencePiece tokenizer may see a space at the cut. Text without special
+`sanitize_control_tokens`, with one mark, new for each conversation: 128 random bits that nobody
+can have written. A SentencePiece tokenizer may see a space at the cut. Text without special
 tokens is encoded in one piece.)
 
 Texts may be long: encoding lets go of Python's lock (`encode_batch_fast` does, `encode` does not),
-and whatever keeps it looks at a window at a time, so that other threads get on.
+and work that keeps the lock is done a window at a time, so that other threads get on.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ class Tokenizer:
         return 0 if longest is None else -(-num_bytes // longest)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token stands for, also of a character's parts; a special one for its name.
+        """The bytes of a token, which may be a part of a character; of a special one its name.
 
-        Ids beyond the vocabulary stand for nothing.
+        Ids beyond the vocabulary have none.
         """
         if token_id in self._special_ids:
             return (self._backend.id_to_token(token_id) or "").encode()
@@ -149,7 +149,7 @@ class Tokenizer:
         return self.encode_pieces(self.chat_pieces(messages))
 
     def chat_pieces(self, messages: Sequence[Mapping[str, str]]) -> list[str]:
-        """The text that `encode_chat` encodes, in pieces: special tokens count within each.
+        """The text that `encode_chat` encodes, in pieces; special tokens count within each.
 
         Raises:
             InvalidRequest: as `encode_chat`.
@@ -162,7 +162,7 @@ class Tokenizer:
         return self._render(marked).split(mark)
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
-        """Ids of pieces of text, each encoded for itself."""
+        """Ids of pieces of text, each encoded on its own."""
         return self._encoded(pieces)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -204,7 +204,7 @@ class Tokenizer:
         return ids
 
     def _marked(self, text: str, mark: str) -> str:
-        """With a mark behind the first character of each special token, overlapping ones too."""
+        """The text, marked after the first character of each special token, overlapping or not."""
         cuts = list(self._cuts(text))
         if not cuts:
             return text

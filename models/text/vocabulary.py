@@ -1,8 +1,8 @@
-"""Which token ids a checkpoint's tokenizer has, and whether two checkpoints mean the same by them.
+"""Reads which token ids a tokenizer has, and checks that two checkpoints mean the same by them.
 
 Models round their vocabulary up: their logits have columns that no token belongs to, and models of
-one family may round to different sizes. Such ids are never drawn (`models/engine/runner.py`), so a
-draft and a target with one tokenizer agree however each is padded. Reads tokenizer.json, nothing
+one family may round to different sizes. Such ids are never sampled (`models/engine/runner.py`), so
+a draft and a target with one tokenizer agree however each is padded. Reads tokenizer.json, nothing
 else.
 """
 
@@ -76,7 +76,7 @@ def _named(token: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DrawableIds:
-    """The ids that one engine may draw: those below `size` but for `missing`."""
+    """The ids that one engine may sample: those below `size` but for `missing`."""
 
     size: int
     missing: tuple[int, ...] = ()
@@ -88,13 +88,13 @@ def drawable_ids(
     eos_ids: Collection[int] = (),
     limit: int | None = None,
 ) -> DrawableIds:
-    """What may be drawn from logits of `num_columns`.
+    """The ids that may be sampled from logits of `num_columns`.
 
     Args:
         vocabulary: of the checkpoint's tokenizer; None: it has none, all columns are tokens.
         num_columns: of the logits.
         eos_ids: ids that end a text, which are kept though the tokenizer may not know them.
-        limit: ids from here on are not drawn, for a draft whose target does not have them.
+        limit: ids from this one on are not sampled, for a draft whose target does not have them.
     """
     most = num_columns if limit is None else min(num_columns, limit)
     if vocabulary is None:

@@ -1,4 +1,4 @@
-"""Who drafts for a session: what the request asks for, else the deployment, else what there is.
+"""Chooses who drafts for a session: as the request asks, else the deployment, else as available.
 
 After the chosen drafter, those that fill in draft the rounds which it leaves empty (prefilling,
 lost, rejoining, without room, outgrown by the text).
@@ -18,7 +18,7 @@ from router.types import SpeculationSettings
 def choose_drafters(
     wanted: SpeculationSettings, allowed: SpeculationLimits, pools: Collection[str]
 ) -> tuple[DrafterKind, ...]:
-    """Who drafts, in the order in which they are asked; empty: nobody, the session runs k = 0.
+    """Choose the drafters, in the order in which they are asked; empty: the session runs k = 0.
 
     Args:
         wanted: what the request says.
@@ -49,10 +49,10 @@ def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int
     """k where the request or the deployment fixes it, within the limit; None: chosen live."""
     fixed = wanted.num_speculative_tokens
     if fixed is None:
-        fixed = allowed.num_speculative_tokens
-    if fixed is None and allowed.max_speculative_tokens > 0:
+        fixed = allowed.fixed_length
+    if fixed is None and allowed.max_num_speculative_tokens > 0:
         return None
-    return min(fixed or 0, allowed.max_speculative_tokens)
+    return min(fixed or 0, allowed.max_num_speculative_tokens)
 
 
 def _check(name: str | None, allowed: SpeculationLimits, pools: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from router.rounds import Round, RoundWatch
 
 
 class Drafting:
-    """Plans the rounds of one session and has them drafted, by whoever it has.
+    """Plans the rounds of one session and has its drafters draft them.
 
     Args:
         drafters: of the session; it is closed with this.

@@ -1,4 +1,4 @@
-"""A draft beside plain steps: compared with what the target says, never sent to it.
+"""A draft made during plain steps: compared with what the target says, never sent to it.
 
 While k = 0 pays nothing would be learnt of the draft. An idle drafter costs nobody's time, so a
 session may have a few tokens drafted while the target goes on alone; by the time they are there,
@@ -26,7 +26,7 @@ class ShadowDraft:
         self._committed = committed
         self._costs = costs
         self._task: asyncio.Task[NamedProposal | None] | None = None
-        self._drafter: DrafterTraits | None = None  # who was to draft
+        self._drafter: DrafterTraits | None = None  # that was to draft
         self._start = 0  # committed tokens when the draft was asked for
 
     def start(self, num_draft_tokens: int) -> None:

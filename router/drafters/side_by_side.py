@@ -70,7 +70,7 @@ class SessionDrafters:
 
     @property
     def next_drafter(self) -> DrafterTraits | None:
-        """Who would draft now; None where nobody ever will again."""
+        """The drafter that would draft now; None where none ever will again."""
         for place in self._places:
             if place.drafter().is_ready:
                 return place.traits

@@ -7,7 +7,7 @@ is made and A drafts 4; B asks and drafts 4; A asks again, has nothing left to t
 is made, C's part of the old one forgotten.
 
 While drafting does not pay, the target goes on alone and nobody waits: now and then one session has
-the idle drafter draft beside the plain steps (a shadow draft, compared with what the target said),
+the idle drafter draft during the plain steps (a shadow draft, compared with what the target said),
 and seldom one session drafts for real, which shows what rows cost. While it pays, a plain round for
 all shows now and then what going without would cost.
 
@@ -28,18 +28,18 @@ from router.planning.others import OthersEstimate
 from router.planning.round_plan import PLAIN_STEPS, RoundPlan
 from router.ports import DrafterTraits
 
-# Times are measured with an error of some percent, so rates that differ by less are a tie.
-_BEGIN_MARGIN = 1.04  # drafting begins where it promises this much more than plain decoding
+# Where a figure is given, it is what another value changes in simulation (`loadtest.simulate`): in
+# tokens per second of 8 sessions on machines like the demo pair's, the 349M pair's and a GPU, with
+# acceptance 0.5 to 0.9, in two of eight cases changing between 0.2 and 0.9. Less than 2% is noise.
+_BEGIN_MARGIN = 1.04  # drafting begins where it promises so much more; 1.0 the same, 1.1 up to -3%
 _END_MARGIN = 1.0
-_SHADOW_LENGTH = 3  # positions are estimated one by one up to the fourth (`acceptance`)
-_LONGEST_SHADOW_GAP = 4  # plain rounds of a session between its shadow drafts
-_SETTLING = 3  # plans after a change of mode until sessions are in step
-_DWELL = 5  # plans that drafting is given before it may be called off: settling, and two in step
-# Plans between two trials of the other mode: first, at most. A trial costs a round in the mode that
-# is worse: at one round in 32, and soon one in 512, that is below what can be measured.
-_TRIALS = (32, 512)
+_SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
+_LONGEST_SHADOW_GAP = 4  # plain rounds of a session between its shadow drafts; 1 and 16 the same
+_SETTLING = 3  # plans after a change of mode until sessions are in step; 0 up to -6%
+_DWELL = 5  # plans that drafting is given before it may be called off; 0 up to -4%, 20 up to -5%
+_TRIALS = (32, 512)  # plans between two trials of the other mode: first, at most; all 8 up to -6%
 _STRETCH_EVERY = 16  # plans; then one token more than is best, or later positions stay unknown
-_PATIENCE = 16  # plans that a session may miss before it counts as away
+_PATIENCE = 16  # plans that a session may miss before it counts as away; 64 the same, 4 -1 to +5%
 _MAX_EMPTY_REPLICAS = 16  # replicas come and go under new names: the last ones are remembered
 
 
@@ -156,12 +156,12 @@ class PlannedSession:
         self._estimates[drafter.name].observe(num_drafted, num_accepted)
 
     def observe_pass(self, timing: Timing) -> None:
-        """Take in who was in a target pass."""
+        """Take in how many sessions and rows were in a target pass."""
         if self._replica is not None:
             self._replica.observe_pass(timing)
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
-        """Take in who was in the draft steps of a round."""
+        """Take in how many sessions were in the draft steps of a round."""
         if self._replica is not None:
             self._replica.observe_steps(drafter, timing)
 
@@ -241,14 +241,14 @@ class ReplicaPlanner:
         return RoundPlan(0, run_on, num_shadow_tokens=self._shadow_length(session))
 
     def observe_pass(self, timing: Timing) -> None:
-        """Take in who was in a target pass."""
+        """Take in how many sessions and rows were in a target pass."""
         own_rows = sum(session.num_rows for session in self.sessions)
         self._others.observe_pass(timing, len(self.sessions), own_rows)
         if self.is_drafting and self._age >= _SETTLING and own_rows >= 2 * len(self.sessions):
             self._others.observe_share(timing, len(self.sessions))
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
-        """Take in who was in the draft steps of a round."""
+        """Take in how many sessions were in the draft steps of a round."""
         drafting = [s.drafter for s in self.sessions if s.num_rows > 1 and s.drafter is not None]
         own = sum(1 for each in drafting if each.name == drafter.name)
         self._others.observe_steps(drafter.name, timing, own)

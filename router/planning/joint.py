@@ -31,7 +31,7 @@ _Token = tuple[float, int, int]  # minus its survival, its place in the draft, i
 class Costs(Protocol):
     """What the planner must know of time, ms; `costs.PassCosts` measures it.
 
-    Neither passes nor steps may fall with what is in them.
+    A pass of more rows never takes less time, nor does a step for more sessions.
     """
 
     def pass_ms(self, num_rows: float) -> float:
@@ -62,7 +62,7 @@ class Costs(Protocol):
 class DraftForecast:
     """What drafting promises for one session.
 
-    `survival[j - 1]` is the probability that at least j draft tokens stand, for j up to the
+    `survival[j - 1]` is the probability that at least j draft tokens are accepted, for j up to the
     longest draft allowed; empty: no draft is to be had. `is_free`: drafts cost no step.
     """
 
@@ -102,7 +102,17 @@ def plain_plan(num_sessions: int, costs: Costs, others: Others, run_on: int) -> 
 def best_drafting_plan(
     forecasts: Sequence[DraftForecast], costs: Costs, others: Others
 ) -> JointPlan | None:
-    """The best plan that drafts at all; None where no session can or nothing is known of time."""
+    """The best plan that drafts at all; None where no session can or nothing is known of time.
+
+    A and B survive with (0.9, 0.8) and (0.5, 0.2); a pass of r rows takes 20 + 2.5 r ms, a step
+    2 ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. At depth 2 tokens are admitted in
+    the order 0.9, 0.8, 0.5, 0.2; as soon as both draft the rates are
+
+        A 2, B 1: (2 + 0.9 + 0.8 + 0.5) / (32.5 + 2 * 2) = 0.115   the best: k is 2 and 1
+        A 2, B 2: (4.2 + 0.2)           / (35.0 + 2 * 2) = 0.113   B's second row is not worth it
+
+    and at depth 1, with A 1 and B 1, (2 + 1.4) / (30 + 2) = 0.106.
+    """
     max_depth = max((len(o.survival) for o in forecasts if not o.is_free), default=0)
     rounds = _Rounds(forecasts, costs, others)
     offered: list[_Token] = []
@@ -135,10 +145,10 @@ def _tokens(forecasts: Sequence[DraftForecast], above: int, depth: int) -> list[
     """Draft tokens that can be there after `depth` steps, and not after `above` (-1: none is)."""
     return [
         (-alive, length, index)
-        for index, outlook in enumerate(forecasts)
-        if not outlook.is_free or above < 0
-        for length, alive in enumerate(outlook.survival, start=1)
-        if outlook.is_free or above < length <= depth
+        for index, forecast in enumerate(forecasts)
+        if not forecast.is_free or above < 0
+        for length, alive in enumerate(forecast.survival, start=1)
+        if forecast.is_free or above < length <= depth
     ]
 
 
@@ -183,7 +193,7 @@ class _Rounds:
     """Times of rounds by number of draft rows and of sessions on the draft model."""
 
     def __init__(self, forecasts: Sequence[DraftForecast], costs: Costs, others: Others) -> None:
-        self._is_free = [outlook.is_free for outlook in forecasts]
+        self._is_free = [forecast.is_free for forecast in forecasts]
         self._num_sessions = len(forecasts)
         plain_rows = self._num_sessions + others.num_rows
         self._pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
@@ -204,13 +214,15 @@ class _Rounds:
         self._num_others = others.num_sessions
 
     def best_at(self, depth: int, offered: Sequence[_Token]) -> JointPlan | None:
-        """The best number of tokens to admit with `depth` draft steps.
+        """Find the best number of tokens to admit with `depth` draft steps.
 
         `offered` are the tokens that can be there then, the likeliest first: a session's first
         token comes before its others.
         """
         is_free = self._is_free
         best = _Best()
+        # Between two first tokens of sessions the same ones draft, and only the rows differ: these
+        # are the segments that `_scan` walks through.
         firsts = [at for at, (_, length, _) in enumerate(offered) if length == 1]
         expected, num_away = float(self._num_sessions), 0
         for num_drafted, (start, stop) in enumerate(pairwise([*firsts, len(offered)]), start=1):
@@ -256,7 +268,7 @@ class _Rounds:
         expected: float,
         best: _Best,
     ) -> float:
-        """Admit `tokens` behind `num_before` others, one by one; returns what is expected then."""
+        """Admit `tokens` after `num_before` others, one by one; return the tokens expected then."""
         last = num_before + len(tokens)
         pass_ms = self._pass_ms.up_to(last)
         first_ms = pass_ms[0]

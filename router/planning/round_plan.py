@@ -1,4 +1,4 @@
-"""What one round of a session is to do, whoever plans it; and the rounds that no drafter filled."""
+"""What one round of a session is to do, also when the draft it was to have does not come."""
 
 from __future__ import annotations
 

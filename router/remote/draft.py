@@ -70,12 +70,12 @@ class RemoteDrafter:
         if not self._is_caught_up:
             raise Unavailable("the draft model is not ready")
         try:
-            async with asyncio.timeout(self._limits.propose_timeout_s):
-                deadline_s = _DEADLINE_SHARE * self._limits.propose_timeout_s
+            async with asyncio.timeout(self._limits.draft_s):
+                deadline_s = _DEADLINE_SHARE * self._limits.draft_s
                 proposal = await self._propose(committed, num_draft_tokens, deadline_s)
         except TimeoutError:
             self._rejoin(self._has_come_back)
-            limit_s = self._limits.propose_timeout_s
+            limit_s = self._limits.draft_s
             raise Unavailable(f"no draft within {limit_s:g} s") from None
         except ContextTooLong as error:
             self._rejoin(self._has_room)  # which finds the same, and ends it
@@ -153,7 +153,7 @@ class RemoteDrafter:
         It is, where everybody is, and everybody's prefill anew would make it later still.
         """
         try:
-            async with asyncio.timeout(self._limits.propose_timeout_s):
+            async with asyncio.timeout(self._limits.draft_s):
                 return await self._has_room()
         except TimeoutError:
             return False
@@ -176,7 +176,7 @@ class RemoteDrafter:
         while True:
             if self._starved.num_failures > 0:
                 await asyncio.sleep(self._starved.pause_s)
-            limit_s = self._limits.first_answer_timeout_s
+            limit_s = self._limits.first_token_s
             proposal = await self._propose(self._committed, 1, limit_s)
             if proposal.cut == "deadline":
                 raise Unavailable("the draft model did not catch up: deadline")
@@ -186,7 +186,7 @@ class RemoteDrafter:
     async def _propose(
         self, committed: TokenSequence, num_draft_tokens: int, deadline_s: float
     ) -> Proposal:
-        await self._session.connect(self._limits.lease_timeout_s)
+        await self._session.connect(self._limits.queue_wait_s)
         max_len = self._session.max_len
         if 0 < max_len <= len(committed):
             raise _outgrown(len(committed), max_len)
@@ -211,12 +211,7 @@ class RemoteDrafter:
 
     def _agreed_len(self, committed: TokenSequence) -> int:
         """Committed tokens whose KV the draft model has: it wrote none for its last token."""
-        since = committed.ids[self._proposed_at : self._proposed_at + len(self._proposed)]
-        num_matching = 0
-        for ours, theirs in zip(since, self._proposed, strict=False):
-            if ours != theirs:
-                break
-            num_matching += 1
+        num_matching = committed.num_common(self._proposed_at, self._proposed)
         return self._proposed_at + min(num_matching, max(len(self._proposed) - 1, 0))
 
 

@@ -1,8 +1,8 @@
-"""One session on one engine: header, answers in order, and what to do when they do not come.
+"""One session on one engine: headers, answers in order, and what is done when none come.
 
-The engine's cache is described by one number, `agreed_len`: how many tokens of the committed log
-it is known to hold. Each message names that prefix by length and hash and carries the rest, so a
-first message, a normal round, a roll back and a fail-over to an empty replica are all the same.
+The engine's cache is described by one number, `agreed_len`: how many committed tokens it is known
+to hold. Each message names that prefix by length and hash and carries the rest, so a first message,
+a normal round, a roll back and a fail-over to an empty replica are all the same.
 Nothing here knows what is drafted or verified; `draft` and `target` do.
 """
 
@@ -40,7 +40,7 @@ _MAX_CORRECTIONS = 8  # NeedOpen and NeedPrefix answers to one exchange before t
 
 
 class MaskAccess(Protocol):
-    """Who introduces an engine to the constraint replica that holds the session's matcher."""
+    """Introduces engines to the constraint replica that holds the session's matcher."""
 
     async def admit(self, asker_key: str) -> Endpoint:
         """Allow the engine with this key to ask for masks; returns where. Idempotent, cheap.
@@ -82,8 +82,8 @@ class EngineClient:
         self._pool = pool
         self._opening = opening
         resend_s, queue_s = limits.resend_interval_s, limits.queue_timeout_s
-        self._first_patience = Patience(limits.first_answer_timeout_s, resend_s, queue_s)
-        self._patience = Patience(limits.answer_timeout_s, resend_s, queue_s)
+        self._first_patience = Patience(limits.first_token_s, resend_s, queue_s)
+        self._patience = Patience(limits.token_gap_s, resend_s, queue_s)
         self._masks = masks
         self._lease: EngineLease | None = None
         self._opened_for: Endpoint | None = None
@@ -136,7 +136,9 @@ class EngineClient:
                 Close(session_id=self._opening.session_id, epoch=lease.grant.endpoint.epoch)
             )
             await lease.release()
-            self._lease = None  # only now: who is cancelled before leaves it to be released again
+            self._lease = (
+                None  # only now: a task cancelled before this leaves it to be released again
+            )
 
     async def exchange(
         self, committed: TokenSequence, build: BuildMessage
@@ -165,7 +167,7 @@ class EngineClient:
                 if num_corrections > _MAX_CORRECTIONS:
                     raise LinkLost(f"engine asked {num_corrections} times for session or prefix")
                 if next_part > 0:
-                    return  # what was yielded stands; the caller's next message corrects
+                    return  # what was yielded is valid; the caller's next message corrects
                 self._correct(lease, reply, committed)
                 message = self._build(lease, committed, build)
                 lease.channel.send(message)
@@ -230,8 +232,8 @@ class EngineClient:
         if isinstance(reply, NeedOpen):
             self._send_open(lease, self._opened_for)
             return
-        is_ours = (
-            reply.have_len < len(committed) and committed.hash_at(reply.have_len) == reply.have_hash
+        is_ours = reply.have_len < len(committed) and committed.holds(
+            reply.have_len, reply.have_hash
         )
         self.agreed_len = reply.have_len if is_ours else 0
 

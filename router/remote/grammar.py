@@ -50,7 +50,7 @@ class RemoteConstrainer:
         self._session_id = session_id
         self._grammar = grammar
         self._generated = generated
-        self._patience = Patience(limits.answer_timeout_s, limits.resend_interval_s)
+        self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
         self._admitted: set[str] = set()
@@ -184,7 +184,9 @@ class RemoteConstrainer:
     async def _disconnect(self) -> None:
         if self._lease is not None:
             await self._give_back(self._lease)
-            self._lease = None  # only now: who is cancelled before leaves it to be released again
+            self._lease = (
+                None  # only now: a task cancelled before this leaves it to be released again
+            )
 
     async def _give_back(self, lease: ConstraintLease) -> None:
         lease.channel.send(
@@ -201,7 +203,5 @@ def _as_error(refused: GrammarRefused) -> UnsupportedGrammar | Unavailable:
 
 def _common_len(generated: TokenSequence, answer: GrammarStale) -> int:
     """The matcher's committed length where it holds a prefix of ours, else 0."""
-    length = answer.committed_len
-    if length <= len(generated) and generated.hash_at(length) == answer.committed_hash:
-        return length
-    return 0
+    is_ours = generated.holds(answer.committed_len, answer.committed_hash)
+    return answer.committed_len if is_ours else 0

@@ -56,7 +56,7 @@ class Recovery:
         self._backoff.reset()
 
     def note_loss(self, error: Unavailable) -> None:
-        """The part was lost behind an answer; the window opens when it is next asked for."""
+        """The part was lost after an answer; the window opens when it is next asked for."""
         self._num_losses += isinstance(error, LinkLost)
 
     async def after(self, error: Unavailable) -> None:
@@ -93,7 +93,7 @@ class Recovery:
 
     def _window_s(self) -> float:
         limits = self._limits
-        return limits.lease_timeout_s if self._is_first else limits.failover_timeout_s
+        return limits.queue_wait_s if self._is_first else limits.failover_s
 
     def _left_s(self) -> float:
         now = asyncio.get_running_loop().time()

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 from models.protocol.errors import LinkLost, Unavailable
-from models.protocol.messages import DraftProbs, Verdict, Verify
+from models.protocol.messages import DraftProbs, Proposal, Verdict, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.engine import EngineClient
@@ -36,16 +36,13 @@ class RemoteVerifier:
             try:
                 async with aclosing(self._session.exchange(committed, build)) as replies:
                     async for reply in replies:
-                        if not isinstance(reply, Verdict):
-                            name = type(reply).__name__
-                            raise LinkLost(f"target answered a verify with {name}")
-                        if reply.part == 0:
-                            num_committed += reply.num_accepted
+                        verdict = _verdict(reply)
                         # Its cache has all but the newest token: the next row writes that one's KV.
-                        self._session.agreed_len = num_committed + reply.part
+                        num_committed += verdict.num_accepted
+                        self._session.agreed_len = num_committed + verdict.part
                         self._recovery.note_answer()
                         num_yielded += 1
-                        yield reply
+                        yield verdict
                 return
             except LinkLost as error:
                 await self._session.disconnect()
@@ -70,3 +67,9 @@ class RemoteVerifier:
     async def close(self) -> None:
         """See `ports.Verifier.close`."""
         await self._session.disconnect()
+
+
+def _verdict(reply: Proposal | Verdict) -> Verdict:
+    if not isinstance(reply, Verdict):
+        raise LinkLost(f"target answered a verify with {type(reply).__name__}")
+    return reply

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -31,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from models.config import EngineConfig
+from models.config import AttentionName, DtypeName, EngineConfig
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
@@ -50,7 +51,7 @@ PROMPT_LENGTHS = (3, 11, 45, 20)  # the others get as far as the window while th
 
 transformers_logging.disable_progress_bar()
 
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -64,8 +65,8 @@ _SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-_HEADS = {**_SIZES, "head_dim": 16}
-_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_HEADS: dict[str, Any] = {**_SIZES, "head_dim": 16}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_SIZES),
@@ -82,9 +83,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         query_pre_attn_scalar=4,
     ),
     "gemma3": Gemma3TextConfig(
-        **{**_HEADS, "num_hidden_layers": 3},
+        **{**_HEADS, "num_hidden_layers": 3, "sliding_window_pattern": 2},
         sliding_window=WINDOW,
-        sliding_window_pattern=2,
         query_pre_attn_scalar=40,
     ),
     "phi3": Phi3Config(**_SIZES, sliding_window=WINDOW),
@@ -128,7 +128,7 @@ def checkpoint(name: str, noise: float = 0.0) -> Path:
 def write(config: PreTrainedConfig, path: Path, noise: float = 0.0) -> None:
     """Save a random model of a config, with values where models start with zeros or ones."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    model: Any = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -141,7 +141,9 @@ def write(config: PreTrainedConfig, path: Path, noise: float = 0.0) -> None:
     model.save_pretrained(path)
 
 
-def runner(path: Path, dtype: str = "float32", attention: str = "auto") -> ModelRunner:
+def runner(
+    path: Path, dtype: DtypeName = "float32", attention: AttentionName = "auto"
+) -> ModelRunner:
     """A runner over a checkpoint, loaded once; it comes with a new block pool each time."""
     loaded = _load(str(path), dtype, attention)
     loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_size)
@@ -149,14 +151,14 @@ def runner(path: Path, dtype: str = "float32", attention: str = "auto") -> Model
 
 
 @cache
-def _load(path: str, dtype: str, attention: str) -> ModelRunner:
+def _load(path: str, dtype: DtypeName, attention: AttentionName) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=path,
             dtype=dtype,
             max_model_len=MAX_LEN,
             kv_cache_tokens=6 * MAX_LEN,
-            max_batch_rows=64,
+            max_num_batched_tokens=64,
             num_threads=1,
             attention=attention,
         )
@@ -172,7 +174,7 @@ def prompts() -> list[list[int]]:
 @cache
 def reference_texts(path: Path) -> list[list[int]]:
     """What `transformers.generate` adds to each of `prompts`, greedily, one after the other."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
     texts = []
@@ -203,7 +205,7 @@ def serve(
     draft_path: Path | None = None,
     k: int = 0,
     sampling: Sampling = GREEDY,
-    attention: str = "auto",
+    attention: AttentionName = "auto",
 ) -> Served:
     """The text of all `prompts` together, in rounds of up to k draft tokens."""
     target = TargetEngine(runner(target_path, attention=attention), NoMaskSource(), EPOCH)

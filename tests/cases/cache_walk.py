@@ -14,14 +14,14 @@ from collections import Counter
 
 import torch
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.protocol.messages import Open, Sampling
 from models.protocol.token_sequence import TokenSequence
-from models.scheduler.batch import PassPlanner, PlannedRows
+from models.scheduler.batch import PassPlanner
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session, SessionTable
+from models.scheduler.sessions import Job, PlannedRows, Session, SessionTable
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40  # of 160 tokens: seven sessions of up to 100 may want four times as many
@@ -41,7 +41,9 @@ _WEIGHTS = {
 }
 
 
-def make_runner(path: str, dtype: str, *, num_blocks: int, max_batch_rows: int) -> ModelRunner:
+def make_runner(
+    path: str, dtype: DtypeName, *, num_blocks: int, max_num_batched_tokens: int
+) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=path,
@@ -49,7 +51,7 @@ def make_runner(path: str, dtype: str, *, num_blocks: int, max_batch_rows: int) 
             max_model_len=_TEXT_TOKENS,
             kv_cache_tokens=num_blocks * BLOCK_SIZE,
             block_size=BLOCK_SIZE,
-            max_batch_rows=max_batch_rows,
+            max_num_batched_tokens=max_num_batched_tokens,
             num_threads=1,
         )
     )
@@ -58,14 +60,14 @@ def make_runner(path: str, dtype: str, *, num_blocks: int, max_batch_rows: int) 
 class Tree:
     """Texts that share prefixes, and the logits after every token of each."""
 
-    def __init__(self, path: str, dtype: str, choose: random.Random) -> None:
+    def __init__(self, path: str, dtype: DtypeName, choose: random.Random) -> None:
         self.texts: list[list[int]] = []
         for _ in range(_NUM_TEXTS):
             stem = choose.choice(self.texts)[: choose.randrange(_TEXT_TOKENS)] if self.texts else []
             leaf = choose.choices(range(_VOCAB_SIZE), k=_TEXT_TOKENS - len(stem))
             self.texts.append(stem + leaf)
         runner = make_runner(
-            path, dtype, num_blocks=_TEXT_TOKENS // BLOCK_SIZE, max_batch_rows=_TEXT_TOKENS
+            path, dtype, num_blocks=_TEXT_TOKENS // BLOCK_SIZE, max_num_batched_tokens=_TEXT_TOKENS
         )
         self.hashes = [TokenSequence(text) for text in self.texts]
         self.logits = [self._alone(runner, text) for text in self.texts]
@@ -92,10 +94,12 @@ class Tree:
 class Walk:
     """The sessions of an engine, and beside each what it should hold: a prefix of a text."""
 
-    def __init__(self, path: str, dtype: str, seed: int) -> None:
+    def __init__(self, path: str, dtype: DtypeName, seed: int) -> None:
         self.choose = random.Random(seed)
         self.tree = Tree(path, dtype, self.choose)
-        self.runner = make_runner(path, dtype, num_blocks=NUM_BLOCKS, max_batch_rows=MAX_BATCH_ROWS)
+        self.runner = make_runner(
+            path, dtype, num_blocks=NUM_BLOCKS, max_num_batched_tokens=MAX_BATCH_ROWS
+        )
         self.pool = self.runner.pool
         self.sessions = SessionTable(1, self.pool.new_table)
         self.cache = PrefixCache(self.pool, self.runner.are_finite, worth_waiting_rows=8)

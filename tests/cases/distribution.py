@@ -1,4 +1,4 @@
-"""What the law tests sample, and the exact law of it by a second, plain implementation.
+"""What the distribution tests sample, and its exact distribution by a second implementation.
 
 The reference shares no code with the engines: logits by `transformers`, the processing of a row
 in numpy as one would write it down from the definitions.
@@ -21,7 +21,9 @@ from models.protocol.messages import Sampling
 
 VOCAB_SIZE = 16
 EOS_ID = VOCAB_SIZE - 1
-NUM_TOKENS = 3  # generated ones whose joint law is looked at; an eos fills the rest with itself
+NUM_TOKENS = (
+    3  # generated ones whose joint distribution is looked at; an eos fills the rest with itself
+)
 _MIN_EXPECTED = 5.0  # of a cell of a chi-square test
 
 # One token, two, and three: any token may be the one that completes a word.
@@ -31,7 +33,7 @@ BAD_WORDS = (
     *((token, (3 * token + 2) % VOCAB_SIZE, 9) for token in range(0, VOCAB_SIZE, 2)),
 )
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
@@ -144,25 +146,25 @@ def reference_logits(path: Path, prompt: tuple[int, ...]) -> dict[tuple[int, ...
     }
 
 
-def exact_law(path: Path, case: Case) -> Law:
+def exact_distribution(path: Path, case: Case) -> Distribution:
     """The probability of every text of NUM_TOKENS tokens."""
     logits = reference_logits(path, case.prompt)
-    law: Law = {(): 1.0}
+    distribution: Distribution = {(): 1.0}
     for _ in range(NUM_TOKENS):
-        longer: Law = {}
-        for text, prob in law.items():
+        longer: Distribution = {}
+        for text, prob in distribution.items():
             if text and text[-1] == EOS_ID:
                 longer[(*text, EOS_ID)] = prob
                 continue
             for token, step in enumerate(reference_probs(logits[text], case, text)):
                 if step > 0:
                     longer[(*text, token)] = prob * float(step)
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
 def first_probs(target: Path, draft: Path, case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """The two models' laws of the first token."""
+    """The two models' distributions of the first token."""
     draft_case = replace(case, is_masked=case.is_masked and case.is_draft_masked)
     return (
         reference_probs(reference_logits(target, case.prompt)[()], case, ()),
@@ -180,30 +182,30 @@ def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
     return float(sum(1 / np.maximum(target / target[x], draft / draft[x]).sum() for x in both))
 
 
-def p_value(texts: Sequence[tuple[int, ...]], law: Law) -> float:
-    """Of the joint laws of the first 1, 2 and 3 tokens: three times the least p-value.
+def p_value(texts: Sequence[tuple[int, ...]], distribution: Distribution) -> float:
+    """Of the joint distributions of the first 1, 2 and 3 tokens: three times the least p-value.
 
     The short ones see a shift of one token better, the long ones a shift between tokens.
     """
     p_values = []
     for length in range(1, NUM_TOKENS + 1):
-        begun: Law = {}
-        for text, prob in law.items():
+        begun: Distribution = {}
+        for text, prob in distribution.items():
             begun[text[:length]] = begun.get(text[:length], 0.0) + prob
         p_values.append(_chi_square([text[:length] for text in texts], begun))
     return min(1.0, NUM_TOKENS * min(p_values))
 
 
-def _chi_square(texts: Sequence[tuple[int, ...]], law: Law) -> float:
-    """P-value of the law; 0 where a text came that the law forbids.
+def _chi_square(texts: Sequence[tuple[int, ...]], distribution: Distribution) -> float:
+    """P-value of the distribution; 0 where a text came that the distribution forbids.
 
     Rare texts share a cell with those of the same beginning, so that a shift of a first token
     stays visible.
     """
-    if any(text not in law for text in texts):
+    if any(text not in distribution for text in texts):
         return 0.0
-    cell_of = {text: text for text in law}
-    expected = {text: prob * len(texts) for text, prob in law.items()}
+    cell_of = {text: text for text in distribution}
+    expected = {text: prob * len(texts) for text, prob in distribution.items()}
     for length in reversed(range(NUM_TOKENS)):
         merged: dict[tuple[int, ...], float] = {}
         parent_of = {}

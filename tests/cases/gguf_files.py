@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -38,7 +39,7 @@ _SIZES = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-_CONFIGS = {
+_CONFIGS: dict[str, Any] = {
     "llama": (LlamaConfig, {"tie_word_embeddings": True}, gguf.MODEL_ARCH.LLAMA),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": False}, gguf.MODEL_ARCH.QWEN2),
     "qwen3": (Qwen3Config, {"tie_word_embeddings": True, "head_dim": 128}, gguf.MODEL_ARCH.QWEN3),
@@ -75,7 +76,7 @@ def write_pair(
     words = tokenizer("gpt-2" if cut == "sentencepiece" else cut)
     make, more, arch = _CONFIGS[architecture]
     if llama3_factor:
-        more = more | {"rope_parameters": llama3_rope(llama3_factor)}
+        more = {**more, "rope_parameters": llama3_rope(llama3_factor)}
     config = make(**{**_SIZES, **more, "vocab_size": words.get_vocab_size()})
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).to(torch.float32)
@@ -118,7 +119,7 @@ def write_pair(
     return file, folder
 
 
-def llama3_rope(factor: float) -> dict[str, object]:
+def llama3_rope(factor: float) -> dict[str, Any]:
     return {
         "rope_type": "llama3",
         "rope_theta": 10000.0,
@@ -154,6 +155,7 @@ def _add_settings(writer: gguf.GGUFWriter, config: LlamaConfig, architecture: st
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
+    assert config.num_key_value_heads is not None
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from models.protocol.messages import DraftProbs, Open, Propose, Sampling, Verify
 from models.protocol.token_sequence import TokenSequence
@@ -10,8 +11,8 @@ from models.protocol.token_sequence import TokenSequence
 EPOCH = 7  # of the engines in `tests.fakes.engines`
 
 
-def opening(session_id: str, sampling: Sampling, prompt_len: int, **changes: object) -> Open:
-    terms: dict[str, object] = {"eos_ids": []}
+def opening(session_id: str, sampling: Sampling, prompt_len: int, **changes: Any) -> Open:
+    terms: dict[str, Any] = {"eos_ids": []}
     return Open(
         session_id=session_id,
         epoch=EPOCH,
@@ -21,7 +22,7 @@ def opening(session_id: str, sampling: Sampling, prompt_len: int, **changes: obj
     )
 
 
-def header(session_id: str, seq: int, ids: Sequence[int], base_len: int = 0) -> dict[str, object]:
+def header(session_id: str, seq: int, ids: Sequence[int], base_len: int = 0) -> dict[str, Any]:
     return {
         "session_id": session_id,
         "epoch": EPOCH,

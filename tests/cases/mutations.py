@@ -44,7 +44,11 @@ _ODD: list[Any] = [
 def engine_messages(session_id: str, epoch: int, seq: int, rng: random.Random) -> list[Any]:
     """An opening and one message of each type for an engine, all of them fine."""
     prompt = [rng.randrange(200) for _ in range(rng.randrange(4, 30))]
-    header = {"session_id": session_id, "epoch": epoch, "prefix_hash": TokenSequence([]).hash_at(0)}
+    header: dict[str, Any] = {
+        "session_id": session_id,
+        "epoch": epoch,
+        "prefix_hash": TokenSequence([]).hash_at(0),
+    }
     draft = [rng.randrange(200) for _ in range(3)]
     probs = DraftProbs(
         num_pairs=NUM_PAIRS,
@@ -79,7 +83,7 @@ def engine_messages(session_id: str, epoch: int, seq: int, rng: random.Random) -
 
 def constraint_messages(session_id: str, epoch: int) -> list[Any]:
     """One message of each type for a constraint service."""
-    header = {"session_id": session_id, "epoch": epoch}
+    header: dict[str, Any] = {"session_id": session_id, "epoch": epoch}
     return [
         GrammarOpen(**header, grammar=Grammar(kind="regex", text="[a-z]{3}"), peers=["k" * 40]),
         GrammarCommit(**header, seq=1, base_len=0, prefix_hash=0, tokens=[1, 2]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from models.engine.target import TargetEngine
 from models.protocol.messages import EngineReply, Open, Sampling, Verdict
 from tests.cases.messages import verifying
@@ -11,8 +13,8 @@ PROMPT = random_prompt(1, 12)
 GREEDY = Sampling(temperature=0)
 
 
-def submit_open(engine: TargetEngine, session_id: str = "s", **changes: object) -> None:
-    terms = {"sampling": GREEDY, "eos_ids": [EOS_ID], "prompt_len": len(PROMPT)}
+def submit_open(engine: TargetEngine, session_id: str = "s", **changes: Any) -> None:
+    terms: dict[str, Any] = {"sampling": GREEDY, "eos_ids": [EOS_ID], "prompt_len": len(PROMPT)}
     engine.submit(Open(session_id=session_id, epoch=EPOCH, **(terms | changes)), "r")
 
 

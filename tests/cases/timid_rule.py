@@ -11,7 +11,9 @@ from models.protocol.rules import VerificationRule
 from models.sampling.verification import VerifiedDraft, draw_tokens
 
 TIMID = VerificationRule(
-    name="timid", about="one at a time", function="tests.cases.timid_rule:verify_timidly"
+    name="timid",
+    about="for tests",
+    function="tests.cases.timid_rule:verify_timidly",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -10,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 TINY_VOCAB_SIZE = 512
 
 
-def write_tiny_llama(directory: Path, *, seed: int = 0, **overrides: object) -> Path:
+def write_tiny_llama(directory: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """A random Llama with grouped heads in `directory`; `overrides` are LlamaConfig fields."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "vocab_size": TINY_VOCAB_SIZE,
         "hidden_size": 64,
         "intermediate_size": 176,
@@ -28,7 +29,7 @@ def write_tiny_llama(directory: Path, *, seed: int = 0, **overrides: object) -> 
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
     try:
-        model = LlamaForCausalLM(LlamaConfig(**{**fields, **overrides}))
+        model: Any = LlamaForCausalLM(LlamaConfig(**{**fields, **overrides}))
     finally:
         torch.set_rng_state(generator_state)
     model.to(torch.bfloat16).save_pretrained(directory)

@@ -14,7 +14,7 @@ from tests.harness.local import DEMO
 
 
 def config(**sections: Any) -> AppConfig:
-    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "max_sessions": 5}
+    target = {"model_path": str(DEMO / "target"), "max_model_len": 256, "max_num_seqs": 5}
     return AppConfig.model_validate({"target": target, **sections})
 
 
@@ -41,20 +41,20 @@ def test_a_wrong_key_is_told_as_serve_tells_its_own_errors() -> None:
 
 
 def test_keys_of_a_command_line_are_dotted() -> None:
-    """`serve run deployments.app:build target.model_path=x target.max_sessions=8 ...`."""
+    """`serve run deployments.app:build target.model_path=x target.max_num_seqs=8 ...`."""
     read = DeployedConfig.model_validate(
         {
             "target.model_path": "x",
-            "target.max_sessions": "8",
+            "target.max_num_seqs": "8",
             "target.enable_prefix_caching": "false",
             "router.speculation.num_speculative_tokens": "adaptive",
-            "draft": {"model_path": "y", "max_sessions": 1},
-            "draft.max_sessions": "9",
+            "draft": {"model_path": "y", "max_num_seqs": 1},
+            "draft.max_num_seqs": "9",
         }
     )
-    assert (read.target.max_sessions, read.target.enable_prefix_caching) == (8, False)
+    assert (read.target.max_num_seqs, read.target.enable_prefix_caching) == (8, False)
     assert read.draft is not None
-    assert (read.draft.model_path, read.draft.max_sessions) == ("y", 9)
+    assert (read.draft.model_path, read.draft.max_num_seqs) == ("y", 9)
     with pytest.raises(ValueError, match=r"target\.model_path\.x: target\.model_path has no keys"):
         DeployedConfig.model_validate({"target": {"model_path": "x"}, "target.model_path.x": "1"})
 

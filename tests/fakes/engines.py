@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.base import Engine
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
@@ -84,7 +85,7 @@ def tiny_checkpoint(*, noise: float) -> Path:
     return path
 
 
-def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: int) -> ModelRunner:
+def make_runner(*, noise: float = 0.0, dtype: DtypeName = "float32", **limits: Any) -> ModelRunner:
     """A runner over a tiny checkpoint; `limits` are fields of `EngineConfig`.
 
     Loaded once for all tests, with a new block pool each time: one engine at a time may use it.
@@ -93,7 +94,7 @@ def make_runner(*, noise: float = 0.0, dtype: str = "float32", **limits: int) ->
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
         "block_size": 16,
-        "max_batch_rows": 64,
+        "max_num_batched_tokens": 64,
         "num_threads": 1,
     }
     path = tiny_checkpoint(noise=noise)
@@ -109,7 +110,7 @@ def _load_runner(config: EngineConfig) -> ModelRunner:
 
 def reference_greedy(prompt: Sequence[int], num_tokens: int) -> list[int]:
     """`transformers.generate` on the target's checkpoint in float32; it ends behind an eos."""
-    model = LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
+    model: Any = LlamaForCausalLM.from_pretrained(tiny_checkpoint(noise=0.0), dtype=torch.float32)
     ids = torch.tensor([list(prompt)])
     output = model.generate(
         ids,
@@ -144,7 +145,7 @@ class ScriptedMasks:
     def __init__(self, rule: Callable[[Sequence[int]], set[int]] = lowest_third) -> None:
         self.rule = rule
         self.delay_polls = 0
-        self.miss = ""
+        self.miss: Any = ""
         self.is_silent = False
         self.committed: dict[str, TokenSequence] = {}
         self.frames: list[list[MaskRequest]] = []
@@ -171,8 +172,8 @@ class ScriptedMasks:
 
     def _answer(self, request: MaskRequest) -> Masks | MaskMiss:
         log = self.committed[request.session_id]
-        where = {"committed_len": len(log), "committed_hash": log.hash_at(len(log))}
-        names = {"session_id": request.session_id, "ticket": request.ticket}
+        where: dict[str, Any] = {"committed_len": len(log), "committed_hash": log.hash_at(len(log))}
+        names: dict[str, Any] = {"session_id": request.session_id, "ticket": request.ticket}
         if self.miss:
             return MaskMiss(**names, **where, reason=self.miss)
         if request.base_len > len(log) or log.hash_at(request.base_len) != request.prefix_hash:
@@ -418,6 +419,7 @@ class Client:
             self._draft.agreed_len = len(self.committed) + max(len(reply.tokens) - 1, 0)
             self._verify(list(reply.tokens))
         else:
+            assert isinstance(reply, Failed)
             self.failures.append(reply)
 
     def _on_verdict(self, reply: EngineReply | None) -> None:
@@ -477,7 +479,7 @@ def run_clients(clients: Sequence[Client], *, max_ticks: int = 20_000) -> list[l
     return [client.text for client in clients]
 
 
-def make_target(mask_source: MaskSource | None = None, **limits: int) -> TargetEngine:
+def make_target(mask_source: MaskSource | None = None, **limits: Any) -> TargetEngine:
     """A target engine over the tiny checkpoint in float32."""
     runner = make_runner(**limits)
     return TargetEngine(
@@ -486,7 +488,7 @@ def make_target(mask_source: MaskSource | None = None, **limits: int) -> TargetE
 
 
 def make_draft(
-    mask_source: MaskSource | None = None, *, noise: float = 0.01, **limits: int
+    mask_source: MaskSource | None = None, *, noise: float = 0.01, **limits: Any
 ) -> DraftEngine:
     """A draft engine over the tiny checkpoint with noise."""
     runner = make_runner(noise=noise, **limits)

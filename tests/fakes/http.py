@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tokenizers
@@ -14,6 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService
 from deployments.api.requests import ServedModel
+from deployments.config.schema import RouterConfig
+from deployments.ingress import service
 from models.text.tokenizer import Tokenizer
 from router.types import (
     Delta,
@@ -105,15 +107,22 @@ class ScriptedGenerator:
 
 def served_model(**limits: Any) -> ServedModel:
     settings = {"max_model_len": 200, "default_max_tokens": 64, "max_tokens_limit": 100} | limits
-    return ServedModel(name="tiny", tokenizer=tiny_tokenizer(), created=1_700_000_000, **settings)
+    config = RouterConfig(model_name="tiny", max_choices=8)
+    model = service.served_model(config, tiny_tokenizer(), created=1_700_000_000)
+    return replace(model, **settings)
 
 
 def http_service(generator: Generator, **options: Any) -> HttpService:
     model = served_model()
-    options.setdefault("metrics", lambda: b"")
+    config = RouterConfig()
+    limits: dict[str, Any] = {
+        "body_limit_bytes": config.body_limit_bytes,
+        "send_timeout_s": config.timeouts.token_gap_s,
+        "metrics": lambda: b"",
+    }
     return HttpService(
         model=model,
         generator=generator,
         health=HealthProbe(generator, model.tokenizer, timeout_s=2.0),
-        **options,
+        **(limits | options),
     )

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -42,19 +43,20 @@ def checkpoint() -> Path:
     )
     path = Path(tempfile.mkdtemp(prefix="outrider-gpu-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(path)
     return path
 
 
-def runner(**changes: object) -> ModelRunner:
-    fields: dict[str, object] = {
+def runner(**changes: Any) -> ModelRunner:
+    fields: dict[str, Any] = {
         "model_path": str(checkpoint()),
         "device": "cuda",
         "dtype": "bfloat16",
         "max_model_len": MAX_MODEL_LEN,
         "kv_cache_tokens": 16 * MAX_MODEL_LEN,
         "block_size": BLOCK_SIZE,
-        "max_batch_rows": 512,
+        "max_num_batched_tokens": 512,
     }
     return ModelRunner(EngineConfig(**(fields | changes)))
 
@@ -64,8 +66,9 @@ def text(seed: int, length: int) -> list[int]:
 
 
 @cache
-def reference_model() -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(checkpoint(), dtype=torch.bfloat16).to("cuda")
+def reference_model() -> Any:
+    model: Any = LlamaForCausalLM.from_pretrained(checkpoint(), dtype=torch.bfloat16)
+    return model.to("cuda")
 
 
 @torch.inference_mode()

@@ -24,7 +24,9 @@ NEAR_TIE = 0.8
 
 def spoken(chains: bool, **changes: object) -> list[list[int]]:
     target = Link(TargetEngine(runner(**changes), NoMaskSource(), EPOCH))
-    draft = Link(DraftEngine(runner(**changes), NoMaskSource(), EPOCH, chains=chains))
+    drafter = DraftEngine(runner(**changes), NoMaskSource(), EPOCH)
+    drafter.chains = chains
+    draft = Link(drafter)
     clients = [
         Client(
             f"s{i}",
@@ -61,7 +63,8 @@ def test_chains_draft_what_steps_draft() -> None:
 def test_a_chain_does_not_wait_for_the_device_before_its_end() -> None:
     """torch itself complains of every call that waits while this mode is on."""
     made = runner()
-    drafter = DraftEngine(made, NoMaskSource(), EPOCH, chains=True)
+    drafter = DraftEngine(made, NoMaskSource(), EPOCH)
+    assert drafter.chains
     drafter.submit(opening("s", Sampling(temperature=0.8, top_p=0.9, seed=1), 20), "r")
     waits = 0
     for seq, k in ((1, 1), (2, 6)):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.pipe import ConstraintConfig
-from deployments.constraint.workers import ConstraintWorkers
+from deployments.constraint.workers import ConstraintWorkers, children_config
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -22,12 +24,13 @@ NESTED = TEN_SCHEMAS["nested"]
 
 
 def config(path: str, **changes: object) -> ConstraintConfig:
-    fields: dict[str, object] = {
-        "tokenizer_path": path,
-        "vocab_size": PADDED_VOCAB_SIZE,
-        "eos_ids": EOS_IDS,
-    }
-    return ConstraintConfig(**{**fields, **changes})  # type: ignore[arg-type]  # checked at run
+    plain = children_config(
+        GrammarServiceConfig(),
+        tokenizer_path=path,
+        vocab_size=PADDED_VOCAB_SIZE,
+        eos_ids=EOS_IDS,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]  # checked at run
 
 
 @asynccontextmanager

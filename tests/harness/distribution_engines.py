@@ -40,12 +40,12 @@ _BLOCK_SIZE = 16  # one block holds a whole session
 
 
 @cache
-def law_checkpoint(name: str) -> Path:
+def distribution_checkpoint(name: str) -> Path:
     """A random Llama of one layer, `target`, or the same with noise on its weights, `draft`.
 
     A token drafted by one stands with the other about two times of three.
     """
-    path = Path(tempfile.mkdtemp(prefix="outrider-law-"))
+    path = Path(tempfile.mkdtemp(prefix="outrider-dist-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     write_tiny_llama(
         path,
@@ -74,12 +74,12 @@ def law_checkpoint(name: str) -> Path:
 def _runner(name: str) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
-            model_path=str(law_checkpoint(name)),
+            model_path=str(distribution_checkpoint(name)),
             dtype="float32",
             max_model_len=_BLOCK_SIZE,
             kv_cache_tokens=_BLOCK_SIZE * _BATCH,
             block_size=_BLOCK_SIZE,
-            max_batch_rows=2 * _BLOCK_SIZE * _BATCH,
+            max_num_batched_tokens=2 * _BLOCK_SIZE * _BATCH,
             num_threads=1,
         )
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from models.grammar.compiler import GrammarCompiler
-from models.grammar.host import GrammarHost, HostLimits
+from models.grammar.host import GrammarHost
+from models.grammar.limits import HostLimits
 from models.protocol.messages import Grammar, GrammarCommit, GrammarOpen, MaskRequest, Masks
 from models.protocol.token_sequence import TokenSequence
 from tests.cases.grammar import TEN_SCHEMAS, json_schema

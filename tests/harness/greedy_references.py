@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -25,7 +26,7 @@ class Reference:
 
 def generated(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> list[Reference]:
     """`num_tokens` for each prompt, one prompt at a time; ends of text do not end it."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     results = []
     for prompt_ids in prompts:
         output = model.generate(

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig, QuantizationName
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
@@ -124,7 +124,7 @@ async def local_service(
     target_path: Path,
     draft_path: Path | None,
     *,
-    dtype: str = "bfloat16",
+    dtype: DtypeName = "bfloat16",
     grammar_host: GrammarHost | None = None,
     limits: SessionLimits | None = None,
     speculation: SpeculationLimits | None = None,
@@ -132,13 +132,13 @@ async def local_service(
     block_size: int = 64,
     max_model_len: int = 1024,
     queued_interval_s: float = 1.0,
-    draft_quantization: str | None = None,
+    draft_quantization: QuantizationName | None = None,
     draft_max_model_len: int | None = None,
     draft_kv_cache_tokens: int | None = None,
 ) -> AsyncIterator[LocalService]:
     def runner(
         path: Path,
-        quantization: str | None = None,
+        quantization: QuantizationName | None = None,
         max_model_len: int = max_model_len,
         kv_cache_tokens: int = kv_cache_tokens,
     ) -> ModelRunner:
@@ -186,7 +186,7 @@ async def local_service(
         draft_pool=draft_pool,
         constraint_pool=constraint_pool,
         speculation=speculation or SpeculationLimits(prompt_lookup_max=0),
-        limits=limits or SessionLimits(propose_timeout_s=20.0),
+        limits=limits or SessionLimits(draft_ms=20_000),
     )
     try:
         yield LocalService(

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
@@ -133,7 +133,7 @@ class Leader:
             "kv_bytes": kv_bytes(self._runner),
         }
 
-    def forward(self, rows: list[tuple[str, int, list[int], int]]) -> torch.Tensor:
+    def forward(self, rows: list[tuple[str, int, list[int], int]]) -> Any:
         """One pass over (session, start, token ids, num_logits); tables are kept by session."""
         batch = []
         for session, start, token_ids, num_logits in rows:
@@ -215,7 +215,7 @@ class SharedEngine:
 
 @contextlib.contextmanager
 def shared_engine(
-    kind: str, world_size: int, path: Path | str, *, dtype: str = "float32", **limits: Any
+    kind: str, world_size: int, path: Path | str, *, dtype: DtypeName = "float32", **limits: Any
 ) -> Iterator[SharedEngine]:
     """A draft or target engine whose model is shared by `world_size` processes."""
     idle_timeout_s = limits.pop("idle_timeout_s", WAIT_S)
@@ -223,7 +223,7 @@ def shared_engine(
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
         "block_size": 16,
-        "max_batch_rows": 256,
+        "max_num_batched_tokens": 256,
         "num_threads": 1,
     }
     config = EngineConfig(

@@ -5,8 +5,7 @@ from typing import Any
 from ray.serve import Application
 
 from deployments.app import bind_constraint
-from deployments.config.grammar_service import GrammarServiceConfig
-from deployments.config.schema import LinkConfig
+from deployments.config.schema import GrammarServiceConfig, LinkConfig
 from tests.harness.local import DEMO
 
 

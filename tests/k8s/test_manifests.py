@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 from pydantic import ValidationError
-from ray._raylet import node_labels_match_selector
+from ray._raylet import node_labels_match_selector  # type: ignore[attr-defined]  # compiled
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
@@ -25,7 +25,7 @@ from deployments.config.schema import AppConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
 from deployments.ingress.metrics import RequestMetrics
-from deployments.serve.instruments import Meters
+from deployments.serve.instruments import Declaration, Meters
 from models.protocol import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,19 +175,9 @@ class Names:
     def __init__(self) -> None:
         self.names: set[str] = set()
 
-    def counter(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._note(name, "_total")
-
-    def gauge(self, name: str, text: str, labels: tuple[str, ...]) -> Any:
-        return self._note(name, "")
-
-    def histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: Sequence[float]
-    ) -> Any:
-        return self._note(name, "_bucket")
-
-    def _note(self, name: str, ending: str) -> Any:
-        self.names.add(f"ray_{name.replace(':', '_')}{ending}")
+    def __call__(self, declared: Declaration) -> Any:
+        ending = {"counter": "_total", "gauge": "", "histogram": "_bucket"}[declared.kind]
+        self.names.add(f"ray_{declared.name.replace(':', '_')}{ending}")
         return MagicMock()
 
 

@@ -58,7 +58,7 @@ async def test_a_short_run_of_each_part_finds_nothing(
 
 
 def noise_hangs_on_the_batch(patch: Patch) -> None:
-    draw = sampler.draw_tokens
+    draw = sampler.draw_tokens  # type: ignore[attr-defined]  # a name it imports
 
     def shifted(scores: Any, samplings: Any, positions: Any) -> list[int]:
         extra = int(len(positions) > 4)  # nobody's, but for who shares a pass

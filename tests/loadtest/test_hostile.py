@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from loadtest.hostile.attacks import (
     refusal_complaint,
 )
 from loadtest.hostile.loop_gaps import main as loop_gaps
+from tests.fakes.scripted_server import answer, scripted_server
 
 LIMIT_BYTES = 1_048_576
 NAMED = {"message": "prompt: 99 tokens, the limit is 10", "param": "prompt", "code": "x"}
@@ -108,27 +108,9 @@ def test_gaps_of_the_loop_are_measured_and_judged(
 @pytest.fixture
 def refusing_server() -> Iterator[str]:
     """Refuses each even request by name and each odd one without."""
-    count = iter(range(10_000))
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            body = (refusal() if next(count) % 2 == 0 else "no").encode()
-            self.send_response(400)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
+    bodies = itertools.cycle([refusal().encode(), b"no"])
+    with scripted_server(lambda handler: answer(next(bodies), 400)(handler)) as server:
+        yield server.url
 
 
 def test_attackers_share_the_attacks_and_note_each_answer(refusing_server: str) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest import kinds
 from loadtest.client.answers import Answer
-from loadtest.kinds import Chats, Report, main, measure_kind, read_prompts
+from loadtest.kinds import Chats, Report, measure_kind, read_prompts
 
 
 def test_prompts_are_forty_of_ten_kinds() -> None:
@@ -78,20 +77,3 @@ def test_an_answer_is_read_from_its_stream() -> None:
     assert got.speculation == {"mean_acceptance_length": 2.0}
     assert asked[0]["speculation"] == {"k": 5}
     assert asked[0]["max_tokens"] == 7
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [(["--prompts", "0"], "at least 1, got '0'"), (["--kinds", "cooking"], "invalid choice")],
-)
-def test_bad_arguments_are_named(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert complaint in capsys.readouterr().err
-
-
-def test_ways_differ_in_speculation_alone() -> None:
-    assert list(kinds._WAYS) == ["plain", "k=5", "adaptive"]
-    assert kinds._WAYS["plain"] == {"enabled": False}

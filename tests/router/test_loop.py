@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 import pytest
@@ -64,7 +65,8 @@ def parts(
 
 
 async def collect(session: Session) -> tuple[str, list[int], str]:
-    text, ids, finish = "", [], ""
+    text, finish = "", ""
+    ids: list[int] = []
     async for delta in run_session(session):
         assert finish == "", "nothing follows the finish reason"
         text += delta.text
@@ -295,7 +297,7 @@ async def test_lookup_drafts_what_repeats_and_is_counted_by_name() -> None:
 class _CachedPrompt(ScriptedVerifier):
     """Says of each verdict that it found 3, 4, 5, ... tokens in its cache."""
 
-    async def verify(self, *args: object, **kwargs: object) -> AsyncGenerator[Verdict, None]:
+    async def verify(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Verdict, None]:
         async with aclosing(super().verify(*args, **kwargs)) as verdicts:
             async for verdict in verdicts:
                 self.num_cached = getattr(self, "num_cached", 2) + 1

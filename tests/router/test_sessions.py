@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -36,13 +37,13 @@ from tests.fakes.router import (
 )
 
 LIMITS = SessionLimits(
-    lease_timeout_s=1.0,
-    first_answer_timeout_s=0.5,
-    answer_timeout_s=0.5,
-    propose_timeout_s=0.2,
+    queue_wait_s=1.0,
+    first_token_s=0.5,
+    token_gap_s=0.5,
+    draft_ms=200,
     resend_interval_s=0.002,
     rejoin_interval_s=0.005,
-    failover_timeout_s=1.0,
+    failover_s=1.0,
     max_losses=4,
 )
 PROMPT = (5, 9, 2)
@@ -70,7 +71,7 @@ def generator(target: ScriptedPool, draft: ScriptedPool | None) -> SpeculativeGe
         target_pool=target,
         draft_pool=draft,
         constraint_pool=None,
-        speculation=SpeculationLimits(max_speculative_tokens=8, prompt_lookup_max=0),
+        speculation=SpeculationLimits(max_num_speculative_tokens=8, prompt_lookup_max=0),
         limits=LIMITS,
     )
     return SpeculativeGenerator(services, max_model_len=200)
@@ -200,7 +201,7 @@ async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
     ("field", "value"), [("max_tokens", 0), ("prompt_ids", ())], ids=["budget", "prompt"]
 )
 async def test_senseless_requests_are_refused_by_name(field: str, value: object) -> None:
-    values = {
+    values: dict[str, Any] = {
         "request_id": "r",
         "prompt_ids": PROMPT,
         "sampling": Sampling(),
@@ -238,7 +239,7 @@ async def test_repeats_of_old_parts_do_not_extend_the_wait_for_the_next() -> Non
     target = ScriptedPool()
     target.engine = AnsweringEngine(first_part_only)
     session = RemoteVerifier(EngineClient(target, opening(), LIMITS), LIMITS)
-    async with asyncio.timeout(5 * LIMITS.answer_timeout_s):
+    async with asyncio.timeout(5 * LIMITS.token_gap_s):
         verdicts = [verdict async for verdict in session.verify(TokenSequence(PROMPT), [], 3)]
     assert [verdict.part for verdict in verdicts] == [0]
 
@@ -289,9 +290,9 @@ async def test_a_long_draft_prefill_is_not_cut_short_and_counts_only_when_done()
     await asyncio.wait_for(session._joining, 1.0)
     assert session.is_ready
     assert len(joins) == 2
-    assert joins[0].deadline_ms == LIMITS.first_answer_timeout_s * 1e3
+    assert joins[0].deadline_ms == LIMITS.first_token_s * 1e3
     await session.propose(committed, 2)
-    assert joins[-1].deadline_ms < LIMITS.propose_timeout_s * 1e3
+    assert joins[-1].deadline_ms < LIMITS.draft_s * 1e3
     await session.close()
 
 

@@ -134,7 +134,7 @@ def test_rounds_of_any_size_give_the_same_end(seed: int) -> None:
 
 
 def with_terms(texts: Sequence[str], stop: Sequence[str], **terms: Any) -> StopChecker:
-    given = {"eos_ids": [], "max_tokens": 100} | terms
+    given: dict[str, Any] = {"eos_ids": [], "max_tokens": 100} | terms
     return StopChecker(TextDetokenizer(texts, given.pop("slow", None)), stop=stop, **given)
 
 

@@ -60,7 +60,7 @@ class SpeculativeDecoding(BaseModel):
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
-    acceptance_histogram: list[int]  # [a]: steps in which a draft tokens stood
+    acceptance_histogram: list[int]  # [a]: steps in which a draft tokens were accepted
     num_spec_steps: int
     num_accepted_draft_tokens: int
     num_draft_tokens: int

@@ -106,7 +106,7 @@ class ChatLogprobsJson:
         self._content = JsonItems()
 
     def add(self, token: ShownToken) -> None:
-        """One more token of the text."""
+        """Add the next token of the text."""
         entry = token.logprobs
         own = self._top(entry.token, entry.logprob)
         self._content.append(
@@ -137,21 +137,21 @@ class TextLogprobsJson:
         self._lists = {name: JsonItems() for name in TextLogprobs.__annotations__}
 
     def add(self, token: ShownToken) -> None:
-        """One more token of the text."""
+        """Add the next token of the text."""
         entry = token.logprobs
         self.add_entry(self._first_offset + token.offset, entry, len(entry.top))
 
     def add_entry(self, offset: int, entry: TokenLogprobs, num_top: int) -> None:
-        """One more token, which begins at character `offset`, and so many likeliest ones."""
+        """Add a token that begins at character `offset`, with its `num_top` likeliest ones."""
         top = self._top_map(entry, num_top)
         self._append(offset, _finite(entry.logprob), self._names.of(entry.token).key, top)
 
     def add_first(self, token_id: int) -> None:
-        """The first token of a prompt."""
+        """Add the first token of a prompt, which has no logprob."""
         self._append(0, None, self._names.of(token_id).key, None)
 
     def chunks_after(self, first: TextLogprobsJson | None) -> list[bytes]:
-        """The JSON text, where given of `first` and this together."""
+        """The JSON text of `first`, where it is given, and this together."""
         chunks: list[bytes] = []
         for name, items in self._lists.items():
             chunks.append(f'{"," if chunks else "{"}"{name}":['.encode())
@@ -164,8 +164,8 @@ class TextLogprobsJson:
             items.append(value)
 
     def _top_map(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
-        """By name; where two tokens have one name the likelier counts, but the one that came
-        first."""
+        """Logprobs by name. The sampled token comes first; of others with one name the likelier
+        counts."""
         named = {self._names.of(entry.token).key: _finite(entry.logprob)}
         for token_id, logprob in entry.top[:num_top]:
             named.setdefault(self._names.of(token_id).key, _finite(logprob))
@@ -187,7 +187,7 @@ class PromptLogprobsJson:
         self._items.append(None)
 
     def add(self, packed: bytes) -> None:
-        """The entry of the prompt's next token, the second one first."""
+        """Add the entry of the prompt's next token; the first call is for its second token."""
         entry = unpack(packed)
         top = entry.top[: self._num_top]
         ranked = [(token, logprob, i + 1) for i, (token, logprob) in enumerate(top)]
@@ -206,7 +206,7 @@ class PromptLogprobsJson:
 
 
 def prompt_offsets(prompt_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> Iterator[int]:
-    """For each token of a prompt where its text begins in `text`, the prompt as it was sent.
+    """Where the text of each token of a prompt begins in `text`, the prompt as it was sent.
 
     Special tokens have text there only where the client wrote them out.
     """

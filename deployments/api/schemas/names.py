@@ -22,7 +22,7 @@ class NameOf:
     def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """See pydantic's guide to custom types."""
         return core_schema.no_info_plain_validator_function(
-            self._checked, serialization=core_schema.to_string_ser_schema()
+            self.checked, serialization=core_schema.to_string_ser_schema()
         )
 
     def __get_pydantic_json_schema__(
@@ -31,7 +31,12 @@ class NameOf:
         """See pydantic's guide to custom types."""
         return {"enum": list(self._registry), "type": "string"}
 
-    def _checked(self, value: Any) -> str:
+    def checked(self, value: Any) -> str:
+        """`value`, a name of the registry.
+
+        Raises:
+            PydanticCustomError: it is none; the message lists them.
+        """
         if isinstance(value, str) and value in self._registry:
             return value
         *others, last = [repr(name) for name in self._registry]

@@ -161,7 +161,7 @@ class OpenApiPage:
 
         Args:
             model: what is served.
-            root_path: what stands before every path, as ASGI has it; empty: nothing.
+            root_path: prefix of every path, as ASGI has it; empty: none.
         """
         built = self._built
         if built is None or built[0] is not model or built[1] != root_path:
@@ -249,11 +249,11 @@ def _success(status: int, shape: type[BaseModel] | str, streams: type[BaseModel]
     else:
         content = _json_of(shape)
     if streams is not None:
-        told = (
+        text = (
             f"With `stream: true`: events `data: {streams.__name__}`, in the end `data: [DONE]`. "
             "What fails after the first event ends the stream with an event `data: ErrorBody`."
         )
-        content["text/event-stream"] = {"schema": {"type": "string", "description": told}}
+        content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
     about = "As asked for." if status == 200 else "The same shape, with the reason."
     return {"description": about, "headers": _HEADERS, "content": content}
 

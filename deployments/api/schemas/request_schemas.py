@@ -74,8 +74,8 @@ def _take_neutral(shape: Schema) -> None:
         properties[name] = {"description": "Accepted, without effect."}
     for name, values in NEUTRAL_VALUES.items():
         if name not in properties:
-            told = "Not offered: only values that ask for nothing are accepted."
-            properties[name] = {"enum": [*values, None], "description": told}
+            text = "Not offered: only values that ask for nothing are accepted."
+            properties[name] = {"enum": [*values, None], "description": text}
 
 
 def _take_absent(shape: Schema, absent: Schema) -> None:
@@ -123,10 +123,10 @@ def _parts(schema: Schema) -> Iterator[Schema]:
 
 def _either(schema: Schema, other: Schema) -> Schema:
     """Either of two; what is said about the first stays on the outside."""
-    told: Schema = {
+    outside: Schema = {
         key: schema[key] for key in ("title", "description", "default") if key in schema
     }
-    bare = {key: value for key, value in schema.items() if key not in told}
+    bare = {key: value for key, value in schema.items() if key not in outside}
     options = bare["anyOf"] if set(bare) == {"anyOf"} else [bare]
     added = other["anyOf"] if set(other) == {"anyOf"} else [other]
-    return {**told, "anyOf": [*options, *(option for option in added if option not in options)]}
+    return {**outside, "anyOf": [*options, *(option for option in added if option not in options)]}

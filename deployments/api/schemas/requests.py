@@ -88,7 +88,7 @@ def _is_list_of(content: Any, kind: Any) -> bool:
     return isinstance(content[0], kind)
 
 
-# What the validators above let through, as the OpenAPI page tells it.
+# What the validators above let through, as the OpenAPI page shows it.
 class TextPart(BaseModel):
     """A part of a message's content."""
 
@@ -139,9 +139,9 @@ class StreamOptions(StrictFields):
 
 
 class SpeculationOptions(StrictFields):
-    """Whether, how far and by whom to draft ahead, and how drafts are verified.
+    """Whether to draft ahead, how far, who drafts, and by which rule drafts are verified.
 
-    The distribution of the text never depends on it; under `coupled` no text with a seed does.
+    The distribution of the text never depends on it; with `coupled`, no text with a seed does.
     """
 
     enabled: bool = True
@@ -302,7 +302,7 @@ class ErrorAnswer:
     body: ErrorBody
 
 
-# The first class that fits counts, so children stand before their parents.
+# The first class that fits counts, so children come before their parents.
 _STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
     (UnknownModel, 404, "invalid_request_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
@@ -319,7 +319,8 @@ _STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
 def answer_error(error: ServingError, request_id: str) -> ErrorAnswer:
     """The HTTP answer for an error: the only place where a status is chosen.
 
-    What is the server's own fault (500) says no more than the id under which it was logged.
+    An error that is the server's own fault (500) says no more than the id under which it was
+    logged.
     """
     status, kind = next(
         ((status, kind) for cls, status, kind in _STATUSES if isinstance(error, cls)),

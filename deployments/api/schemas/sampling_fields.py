@@ -1,4 +1,4 @@
-"""Request fields that say what may be drawn and what is told of it: shapes and their own limits.
+"""Request fields that say what may be sampled and what is reported of it: shapes and own limits.
 
 Limits that need the vocabulary are in `sampling_terms.py`.
 """
@@ -68,7 +68,7 @@ def _no_false(content: Any) -> Any:
     return None if content is False else content
 
 
-# What the validators above let through, as the OpenAPI page tells it.
+# What the validators above let through, as the OpenAPI page shows it.
 _IdText = Annotated[str, StringConstraints(pattern=f"^{_ID.pattern}$")]
 _Bias = Annotated[float, Field(ge=-_BIAS_LIMIT, le=_BIAS_LIMIT)]
 _BiasesIn = Annotated[dict[_IdText, _Bias], Field(max_length=MAX_BIASES)]

@@ -17,7 +17,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class JsonItems:
-    """What is between the brackets of a JSON list. Grows; what is there stays as it is."""
+    """What is between the brackets of a JSON list; it grows, and encoded items never change."""
 
     def __init__(self) -> None:
         self._full: list[bytes] = []
@@ -58,7 +58,7 @@ def with_value(
         body: the object with `instead` as that value, without white space.
         key: plain ASCII. It cannot be mistaken: quotes within strings are escaped.
         chunks: valid JSON when joined.
-        instead: what stands there now.
+        instead: its value now.
     """
     before, found, after = body.partition(f'"{key}":{instead}'.encode())
     if not found:

@@ -1,9 +1,9 @@
 """Events of a few sizes: OpenAI's `obfuscation`, random text that hides an event's length.
 
-Who sees the encrypted stream sees how long its events are, and from the lengths of tokens answers
-can be guessed (arXiv 2411.01076). Here every event is filled up to a power of two, which is the
-same for all texts of up to 160 bytes. What remains visible is how many events there are and when
-they come; and longer texts, or lists of logprobs, have the next powers.
+An observer of the encrypted stream sees how long its events are, and from the lengths of tokens
+answers can be guessed (arXiv 2411.01076). Here every event is filled up to a power of two, which is
+the same for all texts of up to 160 bytes. What remains visible is how many events there are and
+when they come; and longer texts, or lists of logprobs, have the next powers.
 
 It is off unless it is asked for (OpenAI's is on): it doubles what is sent, and in most places
 where this is served nobody but client and server sees the stream.
@@ -21,7 +21,7 @@ _LARGE_BYTES = 65_536  # longer events, which hold lists of logprobs, have multi
 
 
 def sealing(model: str) -> Callable[[bytes], bytes]:
-    """What fills the events of one stream, JSON objects, up to its sizes."""
+    """A function that fills the events of one stream, JSON objects, up to its sizes."""
     smallest = _size(_ENVELOPE_BYTES + _TEXT_BYTES + len(model.encode()))
 
     def sealed(body: bytes) -> bytes:

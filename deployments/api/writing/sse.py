@@ -37,7 +37,7 @@ class EventStream(Response):
     Args:
         events: encoded events; errors must have become events before. Closed in any case.
         send_timeout_s: how long a client may keep us waiting for one write before it counts as
-            gone. Behind Serve's proxy no write waits: it takes all and keeps it for the client.
+            gone. Through Serve's proxy no write waits: it takes all and keeps it for the client.
     """
 
     media_type: str | None = "text/event-stream"

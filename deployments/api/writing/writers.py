@@ -1,4 +1,4 @@
-"""From what the generator yields to JSON: a whole answer, or the events of a stream.
+"""Writes what the generator yields as JSON: a whole answer, or the events of a stream.
 
 A writer is made for one request and knows its id, model and seed; `chat_writer.py` and
 `text_writer.py` differ in shape only. Long lists of logprobs are encoded as they come, in slices
@@ -43,7 +43,7 @@ class AnswerHead:
 
     @property
     def num_choices(self) -> int:
-        """Of all prompts."""
+        """Choices of all prompts together."""
         return len(self.prompt_lens) * self.choices_per_prompt
 
     def prompt_of(self, choice: int) -> int:
@@ -71,16 +71,16 @@ class Writer(Protocol):
         ...
 
     def closing(self, index: int, finished: Finished) -> list[bytes]:
-        """Events behind the last text of a choice."""
+        """Events after the last text of a choice."""
         ...
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
-        """Events behind all choices."""
+        """Events after all choices."""
         ...
 
 
 class RunningCounts:
-    """Tokens of each choice of a stream so far, as events tell them."""
+    """Tokens of each choice of a stream so far, as its events report them."""
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
@@ -91,13 +91,13 @@ class RunningCounts:
         self._num_completion[index] += len(delta.token_ids)
 
     def of(self, index: int) -> TokenCounts:
-        """Of one choice and its prompt, as vLLM has it on every event."""
+        """Counts of one choice and its prompt, as vLLM has them on every event."""
         num_prompt = self._head.prompt_lens[self._head.prompt_of(index)]
         return counts_of(num_prompt, self._num_completion[index])
 
 
 def listed(values: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """A JSON list of values that are in chunks each."""
+    """A JSON list of values, each of which is given in chunks."""
     chunks = [b"["]
     for value in values:
         if len(chunks) > 1:

@@ -38,12 +38,12 @@ _FREED_LIMIT_S = 10.0
 _MASK_WAIT_S = 0.1  # lost masks are missed after this
 # A lost message is soon sent again; the limits themselves are generous, for a machine with others.
 LIMITS = SessionLimits(
-    lease_timeout_s=20.0,
-    failover_timeout_s=40.0,
+    queue_wait_s=20.0,
+    failover_s=40.0,
     max_losses=60,
-    first_answer_timeout_s=20.0,
-    answer_timeout_s=10.0,
-    propose_timeout_s=0.5,
+    first_token_s=20.0,
+    token_gap_s=10.0,
+    draft_ms=500,
     resend_interval_s=0.05,
     rejoin_interval_s=0.01,
 )
@@ -96,7 +96,7 @@ async def crowd(
         draft_pool=lossy[1],
         constraint_pool=lossy[2],
         speculation=SpeculationLimits(
-            max_speculative_tokens=MAX_K, run_on_tokens=rng.choice((0, 2, 16))
+            max_num_speculative_tokens=MAX_K, run_on_tokens=rng.choice((0, 2, 16))
         ),
         limits=LIMITS,
     )

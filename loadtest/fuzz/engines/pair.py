@@ -23,7 +23,8 @@ from transformers.utils import logging as transformers_logging
 from loadtest.fuzz.cases import Outcome, RunCase
 from loadtest.report.machine import ROOT
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
-from models.grammar.host import GrammarHost, HostLimits
+from models.grammar.host import GrammarHost
+from models.grammar.limits import HostLimits
 from models.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 4096

@@ -42,9 +42,7 @@ from router.types import GenerationRequest
 
 NUM_REQUESTS = 7
 # Nothing is lost here: whoever misses an engine has found a dead one, and need not look for long.
-LIMITS = SessionLimits(
-    propose_timeout_s=20.0, failover_timeout_s=2.0, lease_timeout_s=5.0, max_losses=2
-)
+LIMITS = SessionLimits(draft_ms=20_000, failover_s=2.0, queue_wait_s=5.0, max_losses=2)
 
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:
@@ -108,7 +106,7 @@ async def _crowded(
         draft_pool=draft_pool,
         constraint_pool=constraint,
         speculation=SpeculationLimits(
-            max_speculative_tokens=MAX_K,
+            max_num_speculative_tokens=MAX_K,
             run_on_tokens=rng.choice((0, 1, 4, 32)),
             prompt_lookup_max=rng.choice((1, 2, 4)),
         ),

@@ -31,7 +31,7 @@ _NO_NOTICES_S = 1e6
 @cache
 def reference_runner() -> ModelRunner:
     """A target that shares no prefixes and has room for everything."""
-    return _runner("target", max_batch_rows=MAX_MODEL_LEN, enable_prefix_caching=False)
+    return _runner("target", max_num_batched_tokens=MAX_MODEL_LEN, enable_prefix_caching=False)
 
 
 @cache
@@ -47,7 +47,7 @@ def draft_runner() -> ModelRunner:
 
 
 def _runner(
-    name: str, *, max_batch_rows: int = _MAX_BATCH_ROWS, enable_prefix_caching: bool = True
+    name: str, *, max_num_batched_tokens: int = _MAX_BATCH_ROWS, enable_prefix_caching: bool = True
 ) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
@@ -55,7 +55,7 @@ def _runner(
             max_model_len=MAX_MODEL_LEN,
             kv_cache_tokens=_NUM_BLOCKS * BLOCK_SIZE,
             block_size=BLOCK_SIZE,
-            max_batch_rows=max_batch_rows,
+            max_num_batched_tokens=max_num_batched_tokens,
             num_threads=1,
             enable_prefix_caching=enable_prefix_caching,
         )

@@ -45,9 +45,7 @@ _CONNECTED_MS = 5000
 _SERVED_S = 30.0
 _FREED_LIMIT_S = 10.0
 # A served peer that waits for longer than this has been forgotten.
-LIMITS = SessionLimits(
-    failover_timeout_s=5.0, max_losses=2, first_answer_timeout_s=15.0, answer_timeout_s=15.0
-)
+LIMITS = SessionLimits(failover_s=5.0, max_losses=2, first_token_s=15.0, token_gap_s=15.0)
 
 
 async def _case(seed: int, host: GrammarHost) -> Outcome:

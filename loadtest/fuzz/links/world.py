@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from deployments.config.grammar_service import GrammarServiceConfig
-from deployments.config.schema import LinkConfig
+from deployments.config.schema import GrammarServiceConfig, LinkConfig
 from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.loop import EngineLoop
 from deployments.engine.rank import LinkPort

@@ -28,6 +28,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "quantized": _of("quantized", speed.quantized),
     "acceptance": _of("acceptance", speed.acceptance),
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
+    "simulated": _of("simulate", speed.simulated),
     "link-of-the-grown-pair": _of("bench-349m-18m", decisions.link),
     "link-of-the-demo-pair": _of("bench-demo", decisions.link),
     "adaptive-k": _of("bench-349m-18m", decisions.adaptive_k),

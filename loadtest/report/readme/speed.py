@@ -130,6 +130,23 @@ def acceptance_of_rules(result: Result) -> str:
     return f"{table(['acceptance rate', *rules], rows)}\n\n{result.made()}"
 
 
+def simulated(result: Result) -> str:
+    """Tokens per second of two ways to choose k, over those of the best fixed k, by machine."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in result["samples"]:
+        groups.setdefault(line["name"].split()[0], []).append(line)
+    rows = []
+    for machine, lines in groups.items():
+        cells = []
+        for policy in ("joint", "alone"):
+            shares = [line[f"{policy}_share"] for line in lines]
+            worst = lines[shares.index(min(shares))]["name"].removeprefix(machine).strip()
+            cells += [f"{statistics.median(shares):.2f}", f"{min(shares):.2f} ({worst})"]
+        rows.append([machine, str(len(lines)), *cells])
+    head = ["simulated machine", "scenarios", "planned together: median", "worst"]
+    return f"{table([*head, 'each session alone: median', 'worst'], rows)}\n\n{result.made()}"
+
+
 def _kinds(result: Result, shown: Sequence[str]) -> str:
     head = [
         "tokens/s over HTTP (times k = 0)",

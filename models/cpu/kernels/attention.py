@@ -14,7 +14,7 @@ a task, which are its rows times G.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from models.cpu.kernels.lanes import (
     tanh,
     total,
 )
-from models.cpu.kernels.mixing import mix
+from models.cpu.kernels.mixing import Product, mix
 from models.cpu.kernels.parameters import (
     BLOCK_IDS,
     NUM_COMMON,
@@ -86,9 +86,26 @@ def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
     return num_vectors * (_FLOAT_BYTES * (2 * head_dim + block_size) + 2 * _VECTOR_BYTES)
 
 
+class _Task(NamedTuple):
+    """Some consecutive rows of one session, with the query heads of one key head."""
+
+    first_row: int  # of the pass
+    num_rows: int
+    key_head: int
+    scratch: int  # where this thread keeps what `_places` lays out
+
+
+class _Vector(NamedTuple):
+    """Where the state of one vector of a task is."""
+
+    sums: int  # [D] weighted values
+    total: int  # [lanes] sums of weights
+    top: int  # the largest score so far
+
+
 @inline
 def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
-    """Behind the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
+    """After the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
     sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
     totals = sums + _FLOAT_BYTES * num_vectors * head_dim
     tops = totals + _VECTOR_BYTES * num_vectors
@@ -96,23 +113,23 @@ def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, in
 
 
 @inline
-def _start_task(
-    parameters: int, first_row: int, key_head: int, num_vectors: int, scratch: int, like: np.generic
-) -> None:
-    """The queries as float32, and sums of nothing."""
+def _start_task(parameters: int, task: _Task, like: np.generic) -> None:
+    """Writes the queries as float32, and sums of nothing."""
     head_dim = get(parameters, HEAD_DIM)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
-    sums, totals, tops, _ = _places(scratch, num_vectors, head_dim)
+    num_vectors = task.num_rows * num_groups
+    sums, totals, tops, _ = _places(task.scratch, num_vectors, head_dim)
     zero = splat(_ZERO)
     for vector in range(num_vectors):
-        row, head = first_row + vector // num_groups, key_head * num_groups + vector % num_groups
+        row = task.first_row + vector // num_groups
+        head = task.key_head * num_groups + vector % num_groups
         place = row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE)
         query = rows_at(parameters, QUERY) + num_bytes(like) * place
         store(totals + _VECTOR_BYTES * vector, zero, FLOAT32)
         write_float(tops + _VECTOR_BYTES * vector, _NO_SCORE)
         for d in range(0, head_dim, NUM_LANES):
             offset = _FLOAT_BYTES * (vector * head_dim + d)
-            store(scratch + offset, load(query + num_bytes(like) * d, like), FLOAT32)
+            store(task.scratch + offset, load(query + num_bytes(like) * d, like), FLOAT32)
             store(sums + offset, zero, FLOAT32)
 
 
@@ -139,87 +156,85 @@ def _mask_scores(parameters: int, scores: int, first: int, stop: int) -> Any:
 
 
 @inline
-def _raise_top(sums: int, sum_: int, head_dim: int, factor: Lanes) -> None:
-    """Weigh anew what was added below a lower maximum."""
-    store(sum_, mul(load(sum_, FLOAT32), factor), FLOAT32)
+def _raise_top(vector: _Vector, head_dim: int, factor: Lanes) -> None:
+    """Weighs anew what was added below a lower maximum."""
+    store(vector.total, mul(load(vector.total, FLOAT32), factor), FLOAT32)
     for d in range(0, head_dim, NUM_LANES):
-        place = sums + _FLOAT_BYTES * d
+        place = vector.sums + _FLOAT_BYTES * d
         store(place, mul(load(place, FLOAT32), factor), FLOAT32)
 
 
 @inline
-def _turn_to_weights(
-    parameters: int, scores: int, sums: int, sum_: int, top: int, first: int, stop: int
-) -> None:
-    """Turn one vector's scores [B] to weights, by the largest score so far."""
+def _turn_to_weights(parameters: int, scores: int, vector: _Vector, first: int, stop: int) -> None:
+    """Turns one vector's scores [B] to weights, by the largest score so far."""
     largest_here = _mask_scores(parameters, scores, first, stop)
-    largest_yet = read_float(top)
+    largest_yet = read_float(vector.top)
     if largest_here > largest_yet:
         factor = exp(splat(largest_yet - largest_here))
-        _raise_top(sums, sum_, get(parameters, HEAD_DIM), factor)
-        write_float(top, largest_here)
+        _raise_top(vector, get(parameters, HEAD_DIM), factor)
+        write_float(vector.top, largest_here)
         largest_yet = largest_here
-    reference, added = splat(largest_yet), load(sum_, FLOAT32)
+    reference, added = splat(largest_yet), load(vector.total, FLOAT32)
     for key in range(0, get(parameters, BLOCK_SIZE), NUM_LANES):
         place = scores + _FLOAT_BYTES * key
         weights = exp(sub(load(place, FLOAT32), reference))
         store(place, weights, FLOAT32)
         added = add(added, weights)
-    store(sum_, added, FLOAT32)
+    store(vector.total, added, FLOAT32)
 
 
 @inline
 def _attend_block(
     parameters: int,
+    task: _Task,
     block: int,  # where it lies
-    key_head: int,
     offset: int,  # position of the task's first row, less that of the block's first key
-    num_rows: int,
-    scratch: int,
     like: np.generic,
 ) -> None:
     num_key_heads = get(parameters, NUM_KEY_HEADS)
     num_groups = get(parameters, NUM_HEADS) // num_key_heads
     head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
     window = get(parameters, WINDOW)
-    num_vectors = num_rows * num_groups
-    sums, totals, tops, scores = _places(scratch, num_vectors, head_dim)
-    # Rows before the block see nothing of it, nor do those whose window begins behind it.
+    num_vectors = task.num_rows * num_groups
+    sums, totals, tops, scores = _places(task.scratch, num_vectors, head_dim)
+    # Rows before the block see nothing of it, nor do those whose window begins after it.
     first = max(0, -offset) * num_groups
     stop = num_vectors
     if window > 0:
-        stop = min(num_rows, block_size - 1 + window - offset) * num_groups
-    base = num_bytes(like) * (block * num_key_heads + key_head) * block_size * head_dim
-    queries = scratch + _FLOAT_BYTES * first * head_dim
+        stop = min(task.num_rows, block_size - 1 + window - offset) * num_groups
+    base = num_bytes(like) * (block * num_key_heads + task.key_head) * block_size * head_dim
+    queries = task.scratch + _FLOAT_BYTES * first * head_dim
     keys, values = get(parameters, KEYS) + base, get(parameters, VALUES) + base
-    mix(scores, queries, keys, stop - first, head_dim, head_dim, block_size, False, like)
+    product = Product(stop - first, head_dim, head_dim, block_size)
+    mix(scores, queries, keys, product, False, like)
     for vector in range(first, stop):
         last = offset + vector // num_groups
         earliest = last + 1 - window if window > 0 else 0
         _turn_to_weights(
             parameters,
             scores + _FLOAT_BYTES * (vector - first) * block_size,
-            sums + _FLOAT_BYTES * vector * head_dim,
-            totals + _VECTOR_BYTES * vector,
-            tops + _VECTOR_BYTES * vector,
+            _Vector(
+                sums + _FLOAT_BYTES * vector * head_dim,
+                totals + _VECTOR_BYTES * vector,
+                tops + _VECTOR_BYTES * vector,
+            ),
             earliest,
             last + 1,
         )
     out = sums + _FLOAT_BYTES * first * head_dim
-    # What lies behind the last row is not read: it may be anything.
-    depth = min(block_size, offset + num_rows)
-    mix(out, scores, values, stop - first, depth, block_size, head_dim, True, like)
+    # What lies after the last row is not read: it may be anything.
+    depth = min(block_size, offset + task.num_rows)
+    product = Product(stop - first, depth, block_size, head_dim)
+    mix(out, scores, values, product, True, like)
 
 
 @inline
-def _finish_vector(
-    parameters: int, row: int, head: int, sums: int, sum_: int, top: int, like: np.generic
-) -> None:
-    """Divide by the sum of the weights, the sink's among them."""
-    weight, factor = total(load(sum_, FLOAT32)), splat(_ONE)
+def _finish_vector(parameters: int, row: int, head: int, vector: _Vector, like: np.generic) -> None:
+    """Divides by the sum of the weights, the sink's among them."""
+    weight, factor = total(load(vector.total, FLOAT32)), splat(_ONE)
     sinks = get(parameters, SINKS)
     if sinks != 0:
-        sink, largest_yet = read_float(sinks + _FLOAT_BYTES * head), read_float(top)
+        sink, largest_yet = read_float(sinks + _FLOAT_BYTES * head), read_float(vector.top)
         reference = splat(max(sink, largest_yet))
         factor = exp(sub(splat(largest_yet), reference))
         weights = add(mul(splat(weight), factor), exp(sub(splat(sink), reference)))
@@ -230,35 +245,39 @@ def _finish_vector(
     place = (row * get(parameters, NUM_HEADS) + head) * head_dim
     out = rows_at(parameters, TARGET) + num_bytes(like) * place
     for d in range(0, head_dim, NUM_LANES):
-        scaled = mul(load(sums + _FLOAT_BYTES * d, FLOAT32), factor)
+        scaled = mul(load(vector.sums + _FLOAT_BYTES * d, FLOAT32), factor)
         store(out + num_bytes(like) * d, scaled, like)
 
 
 @inline
-def _attend_task(parameters: int, task: int, key_head: int, scratch: int, like: np.generic) -> None:
-    first_row, num_rows = read_int(task), read_int(task + WORD)
-    position = read_int(task + 2 * WORD)
-    block_ids = of_pass(parameters, BLOCK_IDS) + WORD * read_int(task + 3 * WORD)
+def _attend_task(
+    parameters: int, where: int, key_head: int, scratch: int, like: np.generic
+) -> None:
+    """Attends for the task that is described at `where`."""
+    task = _Task(read_int(where), read_int(where + WORD), key_head, scratch)
+    position = read_int(where + 2 * WORD)
+    block_ids = of_pass(parameters, BLOCK_IDS) + WORD * read_int(where + 3 * WORD)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
     head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
     window = get(parameters, WINDOW)
-    num_vectors = num_rows * num_groups
-    _start_task(parameters, first_row, key_head, num_vectors, scratch, like)
+    num_vectors = task.num_rows * num_groups
+    _start_task(parameters, task, like)
     index = max(0, position - window + 1) // block_size if window > 0 else 0
-    while index * block_size < position + num_rows:
+    while index * block_size < position + task.num_rows:
         block = read_int(block_ids + WORD * index)
-        offset = position - index * block_size
-        _attend_block(parameters, block, key_head, offset, num_rows, scratch, like)
+        _attend_block(parameters, task, block, position - index * block_size, like)
         index += 1
     sums, totals, tops, _ = _places(scratch, num_vectors, head_dim)
     for vector in range(num_vectors):
         _finish_vector(
             parameters,
-            first_row + vector // num_groups,
+            task.first_row + vector // num_groups,
             key_head * num_groups + vector % num_groups,
-            sums + _FLOAT_BYTES * vector * head_dim,
-            totals + _VECTOR_BYTES * vector,
-            tops + _VECTOR_BYTES * vector,
+            _Vector(
+                sums + _FLOAT_BYTES * vector * head_dim,
+                totals + _VECTOR_BYTES * vector,
+                tops + _VECTOR_BYTES * vector,
+            ),
             like,
         )
 
@@ -273,8 +292,8 @@ def _attend(parameters: int, like: np.generic) -> None:
         taken = take_next(parameters + WORD * TAKEN)
         if taken >= of_pass(parameters, NUM_TASKS) * num_key_heads:
             break
-        task = of_pass(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
-        _attend_task(parameters, task, taken % num_key_heads, scratch, like)
+        where = of_pass(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
+        _attend_task(parameters, where, taken % num_key_heads, scratch, like)
 
 
 def attend_bfloat16(parameters: Any) -> None:

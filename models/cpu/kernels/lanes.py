@@ -106,7 +106,7 @@ def load(context: Any, address: Any, like: Any) -> Any:
 
 @instruction
 def load_first(context: Any, address: Any, like: Any, count: Any) -> Any:
-    """The first `count` of sixteen numbers, zeros behind them, which are not read."""
+    """The first `count` of sixteen numbers, zeros after them, which are not read."""
 
     def build(builder: Builder, address: ir.Value, _: ir.Value, count: ir.Value) -> ir.Value:
         kind, size = (FLOATS, 4) if is_float32(like) else (_HALVES, 2)

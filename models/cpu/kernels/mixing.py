@@ -7,6 +7,8 @@ all of them; how many there are makes no difference to any.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from models.cpu.kernels.compiling import inline
@@ -21,39 +23,42 @@ _PAIR = 2 * NUM_LANES
 _ZERO = np.float32(0)
 
 
+class Product(NamedTuple):
+    """The sizes of a product."""
+
+    num_rows: int
+    depth: int
+    stride: int  # numbers from one row's coefficients to the next row's
+    width: int  # a multiple of NUM_LANES
+
+
 @inline
 def mix(
     out: int,  # [num_rows, width] float32
     coefficients: int,  # [num_rows, depth] float32, rows `stride` numbers apart
     matrix: int,  # [depth, width] of type `like`
-    num_rows: int,
-    depth: int,
-    stride: int,  # from one row's coefficients to the next row's
-    width: int,  # a multiple of NUM_LANES
-    adds: bool,
+    product: Product,
+    adds: bool,  # to what is in `out`; else the product takes its place
     like: np.generic,
 ) -> None:
-    """The product, added to what is in `out` or in place of it."""
+    """Computes the product."""
     row = 0
-    while row + _ROWS_TOGETHER <= num_rows:
+    while row + _ROWS_TOGETHER <= product.num_rows:
         _mix_four(
-            out + _FLOAT_BYTES * row * width,
-            coefficients + _FLOAT_BYTES * row * stride,
+            out + _FLOAT_BYTES * row * product.width,
+            coefficients + _FLOAT_BYTES * row * product.stride,
             matrix,
-            depth,
-            stride,
-            width,
+            product,
             adds,
             like,
         )
         row += _ROWS_TOGETHER
-    while row < num_rows:
+    while row < product.num_rows:
         _mix_one(
-            out + _FLOAT_BYTES * row * width,
-            coefficients + _FLOAT_BYTES * row * stride,
+            out + _FLOAT_BYTES * row * product.width,
+            coefficients + _FLOAT_BYTES * row * product.stride,
             matrix,
-            depth,
-            width,
+            product,
             adds,
             like,
         )
@@ -70,34 +75,29 @@ def _mix_four(
     out: int,
     coefficients: int,
     matrix: int,
-    depth: int,
-    stride: int,
-    width: int,
+    product: Product,
     adds: bool,
     like: np.generic,
 ) -> None:
     size = num_bytes(like)
     column = 0
-    while column + _PAIR <= width:
+    while column + _PAIR <= product.width:
         _mix_four_by_two(
             out + _FLOAT_BYTES * column,
             coefficients,
             matrix + size * column,
-            depth,
-            stride,
-            width,
+            product,
             adds,
             like,
         )
         column += _PAIR
-    if column < width:
+    if column < product.width:
         for row in range(_ROWS_TOGETHER):
             _mix_vector(
-                out + _FLOAT_BYTES * (row * width + column),
-                coefficients + _FLOAT_BYTES * row * stride,
+                out + _FLOAT_BYTES * (row * product.width + column),
+                coefficients + _FLOAT_BYTES * row * product.stride,
                 matrix + size * column,
-                depth,
-                width,
+                product,
                 adds,
                 like,
             )
@@ -108,23 +108,21 @@ def _mix_four_by_two(
     out: int,
     coefficients: int,
     matrix: int,
-    depth: int,
-    stride: int,
-    width: int,
+    product: Product,
     adds: bool,
     like: np.generic,
 ) -> None:
     """Two vectors of columns of four rows: as many sums as the CPU can keep busy with."""
-    out1 = out + _FLOAT_BYTES * width
-    out2 = out1 + _FLOAT_BYTES * width
-    out3 = out2 + _FLOAT_BYTES * width
+    out1 = out + _FLOAT_BYTES * product.width
+    out2 = out1 + _FLOAT_BYTES * product.width
+    out3 = out2 + _FLOAT_BYTES * product.width
     low0, high0 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
     low1, high1 = _start(out1, adds), _start(out1 + _VECTOR_BYTES, adds)
     low2, high2 = _start(out2, adds), _start(out2 + _VECTOR_BYTES, adds)
     low3, high3 = _start(out3, adds), _start(out3 + _VECTOR_BYTES, adds)
-    apart, step = _FLOAT_BYTES * stride, num_bytes(like) * width
+    apart, step = _FLOAT_BYTES * product.stride, num_bytes(like) * product.width
     place = matrix
-    for k in range(depth):
+    for k in range(product.depth):
         low, high = load(place, like), load(place + num_bytes(like) * NUM_LANES, like)
         place += step
         factors = coefficients + _FLOAT_BYTES * k
@@ -151,31 +149,28 @@ def _mix_one(
     out: int,
     coefficients: int,
     matrix: int,
-    depth: int,
-    width: int,
+    product: Product,
     adds: bool,
     like: np.generic,
 ) -> None:
     size = num_bytes(like)
     column = 0
-    while column + 4 * NUM_LANES <= width:
+    while column + 4 * NUM_LANES <= product.width:
         _mix_one_by_four(
             out + _FLOAT_BYTES * column,
             coefficients,
             matrix + size * column,
-            depth,
-            width,
+            product,
             adds,
             like,
         )
         column += 4 * NUM_LANES
-    while column < width:
+    while column < product.width:
         _mix_vector(
             out + _FLOAT_BYTES * column,
             coefficients,
             matrix + size * column,
-            depth,
-            width,
+            product,
             adds,
             like,
         )
@@ -187,23 +182,25 @@ def _mix_one_by_four(
     out: int,
     coefficients: int,
     matrix: int,
-    depth: int,
-    width: int,
+    product: Product,
     adds: bool,
     like: np.generic,
 ) -> None:
     """Four vectors of columns of one row."""
     sum0, sum1 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
-    sum2, sum3 = _start(out + 2 * _VECTOR_BYTES, adds), _start(out + 3 * _VECTOR_BYTES, adds)
+    sum2, sum3 = (
+        _start(out + 2 * _VECTOR_BYTES, adds),
+        _start(out + 3 * _VECTOR_BYTES, adds),
+    )
     step = num_bytes(like) * NUM_LANES
     place = matrix
-    for k in range(depth):
+    for k in range(product.depth):
         factor = splat(read_float(coefficients + _FLOAT_BYTES * k))
         sum0 = fma(factor, load(place, like), sum0)
         sum1 = fma(factor, load(place + step, like), sum1)
         sum2 = fma(factor, load(place + 2 * step, like), sum2)
         sum3 = fma(factor, load(place + 3 * step, like), sum3)
-        place += num_bytes(like) * width
+        place += num_bytes(like) * product.width
     store(out, sum0, FLOAT32)
     store(out + _VECTOR_BYTES, sum1, FLOAT32)
     store(out + 2 * _VECTOR_BYTES, sum2, FLOAT32)
@@ -215,14 +212,13 @@ def _mix_vector(
     out: int,
     coefficients: int,
     matrix: int,
-    depth: int,
-    width: int,
+    product: Product,
     adds: bool,
     like: np.generic,
 ) -> None:
     """One vector of columns of one row."""
     sum_ = _start(out, adds)
-    for k in range(depth):
+    for k in range(product.depth):
         factor = splat(read_float(coefficients + _FLOAT_BYTES * k))
-        sum_ = fma(factor, load(matrix + num_bytes(like) * k * width, like), sum_)
+        sum_ = fma(factor, load(matrix + num_bytes(like) * k * product.width, like), sum_)
     store(out, sum_, FLOAT32)

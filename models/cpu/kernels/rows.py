@@ -85,7 +85,7 @@ NUM_ROTATE_PARAMETERS = NUM_STORE_PARAMETERS + 7
 
 @inline
 def _load(address: int, count: int, like: np.generic) -> Lanes:
-    """As many numbers as there are, up to sixteen; zeros behind them."""
+    """As many numbers as there are, up to sixteen; zeros after them."""
     if count >= NUM_LANES:
         return load(address, like)
     return load_first(address, like, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,9 @@ async def test_a_request_whose_reading_ends_early_is_answered(monkeypatch):
 
 async def test_one_at_a_time_and_the_shortest_first():
     off_loop = OffLoop(timeout_s=10)
-    gate, order, running = threading.Event(), [], []
+    gate = threading.Event()
+    order: list[Any] = []
+    running: list[Any] = []
 
     def work(name: str) -> str:
         assert running == []
@@ -63,7 +66,8 @@ async def test_one_at_a_time_and_the_shortest_first():
 
 async def test_what_is_cancelled_before_its_turn_does_not_run_and_holds_nobody_up():
     off_loop = OffLoop(timeout_s=10)
-    gate, ran = threading.Event(), []
+    gate = threading.Event()
+    ran: list[Any] = []
     first = asyncio.create_task(off_loop.run(1, gate.wait, 5))
     await asyncio.sleep(0.01)
     left = asyncio.create_task(off_loop.run(1, ran.append, "left"))
@@ -79,7 +83,8 @@ async def test_what_is_cancelled_before_its_turn_does_not_run_and_holds_nobody_u
 
 async def test_a_turn_that_comes_just_as_one_leaves_goes_to_the_next():
     off_loop = OffLoop(timeout_s=10)
-    gate, ran = threading.Event(), []
+    gate = threading.Event()
+    ran: list[Any] = []
 
     async def finish_and_cancel() -> None:
         await off_loop.run(1, gate.wait, 5)

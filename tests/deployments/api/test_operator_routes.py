@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from deployments.api.kept import Kept
+from deployments.api.cached_value import CachedValue
 from models.protocol.errors import Unavailable
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import client_of
@@ -91,7 +91,7 @@ async def test_a_kept_value_is_made_anew_when_it_is_old():
             raise ValueError("no replica")
         return len(made)
 
-    kept = Kept(make, keep_s=1.0, clock=lambda: now_s)
+    kept = CachedValue(make, keep_s=1.0, clock=lambda: now_s)
     assert [await kept.get(), await kept.get()] == [1, 1]
     now_s = 1.0
     with pytest.raises(ValueError, match="no replica"):

@@ -36,7 +36,7 @@ class PromptTeller(ScriptedGenerator):
                 pack(TokenLogprobs(token_id, -0.5 - i, 1))
                 for i, token_id in enumerate(request.prompt_ids[1:])
             )
-        shown = ()
+        shown: tuple[ShownToken, ...] = ()
         if sampling.num_logprobs >= 0:
             shown = (ShownToken(0, TokenLogprobs(TOKENIZER.encode_piece("a")[0], -0.25, 1)),)
         yield Delta(text, (5,), shown, of_prompt)

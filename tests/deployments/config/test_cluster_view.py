@@ -15,10 +15,10 @@ import yaml
 from ray.exceptions import GetTimeoutError
 from ray.serve.exceptions import RayServeException
 
+from deployments.config import check
 from deployments.config import cluster as cluster_view
-from deployments.config import preflight
+from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.cluster import connected_cluster, deployed_overrides, this_machine
-from deployments.config.preflight import CannotServe, refuse_unservable
 from deployments.config.schema import AppConfig
 from loadtest.report.machine import ROOT
 from loadtest.service.served import private_environment
@@ -126,7 +126,7 @@ def test_a_busy_controller_is_told_with_the_wait(
     monkeypatch.setattr(cluster_view, "_get_global_client", lambda **options: MagicMock())
     monkeypatch.setattr(ray, "get", never)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(preflight, "connected_cluster", this_machine)
+    monkeypatch.setattr(check, "connected_cluster", this_machine)
     with pytest.raises(CannotServe, match="controller has not said within 15 s"):
         refuse_unservable(prod)
 

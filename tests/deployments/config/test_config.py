@@ -4,22 +4,21 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.config.grammar_service import GrammarServiceConfig
-from deployments.config.model_files import check_models
-from deployments.config.model_paths import resolve_folder
+from deployments.config.model_files import check_models, resolve_folder, resolved
 from deployments.config.schema import (
     AppConfig,
+    GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
     RouterConfig,
-    SpeculationConfig,
-    TimeoutConfig,
 )
-from deployments.config.section import Section
 from deployments.link.frames import MAX_FRAME_BYTES
+from models.config import Section
 from models.protocol.packed_logprobs import MAX_PACKED_BYTES
+from router.limits import SessionLimits, SpeculationLimits
 from tests.cases.model_folders import tree
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -78,7 +77,7 @@ def test_tree_is_frozen(tmp_path: Path) -> None:
 
 
 def test_router_follows_the_target(tmp_path: Path) -> None:
-    config = AppConfig.model_validate(tree(tmp_path, max_model_len=1024)).resolved()
+    config = resolved(AppConfig.model_validate(tree(tmp_path, max_model_len=1024)))
     assert config.router.tokenizer_path == config.target.model_path
     assert config.router.max_model_len == 1024
     assert config.draft is None
@@ -101,7 +100,7 @@ def test_the_cache_counts_in_whole_blocks(tmp_path: Path) -> None:
     config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=2050, max_model_len=2049))
     complaint = r"2050 \(2048 in whole blocks\) is less than max_model_len, 2049"
     with pytest.raises(ValueError, match=complaint):
-        check_models(config.resolved())
+        check_models(resolved(config))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_kv_memory_is_written_as_people_write_it(
 ) -> None:
     config = AppConfig.model_validate(tree(tmp_path, kv_cache_memory=written))
     assert config.target.kv_cache_memory == num_bytes
-    check_models(config.resolved())
+    check_models(resolved(config))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], comp
 
 @pytest.mark.parametrize(
     "name",
-    ["demo.yaml", "smollm2.yaml", "no-draft.yaml", "cpu.yaml", "single-gpu.yaml", "prod.yaml"],
+    ["demo.yaml", "smollm2.yaml", "no-draft.yaml", "single-gpu.yaml", "prod.yaml"],
 )
 def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
     """Each with a comment: what is left to a default is not found by who looks for it."""
@@ -211,13 +210,14 @@ def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
     [application] = yaml.safe_load(text)["applications"]
     args = application["args"]
     router = args["router"]
-    for section, model in [
+    models: list[tuple[dict[str, Any], type[BaseModel]]] = [
         (args["target"], ModelConfig),
         (args["constraint"], GrammarServiceConfig),
         (args["link"], LinkConfig),
-        (router["speculation"], SpeculationConfig),
-        (router["timeouts"], TimeoutConfig),
-    ]:
+        (router["speculation"], SpeculationLimits),
+        (router["timeouts"], SessionLimits),
+    ]
+    for section, model in models:
         assert set(section) == set(model.model_fields)
         for key in section:
             assert re.search(rf"^ *{key}: .* #", text, re.MULTILINE), key

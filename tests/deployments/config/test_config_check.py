@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from deployments.config.__main__ import main
-from deployments.config.dotted_keys import assignments
 from deployments.config.explain import admission_notes, drafting_notes
+from deployments.config.keys import assignments
 from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 from loadtest.service.served import free_port
@@ -41,7 +41,7 @@ def on_free_port() -> str:
     return f"http_options.port={free_port()}"
 
 
-@pytest.mark.parametrize("name", ["demo.yaml", "cpu.yaml", "no-draft.yaml"])
+@pytest.mark.parametrize("name", ["demo.yaml", "no-draft.yaml"])
 def test_a_config_for_this_machine_is_explained(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -136,7 +136,7 @@ def test_prod_is_refused_at_once_with_all_that_is_missing() -> None:
         assert f"outrider/role={label}" in refusal
     assert "draft.model_path: no such folder: '/models/draft'" in refusal
     assert "router.api_keys_file: /secrets/api-keys/keys cannot be read" in refusal
-    assert "use configs/demo.yaml (the shipped pair) or configs/cpu.yaml" in refusal
+    assert "use configs/demo.yaml (the shipped pair, or one of your own by its model" in refusal
 
 
 def test_the_module_of_the_config_is_the_command() -> None:
@@ -297,12 +297,12 @@ def test_an_architecture_that_is_not_served_is_refused_by_name(
 
 def test_a_changed_file_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    changes = ["http_options.port=8123", "target.max_sessions=7", "Draft.num_replicas=2"]
+    changes = ["http_options.port=8123", "target.max_num_seqs=7", "Draft.num_replicas=2"]
     assert main([str(CONFIGS / "demo.yaml"), *changes, "--output", str(path)]) == 0
     written = yaml.safe_load(path.read_text())
     [application] = written["applications"]
     assert written["http_options"]["port"] == 8123
-    assert application["args"]["target"]["max_sessions"] == 7
+    assert application["args"]["target"]["max_num_seqs"] == 7
     assert {one["name"]: one["num_replicas"] for one in application["deployments"]}["Draft"] == 2
     original = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     assert application["args"]["router"] == original["applications"][0]["args"]["router"]

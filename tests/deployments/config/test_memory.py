@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from deployments.config.memory import RankBytes, gigabytes, least_rank_bytes, memory_faults
+from deployments.config.cluster import Cluster, Node
+from deployments.config.fit import RankBytes, gigabytes, least_rank_bytes, memory_faults
 from deployments.config.placement import placements_of
 from deployments.config.schema import AppConfig
-from deployments.config.shortages import Cluster, Node
 from tests.harness.local import DEMO
 
 GB = 10**9
@@ -30,13 +30,14 @@ def faults(
     config = AppConfig.model_validate(tree)
     placements = placements_of(config, [{"name": "Target", "num_replicas": replicas}])
     cluster = Cluster(
-        nodes=[Node(resources={"memory": size * GB}, labels={}) for size in nodes or [8.0]]
+        nodes=[Node(resources={"memory": size * GB}, labels={}) for size in nodes or [8.0]],
+        gpu_bytes=gpus or [],
     )
     ranks = {
         section: RankBytes(weights=size * GB)
         for section, size in zip(("target", "draft"), sizes, strict=False)
     }
-    return "; ".join(memory_faults(config, ranks, placements, cluster, gpus or []))
+    return "; ".join(map(str, memory_faults(config, ranks, placements, cluster)))
 
 
 CUDA = {"device": "cuda"}

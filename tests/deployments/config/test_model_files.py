@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config.model_files import check_models, with_shared_vocabulary
+from deployments.config.model_files import check_models, resolved, with_shared_vocabulary
 from deployments.config.schema import AppConfig
 from tests.cases.model_folders import tree, write_model
 
@@ -32,7 +32,7 @@ def test_pair_that_does_not_fit_is_refused(
     values = tree(tmp_path)
     values["draft"] = {"model_path": write_model(tmp_path / "draft", **draft)}
     with pytest.raises(ValueError, match=complaint):
-        check_models(AppConfig.model_validate(values).resolved())
+        check_models(resolved(AppConfig.model_validate(values)))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_pair_that_fits_is_accepted(tmp_path: Path, draft: dict[str, Any], num_s
     values = tree(tmp_path)
     path = write_model(tmp_path / "draft", **{"vocab_size": 11, **draft})
     values["draft"] = {"model_path": path}
-    config = AppConfig.model_validate(values).resolved()
+    config = resolved(AppConfig.model_validate(values))
     check_models(config)
     shared = with_shared_vocabulary(config)
     assert shared.draft is not None
@@ -53,7 +53,7 @@ def test_pair_that_fits_is_accepted(tmp_path: Path, draft: dict[str, Any], num_s
 
 
 def test_without_a_draft_the_vocabulary_stays(tmp_path: Path) -> None:
-    config = AppConfig.model_validate(tree(tmp_path)).resolved()
+    config = resolved(AppConfig.model_validate(tree(tmp_path)))
     assert with_shared_vocabulary(config) == config
 
 
@@ -62,18 +62,18 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     values["draft"] = {"model_path": write_model(tmp_path / "draft")}
     (tmp_path / "draft" / "tokenizer.json").write_text("[]")
     with pytest.raises(ValueError, match=r"cannot read the vocabulary of .*draft/tokenizer\.json"):
-        check_models(AppConfig.model_validate(values).resolved())
+        check_models(resolved(AppConfig.model_validate(values)))
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_missing_file_is_named(tmp_path: Path, missing: str) -> None:
-    config = AppConfig.model_validate(tree(tmp_path)).resolved()
+    config = resolved(AppConfig.model_validate(tree(tmp_path)))
     (tmp_path / "target" / missing).unlink()
     with pytest.raises(ValueError, match=rf"target\.model_path: .* has no .*{missing[-11:]}"):
         check_models(config)
 
 
 def test_one_longest_session_must_fit_in_the_cache(tmp_path: Path) -> None:
-    config = AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=1024)).resolved()
+    config = resolved(AppConfig.model_validate(tree(tmp_path, kv_cache_tokens=1024)))
     with pytest.raises(ValueError, match=r"target\.kv_cache_tokens: 1024 is less than"):
         check_models(config)

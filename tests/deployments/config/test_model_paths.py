@@ -8,9 +8,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from deployments.config.__main__ import main
-from deployments.config.memory import gigabytes
-from deployments.config.model_files import file_faults
-from deployments.config.model_paths import resolve_folder, resolve_model
+from deployments.config.fit import gigabytes
+from deployments.config.model_files import file_faults, resolve_folder, resolve_model, resolved
 from deployments.config.schema import AppConfig
 from loadtest.service.served import free_port
 from models.fetch.known import SMOLLM2
@@ -52,20 +51,20 @@ def test_a_gguf_file_becomes_a_folder_everywhere(tmp_path: Path) -> None:
     tree = {"target": {"model_path": str(file), "max_model_len": 200, "kv_cache_tokens": 256}}
     config = AppConfig.model_validate(tree)
     assert file_faults(config) == []
-    resolved = config.resolved()
-    folder = Path(resolved.target.model_path)
+    whole = resolved(config)
+    folder = Path(whole.target.model_path)
     assert folder.parent.parent == tmp_path / "cache" / "outrider" / "models" / "gguf"
     assert (folder / "model.safetensors").is_file()
-    assert resolved.router.tokenizer_path == str(folder)
+    assert whole.router.tokenizer_path == str(folder)
 
 
 def test_a_damaged_gguf_file_is_a_fault_with_its_key(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF....")
     config = AppConfig.model_validate({"target": {"model_path": str(tmp_path / "x.gguf")}})
     [fault] = file_faults(config)
-    assert fault.startswith(f"target.model_path: {tmp_path / 'x.gguf'} is ")
+    assert str(fault).startswith(f"target.model_path: {tmp_path / 'x.gguf'} is ")
     config = AppConfig.model_validate({"target": {"model_path": str(tmp_path / "y.gguf")}})
-    assert "target.model_path: no such file: " in file_faults(config)[0]
+    assert "target.model_path: no such file: " in str(file_faults(config)[0])
 
 
 def test_the_check_says_sizes_of_the_file_and_of_the_weights(

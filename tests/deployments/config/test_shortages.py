@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.config.cluster import Cluster, Node
+from deployments.config.fit import shortages
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
-from deployments.config.shortages import Cluster, Node, shortages
 from loadtest.report.machine import ROOT
 
 
@@ -53,7 +54,7 @@ def test_the_cluster_of_the_manifests_has_all(prod: list[Placement]) -> None:
 def test_what_is_missing_is_named(
     prod: list[Placement], nodes: list[Node], missing: list[str]
 ) -> None:
-    found = "; ".join(shortages(prod, Cluster(nodes=nodes)))
+    found = "; ".join(map(str, shortages(prod, Cluster(nodes=nodes))))
     for words in missing:
         assert words in found
 
@@ -65,15 +66,14 @@ def small(overrides: list[dict[str, Any]]) -> list[Placement]:
 def test_bundles_may_be_spread_where_the_file_says_so() -> None:
     halves = Cluster(nodes=[node(CPU=3, GPU=1), node(CPU=3, GPU=1)])
     options = {"name": "Target", "placement_group_bundles": [{"CPU": 1, "GPU": 1}] * 2}
-    assert "on one node" in shortages(small([options]), halves)[0]
+    assert "on one node" in str(shortages(small([options]), halves)[0])
     assert shortages(small([options | {"placement_group_strategy": "PACK"}]), halves) == []
 
 
 def test_custom_resources_count() -> None:
     options = {"name": "Router", "ray_actor_options": {"resources": {"edge": 2}}}
-    assert shortages(small([options]), Cluster(nodes=[node(CPU=8, edge=1)])) == [
-        "it needs 2 edge (Router 2), there are 1"
-    ]
+    [fault] = shortages(small([options]), Cluster(nodes=[node(CPU=8, edge=1)]))
+    assert str(fault) == "it needs 2 edge (Router 2), there are 1"
 
 
 def test_the_fewest_replicas_count() -> None:

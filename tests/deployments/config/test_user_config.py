@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deployments.config.keys import RENAMED
 from deployments.config.live_limits import (
     ADMISSION_HEADROOM,
     LIVE_KEYS,
@@ -66,6 +67,22 @@ def test_what_is_wrong_is_named(changes: object, complaint: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_older_name_is_taken_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(RENAMED, "router.timeouts.draft_s", "draft_ms")
+    logger = logging.getLogger("ray.serve")
+    logger.addHandler(caplog.handler)
+    try:
+        config = with_user_config(BASE, {"timeouts": {"draft_s": 70}})
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert config.timeouts.draft_ms == 70
+    assert "router.timeouts.draft_s is an older name, it is draft_ms now" in caplog.text
+    with pytest.raises(ValueError, match=r"user_config: router\.timeouts\.draft_s is an"):
+        with_user_config(BASE, {"timeouts": {"draft_s": 70, "draft_ms": 70}})
+
+
 def test_all_faults_are_named_at_once() -> None:
     with pytest.raises(ValueError, match=r"'a'.*model_name.*'timeouts\.b'"):
         with_user_config(BASE, {"a": 1, "model_name": "x", "timeouts": {"b": 1}})
@@ -104,4 +121,4 @@ def test_the_production_config_names_every_live_key() -> None:
     assert all(key in comment for key in fixed)
     assert LIVE_KEYS["timeouts"] == set(type(config.timeouts).model_fields)
     assert ADMISSION_HEADROOM == 2
-    assert "twice" in comment
+    assert "at most 2 times those of args" in comment

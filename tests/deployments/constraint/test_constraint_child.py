@@ -8,11 +8,14 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.pipe import (
     ChildEntry,
     ChildFailed,
@@ -23,6 +26,7 @@ from deployments.constraint.pipe import (
     ProgressPage,
     to_frame,
 )
+from deployments.constraint.workers import children_config
 from models.protocol.messages import (
     GrammarClose,
     GrammarOpen,
@@ -97,13 +101,14 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def config(path: str, **changes: object) -> ConstraintConfig:
-    fields: dict[str, object] = {
-        "tokenizer_path": path,
-        "vocab_size": PADDED_VOCAB_SIZE,
-        "eos_ids": EOS_IDS,
-    }
-    return ConstraintConfig(**{**fields, **changes})  # type: ignore[arg-type]  # checked at run
+def config(path: str, **changes: Any) -> ConstraintConfig:
+    plain = children_config(
+        GrammarServiceConfig(),
+        tokenizer_path=path,
+        vocab_size=PADDED_VOCAB_SIZE,
+        eos_ids=EOS_IDS,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]  # checked at run
 
 
 def opening(schema: object, session_id: str = "s") -> GrammarOpen:
@@ -147,7 +152,7 @@ def test_answers_in_order_and_ends_with_the_socket(child: Child, tokenizer_path:
     ids=["path", "vocab_size", "eos_ids"],
 )
 def test_a_config_that_cannot_be_served_is_said(
-    child: Child, tokenizer_path: str, changes: dict[str, object], part: str
+    child: Child, tokenizer_path: str, changes: dict[str, Any], part: str
 ) -> None:
     child.send(config(tokenizer_path, **changes))
     reply = child.receive()
@@ -247,7 +252,7 @@ def test_reading_allocates_no_more_than_what_came() -> None:
     ],
     ids=lambda field: next(iter(field)),
 )
-def test_config_values_out_of_range_are_refused(field: dict[str, object]) -> None:
+def test_config_values_out_of_range_are_refused(field: dict[str, Any]) -> None:
     (name,) = field
     with pytest.raises(ValueError, match=f"{name} is {field[name]}"):
         config("tokenizer.json", **field)

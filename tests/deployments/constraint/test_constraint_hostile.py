@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
     "big repeat": (regex("a{999999999}"), "repeat count 999999999 is over the limit of 10000"),
     "product": (regex("((a{1,1000}){1,1000}){1,1000}"), "the limit is 100000"),
     "nul only": (regex("\x00{0}"), "only the empty text"),
-    "surrogate": (regex("[\\ud800-\\udfff]"), "position 1: escape"),
+    "surrogate": (regex("[\\ud800-\\udfff]"), "position 1: an escape that is no character"),
     "nothing": (regex(r"[^\x00-\U0010ffff]"), "no text matches"),
     "look-ahead": (regex("(?=(a+)+$)b"), "position 0: look-ahead"),
     "10,000 choices": (choice(["c"] * 10_000), "10000 choices, there must be 1 to 1024"),

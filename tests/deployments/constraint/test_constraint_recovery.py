@@ -27,7 +27,7 @@ from router.remote.grammar import RemoteConstrainer
 from tests.cases.grammar import json_schema, random_text, small_tokenizer, small_vocabulary
 from tests.harness.constraint import NESTED, ask, asking, pids, serving
 
-LIMITS = SessionLimits(answer_timeout_s=20.0, resend_interval_s=10.0, rejoin_interval_s=0.2)
+LIMITS = SessionLimits(token_gap_s=20.0, resend_interval_s=10.0, rejoin_interval_s=0.2)
 
 
 class WorkersPool:

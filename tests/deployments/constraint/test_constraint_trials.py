@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
+from deployments.config.schema import GrammarServiceConfig
+from deployments.constraint.pipe import Trial, Tried
 from deployments.constraint.trials import SERVED, Trials, Verdict
+from deployments.constraint.workers import children_config
 from models.protocol.messages import Grammar
 
-CONFIG = ConstraintConfig("none.json", 640, (0,), compile_cpu_s=1.0, compile_timeout_s=15.0)
+CONFIG = children_config(
+    GrammarServiceConfig(compile_cpu_s=1.0, compile_timeout_s=15.0),
+    tokenizer_path="none.json",
+    vocab_size=640,
+    eos_ids=(0,),
+)
 COSTLY = Tried(outcome="costly", message="it took 1.01 s of CPU time, the limit is 1.00 s")
 
 

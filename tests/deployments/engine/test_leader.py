@@ -11,6 +11,7 @@ from deployments.engine.rank import LinkPort, Rank, make_engine
 from deployments.link.client import LinkChannel, LinkClient
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LinkServer
+from models.config import EngineConfig
 from models.protocol.messages import (
     EngineReply,
     EngineRequest,
@@ -171,26 +172,9 @@ def test_lost_answers_lose_neither_releases_nor_ends(links: LinkClient) -> None:
     leader.close()
 
 
-def test_config_section_reaches_the_engine_whole() -> None:
-    model = ModelConfig(
-        model_path="x",
-        block_size=8,
-        max_batch_rows=9,
-        num_threads=3,
-        tensor_parallel_size=2,
-        enable_prefix_caching=False,
-        vocab_size=77,
-        max_prefill_slowdown=3.5,
-        attention="reference",
-        graphs="off",
-        kv_cache_memory="1MiB",
-    )
-    config = model.engine_config()
-    for name in ("model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"):
-        assert getattr(config, name) == getattr(model, name)
-    assert (config.block_size, config.max_batch_rows, config.num_threads) == (8, 9, 3)
-    assert config.tensor_parallel_size == 2
-    assert not config.enable_prefix_caching
-    assert (config.tensor_parallel_size, config.vocab_size) == (2, 77)
-    assert (config.attention, config.graphs) == ("reference", "off")
-    assert (config.max_prefill_slowdown, config.kv_cache_memory) == (3.5, 1 << 20)
+def test_the_config_section_is_the_engines_config() -> None:
+    """A rank hands it to its runner as it is; no key of the engine has a second default."""
+    assert issubclass(ModelConfig, EngineConfig)
+    for name, field in EngineConfig.model_fields.items():
+        assert ModelConfig.model_fields[name].default == field.default
+        assert name not in ModelConfig.__annotations__

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -27,13 +28,15 @@ from router.ports import EngineLease, EnginePool
 from tests.harness.local import DEMO, demo_grammar_host
 
 MAX_MODEL_LEN = 256
-MAX_ABOVE_ROUTER = 2  # event_stream < run_choice < SpeculativeGenerator.generate
-MAX_DEPTH = 6  # and run_session < RemoteVerifier.verify < EngineClient.exchange
+MAX_ABOVE_ROUTER = 2  # event_stream < run_choice
+# event_stream < run_choice < generate < run_session < RemoteVerifier.verify < EngineClient.exchange
+MAX_DEPTH = 6
 
 
 def generators_above() -> list[str]:
     """Names of the async generators on the stack, the innermost first."""
-    frame, names = sys._getframe(1), []
+    frame: FrameType | None = sys._getframe(1)
+    names = []
     while frame is not None:
         if frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR:
             names.append(frame.f_code.co_qualname)

@@ -107,7 +107,7 @@ async def test_lease_names_the_router_and_talks_to_the_leader(
     assert handle.requests == [LeaseRequest(session_id="a", public_key=links.public_key)]
     assert lease.grant.max_model_len == 7
     lease.channel.send(Close(session_id="a", epoch=1))
-    assert await asyncio.to_thread(server.socket.poll, WAIT_S * 1e3)
+    assert await asyncio.to_thread(server.socket.poll, int(WAIT_S * 1e3))
     [(peer, message)] = server.receive()
     assert message == Close(session_id="a", epoch=1)
     server.send([(peer, NeedOpen(session_id="a", seq=1))])

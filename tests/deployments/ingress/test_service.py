@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from deployments.api.http import create_app
-from deployments.config.schema import RouterConfig, SpeculationConfig, TimeoutConfig
-from deployments.ingress.service import RouterService, session_limits, speculation_limits
+from deployments.config.schema import RouterConfig, SpeculationConfig
+from deployments.ingress.service import RouterService
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.config import EngineConfig
 from models.engine.draft import DraftEngine
@@ -23,7 +23,7 @@ from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
-from router.limits import SpeculationLimits
+from router.limits import SessionLimits
 from tests.harness.local import DEMO, VOCAB_SIZE, demo_tokenizer
 
 MAX_MODEL_LEN = 256
@@ -143,7 +143,7 @@ async def test_a_completion_continues_its_prompt():
 
 
 async def test_health_follows_the_target():
-    async with serving(config(timeouts=TimeoutConfig(queue_wait_s=0.5))) as (client, target, _):
+    async with serving(config(timeouts=SessionLimits(queue_wait_s=0.5))) as (client, target, _):
         assert (await client.get("/health")).status_code == 200
         target.fail("target lost")
         await asyncio.sleep(1.05)  # a result is kept for a second
@@ -163,7 +163,7 @@ async def test_limits_come_from_the_config(asked, expected):
             prompt_lookup_max=5,
             verification="rejection",
         ),
-        timeouts=TimeoutConfig(queue_wait_s=3, failover_s=7),
+        timeouts=SessionLimits(queue_wait_s=3, failover_s=7),
         default_max_tokens=9,
         max_tokens_limit=10,
         max_choices=11,
@@ -171,16 +171,7 @@ async def test_limits_come_from_the_config(asked, expected):
     )
     unused: Any = None
     service = RouterService(router_config, target=unused, draft=None, constraint=None).http
-    assert speculation_limits(router_config) == SpeculationLimits(
-        num_speculative_tokens=expected,
-        max_speculative_tokens=6,
-        run_on_tokens=16,
-        method="ngram",
-        prompt_lookup_min=2,
-        prompt_lookup_max=5,
-    )
-    limits = session_limits(router_config)
-    assert (limits.lease_timeout_s, limits.failover_timeout_s) == (3, 7)
+    assert router_config.speculation.fixed_length == expected
     assert service.model.verification == "rejection"
     assert (service.model.default_max_tokens, service.model.max_tokens_limit) == (9, 10)
     assert (service.model.max_choices, service.model.max_logprob_entries) == (11, 12)

@@ -79,7 +79,12 @@ def test_work_for_a_session_counts_as_a_sign_of_life() -> None:
 
 def test_idle_sessions_are_not_looked_for_all_the_time() -> None:
     clock, looks = Clock(), []
-    book = LeaseBook(idle_timeout_s=10.0, idle_s=lambda: looks.append(1) or {}, clock=clock)
+
+    def idle_s() -> dict[str, float]:
+        looks.append(clock.now_s)
+        return {}
+
+    book = LeaseBook(idle_timeout_s=10.0, idle_s=idle_s, clock=clock)
     for _ in range(40):
         book.end_idle()
         clock.now_s += 0.25

@@ -126,7 +126,7 @@ async def test_messages_of_one_tick_are_one_frame_each_way(client: LinkClient) -
     for seq in range(8):
         for name, channel in zip(("a", "b"), channels, strict=True):
             channel.send(propose(name, seq))
-    assert await asyncio.to_thread(server.socket.poll, WAIT_S * 1e3)
+    assert await asyncio.to_thread(server.socket.poll, int(WAIT_S * 1e3))
     peer, frame = server.socket.recv_multipart()
     assert len(codec.decode(frame)) == 16
     assert not server.socket.poll(20), "a second frame"

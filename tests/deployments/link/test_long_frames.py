@@ -38,7 +38,7 @@ async def test_what_an_engine_says_in_one_tick_arrives_however_long() -> None:
         channels = {n: links.channel(server.endpoint, n, EngineReply) for n in "abc"}
         opened = Open(session_id="a", epoch=1, sampling=Sampling(), eos_ids=[], prompt_len=1)
         channels["a"].send(opened)
-        assert await asyncio.to_thread(server.socket.poll, WAIT_S * 1e3)
+        assert await asyncio.to_thread(server.socket.poll, int(WAIT_S * 1e3))
         [(peer, message)] = server.receive()
         assert message == opened
         server.send([(peer, failed(name)) for name in "abc"])

@@ -22,7 +22,7 @@ from router.session import Services
 from tests.harness.local import LocalService, make_request
 
 PROMPTS = [[5, 9, 3, 7], [300, 6, 6], [14, 90], [31, 8, 8, 8, 8]]
-LIMITS = SessionLimits(propose_timeout_s=20.0, failover_timeout_s=0.2)
+LIMITS = SessionLimits(draft_ms=20_000, failover_s=0.2)
 
 
 class CountingRunner(ModelRunner):

@@ -59,7 +59,3 @@ def test_a_json_line_has_the_message_and_the_extra_fields() -> None:
     record = logging.makeLogRecord({"msg": "idle for %d s", "args": (3,), "session_id": "s-1"})
     line = json.loads(handler.format(record))
     assert (line["message"], line["session_id"]) == ("idle for 3 s", "s-1")
-
-
-def test_without_serve_the_url_is_the_proxys_default() -> None:
-    assert private.root_url("default") == "http://127.0.0.1:8000"

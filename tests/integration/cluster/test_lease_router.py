@@ -37,7 +37,8 @@ class Place:
 @pytest.fixture
 def handle() -> Iterator[Any]:
     with private_serve(2, Path(__file__).parent):
-        yield serve.run(Place.bind(), name="place", route_prefix=None)
+        place: Any = Place
+        yield serve.run(place.bind(), name="place", route_prefix=None)
 
 
 async def take(handle: Any, num_leases: int) -> list[int]:

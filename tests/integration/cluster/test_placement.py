@@ -30,7 +30,7 @@ from loadtest.rolling import (
     Outcome,
     Roller,
     k_limit_is,
-    refusal_is_told,
+    refusal_is_reported,
     set_ranks,
 )
 from loadtest.service.cluster import (
@@ -235,7 +235,7 @@ def test_limits_change_under_streams_and_wrong_ones_are_refused(running: Running
         lower = {"speculation": {"max_num_speculative_tokens": 4}}
         roll("other", lower, lambda: k_limit_is(base_url, 4, KEY))
         wrong = {"speculation": {"max_num_speculative_tokens": 5}, "max_sesions": 9}
-        roll("wrong", wrong, lambda: k_limit_is(base_url, 4, KEY) or refusal_is_told(base_url))
+        roll("wrong", wrong, lambda: k_limit_is(base_url, 4, KEY) or refusal_is_reported(base_url))
         roll("none", None, lambda: k_limit_is(base_url, 8, KEY))
 
 

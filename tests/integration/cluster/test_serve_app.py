@@ -12,8 +12,7 @@ import pytest
 from ray import serve
 
 from deployments.app import bind_constraint, bind_engine
-from deployments.config.grammar_service import GrammarServiceConfig
-from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.config.schema import GrammarServiceConfig, LinkConfig, ModelConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
 from deployments.link.client import LinkClient
 from models.protocol.errors import LinkLost
@@ -46,7 +45,7 @@ LINK = LinkConfig(host="loopback")
 
 def model(name: str) -> ModelConfig:
     path = str(DEMO / name)
-    return ModelConfig(model_path=path, max_model_len=256, kv_cache_tokens=2048, max_sessions=8)
+    return ModelConfig(model_path=path, max_model_len=256, kv_cache_tokens=2048, max_num_seqs=8)
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def model_path(make_tiny_llama: Callable[..., str]) -> str:
 @pytest.fixture(scope="module")
 def expected(model_path: str) -> list[int]:
     """What `transformers.generate` makes of the prompt in one process."""
-    model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model: Any = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     ids = torch.tensor([PROMPT])
     output = model.generate(
         ids,
@@ -72,12 +72,12 @@ def expected(model_path: str) -> list[int]:
 
 
 def model(path: str, **overrides: Any) -> ModelConfig:
-    fields = {
+    fields: dict[str, Any] = {
         "model_path": path,
         "dtype": "float32",
         "max_model_len": 256,
         "kv_cache_tokens": 2048,
-        "max_sessions": 64,
+        "max_num_seqs": 64,
         "tensor_parallel_size": 2,
         "lease_idle_timeout_s": LEASE_IDLE_TIMEOUT_S,
         "stall_timeout_s": STALL_TIMEOUT_S,
@@ -138,7 +138,7 @@ async def text_of(lease: EngineLease | Held, session_id: str, seq: int = 1) -> l
     return tokens
 
 
-async def stats_become(**wanted: float) -> None:
+async def stats_become(**wanted: Any) -> None:
     deadline = time.monotonic() + WAIT_S
     while True:
         stats = await handle().stats.remote()

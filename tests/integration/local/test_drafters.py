@@ -27,7 +27,7 @@ from tests.harness.local import (
 
 LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=4)
 # Drafts that come, come too late, or never come: what fills in must not depend on it.
-IN_TIME, TOO_LATE = SessionLimits(propose_timeout_s=20.0), SessionLimits(propose_timeout_s=0.001)
+IN_TIME, TOO_LATE = SessionLimits(draft_ms=20_000), SessionLimits(draft_ms=1)
 PROMPTS = ([7, 8, 9, 7, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(40, 80)) * 2)
 
 

@@ -57,7 +57,7 @@ def runner(path: str) -> ModelRunner:
 
 @asynccontextmanager
 async def serving(
-    target_path: str, draft_path: str, num_replicas: int, failover_timeout_s: float = 60.0
+    target_path: str, draft_path: str, num_replicas: int, failover_s: float = 60.0
 ) -> AsyncIterator[tuple[SpeculativeGenerator, Replicas]]:
     target = Replicas(
         [
@@ -79,9 +79,7 @@ async def serving(
         draft_pool=draft,
         constraint_pool=None,
         speculation=SpeculationLimits(),
-        limits=SessionLimits(
-            propose_timeout_s=20.0, failover_timeout_s=failover_timeout_s, rejoin_interval_s=0.1
-        ),
+        limits=SessionLimits(draft_ms=20_000, failover_s=failover_s, rejoin_interval_s=0.1),
     )
     try:
         yield SpeculativeGenerator(services, max_model_len=MAX_MODEL_LEN), target
@@ -170,7 +168,7 @@ async def test_a_lost_target_loses_and_repeats_no_logprobs(
 async def test_the_last_target_lost_ends_the_stream_with_the_reason(
     tiny_target: str, tiny_draft: str
 ) -> None:
-    async with serving(tiny_target, tiny_draft, 1, failover_timeout_s=1.0) as (front, target):
+    async with serving(tiny_target, tiny_draft, 1, failover_s=1.0) as (front, target):
         target.pools.append(target.pools[0])
         with pytest.raises(
             Unavailable,

@@ -11,7 +11,8 @@ import pytest
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
-from deployments.api.requests import ServedModel
+from deployments.config.schema import RouterConfig
+from deployments.ingress.service import served_model
 from tests.harness.http_clients import events_of
 from tests.harness.local import DEMO, demo_tokenizer, local_service
 
@@ -28,9 +29,17 @@ TEXT = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 12, "temper
 @asynccontextmanager
 async def serving() -> AsyncIterator[httpx.AsyncClient]:
     async with local_service(DEMO / "target", DEMO / "draft", max_model_len=256) as service:
-        model = ServedModel(name="demo", tokenizer=TOKENIZER, max_model_len=256, created=0)
+        config = RouterConfig(model_name="demo", max_model_len=256)
+        model = served_model(config, TOKENIZER, created=0)
         probe = HealthProbe(service.generator, TOKENIZER, timeout_s=5.0)
-        app = create_app(HttpService(model=model, generator=service.generator, health=probe))
+        routes = HttpService(
+            model=model,
+            generator=service.generator,
+            health=probe,
+            body_limit_bytes=config.body_limit_bytes,
+            send_timeout_s=config.timeouts.token_gap_s,
+        )
+        app = create_app(routes)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             client.timeout = httpx.Timeout(60.0)
@@ -115,7 +124,7 @@ async def test_echo_scores_a_text(is_stream: bool) -> None:
         name: [value for part in parts for value in part["logprobs"][name]]
         for name in ("tokens", "token_logprobs", "text_offset")
     }
-    num_prompt = len(TOKENIZER.encode(TEXT["prompt"]))
+    num_prompt = len(TOKENIZER.encode(str(TEXT["prompt"])))
     expected = [
         None if entry is None else next(iter(entry.values()))["logprob"]
         for entry in scored["prompt_logprobs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,11 @@ KV_TOKENS = 96
 
 
 @asynccontextmanager
-async def small_service(**limits: float) -> AsyncIterator[LocalService]:
+async def small_service(**limits: Any) -> AsyncIterator[LocalService]:
     changed = SessionLimits(
         **{
-            "first_answer_timeout_s": SILENCE_S,
-            "answer_timeout_s": SILENCE_S,
+            "first_token_s": SILENCE_S,
+            "token_gap_s": SILENCE_S,
             "resend_interval_s": 0.5,
             "max_losses": 2,
             **limits,

@@ -1,6 +1,6 @@
-"""The `rejection` rule through the whole of router and engines: its law, and what stays as it was.
+"""The `rejection` rule through router and engines: its distribution, and what stays as it was.
 
-Real models with 16 tokens, so that the law of a whole short text can be compared with the
+Real models with 16 tokens, so that the distribution of a whole short text can be compared with the
 target's exact one. That the test sees a mistake of the router is shown by one.
 """
 
@@ -16,8 +16,8 @@ from models.protocol.messages import Proposal
 from router.limits import SpeculationLimits
 from router.remote.draft import RemoteDrafter
 from router.types import Finished
-from tests.cases.distribution import CASES, EOS_ID, NUM_TOKENS, exact_law, p_value
-from tests.harness.distribution_engines import law_checkpoint
+from tests.cases.distribution import CASES, EOS_ID, NUM_TOKENS, exact_distribution, p_value
+from tests.harness.distribution_engines import distribution_checkpoint
 from tests.harness.local import LocalService, local_service, make_request
 
 CASE = CASES["plain"]
@@ -42,13 +42,13 @@ async def generate(
     return tuple(ids) + (EOS_ID,) * (NUM_TOKENS - len(ids)), finished
 
 
-async def law_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
+async def sampled_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
     """Many short texts of the pair, and how many draft tokens stood."""
     texts: list[tuple[int, ...]] = []
     num_accepted = 0
     async with local_service(
-        law_checkpoint("target"),
-        law_checkpoint("draft"),
+        distribution_checkpoint("target"),
+        distribution_checkpoint("draft"),
         dtype="float32",
         speculation=LOOKUP,
         max_model_len=16,
@@ -56,7 +56,7 @@ async def law_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
         for first in range(0, NUM_SESSIONS, AT_ONCE):
             outcomes = await asyncio.gather(
                 *(
-                    generate(service, "law", seed, 2, drafter=drafter)
+                    generate(service, "sampled", seed, 2, drafter=drafter)
                     for seed in range(first, first + AT_ONCE)
                 )
             )
@@ -67,8 +67,8 @@ async def law_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
 async def test_texts_follow_the_law_of_the_target(drafter: str) -> None:
-    texts, num_accepted = await law_texts(drafter)
-    assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) > 1e-4
+    texts, num_accepted = await sampled_texts(drafter)
+    assert p_value(texts, exact_distribution(distribution_checkpoint("target"), CASE)) > 1e-4
     assert num_accepted > 0
 
 
@@ -89,13 +89,16 @@ async def test_a_router_that_changes_the_draft_probabilities_is_seen(
         )
 
     monkeypatch.setattr(RemoteDrafter, "propose", flatten)
-    texts, _ = await law_texts("draft_model")
-    assert p_value(texts, exact_law(law_checkpoint("target"), CASE)) < 1e-6
+    texts, _ = await sampled_texts("draft_model")
+    assert p_value(texts, exact_distribution(distribution_checkpoint("target"), CASE)) < 1e-6
 
 
 async def test_without_drafts_and_without_temperature_the_rules_agree() -> None:
     async with local_service(
-        law_checkpoint("target"), law_checkpoint("draft"), dtype="float32", max_model_len=16
+        distribution_checkpoint("target"),
+        distribution_checkpoint("draft"),
+        dtype="float32",
+        max_model_len=16,
     ) as service:
         for seed in range(20):
             coupled, _ = await generate(service, "coupled", seed, 2, verification="coupled")

@@ -18,7 +18,7 @@ from tests.harness.local import IdDetokenizer, LocalService, local_service, make
 
 LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=4)
 NO_LOOKUP = SpeculationLimits(prompt_lookup_max=0)
-LIMITS = SessionLimits(propose_timeout_s=20.0, rejoin_interval_s=0.02)
+LIMITS = SessionLimits(draft_ms=20_000, rejoin_interval_s=0.02)
 DRAFT_LEN = 160
 NUM_TOKENS = 400
 
@@ -32,7 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def num_draft_leases(service: LocalService) -> int:
     assert service.draft_pool is not None
-    return service.draft_pool._loop._num_leases
+    return service.draft_pool.stats().num_sessions
 
 
 async def run(

@@ -243,18 +243,3 @@ def test_the_command_prints_writes_and_draws(tmp_path, capsys):
             assert 1.0 <= line["measured"]["low"] <= line["measured"]["high"] <= line["k"] + 1
             assert f"{line['measured']['value']:.3f} [" in printed
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--k", "0"], "k must be at least 1, got 0"),
-        (["--prompts", "0"], "prompts must be at least 1, got 0"),
-        (["--temperature", "-1"], "temperature must not be negative"),
-        (["--output", "a.png"], "name the JSON file"),
-    ],
-)
-def test_bad_arguments_are_told(capsys, argv, message):
-    with pytest.raises(SystemExit):
-        main(argv)
-    assert message in capsys.readouterr().err

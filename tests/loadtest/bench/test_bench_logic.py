@@ -11,7 +11,7 @@ import pytest
 from loadtest.bench.claims import best_assisted_k, best_k, claims_of
 from loadtest.bench.loop import SPLIT, LoopRun
 from loadtest.bench.plot import draw
-from loadtest.bench.record import Record, line_of, print_pair
+from loadtest.bench.record import Record, line_of
 from loadtest.report.interleaved import interleave, median_ratio
 from loadtest.report.pairs import PairPath
 
@@ -134,11 +134,3 @@ def test_the_plot_shows_every_way(tmp_path: Path) -> None:
     path = tmp_path / "bench.png"
     draw({"demo": content, "grown": content}, path)
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_table_prints_lines_with_and_without_a_split(capsys: pytest.CaptureFixture) -> None:
-    lines = [line_of("engine", "k=3", 1, [loop_run(10.0)]), line_of("http", "k=0", 1, [3.0])]
-    print_pair("demo", {"lines": [vars(entry) for entry in lines]})
-    printed = capsys.readouterr().out
-    assert "k=3" in printed
-    assert "3.0" in printed.splitlines()[-1]

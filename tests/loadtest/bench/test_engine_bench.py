@@ -12,7 +12,6 @@ import pytest
 from loadtest.bench.lines import PairBench, num_lines
 from loadtest.bench.loop import EngineLoopBench
 from loadtest.bench.passes import (
-    PassShape,
     decode_shapes,
     measure_passes,
     memory_floor_ms,
@@ -76,18 +75,6 @@ def test_it_runs_without_ray_sockets_and_http(tmp_path: Path) -> None:
     assert "k=3" in done.stdout
 
 
-def test_an_unknown_pair_is_a_usage_error(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "loadtest.bench.engine", "--pair", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "has no target/config.json" in done.stderr
-
-
 def test_random_pairs_agree_as_often_as_asked(tmp_path: Path) -> None:
     lengths = {}
     for acceptance in (1.0, 0.0):
@@ -98,17 +85,6 @@ def test_random_pairs_agree_as_often_as_asked(tmp_path: Path) -> None:
         lengths[acceptance] = run.tokens_per_round
     assert lengths[1.0] > 3.5  # 4 but for the last round
     assert lengths[0.0] < 1.3
-
-
-@pytest.mark.parametrize(
-    ("name", "acceptance", "reason"),
-    [("huge", 0.8, "must be one of .*tiny"), ("tiny", 1.5, "must be within 0 to 1, got 1.5")],
-)
-def test_random_pairs_refuse_by_name(
-    name: str, acceptance: float, reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        make_random_pair(name, tmp_path, acceptance=acceptance)
 
 
 def test_products_are_those_of_the_whole_model(tiny_pair: Path) -> None:
@@ -129,11 +105,6 @@ def test_passes_give_their_blocks_back_and_skip_what_does_not_fit(tiny_pair: Pat
     assert [(time.name, time.num_rows) for time in times] == [("1x1", 1), ("1x2", 2)]
     assert all(time.pass_ms > 0 and time.products_ms > 0 for time in times)
     target.pool.check([])
-
-
-def test_shapes_say_their_rows() -> None:
-    assert PassShape(4, 6, 300).num_rows == 24
-    assert PassShape(1, 128, 0).name == "128 new"
 
 
 def test_every_line_answers_all_its_tokens(tiny_pair: Path) -> None:

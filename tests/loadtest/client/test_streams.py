@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from loadtest.client.cases import Case, constrained_cases, free_cases
 from loadtest.client.http import ask_once
 from loadtest.client.streams import FaultLoad
+from tests.fakes.scripted_server import Script, ScriptedServer, answer, scripted_server
 
 WAIT_S = 20.0
 GOOD = '{"a": 1}'
@@ -22,7 +22,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 CONSTRAINED = Case("held", {"case": "held"}, SCHEMA)
 FREE = Case("free", {"case": "free"})
 
-Script = Callable[[BaseHTTPRequestHandler], None]
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with scripted_server(good()) as scripted:
+        yield scripted
 
 
 def events(*bodies: Any, done: bool = True) -> bytes:
@@ -32,16 +36,6 @@ def events(*bodies: Any, done: bool = True) -> bytes:
 
 def chunk(text: str, finish_reason: str | None = None) -> dict[str, Any]:
     return {"choices": [{"delta": {"content": text}, "finish_reason": finish_reason}]}
-
-
-def answer(body: bytes, status: int = 200, announced_bytes: int | None = None) -> Script:
-    def script(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        handler.send_header("content-length", str(announced_bytes or len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return script
 
 
 def good(text: str = GOOD) -> Script:
@@ -54,39 +48,6 @@ def late(script: Script, seconds: float) -> Script:
         script(handler)
 
     return wait
-
-
-class ScriptedServer:
-    """Answers every request by `script` as it then is."""
-
-    def __init__(self) -> None:
-        self.script = good()
-        scripted = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
-                scripted.script(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self._thread = threading.Thread(target=self.server.serve_forever)
-        self._thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self._thread.join()
-        self.server.server_close()
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    scripted = ScriptedServer()
-    yield scripted
-    scripted.close()
 
 
 def run_until(load: FaultLoad, is_enough: Callable[[], bool]) -> None:
@@ -141,8 +102,8 @@ def test_a_reference_must_obey_its_schema_and_have_a_text(server: ScriptedServer
 
 
 def test_a_server_that_is_gone_is_an_error() -> None:
-    scripted = ScriptedServer()
-    scripted.close()
+    with scripted_server(good()) as scripted:
+        pass
     assert "ConnectError" in ask_once(scripted.url, FREE.body).error
 
 

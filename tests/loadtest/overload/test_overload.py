@@ -7,11 +7,7 @@ import json
 import random
 import shlex
 import statistics
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,8 @@ from loadtest.client.client import LoadClient, Reply
 from loadtest.client.goodput import Observed, Sent, Stretch, is_good, measure, violations
 from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Workload
 from loadtest.overload.__main__ import Report, main
-from loadtest.overload.plot import draw
 from tests.fakes.http import ScriptedGenerator
+from tests.fakes.scripted_server import answer, scripted_server
 from tests.harness.http_clients import served
 
 LIMITS: dict[str, Any] = {"goodput_loss": 0.1, "refusal_limit_s": 1.0, "late_limit_s": 0.25}
@@ -196,56 +192,37 @@ def test_any_stretch_of_requests_has_the_whole_mix() -> None:
     assert {next(some).name for _ in range(20)} == {"chat", "shared prompt"}
 
 
-@contextmanager
-def answering(status: int, headers: dict[str, str], body: bytes = b"full") -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 async def ask(url: str, asking: Asking) -> Reply:
     async with LoadClient(url, expects_same_text=True) as client:
         return await client.ask(asking)
 
 
-CHAT, BAD = Asking(WORKLOAD.chat(1)), Asking(WORKLOAD.bad(0))
+@pytest.mark.parametrize(
+    ("status", "headers", "after_s", "complaint"),
+    [
+        (429, {"retry-after": "2"}, 2.0, ""),
+        (429, {}, None, "Retry-After"),
+        (429, {"retry-after": "soon"}, None, "Retry-After"),
+        (429, {"retry-after": "0"}, None, "Retry-After"),
+        (503, {"retry-after": "1"}, None, "HTTP 503: full"),
+    ],
+)
+async def test_only_429_with_a_time_to_come_back_is_being_turned_away(
+    status: int, headers: dict[str, str], after_s: float | None, complaint: str
+) -> None:
+    with scripted_server(answer(b"full", status, headers=headers)) as server:
+        reply = await ask(server.url, CHAT)
+    assert reply.is_turned_away == (not complaint)
+    assert (reply.retry_after_s, reply.is_whole) == (after_s, False)
+    assert complaint in reply.complaint
+    assert bool(reply.complaint) == bool(complaint)
 
 
-async def test_being_turned_away_needs_a_time_to_come_back() -> None:
-    with answering(429, {"retry-after": "2"}) as url:
-        reply = await ask(url, CHAT)
-        assert reply.is_turned_away
-        assert (reply.complaint, reply.retry_after_s, reply.is_whole) == ("", 2.0, False)
-    for headers in ({}, {"retry-after": "soon"}, {"retry-after": "0"}):
-        with answering(429, headers) as url:
-            reply = await ask(url, CHAT)
-            assert not reply.is_turned_away
-            assert "Retry-After" in reply.complaint
-
-
-async def test_other_refusals_of_good_requests_are_complaints() -> None:
-    with answering(503, {"retry-after": "1"}, b"gone") as url:
-        assert (await ask(url, CHAT)).complaint == "HTTP 503: gone"
+async def test_a_service_that_is_gone_is_a_complaint() -> None:
     assert "ConnectError" in (await ask("http://127.0.0.1:9", CHAT)).complaint
+
+
+CHAT, BAD = Asking(WORKLOAD.chat(1)), Asking(WORKLOAD.bad(0))
 
 
 async def test_answers_are_read_judged_and_timed() -> None:
@@ -322,17 +299,3 @@ def test_the_command_finds_the_rate_and_is_turned_away_beyond_it(tmp_path: Path)
     assert last["peak_running"] == 2
     assert last["peak_waiting"] <= 4
     assert output.with_suffix(".png").stat().st_size > 10_000
-
-
-def test_a_figure_is_drawn_and_settings_are_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = Report(search=[of(2, 2), of(3, 2.9)], overload=[of(2, 2), of(6, 2.9)])
-    assert json.loads(json.dumps(report.content()))["sustained_per_s"] == 3
-    draw(report.search, report.overload, tmp_path / "a.png")
-    draw([], [], tmp_path / "b.png")  # ended early
-    assert (tmp_path / "a.png").stat().st_size > 10_000
-    for words, message in ((["--step", "1"], "--step"), (["--first-rate", "0"], "--first-rate")):
-        with pytest.raises(SystemExit):
-            main(words)
-        assert message in capsys.readouterr().err

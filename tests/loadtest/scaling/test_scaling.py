@@ -83,10 +83,6 @@ def test_a_clean_run_goes_up_comes_back_and_fails_nothing(
     assert report.is_clean is is_clean
 
 
-def test_nothing_seen_is_not_clean() -> None:
-    assert not Report().is_clean
-
-
 def test_the_scaled_config_is_one_that_serve_takes() -> None:
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
     scaling_config(config)

@@ -19,7 +19,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.attached import attach
 from loadtest.service.gauges import RUNNING, WAITING, GaugeWatch, gauges, limits
 from loadtest.service.memory import MIB, Memory, MemoryWatch, Series
-from loadtest.soak.__main__ import capacity, main
+from loadtest.soak.__main__ import capacity
 from loadtest.soak.checks import MemoryCheck, check_bounds, check_memory, saturation
 from loadtest.soak.load import SoakLoad
 from loadtest.soak.plot import draw
@@ -239,12 +239,6 @@ def test_the_kept_result_has_its_figure_in_it(tmp_path: Path) -> None:
                if check["is_judged"])  # fmt: skip
     draw(content, tmp_path / "soak.png")
     assert (tmp_path / "soak.png").stat().st_size > 50_000
-
-
-def test_a_warm_up_longer_than_the_load_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--minutes", "2", "--warm-up", "2"])
-    assert "--warm-up must be less than --minutes, 2" in capsys.readouterr().err
 
 
 def test_only_a_service_of_ray_can_be_attached_to() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import (
@@ -49,11 +50,11 @@ SIZES = {
 }
 
 
-def config(**overrides: object) -> EngineConfig:
+def config(**overrides: Any) -> EngineConfig:
     return EngineConfig(model_path="unused", **{"max_model_len": 256, **overrides})
 
 
-def rope(kind: str, **fields: object) -> dict[str, object]:
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 1e4, **fields}
 
 

@@ -137,14 +137,14 @@ def _shift_windows(patch: Patch, shift: int) -> None:
 
 
 def _without(patch: Patch, feature: str) -> None:
-    def features(**fields: object) -> AttentionFeatures:
+    def features(**fields: Any) -> AttentionFeatures:
         return AttentionFeatures(**{**fields, feature: None})
 
     patch.setattr(attention, "AttentionFeatures", features)
 
 
 def _with_the_default_scale(patch: Patch) -> None:
-    def features(**fields: object) -> AttentionFeatures:
+    def features(**fields: Any) -> AttentionFeatures:
         return AttentionFeatures(**{**fields, "scale": 16**-0.5})
 
     patch.setattr(attention, "AttentionFeatures", features)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -11,7 +12,7 @@ from models.checkpoint.loader import load_checkpoint, read_config
 from models.config import EngineConfig
 
 
-def _config(path: str, **overrides: object) -> EngineConfig:
+def _config(path: str, **overrides: Any) -> EngineConfig:
     return EngineConfig(model_path=path, **{"max_model_len": 256, "num_threads": 1, **overrides})
 
 

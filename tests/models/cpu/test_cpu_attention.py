@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -225,9 +226,7 @@ def test_strides_do_not_matter() -> None:
         ({"value": torch.zeros(KEY_HEADS, 6, HEAD_DIM)}, r"values are \(2, 6, 16\)"),
     ],
 )
-def test_what_does_not_fit_the_storage_is_refused(
-    changes: dict[str, object], complaint: str
-) -> None:
+def test_what_does_not_fit_the_storage_is_refused(changes: dict[str, Any], complaint: str) -> None:
     made = plan_of_one(Bench(torch.float32), 5)
     key = torch.zeros(KEY_HEADS, 5, HEAD_DIM)
     query = torch.zeros(5, HEADS, HEAD_DIM)

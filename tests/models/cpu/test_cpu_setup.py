@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from models.layers.linear import can_pack
 MakeCheckpoint = Callable[..., str]
 
 
-def config(**changes: object) -> EngineConfig:
+def config(**changes: Any) -> EngineConfig:
     sizes = {"max_model_len": 128, "kv_cache_tokens": 512, "num_threads": 1}
     return EngineConfig(**{"model_path": "m", "dtype": "float32", **sizes, **changes})
 
@@ -49,7 +50,7 @@ def test_on_a_cpu_they_are_used() -> None:
     ],
 )
 def test_what_they_cannot_do_is_said_and_left_to_torch(
-    changes: dict[str, object], head_dim: int, reason: str, caplog: pytest.LogCaptureFixture
+    changes: dict[str, Any], head_dim: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not uses_kernels(config(**changes), head_dim)
     assert reason in caplog.text

@@ -1,8 +1,8 @@
-"""The law of what real engines commit, under both rules, and how much of a draft they accept.
+"""What real engines commit has the target's distribution, under both rules; how much they accept.
 
-Each test draws 1,500 short texts, every one with its own seed, and compares the joint law of the
-first three generated tokens with the target's exact one. Seeds are fixed, so a result is always
-the same. That these tests see mistakes is shown in `test_distribution_mutants.py`.
+Each test samples 1,500 short texts, every one with its own seed, and compares the joint
+distribution of the first three generated tokens with the target's exact one. Seeds are fixed, so a
+result is always the same. That these tests see mistakes is shown in `test_distribution_mutants.py`.
 """
 
 from functools import cache
@@ -15,13 +15,13 @@ from models.sampling import draft_probs
 from tests.cases.distribution import (
     CASES,
     coupled_acceptance,
-    exact_law,
+    exact_distribution,
     first_probs,
     p_value,
     rejection_acceptance,
     truncated,
 )
-from tests.harness.distribution_engines import Run, law_checkpoint, run_sessions
+from tests.harness.distribution_engines import Run, distribution_checkpoint, run_sessions
 
 NUM_SESSIONS = 1500
 MODEL_CASES = [name for name, case in CASES.items() if not case.is_certain]
@@ -38,14 +38,20 @@ def run_of(name: str, rule: Verification, k: int) -> Run:
 @pytest.mark.parametrize("name", CASES)
 def test_rejection_follows_the_target(name: str, k: int) -> None:
     run = run_of(name, "rejection", k)
-    assert p_value(run.texts, exact_law(law_checkpoint("target"), CASES[name])) > 1e-3
+    assert (
+        p_value(run.texts, exact_distribution(distribution_checkpoint("target"), CASES[name]))
+        > 1e-3
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_coupled_follows_the_target(name: str) -> None:
     run = run_of(name, "coupled", 3)
-    assert p_value(run.texts, exact_law(law_checkpoint("target"), CASES[name])) > 1e-3
-    # Not only the law: each text is the same for every k.
+    assert (
+        p_value(run.texts, exact_distribution(distribution_checkpoint("target"), CASES[name]))
+        > 1e-3
+    )
+    # Not only the distribution: each text is the same for every k.
     assert run_sessions(CASES[name], "coupled", 1, 300).texts == run.texts[:300]
 
 
@@ -58,14 +64,18 @@ def test_without_drafts_both_rules_give_the_same_texts(name: str) -> None:
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_rejection_accepts_the_common_part(name: str) -> None:
     case = CASES[name]
-    target, draft = first_probs(law_checkpoint("target"), law_checkpoint("draft"), case)
+    target, draft = first_probs(
+        distribution_checkpoint("target"), distribution_checkpoint("draft"), case
+    )
     expected = rejection_acceptance(target, truncated(draft, case.num_pairs))
     assert_share(run_of(name, "rejection", 1).first_stood, expected)
 
 
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_coupled_accepts_by_its_formula(name: str) -> None:
-    target, draft = first_probs(law_checkpoint("target"), law_checkpoint("draft"), CASES[name])
+    target, draft = first_probs(
+        distribution_checkpoint("target"), distribution_checkpoint("draft"), CASES[name]
+    )
     assert_share(run_of(name, "coupled", 3).first_stood, coupled_acceptance(target, draft))
 
 

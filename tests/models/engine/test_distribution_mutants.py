@@ -1,4 +1,4 @@
-"""Rejection with one thing broken on purpose: the law tests must see each.
+"""Rejection with one thing broken on purpose: the distribution tests must see each.
 
 A draft and its judgement use four streams of noise. Which of them may be shared without harm is a
 question of the protocol (no position is both judged and drawn plainly); those that may not are
@@ -18,8 +18,8 @@ from models.protocol.messages import Sampling
 from models.sampling import draft_probs, verification
 from models.sampling.noise import DOMAIN_DRAFT, DOMAIN_TEST, DOMAIN_TOKEN
 from models.sampling.penalties import TokenHistory
-from tests.cases.distribution import CASES, Case, exact_law, p_value
-from tests.harness.distribution_engines import law_checkpoint, run_sessions
+from tests.cases.distribution import CASES, Case, exact_distribution, p_value
+from tests.harness.distribution_engines import distribution_checkpoint, run_sessions
 
 Patch = pytest.MonkeyPatch
 NUM_SESSIONS = 2000
@@ -119,7 +119,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Case, int]] = [
 
 def p_of(case: Case, k: int, **options: bool) -> float:
     run = run_sessions(case, "rejection", k, NUM_SESSIONS, **options)
-    return p_value(run.texts, exact_law(law_checkpoint("target"), case))
+    return p_value(run.texts, exact_distribution(distribution_checkpoint("target"), case))
 
 
 @pytest.mark.parametrize(

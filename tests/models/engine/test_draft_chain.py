@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def engine(
     noise: float = 0.0,
     masks: MaskSource | None = None,
     clock: FakeClock | None = None,
-    **limits: int,
+    **limits: Any,
 ) -> DraftEngine:
     runner = make_runner(noise=noise, **limits)
     times = {} if clock is None else {"clock": clock}
@@ -139,7 +140,7 @@ def test_what_chains_compute_is_found_by_others():
 
 
 def test_who_awaits_a_prompt_that_a_chain_computes_finds_it(monkeypatch: pytest.MonkeyPatch):
-    drafter = engine(chains=True, max_batch_rows=256)
+    drafter = engine(chains=True, max_num_batched_tokens=256)
     counts = count_passes(drafter.runner, monkeypatch)
     prompt = random_prompt(1, 150)
     asked = [("first", GREEDY, prompt, 3), ("same", GREEDY, prompt, 3)]

@@ -1,5 +1,7 @@
 """The draft engine alone: what it drafts, where it stops, what it does with late masks."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ from tests.fakes.engines import (
 PROMPT = random_prompt(1, 12)
 
 
-def submit_open(engine: DraftEngine, session_id: str = "s", **changes: object) -> None:
+def submit_open(engine: DraftEngine, session_id: str = "s", **changes: Any) -> None:
     terms = {"sampling": Sampling(temperature=0), "eos_ids": [], "prompt_len": len(PROMPT)}
     engine.submit(Open(session_id=session_id, epoch=EPOCH, **(terms | changes)), "r")
 

@@ -31,7 +31,7 @@ GREEDY = Sampling(temperature=0)
 SYSTEM = random_prompt(100, 1500)
 CHATS = [SYSTEM + random_prompt(200 + i, 20) for i in range(10)]
 NUM_SHARED = 1488  # tokens of the system prompt in whole blocks of 16
-ROOMY = {"max_model_len": 1600, "kv_cache_tokens": 32_000, "max_batch_rows": 512}
+ROOMY = {"max_model_len": 1600, "kv_cache_tokens": 32_000, "max_num_batched_tokens": 512}
 NUM_DRAFTED = 3
 
 
@@ -128,7 +128,7 @@ def test_ten_chats_over_one_system_prompt_compute_it_once(monkeypatch, make, tog
 
 @MAKERS
 def test_who_comes_during_the_prefill_waits_for_what_is_being_computed(monkeypatch, make):
-    watched = Watched(monkeypatch, make, **(ROOMY | {"max_batch_rows": 1024}))
+    watched = Watched(monkeypatch, make, **(ROOMY | {"max_num_batched_tokens": 1024}))
     watched.submit("first", CHATS[0])
     watched.engine.step()
     assert watched.num_rows == 1024

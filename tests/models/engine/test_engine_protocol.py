@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from models.config import DtypeName
 from models.engine.base import Engine
 from models.engine.draft import DraftEngine
 from models.engine.target import TargetEngine
@@ -32,11 +33,11 @@ PROMPTS = [random_prompt(i, 3 + 11 * i) for i in range(8)]
 NUM_TOKENS = 12
 
 
-def make_target(dtype: str = "float32", **limits: int) -> TargetEngine:
+def make_target(dtype: DtypeName = "float32", **limits: int) -> TargetEngine:
     return TargetEngine(make_runner(dtype=dtype, **limits), NoMaskSource(), EPOCH)
 
 
-def make_draft(noise: float, dtype: str = "float32") -> DraftEngine:
+def make_draft(noise: float, dtype: DtypeName = "float32") -> DraftEngine:
     return DraftEngine(make_runner(noise=noise, dtype=dtype), NoMaskSource(), EPOCH)
 
 
@@ -51,7 +52,7 @@ def decode(
     samplings: Sequence[Sampling],
     k: int,
     *,
-    dtype: str = "float32",
+    dtype: DtypeName = "float32",
     noise: float = 0.02,
     run_on: int = 0,
     which: Sequence[int] = range(8),

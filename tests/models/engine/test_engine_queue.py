@@ -109,7 +109,7 @@ class TickingClock(FakeClock):
 
 @pytest.mark.parametrize("kind", [TargetEngine, DraftEngine])
 def test_a_long_prompt_hears_that_it_is_worked_on(kind: type[TargetEngine | DraftEngine]) -> None:
-    runner = make_runner(max_batch_rows=8)
+    runner = make_runner(max_num_batched_tokens=8)
     engine = kind(runner, NoMaskSource(), EPOCH, clock=TickingClock())
     prompt = random_prompt(1, 200)
     engine.submit(opening("s", GREEDY, len(prompt)), "s")
@@ -149,7 +149,7 @@ def test_the_text_does_not_depend_on_how_prompts_are_cut() -> None:
     texts = set()
     num_ticks = set()
     for max_rows, slowdown in [(64, 1.01), (64, 50.0), (256, 2.0), (24, 2.0)]:
-        runner = make_runner(max_batch_rows=max_rows, max_prefill_slowdown=slowdown)
+        runner = make_runner(max_num_batched_tokens=max_rows, max_prefill_slowdown=slowdown)
         clock = TickingClock()
         engine = TargetEngine(runner, NoMaskSource(), EPOCH, clock=clock, queued_interval_s=1e6)
         link = Link(engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,10 +50,10 @@ def reference(ids: list[int]) -> torch.Tensor:
 def assert_entries(entries: list[TokenLogprobs], ids: list[int], first: int, num_top: int) -> None:
     """`entries` are those of ids[first:]."""
     assert [entry.token for entry in entries] == ids[first:]
-    for entry, law in zip(entries, reference(ids)[first - 1 :], strict=False):
-        assert entry.logprob == pytest.approx(law[entry.token].item(), abs=1e-4)
-        assert entry.rank == 1 + int((law > law[entry.token] + 1e-6).sum())
-        top = law.topk(num_top)
+    for entry, expected in zip(entries, reference(ids)[first - 1 :], strict=False):
+        assert entry.logprob == pytest.approx(expected[entry.token].item(), abs=1e-4)
+        assert entry.rank == 1 + int((expected > expected[entry.token] + 1e-6).sum())
+        top = expected.topk(num_top)
         assert [token for token, _ in entry.top] == top.indices.tolist()
         assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
 
@@ -62,7 +63,7 @@ def of_client(client: Client) -> list[TokenLogprobs]:
     return entries[: len(client.text)]
 
 
-def decode(sampling: Sampling, k: int, **limits: int) -> Client:
+def decode(sampling: Sampling, k: int, **limits: Any) -> Client:
     client = Client(
         session_id="s",
         prompt=PROMPT,
@@ -145,7 +146,7 @@ def of_prompt(verdict: Verdict) -> list[TokenLogprobs]:
     return [unpack(entry) for entry in verdict.prompt_logprobs]
 
 
-def prompt_verdict(prompt: list[int], draft: list[int], **limits: int) -> Verdict:
+def prompt_verdict(prompt: list[int], draft: list[int], **limits: Any) -> Verdict:
     engine = make_target(**limits)
     engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
     engine.submit(verifying("s", 1, prompt, draft, run_on=2), "r")
@@ -154,10 +155,14 @@ def prompt_verdict(prompt: list[int], draft: list[int], **limits: int) -> Verdic
     return first
 
 
-@pytest.mark.parametrize("max_batch_rows", [4, 9, 16, 40, 64])
+@pytest.mark.parametrize("max_num_batched_tokens", [4, 9, 16, 40, 64])
 @pytest.mark.parametrize("num_drafted", [0, 2])
-def test_prompt_logprobs_over_chunks_of_any_size(max_batch_rows: int, num_drafted: int) -> None:
-    verdict = prompt_verdict(PROMPT, [1, 2, 3][:num_drafted], max_batch_rows=max_batch_rows)
+def test_prompt_logprobs_over_chunks_of_any_size(
+    max_num_batched_tokens: int, num_drafted: int
+) -> None:
+    verdict = prompt_verdict(
+        PROMPT, [1, 2, 3][:num_drafted], max_num_batched_tokens=max_num_batched_tokens
+    )
     assert_entries(of_prompt(verdict), PROMPT, 1, 3)
 
 
@@ -167,7 +172,7 @@ def test_a_first_token_has_no_logprob(length: int) -> None:
 
 
 def test_a_pass_never_holds_logits_of_the_whole_prompt() -> None:
-    engine = make_target(max_batch_rows=8)
+    engine = make_target(max_num_batched_tokens=8)
     forward, shapes = engine.runner.forward, []
 
     def watched(sequences: list) -> torch.Tensor:
@@ -205,7 +210,7 @@ def test_rows_that_are_in_the_cache_are_computed_again_for_them() -> None:
 
 def test_what_was_gathered_survives_preemption() -> None:
     prompt = random_prompt(8, 60)
-    engine = make_target(max_batch_rows=16, kv_cache_tokens=256)
+    engine = make_target(max_num_batched_tokens=16, kv_cache_tokens=256)
     engine.submit(opening("s", OF_PROMPT, len(prompt)), "r")
     engine.submit(verifying("s", 1, prompt, []), "r")
     engine.step()
@@ -236,7 +241,7 @@ def test_they_come_again_until_the_sender_has_them_and_never_later() -> None:
 
 def test_a_replica_that_takes_over_is_not_asked_for_them() -> None:
     """Its first message has generated tokens, so the sender has the prompt's logprobs."""
-    engine = make_target(max_batch_rows=8)
+    engine = make_target(max_num_batched_tokens=8)
     engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
     engine.submit(verifying("s", 5, [*PROMPT, 7, 8], []), "r")
     [verdict] = verdicts_of(drain(engine))
@@ -244,7 +249,7 @@ def test_a_replica_that_takes_over_is_not_asked_for_them() -> None:
 
 
 def test_another_prompt_under_the_same_id_starts_again() -> None:
-    engine = make_target(max_batch_rows=16)
+    engine = make_target(max_num_batched_tokens=16)
     engine.submit(opening("s", OF_PROMPT, len(PROMPT)), "r")
     engine.submit(verifying("s", 1, PROMPT, []), "r")
     engine.step()
@@ -257,7 +262,7 @@ def test_another_prompt_under_the_same_id_starts_again() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_link_that_loses_messages_loses_no_logprobs(seed: int) -> None:
     """Several sessions, masks, prompts in chunks, drafts and a bad link together."""
-    target = make_target(ScriptedMasks(lowest_third), max_batch_rows=24)
+    target = make_target(ScriptedMasks(lowest_third), max_num_batched_tokens=24)
     link = BadLink(target, seed)
     draft_link = Link(make_draft(ScriptedMasks(lowest_third), noise=0.02))
     clients = []

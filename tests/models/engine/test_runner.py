@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.harness.sync_watch import SyncWatch
 VOCAB_SIZE = 512
 
 
-def _runner(path: str, dtype: str = "float32", **overrides: int) -> ModelRunner:
+def _runner(path: str, dtype: str = "float32", **overrides: Any) -> ModelRunner:
     fields = {"max_model_len": 512, "kv_cache_tokens": 4096, "block_size": 16, "num_threads": 1}
     return ModelRunner(EngineConfig(model_path=path, dtype=dtype, **(fields | overrides)))
 
@@ -220,7 +221,7 @@ def test_a_shared_block_is_not_written(tiny_target):
     ],
 )
 def test_impossible_passes_are_refused(tiny_target, start, num_rows, num_logits, message):
-    runner = _runner(tiny_target, max_batch_rows=32)
+    runner = _runner(tiny_target, max_num_batched_tokens=32)
     table = runner.pool.new_table()
     table.resize(40)
     with pytest.raises(ValueError, match=message):

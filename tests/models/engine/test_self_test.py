@@ -16,9 +16,9 @@ from tests.cases.architectures import CONFIGS, write
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("max_batch_rows", [512, 8])
+@pytest.mark.parametrize("max_num_batched_tokens", [512, 8])
 @pytest.mark.parametrize("attention", ["auto", "reference"])
-def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_batch_rows, attention):
+def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_num_batched_tokens, attention):
     if not can_pack(getattr(torch, dtype)):
         pytest.skip(f"this CPU or torch has no packed kernel for {dtype}")
     config = EngineConfig(
@@ -26,7 +26,7 @@ def test_cpu_engines_are_batch_invariant(tiny_target, dtype, max_batch_rows, att
         dtype=dtype,
         max_model_len=512,
         kv_cache_tokens=2048,
-        max_batch_rows=max_batch_rows,
+        max_num_batched_tokens=max_num_batched_tokens,
         num_threads=1,
         attention=attention,
     )
@@ -70,7 +70,7 @@ class _TableForward:
 
     vocab_size = 32
     max_model_len = 512
-    max_batch_rows = 128
+    max_num_batched_tokens = 128
 
     def __init__(self, disturb):
         self.pool = BlockPool(128, 16)

@@ -162,7 +162,7 @@ def test_impossible_messages_fail_alone() -> None:
 
 
 def test_a_long_prompt_does_not_stall_the_others() -> None:
-    engine = make_target(max_batch_rows=16)
+    engine = make_target(max_num_batched_tokens=16)
     long = random_prompt(5, 100)
     submit_open(engine, "short")
     submit_verify(engine, 1, PROMPT, [], run_on=40, session_id="short")
@@ -185,7 +185,7 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
 
 def test_more_draft_tokens_than_a_pass_holds_are_refused_not_lost() -> None:
     expected = reference_greedy(PROMPT, 14)
-    engine = make_target(max_batch_rows=16)
+    engine = make_target(max_num_batched_tokens=16)
     submit_open(engine)
     submit_verify(engine, 1, PROMPT, expected[:13])
     (verdict,) = drain(engine)
@@ -277,7 +277,9 @@ def test_the_leader_waits_for_who_is_expected_back() -> None:
 
 def test_a_prompt_counts_by_the_rows_of_its_chunk_for_who_is_expected_back() -> None:
     clock = FakeClock()
-    engine = TargetEngine(make_runner(max_batch_rows=16), NoMaskSource(), EPOCH, clock=clock)
+    engine = TargetEngine(
+        make_runner(max_num_batched_tokens=16), NoMaskSource(), EPOCH, clock=clock
+    )
     for num_rows, pass_s in ((1, 0.020), (8, 0.020), (16, 0.040)):
         engine._times.note(num_rows, pass_s, clock.now)
     submit_open(engine, "a")

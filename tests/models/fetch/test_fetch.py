@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
@@ -159,8 +160,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.send_error(404)
         return None
 
-    def _entry(self, file: Path, key: str) -> dict[str, object]:
-        entry: dict[str, object] = {key: file.name, "size": file.stat().st_size, "oid": "b" * 40}
+    def _entry(self, file: Path, key: str) -> dict[str, Any]:
+        entry: dict[str, Any] = {key: file.name, "size": file.stat().st_size, "oid": "b" * 40}
         if file.suffix == ".safetensors":
             digest = self.sums.get(file.name, sha256_of(file))
             lfs = {"sha256": digest, "oid": digest, "size": file.stat().st_size, "pointerSize": 1}

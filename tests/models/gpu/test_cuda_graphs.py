@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.engine.runner import ModelRunner, SequenceRows
 from models.gpu.buckets import Bucket, BucketPlan
+from models.gpu.forward import PagedBackend
 from models.gpu.graphs import BucketedPasses, EagerGraphs
 from models.gpu.indices import PassTensors
 from models.kv.block_pool import BlockPool
@@ -62,6 +63,7 @@ class Talk:
             self.tables[i].resize(self.lengths[i] + count)
             sequences.append(SequenceRows(self.tables[i], self.lengths[i], ids, num_logits))
             self.lengths[i] += count
+        assert isinstance(self.runner.backend, PagedBackend)
         graphs = self.runner.backend._graphs
         counts, wanted = [n for _, n, _ in needs], [n for *_, n in needs]
         bucket = graphs.plan.choose(counts, wanted) if graphs else None

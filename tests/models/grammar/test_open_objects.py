@@ -119,7 +119,8 @@ def test_walks_towards_a_second_spelling_end_in_valid_texts(
     num_ended = 0
     for _ in range(12):
         lure = vocabulary.encode(f"[{an_object(rng)}]" if name == "list" else an_object(rng))
-        state, ids = compiled.start(), []
+        state = compiled.start()
+        ids: list[int] = []
         for _ in range(150):
             choices = allowed(state.row())
             ends = [token for token in choices if token in vocabulary.eos_ids]

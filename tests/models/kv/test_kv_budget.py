@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from models.config import EngineConfig
@@ -13,8 +15,8 @@ from tests.harness.kv_memory import kv_bytes
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # keys and values, layers, key heads, head size, float32
 
 
-def config(**changes: object) -> EngineConfig:
-    values: dict[str, object] = {
+def config(**changes: Any) -> EngineConfig:
+    values: dict[str, Any] = {
         "model_path": str(tiny_checkpoint(noise=0.0)),
         "dtype": "float32",
         "max_model_len": 64,

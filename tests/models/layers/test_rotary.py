@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ ORIGINAL_LEN = 64
 TEXT = torch.randint(128, (100,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def _llama(kind: str, **fields: object) -> PreTrainedConfig:
+def _llama(kind: str, **fields: Any) -> PreTrainedConfig:
     return LlamaConfig(
         **SIZES, rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **fields}
     )

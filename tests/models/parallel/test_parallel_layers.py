@@ -20,7 +20,7 @@ from transformers import (
     Starcoder2Config,
 )
 
-from models.config import EngineConfig
+from models.config import DtypeName, EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
 from models.parallel.layers import ParallelEmbedding, RowParallelLinear
 from tests.harness.rank_processes import shared_engine
@@ -52,7 +52,7 @@ def _write(path: Path, config: PreTrainedConfig) -> str:
     return str(path)
 
 
-def _whole_logits(path: str, dtype: str) -> torch.Tensor:
+def _whole_logits(path: str, dtype: DtypeName) -> torch.Tensor:
     config = EngineConfig(
         model_path=path, dtype=dtype, max_model_len=256, kv_cache_tokens=512, num_threads=1
     )

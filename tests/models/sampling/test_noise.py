@@ -1,4 +1,4 @@
-"""The noise is a pure function with the right law and no visible dependence between its inputs."""
+"""The noise is a pure function with the right distribution; its inputs leave no visible trace."""
 
 import numpy as np
 import pytest

@@ -103,7 +103,7 @@ def test_the_whole_draft_is_followed_by_the_draw_of_a_plain_row() -> None:
 
 
 def test_where_nothing_is_left_the_target_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only rounding brings that about: a token falls whose draft law is the target's."""
+    """Only rounding brings that about: a token falls whose draft distribution is the target's."""
     monkeypatch.setattr(verification, "_is_accepted", lambda p, q, noise: False)
     both = {2: 0.5, 5: 0.5}
     scores = scores_of(both, SURE)

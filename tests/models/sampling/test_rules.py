@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from models.protocol.messages import Sampling
+from models.protocol.messages import Sampling, Verdict
 from models.protocol.rules import COUPLED, RULES
 from models.sampling.verification import needs_draft_probs, rule_function
 from tests.cases.messages import opening, verifying
@@ -41,6 +41,7 @@ def rounds(sampling: Sampling, drafts: list[list[int]]) -> tuple[list[int], list
     for seq, draft in enumerate(drafts, start=1):
         engine.submit(verifying("s", seq, ids, draft), "r")
         (verdict,) = drain(engine)
+        assert isinstance(verdict, Verdict)
         ids += [*draft[: verdict.num_accepted], verdict.token]
         accepted.append(verdict.num_accepted)
     return ids[len(PROMPT) :], accepted

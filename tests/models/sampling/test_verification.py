@@ -1,4 +1,4 @@
-"""The accept rule, case by case, and the law of what it commits."""
+"""The accept rule, case by case, and the distribution of what it commits."""
 
 import numpy as np
 import pytest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -19,7 +20,7 @@ from models.kv.block_pool import BlockPool, OutOfBlocks
 from models.protocol import token_sequence
 from models.protocol.messages import Open, Sampling
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import Job, PlannedRows, Session
 
 SIZE = 2
 NUM_BLOCKS = 12
@@ -30,7 +31,7 @@ TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=11)  # so short that pr
 class Scene:
     """Sessions over a pool, without a model: what was computed of which ids is noted per block."""
 
-    def __init__(self, num_blocks: int = NUM_BLOCKS, **terms: object) -> None:
+    def __init__(self, num_blocks: int = NUM_BLOCKS, **terms: Any) -> None:
         self.pool = BlockPool(num_blocks, SIZE)
         self.infinite: set[int] = set()
         self.cache = PrefixCache(self.pool, lambda blocks: not self.infinite & set(blocks), **terms)
@@ -278,7 +279,7 @@ def test_a_disabled_cache_keeps_nothing():
         scene.compute(session)
         assert session.num_computed_tokens == 3
     assert (scene.cache.num_blocks, scene.cache.num_queries, scene.cache.num_hits) == (0, 0, 0)
-    assert not scene.cache.awaits(_Rows(session, 0, 3, 1), [_Rows(session, 0, 3, 1)])
+    assert not scene.cache.awaits(_rows(session, 0, 3), [_rows(session, 0, 3)])
 
 
 def test_a_session_that_must_compute_its_rows_finds_none(monkeypatch):
@@ -291,10 +292,9 @@ def test_a_session_that_must_compute_its_rows_finds_none(monkeypatch):
     scene.check()
 
 
-class _Rows:
-    def __init__(self, session: Session, start: int, num_rows: int, num_logits: int) -> None:
-        self.session, self.start = session, start
-        self.num_rows, self.num_logits = num_rows, num_logits
+def _rows(session: Session, start: int, num_rows: int) -> PlannedRows:
+    assert session.job is not None
+    return PlannedRows(session, session.job, start, num_rows, num_logits=1)
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_who_is_worth_waiting_for(ids, salt, planned, committed, expected):
     other = scene.open([1, 2, 3, 4, 5, 6])
     other.committed_len = committed
     session = scene.open(ids, salt=salt)
-    need = _Rows(session, 0, len(ids), 1)
-    assert scene.cache.awaits(need, [_Rows(other, *planned, 1)]) == expected
+    need = _rows(session, 0, len(ids))
+    assert scene.cache.awaits(need, [_rows(other, *planned)]) == expected
     assert not scene.cache.awaits(need, [])
 
 

@@ -1,5 +1,7 @@
 """The header rules, rule by rule, and what rewriting a log keeps."""
 
+from typing import Any
+
 import pytest
 
 from models.kv.block_pool import BlockPool
@@ -11,7 +13,7 @@ from tests.fakes.engines import CONSTRAINT, EPOCH
 POOL = BlockPool(16, 4)
 
 
-def make_open(**changes: object) -> Open:
+def make_open(**changes: Any) -> Open:
     terms = {"sampling": Sampling(), "eos_ids": [1], "prompt_len": 2, "epoch": EPOCH}
     return Open(**({"session_id": "s"} | terms | changes))
 

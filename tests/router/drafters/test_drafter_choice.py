@@ -68,7 +68,7 @@ def test_a_drafter_that_is_not_there_is_refused_by_name(
         (SpeculationSettings(), SpeculationLimits(enabled=False)),
         (SpeculationSettings(), SpeculationLimits(num_speculative_tokens=0)),
         (SpeculationSettings(num_speculative_tokens=3), SpeculationLimits(enabled=False)),
-        (SpeculationSettings(), SpeculationLimits(max_speculative_tokens=0)),
+        (SpeculationSettings(), SpeculationLimits(max_num_speculative_tokens=0)),
     ],
     ids=["off", "k0", "all-off", "all-k0", "asked-but-off", "limit-0"],
 )
@@ -86,7 +86,6 @@ def test_nobody_drafts_where_k_is_zero(
         (3, 5, 8, 3),
         (None, 5, 8, 5),
         (9, None, 8, 8),
-        (None, 9, 8, 8),
         (0, 5, 8, 0),
         (None, None, 0, 0),
     ],
@@ -94,7 +93,10 @@ def test_nobody_drafts_where_k_is_zero(
 def test_a_fixed_length_keeps_within_the_limit(
     wanted: int | None, allowed: int | None, limit: int, expected: int | None
 ) -> None:
-    limits = SpeculationLimits(num_speculative_tokens=allowed, max_speculative_tokens=limit)
+    limits = SpeculationLimits(
+        num_speculative_tokens="adaptive" if allowed is None else allowed,
+        max_num_speculative_tokens=limit,
+    )
     assert fixed_length(SpeculationSettings(num_speculative_tokens=wanted), limits) == expected
 
 

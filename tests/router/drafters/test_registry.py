@@ -13,7 +13,7 @@ from router.drafters.registry import DRAFTERS
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
 from router.session import Services
-from router.types import Finished, GenerationRequest, SpeculationSettings
+from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 from tests.cases.oracle_drafter import ORACLE
 from tests.fakes.router import LetterDetokenizer, ScriptedPool, continuation
 
@@ -51,9 +51,11 @@ async def run(
     async for item in front.generate(request, LetterDetokenizer()):
         items.append(item)
         await asyncio.sleep(0)  # a draft model joins beside the stream
-    *deltas, finished = items
+    finished = items[-1]
     assert isinstance(finished, Finished)
-    return [token for delta in deltas for token in delta.token_ids], finished
+    return [
+        token for item in items if isinstance(item, Delta) for token in item.token_ids
+    ], finished
 
 
 @pytest.mark.parametrize("k", [1, 4, None], ids=["k1", "k4", "adaptive"])

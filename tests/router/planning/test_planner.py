@@ -45,8 +45,9 @@ def choose(forecasts: list[DraftForecast], costs: LinearCosts, others: Others = 
     """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
     plain = plain_plan(len(forecasts), costs, others, RUN_ON)
     drafting = best_drafting_plan(forecasts, costs, others)
-    pays = drafting is not None and drafting.tokens_per_ms > plain.tokens_per_ms
-    return drafting if pays else plain
+    if drafting is None or drafting.tokens_per_ms <= plain.tokens_per_ms:
+        return plain
+    return drafting
 
 
 def rate_together(
@@ -188,3 +189,16 @@ def test_plain_decoding_pays_the_link_once_in_a_run() -> None:
 def test_nothing_measured_gives_no_plan() -> None:
     unknown = LinearCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert best_drafting_plan([outlook(0.9)], unknown, ALONE) is None
+
+
+def test_the_example_of_the_docstring() -> None:
+    costs = LinearCosts(row_ms=2.5, draft_wait_ms=0.0, verify_wait_ms=0.0, plain_wait_ms=0.0)
+    forecasts = [DraftForecast([0.9, 0.8]), DraftForecast([0.5, 0.2])]
+    plan = best_drafting_plan(forecasts, costs, ALONE)
+    assert plan is not None
+    assert (plan.lengths, plan.depth) == ((2, 1), 2)
+    assert plan.tokens_per_ms == pytest.approx(4.2 / 36.5)
+    assert rate_together((2, 1), forecasts, costs) == pytest.approx(0.115, abs=5e-4)
+    assert rate_together((2, 2), forecasts, costs) == pytest.approx(0.113, abs=5e-4)
+    assert rate_together((1, 1), forecasts, costs) == pytest.approx(0.106, abs=5e-4)
+    assert plain_plan(2, costs, ALONE, RUN_ON).tokens_per_ms == pytest.approx(0.080)

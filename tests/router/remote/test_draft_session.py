@@ -27,10 +27,10 @@ from router.remote.engine import EngineClient, OpenTemplate
 from tests.fakes.router import TIMING, AnsweringEngine, ScriptedPool, continuation
 
 LIMITS = SessionLimits(
-    lease_timeout_s=1.0,
-    first_answer_timeout_s=0.5,
-    answer_timeout_s=0.5,
-    propose_timeout_s=0.2,
+    queue_wait_s=1.0,
+    first_token_s=0.5,
+    token_gap_s=0.5,
+    draft_ms=200,
     resend_interval_s=0.1,
     rejoin_interval_s=0.02,
 )
@@ -155,7 +155,7 @@ async def test_a_draft_model_that_is_always_late_gets_the_prompt_less_and_less_o
                 await session.propose(committed, 2)
             await asyncio.sleep(0)
     gaps = [b - a for a, b in pairwise(began_s)]
-    waits_s = 2 * LIMITS.propose_timeout_s  # for the draft, and to see whether it comes back
+    waits_s = 2 * LIMITS.draft_s  # for the draft, and to see whether it comes back
     assert gaps[4] - waits_s > 4 * LIMITS.rejoin_interval_s
     assert len(pool.leases) == len(began_s)
     await session.close()

@@ -24,7 +24,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.grammar import RemoteConstrainer
 
-LIMITS = SessionLimits(answer_timeout_s=0.2, resend_interval_s=0.02, rejoin_interval_s=0.001)
+LIMITS = SessionLimits(token_gap_s=0.2, resend_interval_s=0.02, rejoin_interval_s=0.001)
 Script = Callable[[ConstraintRequest], list[ConstraintReply]]
 
 

@@ -214,7 +214,12 @@ def test_logit_bias_is_read_as_pairs():
 
 
 def test_an_answers_message_may_be_sent_back_with_its_empty_fields():
-    sent_back = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": []}
+    sent_back: dict[str, Any] = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "tool_calls": [],
+    }
     assert chat(messages=[*MESSAGES, sent_back]).messages[1].content == "x"
 
 

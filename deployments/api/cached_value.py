@@ -1,4 +1,4 @@
-"""A value that is costly to make and may be a moment old: many askers share one making."""
+"""A value that is costly to make and may be a moment old: concurrent callers share one making."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Kept(Generic[Value]):
+class CachedValue(Generic[Value]):
     """Makes a value when it is asked for, at most one at a time, and keeps it.
 
     Args:
@@ -33,7 +33,7 @@ class Kept(Generic[Value]):
         self._last: tuple[float, Value] | None = None
 
     async def get(self) -> Value:
-        """The value, at most `keep_s` old. What `make` raises is raised, and the next asker tries
+        """The value, at most `keep_s` old. What `make` raises is raised, and the next call tries
         again."""
         async with self._lock:
             if self._last is None or self._clock() - self._last[0] >= self._keep_s:

@@ -1,4 +1,9 @@
-"""`target.model_path=/models/x`: keys of a nested tree as people write them on a command line."""
+"""Keys of the config tree as people write them: dotted on a command line, or by an older name.
+
+`target.model_path=/models/x` is the key `model_path` of the section `target`. A key that has got
+another name keeps its old one: `RENAMED` is the only table of them, for files, command lines and
+`user_config` alike.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,42 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
+
+# By the old path: the key's name today, in the same section.
+RENAMED = {
+    "target.max_batch_rows": "max_num_batched_tokens",
+    "draft.max_batch_rows": "max_num_batched_tokens",
+    "target.max_sessions": "max_num_seqs",
+    "draft.max_sessions": "max_num_seqs",
+}
+
+
+def renewed(values: Mapping[str, Any], section: str = "") -> tuple[dict[str, Any], list[str]]:
+    """The tree with every key under the name that it has today, and a note for each that had not.
+
+    Args:
+        values: a tree, or values by dotted keys.
+        section: dotted path of the tree, where it is a part of the whole.
+
+    Raises:
+        ValueError: a key is given under both names.
+    """
+    tree: dict[str, Any] = {}
+    notes: list[str] = []
+    for key, value in values.items():
+        path = f"{section}.{key}" if section else str(key)
+        name = key
+        if path in RENAMED:
+            before, dot, _ = key.rpartition(".")
+            name = f"{before}{dot}{RENAMED[path]}"
+            if name in values:
+                raise ValueError(f"{path} is an older name of {RENAMED[path]}; give only the new")
+            notes.append(f"{path} is an older name, it is {RENAMED[path]} now")
+        if isinstance(value, Mapping):
+            value, more = renewed(value, path)
+            notes += more
+        tree[name] = value
+    return tree, notes
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,250 @@
+"""Whether a config can be served here: every fault of it, and which of them count where.
+
+`check` finds all that can be known without loading torch. `python -m deployments.config --check`
+adds the sizes of the models (`examine`); `build`, which Serve runs in the cluster, refuses with the
+same sentence, which `serve status` shows as DEPLOY_FAILED, before minutes of loading.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+from ray.serve.exceptions import RayServeException
+
+from deployments.api.keys import faults_of_keys
+from deployments.config.cluster import Cluster, connected_cluster, deployed_overrides
+from deployments.config.explain import admission_notes, drafting_notes
+from deployments.config.fault import Fault
+from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
+from deployments.config.model_files import file_faults, resolve_model, resolved
+from deployments.config.placement import Placement, placements_of
+from deployments.config.schema import AppConfig
+from deployments.config.serve_file import ServeFile
+
+logger = logging.getLogger("ray.serve")
+
+_KEYS = "router.api_keys_file"
+
+
+class CannotServe(RayServeException, ValueError):
+    """The config cannot be served here.
+
+    One of Serve's own errors, because Serve reports those as they are and at once; others it tries
+    again three times and reports as a traceback.
+    """
+
+
+def check(
+    config: AppConfig,
+    cluster: Cluster,
+    placements: Sequence[Placement],
+    http: tuple[str, int] | None = None,
+) -> list[Fault]:
+    """Everything that is wrong, as far as that can be known without loading torch.
+
+    Args:
+        config: an unresolved one.
+        cluster: where it is to be served.
+        placements: of its deployments.
+        http: address and port that must be free on this machine, if that is to be looked at.
+    """
+    files = file_faults(config)
+    faults = [*shortages(placements, cluster), *files, *_key_faults(config)]
+    if http is not None:
+        faults += _port_faults(*http)
+    if not files:
+        faults += _least_memory_faults(config, placements, cluster)
+    return faults
+
+
+def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], list[str]]:
+    """The faults that keep the config from being served, and notes on those that may not.
+
+    What a cluster lacks that may grow is waited for. Files and keys need not be on this machine
+    where other nodes may have them.
+    """
+    refusals, notes = [], []
+    others_may_have_keys = cluster.is_elsewhere or cluster.may_grow or len(cluster.nodes) > 1
+    for fault in faults:
+        if cluster.may_grow and fault.kind == "nodes":
+            notes.append(f"not there yet, but the cluster may grow: {fault}")
+        elif cluster.may_grow and fault.kind == "memory":
+            notes.append(str(fault))
+        elif cluster.is_elsewhere and fault.kind == "files":
+            notes.append(f"on this machine {fault}; the nodes must have it")
+        elif not (others_may_have_keys and fault.kind == "keys"):
+            refusals.append(fault)
+    return refusals, notes
+
+
+# --- for the application that is built ------------------------------------------------------------
+
+
+def refuse_unservable(config: AppConfig) -> None:
+    """Check `build`'s config against the cluster it is being built in, where there is one.
+
+    Raises:
+        CannotServe: names all that is missing, and what to use instead; or that Serve's controller
+            is too busy to say what is deployed.
+    """
+    if not ray.is_initialized():  # `serve run deployments.app:build` asks before Ray is started
+        if files := file_faults(config):
+            raise CannotServe(sentence(files, (), None))
+        return
+    cluster = connected_cluster()
+    try:
+        placements = placements_of(config, deployed_overrides(config))
+    except (ValueError, TimeoutError) as error:
+        raise CannotServe(str(error)) from None
+    refusals, notes = sorted_out(check(config, cluster, placements), cluster)
+    for note in notes:
+        logger.warning("%s", note)
+    if refusals:
+        raise CannotServe(sentence(refusals, placements, cluster))
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What was found out about a file; `refusals` decide."""
+
+    refusals: list[Fault]
+    notes: list[str]
+    sizes: dict[str, ModelSizes] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+def examine(served: ServeFile, cluster: Cluster) -> Findings:
+    """Everything that can be known without loading weights; the slow part only if all else is well.
+
+    Args:
+        served: the file.
+        cluster: this machine, or the cluster that is connected.
+    """
+    config = served.config
+    notes = [
+        *served.renamed,
+        *admission_notes(config, served.placements, served.router),
+        *drafting_notes(config),
+    ]
+    http = None if cluster.is_elsewhere else served.http
+    faults = check(config, cluster, served.placements, http)
+    # By the files' sizes alone memory is known too roughly for people: it is measured below.
+    refusals, more = sorted_out([one for one in faults if one.kind != "memory"], cluster)
+    findings = Findings(refusals=refusals, notes=notes + more)
+    if refusals or any(fault.kind == "files" for fault in faults):
+        findings.unknown = _why_unknown(config)
+        return findings
+    for section, model in resolved(config).models.items():
+        try:
+            findings.sizes[section] = measured(model, cluster.gpu_bytes)
+        except ValueError as error:
+            findings.refusals.append(Fault(section, str(error)))
+            findings.unknown[section] = "the model cannot be served"
+    if not findings.refusals:
+        ranks = {section: sizes.rank for section, sizes in findings.sizes.items()}
+        found = memory_faults(config, ranks, served.placements, cluster)
+        findings.refusals, more = sorted_out(found, cluster)
+        findings.notes += more
+    return findings
+
+
+def sentence(
+    faults: Sequence[Fault], placements: Sequence[Placement], cluster: Cluster | None
+) -> str:
+    """All faults in one line, and what to use instead where there is something."""
+    text = f"cannot be served here: {'; '.join(map(str, faults))}"
+    instead = _instead(faults, placements, cluster)
+    return f"{text}. {instead}" if instead else text
+
+
+def _instead(
+    faults: Sequence[Fault], placements: Sequence[Placement], cluster: Cluster | None
+) -> str:
+    num_needed = sum(
+        unit.get("GPU", 0.0) * placement.min_replicas
+        for placement in placements
+        for unit, _ in placement.units
+    )
+    num_gpus = num_needed if cluster is None else cluster.total("GPU")
+    if num_gpus < num_needed and num_gpus == 0:
+        return (
+            "Without a GPU use configs/demo.yaml (the shipped pair, or one of your own by its "
+            "model paths)"
+        )
+    if num_gpus < num_needed:
+        return "On one GPU use configs/single-gpu.yaml (both models share it)"
+    if all(fault.key.startswith("draft.") for fault in faults):
+        return "Without a draft model use configs/no-draft.yaml (prompt lookup drafts)"
+    if any(fault.key.endswith("model_path") and not _is_fetchable(fault) for fault in faults):
+        return "configs/demo.yaml brings its own models"
+    return ""
+
+
+def _is_fetchable(fault: Fault) -> bool:
+    return "models.fetch" in fault.text
+
+
+def _why_unknown(config: AppConfig) -> dict[str, str]:
+    reasons = {}
+    for section, model in config.models.items():
+        try:
+            resolve_model(model.model_path, model.dtype, f"{section}.model_path")
+        except ValueError as error:
+            reasons[section] = str(error)
+        else:
+            reasons[section] = "not computed, because the config is refused"
+    return reasons
+
+
+# --- faults of the small kinds --------------------------------------------------------------------
+
+
+def _key_faults(config: AppConfig) -> list[Fault]:
+    if not config.router.api_keys_file:
+        return []
+    found = faults_of_keys(Path(config.router.api_keys_file))
+    return [Fault(_KEYS, text.removeprefix(f"{_KEYS}: "), "keys") for text in found]
+
+
+def _least_memory_faults(
+    config: AppConfig, placements: Sequence[Placement], cluster: Cluster
+) -> list[Fault]:
+    """What cannot fit by the sizes of the files alone."""
+    try:
+        ranks = {
+            section: least_rank_bytes(model, section) for section, model in config.models.items()
+        }
+    except ValueError as error:
+        return [error if isinstance(error, Fault) else Fault("", str(error))]
+    return memory_faults(config, ranks, placements, cluster)
+
+
+def _port_faults(host: str, port: int) -> list[Fault]:
+    """What keeps a server from listening there."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        text = f"{host!r} is no address ({error.strerror})"
+        return [Fault("http_options.host", text, "port")]
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            text = f"{port} is in use on {host}; stop what listens there"
+            return [Fault("http_options.port", text, "port")]
+        text = f"cannot listen on {host}, port {port} ({error.strerror})"
+        return [Fault("http_options", text, "port")]
+    return []

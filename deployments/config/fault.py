@@ -1,0 +1,29 @@
+"""One thing that keeps a config from being served. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# What a fault is about: a model's files, the file of API keys, the nodes of the cluster, their
+# memory, or the port. Who asks decides by it which faults count: see `check.py`.
+Kind = Literal["files", "keys", "nodes", "memory", "port"]
+
+
+class Fault(ValueError):
+    """A fault of a config: raised where the first one ends a search, listed where all are wanted.
+
+    Attributes:
+        key: the config key at fault, by its full path; "": no single one.
+        text: what is wrong, with limit and value.
+        kind: what it is about.
+    """
+
+    def __init__(self, key: str, text: str, kind: Kind = "files") -> None:
+        super().__init__(key, text, kind)
+        self.key = key
+        self.text = text
+        self.kind = kind
+
+    def __str__(self) -> str:
+        """The sentence that people read."""
+        return f"{self.key}: {self.text}" if self.key else self.text

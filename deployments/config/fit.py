@@ -1,0 +1,268 @@
+"""What placements ask for and a cluster has not: processors, labels, and memory for the models.
+
+Memory counts weights and KV blocks, and nothing besides: what is refused here could not be served
+by any means; what is not may still be too much. Nothing here loads weights, and only `measured`
+imports torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.config.cluster import Cluster
+from deployments.config.fault import Fault
+from deployments.config.model_files import resolve_model
+from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources
+from deployments.config.schema import AppConfig, ModelConfig
+from models.checkpoint.stored_weights import num_stored_parameters
+
+_COUNTED = ("CPU", "GPU")
+_FIRST = ("GPU", "CPU")  # the order in which shortages are named
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+# --- processors and labels ------------------------------------------------------------------------
+
+
+def shortages(placements: Sequence[Placement], cluster: Cluster) -> list[Fault]:
+    """What is missing for the fewest replicas, GPUs first; empty: nothing, as far as one can see.
+
+    Whether everything fits next to everything else is not computed: Ray's own packing would have to
+    be repeated.
+    """
+    missing = _short_in_all(placements, cluster)
+    unlabelled = _labels_of_no_node(placements, cluster)
+    if unlabelled:
+        missing.append(f"no node has the label {', '.join(unlabelled)}")
+    if not missing:
+        missing = _too_wide(placements, cluster)
+    return [Fault("", text, "nodes") for text in missing]
+
+
+def _short_in_all(placements: Sequence[Placement], cluster: Cluster) -> list[str]:
+    needs: dict[str, dict[str, float]] = defaultdict(dict)
+    for placement in placements:
+        for kind, amount in _sum(unit for unit, _ in placement.units).items():
+            if amount > 0 and placement.min_replicas > 0:
+                needs[kind][placement.name] = amount * placement.min_replicas
+    found = []
+    for kind in sorted(needs, key=lambda kind: (_rank(kind), kind)):
+        needed, have = sum(needs[kind].values()), cluster.total(kind)
+        if needed > have + 1e-6:
+            who = ", ".join(f"{name} {amount:g}" for name, amount in needs[kind].items())
+            found.append(f"it needs {_quantity(kind, needed)} ({who}), there are {have:g}")
+    return found
+
+
+def _labels_of_no_node(placements: Sequence[Placement], cluster: Cluster) -> list[str]:
+    askers: dict[str, list[str]] = defaultdict(list)
+    for placement in placements:
+        for _, labels in placement.units:
+            is_new = placement.name not in askers[_shown(labels)]
+            if is_new and not any(node.has(labels) for node in cluster.nodes):
+                askers[_shown(labels)].append(placement.name)
+    return [f"{labels} ({', '.join(names)})" for labels, names in askers.items() if names]
+
+
+def _too_wide(placements: Sequence[Placement], cluster: Cluster) -> list[str]:
+    """Replicas that no single node can hold."""
+    found = []
+    for placement in placements:
+        units = placement.units
+        pieces = [(_sum(unit for unit, _ in units), units[0][1])]
+        if placement.bundles and placement.strategy != STRICT_PACK:
+            pieces = [(dict(unit), labels) for unit, labels in units]
+        for resources, labels in pieces:
+            if placement.min_replicas > 0 and not _fits(resources, labels, cluster):
+                wanted = " and ".join(_quantity(kind, n) for kind, n in resources.items() if n)
+                where = f" with {_shown(labels)}" if labels else ""
+                found.append(
+                    f"{placement.name} needs {wanted} on one node, no node{where} has them"
+                )
+                break
+    return found
+
+
+def _fits(resources: Resources, labels: Labels, cluster: Cluster) -> bool:
+    return any(
+        node.has(labels)
+        and all(node.resources.get(kind, 0.0) + 1e-6 >= n for kind, n in resources.items())
+        for node in cluster.nodes
+    )
+
+
+def _sum(units: Iterable[Resources]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for unit in units:
+        for kind, amount in unit.items():
+            total[kind] += amount
+    return dict(total)
+
+
+def _rank(kind: str) -> int:
+    return _FIRST.index(kind) if kind in _FIRST else len(_FIRST)
+
+
+def _quantity(kind: str, amount: float) -> str:
+    is_plural = kind in _COUNTED and amount != 1
+    return f"{amount:g} {kind}{'s' if is_plural else ''}"
+
+
+def _shown(labels: Labels) -> str:
+    return ", ".join(f"{key}={value}" for key, value in labels.items())
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """What one rank takes, as far as it is known; never more than it will."""
+
+    weights: int
+    kv: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.weights + self.kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What is known of one model; bytes are those of each rank."""
+
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_tokens: int | None  # None: known once the model is loaded
+    source: str = ""  # what the folder was converted from
+
+    @property
+    def rank(self) -> RankBytes:
+        """What a rank takes."""
+        return RankBytes(
+            weights=self.weight_bytes, kv=(self.kv_tokens or 0) * self.kv_bytes_per_token
+        )
+
+
+def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
+    """What a rank takes by the headers of the checkpoint's files; KV only where the config says
+    bytes.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
+    item_bytes = 1 if model.quantization else _ITEM_BYTES[model.dtype]
+    num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size
+    return RankBytes(weights=num_parameters * item_bytes, kv=model.kv_cache_memory or 0)
+
+
+def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
+    """Sizes of a resolved model. Imports transformers and torch: seconds.
+
+    Args:
+        model: with the path of a folder that is here.
+        gpu_bytes: memory of each GPU that can be seen; empty: none can.
+
+    Raises:
+        ValueError: the model cannot be served.
+    """
+    from models.checkpoint.memory_estimate import memory_estimate
+    from models.gguf.folder import source_of
+    from models.kv.budget import num_kv_blocks
+
+    taken = memory_estimate(model)
+    num_blocks: int | None = None
+    if model.gpu_memory_utilization is None:
+        num_blocks = num_kv_blocks(model, taken.kv_bytes_per_token)
+    elif gpu_bytes:
+        left = int(min(gpu_bytes) * model.gpu_memory_utilization) - taken.weight_bytes
+        num_blocks = max(0, left) // (taken.kv_bytes_per_token * model.block_size)
+    return ModelSizes(
+        num_parameters=taken.num_parameters,
+        weight_bytes=taken.weight_bytes,
+        kv_bytes_per_token=taken.kv_bytes_per_token,
+        kv_tokens=None if num_blocks is None else num_blocks * model.block_size,
+        source=source_of(Path(model.model_path)),
+    )
+
+
+def memory_faults(
+    config: AppConfig,
+    ranks: Mapping[str, RankBytes],
+    placements: Sequence[Placement],
+    cluster: Cluster,
+) -> list[Fault]:
+    """What does not fit, by section; empty: nothing, as far as one can see.
+
+    Args:
+        config: whose models they are.
+        ranks: what a rank of "target" and "draft" takes.
+        placements: of all deployments.
+        cluster: whose nodes hold the models on CPUs, and whose GPUs the others.
+    """
+    on_cpu, on_gpu = 0, 0
+    faults = []
+    for section, taken in ranks.items():
+        model = config.models[section]
+        [placement] = [one for one in placements if one.name.lower() == section]
+        num_ranks = model.tensor_parallel_size * placement.min_replicas
+        if not model.device.startswith("cuda"):
+            on_cpu += taken.total * num_ranks
+            faults += _too_large_for_a_node(section, model, taken, placement, cluster)
+        elif cluster.gpu_bytes:
+            on_gpu += taken.total * num_ranks
+            faults += _too_large_for_a_gpu(section, taken, cluster)
+    return faults or _too_large_together(on_cpu, on_gpu, cluster)
+
+
+def _too_large_for_a_node(
+    section: str, model: ModelConfig, taken: RankBytes, placement: Placement, cluster: Cluster
+) -> list[Fault]:
+    on_one_node = model.tensor_parallel_size if placement.strategy == STRICT_PACK else 1
+    needed = taken.total * on_one_node
+    have = max((node.memory_bytes for node in cluster.nodes), default=0)
+    if needed <= have:
+        return []
+    text = (
+        f"{gigabytes(needed)} of weights and KV do not fit in a node's memory, of which "
+        f"{gigabytes(have)} are free"
+    )
+    return [Fault(section, text, "memory")]
+
+
+def _too_large_for_a_gpu(section: str, taken: RankBytes, cluster: Cluster) -> list[Fault]:
+    largest = max(cluster.gpu_bytes)
+    if taken.total <= largest:
+        return []
+    text = (
+        f"a rank takes {gigabytes(taken.total)} of weights and KV, the largest GPU has "
+        f"{gigabytes(largest)}"
+    )
+    return [Fault(section, text, "memory")]
+
+
+def _too_large_together(on_cpu: int, on_gpu: int, cluster: Cluster) -> list[Fault]:
+    texts = []
+    have = sum(cluster.gpu_bytes)
+    if on_gpu > have:
+        texts.append(
+            f"all models take {gigabytes(on_gpu)} of GPU memory, there are {gigabytes(have)}"
+        )
+    have = sum(node.memory_bytes for node in cluster.nodes)
+    if on_cpu > have:
+        texts.append(f"all models take {gigabytes(on_cpu)} of memory, {gigabytes(have)} are free")
+    return [Fault("", text, "memory") for text in texts]
+
+
+def gigabytes(num_bytes: float) -> str:
+    """With three digits: 1.23 GB, 456 MB, 7.89 KB; a byte has none."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
