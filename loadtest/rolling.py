@@ -101,10 +101,7 @@ class Roller:
             problems.append(complaint)
         if not self._load.wait_steady(_STEADY_LIMIT_S):
             problems.append("afterwards some stream got nothing")
-        free_s, constrained_s = (
-            self._load.longest_wait(began_s, began_s + settled_s, is_constrained=constrained)
-            for constrained in (False, True)
-        )
+        free_s, constrained_s = self._load.pauses(began_s, began_s + settled_s)
         problems += [str(failure) for failure in self._load.take_failures()]
         return Outcome(
             change=change,

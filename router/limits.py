@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from models.backoff import Backoff
 from models.config import PositiveFloat, PositiveInt, Section
 from models.protocol.messages import MAX_DRAFT_TOKENS
-from models.protocol.rules import COUPLED, RULES
+from models.protocol.rules import COUPLED
 
 _LONGEST_PAUSE = 8  # times the first pause
 
@@ -84,8 +84,8 @@ class SpeculationLimits(Section):
     )
     verification: str = Field(
         default=COUPLED.name,
-        description="how drafts are verified: "
-        + " or ".join(f"{rule.name} ({rule.about})" for rule in RULES.values()),
+        description="how drafts are verified: coupled (a seed gives one text) or rejection (the "
+        "text depends on the draft too)",
     )
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = Field(
         default=1, description="shortest n-gram, in tokens, that prompt lookup matches"

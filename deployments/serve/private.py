@@ -1,5 +1,5 @@
-"""Every private part of Ray that is used outside `config`, so that an upgrade of Ray touches
-one file.
+"""Every private part of Ray that is used outside `config/cluster.py`, so that an upgrade of Ray
+touches these two files.
 
 Ray's version is pinned. Each function says what the public interface lacks; `tests/deployments/
 serve/test_private.py` and the tests marked `ray` show whether they still do what they say. Imports

@@ -140,10 +140,15 @@ class FaultLoad:
         began_s = time.monotonic()
         time.sleep(for_s)
         now_s = time.monotonic()
-        return {
-            "free": self.longest_wait(began_s, now_s, is_constrained=False),
-            "constrained": self.longest_wait(began_s, now_s, is_constrained=True),
-        }
+        free_s, constrained_s = self.pauses(began_s, now_s)
+        return {"free": free_s, "constrained": constrained_s}
+
+    def pauses(self, from_s: float, to_s: float) -> tuple[float, float]:
+        """Return the longest waits of free and of constrained streams; see `longest_wait`."""
+        return (
+            self.longest_wait(from_s, to_s, is_constrained=False),
+            self.longest_wait(from_s, to_s, is_constrained=True),
+        )
 
     def waits(self, from_s: float, to_s: float) -> list[tuple[Case, float, float]]:
         """(case, from, to) of each wait that touched this stretch of time, open ones included."""

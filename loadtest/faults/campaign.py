@@ -108,10 +108,7 @@ class Campaign:
         self._await_whole(struck_s)
         whole_s = time.monotonic() - struck_s
         self._await_no_orphans()
-        free_s, constrained_s = (
-            self._load.longest_wait(struck_s, struck_s + whole_s, is_constrained=constrained)
-            for constrained in (False, True)
-        )
+        free_s, constrained_s = self._load.pauses(struck_s, struck_s + whole_s)
         self._problems += [str(failure) for failure in self._load.take_failures()]
         self._log_waits(struck_s, struck_s + whole_s)
         for problem in self._problems:

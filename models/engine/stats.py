@@ -59,10 +59,10 @@ def engine_load(
         num_passes=totals.num_passes,
         passes_s=totals.passes_s,
         pass_ms=(times.mean_s or 0.0) * 1e3,
-        num_cached_blocks=prefix_cache.num_blocks,
+        num_cached_blocks=prefix_cache.published.num_blocks,
         prefix_queries=prefix_cache.num_queries,
         prefix_hits=prefix_cache.num_hits,
-        prefix_evictions=prefix_cache.num_evictions,
+        prefix_evictions=prefix_cache.published.num_evictions,
     )
 
 

@@ -32,11 +32,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     Off are `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 and `repetition_penalty` 1. Presence and
     frequency penalty look at generated tokens, the repetition penalty at the prompt as well.
-
-    `logit_bias` holds (token id, what its logit gains). Before `min_tokens` generated tokens no
-    eos is sampled. The last token of each of `bad_words` is not sampled after its others (in
-    generated text). `num_logprobs`: -1 none, 0 of the token that commits, n of the n likeliest
-    too; `num_prompt_logprobs` is the same for the prompt. Ids that a model lacks are not sampled.
+    `logit_bias` holds (token id, what its logit gains). Never sampled are an eos in the first
+    `min_tokens` tokens, the last of `bad_words` after its others in generated text, and ids that
+    the model has not. `num_logprobs`: -1 none, 0 of the committed token, n of n likeliest too.
     """
 
     temperature: float = 1.0

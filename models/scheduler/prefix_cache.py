@@ -1,49 +1,28 @@
 """KV blocks found again by the tokens they were computed from.
 
 KV depends on token ids alone, so a session whose text begins like another's may read that one's
-blocks instead of computing its own. The cache maps chains of whole blocks of ids to block ids:
-
-    salt -> [ids 0..15] -> [ids 16..31] -> ...        one `CachedBlock` each
-
-A block is looked up by the rolling hash of all tokens up to its end and then compared id by id,
-its predecessor included, so a collision of hashes costs a miss and never serves another text.
+blocks instead of computing its own. `published_blocks` maps chains of whole blocks of ids to block
+ids; here is which blocks of which sessions get in, and who may have them.
 
 - Only committed tokens get in (`Session.committed_len`): those the sender named as its text and
   those the engine's own verdict settled; drafted ones never. What is not finite never gets in.
 - Live sessions publish too, a prompt while it is still being prefilled. Two sessions that
-  computed the same block keep one of the two.
-- The cache holds no references: `BlockPool` keeps a published block when its last table lets go
-  and takes back the one unused for longest when nothing else is free. As tables hold whole
-  chains and let go of the ends first, no block ever goes before its successors.
-
-Invariants: the published blocks of a table come first, and they are one chain of the cache; a
-published block is never written.
+  computed the same block keep one of the two. A published block is never written.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
-from models.kv.block_pool import BlockPool, BlockTable
+from models.kv.block_pool import BlockPool
 from models.protocol.token_sequence import TokenSequence
+from models.scheduler.published_blocks import Key, PublishedBlocks
 from models.scheduler.sessions import PlannedRows, Session
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CachedBlock:
-    """One block of a chain."""
-
-    block_id: int
-    key: tuple[str, int]  # salt, hash of all tokens up to the block's end
-    ids: list[int]  # of the block alone
-    parent: CachedBlock | None
-
-
 class PrefixCache:
-    """The published blocks of one pool.
+    """Publishes blocks that sessions have computed, and gives them to others.
 
     Args:
         pool: where the blocks are; what it kept for a cache that is gone is let go.
@@ -68,23 +47,16 @@ class PrefixCache:
         self._are_finite = are_finite
         self._is_enabled = is_enabled
         self._awaited_rows = max(worth_waiting_rows, pool.block_size)
-        self._by_key: dict[tuple[str, int], CachedBlock] = {}
-        self._by_block: dict[int, CachedBlock] = {}
+        self.published = PublishedBlocks(pool)  # to look at, not to change
         self.num_queries = 0  # tokens looked for
         self.num_hits = 0  # tokens found
-        self.num_evictions = 0  # blocks
         if is_enabled:
-            pool.start_keeping(self)
+            pool.start_keeping(self.published)
 
     @classmethod
     def disabled(cls, pool: BlockPool) -> PrefixCache:
         """A cache that finds nothing."""
         return cls(pool, lambda block_ids: False, is_enabled=False)
-
-    @property
-    def num_blocks(self) -> int:
-        """Published blocks."""
-        return len(self._by_block)
 
     def reach(self, session: Session) -> int:
         """How many rows of a session with a job would be computed after `adopt`.
@@ -95,7 +67,7 @@ class PrefixCache:
         if not wanted:  # as with every plain step: one row more
             return session.num_computed_tokens
         num_found = bisect_left(
-            wanted, True, key=lambda index: self._key(session, index) not in self._by_key
+            wanted, True, key=lambda index: self._key(session, index) not in self.published.by_key
         )
         if num_found == 0:
             return session.num_computed_tokens
@@ -105,7 +77,7 @@ class PrefixCache:
         """Blocks that a session without any needs beside those that others hold; as `reach`."""
 
         def is_unheld(index: int) -> bool:
-            block = self._by_key.get(self._key(session, index))
+            block = self.published.by_key.get(self._key(session, index))
             return block is None or self._pool.num_refs(block.block_id) == 0
 
         num_held = bisect_left(self._wanted(session), True, key=is_unheld)
@@ -168,39 +140,13 @@ class PrefixCache:
         fresh: list[tuple[Session, int, int]] = []
         for session in sessions:
             last = min(session.committed_len, session.num_computed_tokens) // self._pool.block_size
-            first = self._num_published(session, last)
+            first = self.published.num_first(session.table.block_ids, last)
             if first < last:
                 fresh.append((session, first, last))
         if fresh and not self._are_sound(fresh):
             fresh = [part for part in fresh if self._are_sound([part])]
         for session, first, last in fresh:
             self._publish(session, first, last)
-
-    def forget(self, block_id: int) -> None:
-        """The pool takes the block back: see `BlockKeeper`."""
-        block = self._by_block.pop(block_id)
-        del self._by_key[block.key]
-        self.num_evictions += 1
-
-    def check(self, tables: Iterable[BlockTable]) -> None:
-        """Prove the invariants above; `tables` are all that exist.
-
-        Raises:
-            AssertionError: a published block is not kept or cannot be found, lacks its
-                predecessor, or is in a table that does not hold its predecessor before it.
-        """
-        if sorted(b.block_id for b in self._by_key.values()) != sorted(self._by_block):
-            raise AssertionError(f"{len(self._by_key)} keys of {len(self._by_block)} blocks")
-        for block in self._by_block.values():
-            if not self._pool.is_kept(block.block_id) or self._by_key[block.key] is not block:
-                raise AssertionError(f"published block {block.block_id} is lost")
-            if block.parent is not None and self._by_key.get(block.parent.key) is not block.parent:
-                raise AssertionError(f"block {block.block_id} has outlived its predecessor")
-        for table in tables:
-            held = [self._by_block.get(block) for block in table.block_ids]
-            for before, after in pairwise([None, *held]):
-                if after is not None and after.parent is not before:
-                    raise AssertionError(f"table {table.block_ids} holds half a chain")
 
     def _wanted(self, session: Session) -> range:
         """The session's blocks that may be looked for, after those it has computed.
@@ -215,7 +161,7 @@ class PrefixCache:
             session.num_computed_tokens // size,
             (len(session.tokens) - job.num_logits) // size,
         )
-        if 0 < first < last and session.table.block_ids[first - 1] not in self._by_block:
+        if 0 < first < last and session.table.block_ids[first - 1] not in self.published.by_block:
             return range(0)  # the one before is computed, but not committed yet
         return range(first, last)
 
@@ -223,11 +169,11 @@ class PrefixCache:
         """Published blocks in place of those `wanted`, as far as there are any."""
         parent = None
         if wanted and wanted.start > 0:
-            parent = self._by_block[session.table.block_ids[wanted.start - 1]]
+            parent = self.published.by_block[session.table.block_ids[wanted.start - 1]]
         found: list[int] = []
         for index in wanted:
-            block = self._by_key.get(self._key(session, index))
-            if block is None or not self._is_block(block, parent, session.tokens, index):
+            block = self.published.by_key.get(self._key(session, index))
+            if block is None or not block.holds(self._ids(session.tokens, index), parent):
                 break
             found.append(block.block_id)
             parent = block
@@ -236,49 +182,28 @@ class PrefixCache:
     def _publish(self, session: Session, first: int, last: int) -> None:
         """Add the session's blocks [first, last), or take those in their place that are there."""
         table = session.table
-        parent = self._by_block[table.block_ids[first - 1]] if first > 0 else None
+        parent = self.published.by_block[table.block_ids[first - 1]] if first > 0 else None
         for index in range(first, last):
             key = self._key(session, index)
-            there = self._by_key.get(key)
+            ids = self._ids(session.tokens, index)
+            there = self.published.by_key.get(key)
             if there is None:
-                parent = self._add(session, index, key, parent)
-            elif self._is_block(there, parent, session.tokens, index):
+                parent = self.published.add(table.block_ids[index], key, ids, parent)
+            elif there.holds(ids, parent):
                 table.exchange(index, there.block_id)
                 parent = there
             else:  # another text has this hash: nothing can be added after it
                 return
-
-    def _add(
-        self, session: Session, index: int, key: tuple[str, int], parent: CachedBlock | None
-    ) -> CachedBlock:
-        block_id = session.table.block_ids[index]
-        block = CachedBlock(block_id, key, self._ids(session.tokens, index), parent)
-        self._by_key[key] = self._by_block[block_id] = block
-        self._pool.keep(block_id)
-        return block
-
-    def _num_published(self, session: Session, limit: int) -> int:
-        """How many of the session's first `limit` blocks are published: they come first."""
-        block_ids = session.table.block_ids
-        while limit > 0 and block_ids[limit - 1] not in self._by_block:
-            limit -= 1
-        return limit
 
     def _are_sound(self, fresh: list[tuple[Session, int, int]]) -> bool:
         return self._are_finite(
             [block for session, *where in fresh for block in session.table.block_ids[slice(*where)]]
         )
 
-    def _key(self, session: Session, index: int) -> tuple[str, int]:
+    def _key(self, session: Session, index: int) -> Key:
         stop = (index + 1) * self._pool.block_size
         return session.opened.cache_salt, session.tokens.hash_at(stop)
 
     def _ids(self, tokens: TokenSequence, index: int) -> list[int]:
         size = self._pool.block_size
         return tokens.ids[index * size : (index + 1) * size]
-
-    def _is_block(
-        self, block: CachedBlock, parent: CachedBlock | None, tokens: TokenSequence, index: int
-    ) -> bool:
-        """Whether a block that has the right hash really holds this block of the tokens."""
-        return block.parent is parent and block.ids == self._ids(tokens, index)

@@ -46,9 +46,7 @@ class Job:
     num_logits: int
     steps_left: int  # steps after the next one that the message asks for
     deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
-    draft: list[int] = field(
-        default_factory=list
-    )  # verified now (target) or sampled so far (draft)
+    draft: list[int] = field(default_factory=list)  # to verify (target) or made so far (draft)
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     part: int = 0
     is_prompt: bool = False  # its rows are many; they are computed in chunks

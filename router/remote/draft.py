@@ -65,6 +65,11 @@ class RemoteDrafter:
         """Lease a replica and prefill it in the background."""
         self._joining = asyncio.create_task(self._join(), name="draft-join")
 
+    async def joined(self) -> None:
+        """Wait until the attempt to join that is under way, if any, has ended."""
+        if self._joining is not None:
+            await self._joining
+
     async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`."""
         if not self._is_caught_up:

@@ -270,8 +270,8 @@ class Walk:
     def _check(self) -> None:
         tables = [session.table for session in self.sessions]
         self.pool.check(tables)
-        self.cache.check(tables)
-        assert self.cache._by_key.keys() <= self.committed
+        self.cache.published.check(tables)
+        assert self.cache.published.by_key.keys() <= self.committed
         assert {session.session_id for session in self.sessions} == self.expected.keys()
         for session in self.sessions:
             text, length = self.expected[session.session_id]

@@ -160,7 +160,7 @@ REQUEST = GenerationRequest(
     ("answer", "complaint"),
     [
         (Answer(ids=(7, 8, 9, 9), finish_reason="length", num_tokens=4), "at most 3"),
-        (Answer(ids=(7, 0, 9), finish_reason="length", num_tokens=3), "behind an end"),
+        (Answer(ids=(7, 0, 9), finish_reason="length", num_tokens=3), "after an end"),
         (Answer(ids=(7,), finish_reason="length", num_tokens=1), "length after 1"),
         (Answer(ids=(7,), finish_reason="stop", num_tokens=1), "nothing stops"),
         (Answer(ids=(7, 8, 9), finish_reason="length", num_tokens=3, text="?"), "not that of"),

@@ -286,8 +286,7 @@ async def test_a_long_draft_prefill_is_not_cut_short_and_counts_only_when_done()
     committed = TokenSequence(PROMPT)
     session = RemoteDrafter(EngineClient(draft, opening(), LIMITS), LIMITS, committed)
     session.start()
-    assert session._joining is not None
-    await asyncio.wait_for(session._joining, 1.0)
+    await asyncio.wait_for(session.joined(), 1.0)
     assert session.is_ready
     assert len(joins) == 2
     assert joins[0].deadline_ms == LIMITS.first_token_s * 1e3
@@ -311,14 +310,13 @@ async def test_a_draft_that_was_only_late_keeps_its_lease_and_cache() -> None:
     committed = TokenSequence(PROMPT)
     session = RemoteDrafter(EngineClient(draft, opening(), LIMITS), LIMITS, committed)
     session.start()
-    assert session._joining is not None
-    await asyncio.wait_for(session._joining, 1.0)
+    await asyncio.wait_for(session.joined(), 1.0)
     is_late = True
     with pytest.raises(Unavailable, match="no draft within"):
         await session.propose(committed, 2)
     assert not session.is_ready
     is_late = False
-    await asyncio.wait_for(session._joining, 1.0)
+    await asyncio.wait_for(session.joined(), 1.0)
     assert session.is_ready
     assert [type(message) for message in engine.received].count(Open) == 1
     assert not any(isinstance(message, Close) for message in engine.received)

@@ -3,6 +3,10 @@
 out[i, :] = (out[i, :] +) sum over k of coefficients[i, k] * matrix[k, :], added in the order of k,
 each step rounded once. Four rows are computed together, so that what is read of the matrix serves
 all of them; how many there are makes no difference to any.
+
+For example 6 rows of width 80, with vectors of 16 numbers: rows 0 to 3 together, two vectors of
+columns at a time (0-31, 32-63), then the last vector (64-79) row by row; rows 4 and 5 each alone,
+four vectors at a time (0-63), then the last one.
 """
 
 from __future__ import annotations
@@ -113,6 +117,8 @@ def _mix_four_by_two(
     like: np.generic,
 ) -> None:
     """Two vectors of columns of four rows: as many sums as the CPU can keep busy with."""
+    # Eight sums that do not wait for each other. They are variables, not an array: they must stay
+    # in registers over the whole depth.
     out1 = out + _FLOAT_BYTES * product.width
     out2 = out1 + _FLOAT_BYTES * product.width
     out3 = out2 + _FLOAT_BYTES * product.width
@@ -120,6 +126,7 @@ def _mix_four_by_two(
     low1, high1 = _start(out1, adds), _start(out1 + _VECTOR_BYTES, adds)
     low2, high2 = _start(out2, adds), _start(out2 + _VECTOR_BYTES, adds)
     low3, high3 = _start(out3, adds), _start(out3 + _VECTOR_BYTES, adds)
+    # Each step reads two vectors of the matrix once and uses them for all four rows.
     apart, step = _FLOAT_BYTES * product.stride, num_bytes(like) * product.width
     place = matrix
     for k in range(product.depth):

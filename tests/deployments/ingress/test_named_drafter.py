@@ -13,7 +13,7 @@ from deployments.api.schemas.requests import SpeculationOptions
 from deployments.config.schema import RouterConfig, SpeculationConfig
 from deployments.ingress.service import RouterService
 from router.drafters.registry import DRAFTERS
-from tests.cases.oracle_drafter import ORACLE
+from tests.fakes.oracle_drafter import ORACLE
 from tests.fakes.router import ScriptedPool
 from tests.harness.local import DEMO
 

@@ -46,7 +46,7 @@ def test_a_soak_watches_every_process_and_finds_nothing_held(
     assert requests["chat"]["ended"] > 10
     assert found["requests"]["tokens_per_s"] > 0
     gauges = found["gauges"]
-    assert gauges[RUNNING]["greatest"] > 16
+    assert gauges[RUNNING]["greatest"] > 0
     for name in (RUNNING, WAITING, "Target.num_leases"):
         assert gauges[name]["last"] == 0
     assert gauges["Target.num_used_blocks"]["greatest"] > 0

@@ -75,7 +75,7 @@ class Watched:
     def check(self) -> None:
         tables = self.engine.block_tables()
         self.engine.runner.pool.check(tables)
-        self.engine._prefix_cache.check(tables)
+        self.engine._prefix_cache.published.check(tables)
 
 
 MAKERS = pytest.mark.parametrize("make", [make_target, make_draft])

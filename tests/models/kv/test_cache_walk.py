@@ -12,6 +12,7 @@ from models.layers.linear import can_pack
 from models.protocol import token_sequence
 from models.protocol.token_sequence import TokenSequence
 from models.scheduler.prefix_cache import PrefixCache
+from models.scheduler.published_blocks import CachedBlock
 from models.scheduler.sessions import Session
 from tests.cases.cache_walk import Walk
 
@@ -35,14 +36,15 @@ def test_ten_thousand_steps_keep_the_pool_whole_and_every_bit(tiny_target, dtype
     print(
         dict(counts),
         f"preempted by the planner: {walk.planner.num_preemptions}, "
-        f"found {cache.num_hits} of {cache.num_queries} tokens, evicted {cache.num_evictions}",
+        f"found {cache.num_hits} of {cache.num_queries} tokens, "
+        f"evicted {cache.published.num_evictions}",
     )
     assert counts["jobs"] > 3000
     assert counts["rows"] > 15_000
     assert counts["several"] > 500
     assert counts["full"] > 500
     assert min(counts["given up"], walk.planner.num_preemptions) > 100
-    assert min(cache.num_hits, cache.num_evictions) > 1000
+    assert min(cache.num_hits, cache.published.num_evictions) > 1000
     assert counts["awaited"] > 20
     assert all(counts[name] > 90 for name in ("open", "extend", "roll_back", "close", "preempt"))
 
@@ -52,7 +54,7 @@ def test_a_short_walk(tiny_target, dtype):
     _skip_unless_exact(dtype)
     walk = Walk(tiny_target, dtype, seed=100)
     walk.run(400)
-    assert min(walk.counts["given up"], walk.cache.num_hits, walk.cache.num_evictions) > 0
+    assert min(walk.counts["given up"], walk.cache.num_hits, walk.cache.published.num_evictions) > 0
 
 
 def _make_hashes_collide(patch: pytest.MonkeyPatch) -> None:
@@ -128,7 +130,7 @@ def _publish_what_is_not_computed(patch: pytest.MonkeyPatch) -> None:
 
 def _compare_no_ids(patch: pytest.MonkeyPatch) -> None:
     _make_hashes_collide(patch)
-    patch.setattr(PrefixCache, "_is_block", lambda cache, block, parent, log, index: True)
+    patch.setattr(CachedBlock, "holds", lambda block, ids, parent: True)
 
 
 def _share_across_salts(patch: pytest.MonkeyPatch) -> None:

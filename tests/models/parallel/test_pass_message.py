@@ -51,7 +51,7 @@ def test_signals_survive(message: Idle | Stop) -> None:
         ([], "ends within its 0 integers"),
         ([9], "unknown kind of pass message: 9"),
         ([1, 1, 0, 1, 2, 1, 5], "ends within its 7 integers"),
-        ([2, 0, 0], "2 of 3 integers behind the end"),
+        ([2, 0, 0], "2 of 3 integers after the end"),
     ],
     ids=["empty", "kind", "cut", "more"],
 )

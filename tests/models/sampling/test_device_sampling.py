@@ -150,7 +150,8 @@ def test_a_verify_round_of_two_sessions_waits_once(target: TargetEngine, name: s
 
 def test_a_chain_of_draft_steps_waits_once():
     runner = make_runner(attention="varlen", graphs="eager")
-    drafter = DraftEngine(runner, NoMaskSource(), EPOCH, chains=True)
+    drafter = DraftEngine(runner, NoMaskSource(), EPOCH)
+    drafter.chains = True
     prompt = random_prompt(5, 8)
     drafter.submit(opening("s", Sampling(temperature=0), 8), "r")
     drafter.submit(proposing("s", 1, prompt, 5), "r")
@@ -163,7 +164,8 @@ def test_a_chain_of_draft_steps_waits_once():
 
 def test_a_draft_step_under_rejection_downloads_once():
     runner = make_runner(attention="varlen", graphs="eager")
-    drafter = DraftEngine(runner, NoMaskSource(), EPOCH, chains=True)
+    drafter = DraftEngine(runner, NoMaskSource(), EPOCH)
+    drafter.chains = True
     sampling = Sampling(temperature=1.0, seed=3, verification="rejection")
     drafter.submit(opening("s", sampling, 8), "r")
     drafter.submit(proposing("s", 1, random_prompt(5, 8), 1), "r")

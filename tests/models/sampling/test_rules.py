@@ -9,8 +9,8 @@ from models.protocol.messages import Sampling, Verdict
 from models.protocol.rules import COUPLED, RULES
 from models.sampling.verification import needs_draft_probs, rule_function
 from tests.cases.messages import opening, verifying
-from tests.cases.timid_rule import TIMID
 from tests.fakes.engines import drain, make_target, random_prompt
+from tests.fakes.timid_rule import TIMID
 
 PROMPT = random_prompt(1, 12)
 NUM_TOKENS = 12

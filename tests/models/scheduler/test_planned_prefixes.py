@@ -63,7 +63,7 @@ class Scene:
         plan = self.planner.plan([s for s in self.table if s.job is not None], self.table)
         tables = [session.table for session in self.table]
         self.pool.check(tables)
-        self.cache.check(tables)
+        self.cache.published.check(tables)
         waiting = [*plan.starved, *plan.oversized]
         assert all(session.table.block_ids == [] for session in waiting)
         return plan
@@ -123,7 +123,7 @@ def test_who_waits_is_nobodys_victim_and_asks_once() -> None:
     num_asked, num_found, num_preemptions = scene.counts
     assert (num_asked <= 100 * SIZE + 60, num_found, num_preemptions) == (True, 0, 0)
     scene.table.close("oldest")
-    num_kept = 150 - scene.cache.num_evictions
+    num_kept = 150 - scene.cache.published.num_evictions
     assert shape(scene.plan()) == [("large", num_kept * SIZE, (200 - num_kept) * SIZE, 1)]
     assert scene.counts == (num_asked + 200 * SIZE, num_kept * SIZE, 0)
 

@@ -20,6 +20,7 @@ from models.kv.block_pool import BlockPool, OutOfBlocks
 from models.protocol import token_sequence
 from models.protocol.messages import Open, Sampling
 from models.scheduler.prefix_cache import PrefixCache
+from models.scheduler.published_blocks import CachedBlock
 from models.scheduler.sessions import Job, PlannedRows, Session
 
 SIZE = 2
@@ -68,7 +69,7 @@ class Scene:
     def check(self) -> None:
         tables = [session.table for session in self.sessions]
         self.pool.check(tables)
-        self.cache.check(tables)
+        self.cache.published.check(tables)
 
 
 # --- against a model ----------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
             stop = (index + 1) * SIZE
             assert self.content[block] == tuple(ids[:stop])
             assert (salt, tuple(ids[:stop])) in self.published
-        if scene.cache.num_evictions == 0:
+        if scene.cache.published.num_evictions == 0:
             expected = self._num_expected(ids, salt, len(ids) - num_logits)
             assert num_found == expected or token_sequence._MODULUS < 100
         try:
@@ -164,18 +165,18 @@ def test_the_cache_is_as_its_model_where_hashes_collide(monkeypatch):
     _run_machine()
 
 
-def _compare_no_ids(cache, block, parent, log, index):
+def _compare_no_ids(block, ids, parent):
     return block.parent is parent
 
 
-def _compare_no_predecessor(cache, block, parent, log, index):
-    return block.ids == cache._ids(log, index)
+def _compare_no_predecessor(block, ids, parent):
+    return block.ids == ids
 
 
 @pytest.mark.parametrize("damage", [_compare_no_ids, _compare_no_predecessor])
 def test_the_machine_finds_a_comparison_left_out(monkeypatch, damage):
     monkeypatch.setattr(token_sequence, "_MODULUS", 3)
-    monkeypatch.setattr(PrefixCache, "_is_block", damage)
+    monkeypatch.setattr(CachedBlock, "holds", damage)
     with pytest.raises((AssertionError, KeyError)):
         _run_machine([Phase.generate])
 
@@ -242,11 +243,11 @@ def test_guesses_and_uncomputed_rows_are_not_published():
     session = scene.open([1, 2, 3, 4, 5, 6])
     session.committed_len = 5
     scene.compute(session, 6)
-    assert scene.cache.num_blocks == 2
+    assert scene.cache.published.num_blocks == 2
     session.rewrite(5, [7, 8, 9])  # another guess takes the place of the first
     session.committed_len = 8
     scene.compute(session, 1)
-    assert (session.num_computed_tokens, scene.cache.num_blocks) == (6, 3)
+    assert (session.num_computed_tokens, scene.cache.published.num_blocks) == (6, 3)
     scene.check()
 
 
@@ -267,7 +268,7 @@ def test_what_is_not_finite_is_not_published():
         session.num_computed_tokens = len(session.tokens)
     scene.infinite = {bad.table.block_ids[1]}
     scene.cache.publish([bad, good])
-    assert scene.cache.num_blocks == 1
+    assert scene.cache.published.num_blocks == 1
     assert not scene.pool.is_kept(bad.table.block_ids[0])
     assert scene.pool.is_kept(good.table.block_ids[0])
 
@@ -278,7 +279,11 @@ def test_a_disabled_cache_keeps_nothing():
         session = scene.open([1, 2, 3])
         scene.compute(session)
         assert session.num_computed_tokens == 3
-    assert (scene.cache.num_blocks, scene.cache.num_queries, scene.cache.num_hits) == (0, 0, 0)
+    assert (scene.cache.published.num_blocks, scene.cache.num_queries, scene.cache.num_hits) == (
+        0,
+        0,
+        0,
+    )
     assert not scene.cache.awaits(_rows(session, 0, 3), [_rows(session, 0, 3)])
 
 
@@ -321,7 +326,7 @@ def test_who_is_worth_waiting_for(ids, salt, planned, committed, expected):
 
 
 def _drop_key(scene: Scene) -> None:
-    scene.cache._by_key.popitem()
+    scene.cache.published.by_key.popitem()
 
 
 def _drop_from_pool(scene: Scene) -> None:
@@ -329,8 +334,8 @@ def _drop_from_pool(scene: Scene) -> None:
 
 
 def _lose_the_first(scene: Scene) -> None:
-    first = next(iter(scene.cache._by_block.values()))
-    del scene.cache._by_block[first.block_id], scene.cache._by_key[first.key]
+    first = next(iter(scene.cache.published.by_block.values()))
+    del scene.cache.published.by_block[first.block_id], scene.cache.published.by_key[first.key]
 
 
 def _hold_half_a_chain(scene: Scene) -> None:
@@ -346,4 +351,4 @@ def test_check_finds_damage(damage):
     scene.check()
     damage(scene)
     with pytest.raises(AssertionError):
-        scene.cache.check([session.table for session in scene.sessions])
+        scene.cache.published.check([session.table for session in scene.sessions])

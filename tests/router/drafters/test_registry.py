@@ -14,7 +14,7 @@ from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
 from router.session import Services
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
-from tests.cases.oracle_drafter import ORACLE
+from tests.fakes.oracle_drafter import ORACLE
 from tests.fakes.router import LetterDetokenizer, ScriptedPool, continuation
 
 PROMPT = (5, 9, 2)

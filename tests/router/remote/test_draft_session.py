@@ -71,8 +71,7 @@ def started(answers: Answer) -> tuple[RemoteDrafter, ScriptedPool, TokenSequence
 
 
 async def joined(session: RemoteDrafter) -> None:
-    assert session._joining is not None
-    await asyncio.wait_for(session._joining, WAIT_S)
+    await asyncio.wait_for(session.joined(), WAIT_S)
 
 
 async def test_without_room_it_asks_again_after_growing_pauses_and_keeps_its_lease() -> None:

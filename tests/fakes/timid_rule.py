@@ -13,7 +13,7 @@ from models.sampling.verification import VerifiedDraft, draw_tokens
 TIMID = VerificationRule(
     name="timid",
     about="for tests",
-    function="tests.cases.timid_rule:verify_timidly",
+    function="tests.fakes.timid_rule:verify_timidly",
 )
 
 
