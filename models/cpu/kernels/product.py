@@ -10,7 +10,7 @@ Shape letters: R rows, N outputs, I inputs, P panels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,6 +66,13 @@ _STACK_BYTES = MAX_ROWS * PANEL * _FLOAT_BYTES
 _HALF = PANEL // 2
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _INT8 = np.int8(0)
+
+
+class _Kinds(NamedTuple):
+    """Numbers of the types that rows and weights have in memory."""
+
+    rows: Any
+    weights: Any
 
 
 @inline
@@ -126,45 +133,45 @@ def _finish_gated_row(parameters: int, row: int, panel: int, sums: int, like: np
 
 @inline
 def _multiply_some(
-    parameters: int, row: int, count: int, panel: int, sums: int, like: Any, weights_like: Any
+    parameters: int, row: int, count: int, panel: int, sums: int, kinds: _Kinds
 ) -> None:
     """`count` rows from `row` on times a panel; the code has one loop for each count."""
     num_inputs = get(parameters, NUM_INPUTS)
-    row_bytes = num_bytes(like) * num_inputs
+    row_bytes = num_bytes(kinds.rows) * num_inputs
     rows = rows_at(parameters, SOURCE) + row * row_bytes
     weight = get(parameters, WEIGHT) + panel * get(parameters, PANEL_BYTES)
     if count == 6:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 6, like, weights_like)
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 6, kinds.rows, kinds.weights)
     elif count == 5:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 5, like, weights_like)
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 5, kinds.rows, kinds.weights)
     elif count == 4:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 4, like, weights_like)
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 4, kinds.rows, kinds.weights)
     elif count == 3:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 3, like, weights_like)
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 3, kinds.rows, kinds.weights)
     elif count == 2:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 2, like, weights_like)
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 2, kinds.rows, kinds.weights)
     else:
-        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 1, like, weights_like)
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 1, kinds.rows, kinds.weights)
 
 
 @inline
-def _multiply_panel(parameters: int, panel: int, sums: int, like: Any, weights_like: Any) -> None:
+def _multiply_panel(parameters: int, panel: int, sums: int, kinds: _Kinds) -> None:
     num_rows, row = of_pass(parameters, NUM_ROWS), 0
     is_gated = get(parameters, IS_GATED) != 0
     while row < num_rows:
         count = min(MAX_ROWS, num_rows - row)
-        _multiply_some(parameters, row, count, panel, sums, like, weights_like)
+        _multiply_some(parameters, row, count, panel, sums, kinds)
         for i in range(count):
             of_row = sums + _FLOAT_BYTES * PANEL * i
             if is_gated:
-                _finish_gated_row(parameters, row + i, panel, of_row, like)
+                _finish_gated_row(parameters, row + i, panel, of_row, kinds.rows)
             else:
-                _finish_row(parameters, row + i, panel, of_row, like)
+                _finish_row(parameters, row + i, panel, of_row, kinds.rows)
         row += count
 
 
 @inline
-def _multiply(parameters: int, like: Any, weights_like: Any) -> None:
+def _multiply(parameters: int, kinds: _Kinds) -> None:
     """One thread's work: panels as long as there are any."""
     sums = stack_bytes(_STACK_BYTES)
     columns = _HALF if get(parameters, IS_GATED) != 0 else PANEL
@@ -175,24 +182,24 @@ def _multiply(parameters: int, like: Any, weights_like: Any) -> None:
         if first >= num_panels:
             break
         for panel in range(first, min(first + at_once, num_panels)):
-            _multiply_panel(parameters, panel, sums, like, weights_like)
+            _multiply_panel(parameters, panel, sums, kinds)
 
 
 def multiply_bfloat16(parameters: Any) -> None:
     """Rows and weights of bfloat16."""
-    _multiply(address_of(parameters), BFLOAT16, BFLOAT16)
+    _multiply(address_of(parameters), _Kinds(BFLOAT16, BFLOAT16))
 
 
 def multiply_float32(parameters: Any) -> None:
     """Rows and weights of float32."""
-    _multiply(address_of(parameters), FLOAT32, FLOAT32)
+    _multiply(address_of(parameters), _Kinds(FLOAT32, FLOAT32))
 
 
 def multiply_bfloat16_int8(parameters: Any) -> None:
     """Rows of bfloat16, weights of int8."""
-    _multiply(address_of(parameters), BFLOAT16, _INT8)
+    _multiply(address_of(parameters), _Kinds(BFLOAT16, _INT8))
 
 
 def multiply_float32_int8(parameters: Any) -> None:
     """Rows of float32, weights of int8."""
-    _multiply(address_of(parameters), FLOAT32, _INT8)
+    _multiply(address_of(parameters), _Kinds(FLOAT32, _INT8))

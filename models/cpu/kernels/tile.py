@@ -148,7 +148,7 @@ class _Tile(NamedTuple):
 
 
 @instruction
-def multiply_tile(
+def multiply_tile(  # noqa: PLR0913  (an instruction takes numbers one by one)
     context: Any,
     out: Any,
     rows: Any,
