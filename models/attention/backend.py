@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from models.device import to_device
 from models.kv.rows import SequenceRows
 from models.kv.storage import KVBlocks
-from models.layers.linear import PackedLinear
 
 Tiling = tuple[int, ...]  # sizes of query tiles, rows
 
@@ -115,8 +114,8 @@ class TransformersForward:
 
     def products(self) -> list[nn.Module]:
         """See `ModelForward`."""
-        kinds = (nn.Linear, PackedLinear)
-        return [module for module in self._model.modules() if isinstance(module, kinds)]
+        modules = self._model.modules()
+        return [module for module in modules if hasattr(module, "in_features")]
 
 
 def input_ids(

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from models.attention.features import AttentionFeatures
+from models.cpu.kernels.compiling import Call
 from models.cpu.ops import (
     Attend,
     AttendPlan,
     LayerKeys,
+    PassTable,
     Scratch,
     Store,
+    attend,
     attention_scratch,
     task_rows,
 )
@@ -64,12 +67,23 @@ class LaneStorage(KVBlocks):
         found = self._attends.get(layer)
         if found is not None and found[1] == num_heads and found[0].is_like(features):
             return found[2]
+        made = Attend(self.layers[layer], num_heads, features, self._room(layer, num_heads))
+        self._attends[layer] = (features, num_heads, made)
+        return made
+
+    def attend_step(
+        self, layer: int, num_heads: int, features: AttentionFeatures, table: PassTable
+    ) -> Call:
+        """Attention in a layer as a step of passes with this table, see `ops.attend`."""
+        room = self._room(layer, num_heads)
+        return attend(self.layers[layer], num_heads, features, room, table)
+
+    def _room(self, layer: int, num_heads: int) -> Scratch:
+        """Memory for attention of so many query heads; layers use it by turns."""
         if num_heads not in self._scratch:
             num_bytes = attention_scratch(self.layers[layer], num_heads, self.task_rows)
             self._scratch[num_heads] = Scratch(self.num_threads, num_bytes)
-        attend = Attend(self.layers[layer], num_heads, features, self._scratch[num_heads])
-        self._attends[layer] = (features, num_heads, attend)
-        return attend
+        return self._scratch[num_heads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +118,8 @@ class CpuPass:
         _check("queries", query, shape, self.storage.dtype)
         if query.stride(2) != 1:
             query = query.contiguous()
-        attend = self.storage.attend(layer, query.shape[1], features)
         out = query.new_empty(query.shape)
-        attend(query.data_ptr(), query.stride(0), query.stride(1), self.plan, out)
+        self.storage.attend(layer, query.shape[1], features)(query, self.plan, out)
         return out
 
 

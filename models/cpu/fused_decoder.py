@@ -1,18 +1,18 @@
-"""The Llama family's forward pass with few, large operations: for CPUs, where each one costs.
+"""The Llama family's forward pass as one program of compiled kernels.
 
-transformers runs some forty operations per layer; here they are ten or so, half of them products.
-Query, key and value share one product, gate and up another; a residual is added inside the product
-before it, on its float32 accumulators; what lies between products is a compiled kernel each
-(`models/cpu/ops.py`). Everything stays independent of the other rows of a pass.
+transformers runs some forty operations per layer; here they are eight kernels, half of them
+products. Query, key and value share one product; gate and up share another, which applies the gate;
+a residual is added inside the product before it. Everything stays independent of the other rows of
+a pass, and nothing of a pass goes back to Python between its first layer and its last.
 
 A model is taken apart by the names its layers have in transformers, so only the types in
-`_FAMILY` are. Knows nothing of sessions; `models/engine/runner.py` calls it in place of the model.
+`_FAMILY` are. Knows nothing of sessions; `models/cpu/backend.py` calls it in place of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,58 +21,43 @@ from transformers import PreTrainedModel
 
 from models.attention.features import AttentionFeatures, layer_windows
 from models.cpu.batch import CpuPass, LaneStorage
-from models.cpu.ops import Attend, Gate, HeadNorms, Norm, RotateAndStore
-from models.layers.linear import PackedLinear
-from models.layers.quantization import Int8Linear
+from models.cpu.kernels import parameters
+from models.cpu.kernels.compiling import Call
+from models.cpu.ops import (
+    HeadNorms,
+    PassTable,
+    Rotation,
+    buffer,
+    norm,
+    rotate_and_store,
+    set_attend_rows,
+)
+from models.cpu.product import Epilogue, KernelLinear
+from models.cpu.program import Program
+from models.layers.linear import MakeLinear
 
 # Layers of these types differ in biases, windows, and query and key norms only.
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
-_MAX_KEPT_ROWS = 64  # workspaces of larger passes, where they count for little, are not kept
+_MAX_KEPT_ROWS = 64  # buffers of larger passes, where they count for little, are not kept
+# Numbers of a pass's products from which on threads share it: less is done sooner by one.
+_PARALLEL_NUMBERS = 1 << 19
 
-RowLinear = PackedLinear | Int8Linear
-MakeLinear = Callable[[Tensor, Tensor | None], RowLinear]  # of a weight and a bias
-
-
-class _Workspace:
-    """What one step of a layer hands to the next; layers share it.
-
-    Made once: after a product has streamed its weights through the caches, everything that Python
-    and torch touch to make a tensor is slow.
-
-    Args:
-        normed: [R, hidden].
-        attended: [R, H * D].
-        gated: [R * I], in pieces of `widths`.
-        widths: of the pieces.
-    """
-
-    def __init__(self, normed: Tensor, attended: Tensor, gated: Tensor, widths: list[int]) -> None:
-        num_rows = len(normed)
-        self.normed, self.attended, self.gated = normed, attended, gated
-        pieces = gated.split_with_sizes([num_rows * width for width in widths])
-        self.pieces = [piece.view(num_rows, -1) for piece in pieces]
-        self._widths = widths
-
-    @classmethod
-    def of(
-        cls, num_rows: int, hidden: int, attended: int, widths: list[int], like: Tensor
-    ) -> _Workspace:
-        """Memory for so many rows of `like`'s type."""
-        return cls(
-            like.new_empty(num_rows, hidden),
-            like.new_empty(num_rows, attended),
-            like.new_empty(num_rows * sum(widths)),
-            widths,
-        )
-
-    def first(self, num_rows: int) -> _Workspace:
-        """The same memory for fewer rows."""
-        gated = self.gated[: num_rows * sum(self._widths)]
-        return _Workspace(self.normed[:num_rows], self.attended[:num_rows], gated, self._widths)
+# Buffers of a pass: rows between layers, normed, queries with keys and values, attended, gated.
+_HIDDEN, _NORMED, _MIXED, _ATTENDED, _GATED = map(buffer, range(5))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    weight: Tensor
+    epsilon: float
+
+    def step(self, table: PassTable) -> Call:
+        """From rows between layers to normed ones."""
+        return norm(self.weight, self.epsilon, table, _HIDDEN, _NORMED)
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     """One decoder layer."""
 
@@ -80,30 +65,39 @@ class _Layer:
     num_heads: int
     head_dim: int
     features: AttentionFeatures
-    before_attention: Norm
-    query_key_value: RowLinear
     head_norms: HeadNorms | None
-    output: RowLinear
-    before_mlp: Norm
-    gate_up: RowLinear
-    gate: Gate
-    down: RowLinear
-    # Until the storage is known:
-    rotate_and_store: RotateAndStore | None = None
-    attend: Attend | None = None
+    before_attention: _Norm
+    query_key_value: KernelLinear
+    output: KernelLinear
+    before_mlp: _Norm
+    gate_up: KernelLinear
+    down: KernelLinear
 
-    def __call__(self, rows: Tensor, paged: CpuPass, work: _Workspace) -> Tensor:
-        assert self.rotate_and_store is not None, "the decoder has no storage yet"
-        assert self.attend is not None
-        self.before_attention(rows, work.normed)
-        mixed = self.query_key_value(work.normed)
-        self.rotate_and_store(mixed, paged.positions, paged.slots)
-        stride = mixed.shape[1]
-        self.attend(mixed.data_ptr(), stride, self.head_dim, paged.plan, work.attended)
-        rows = self.output.add_to(rows, work.attended)
-        self.before_mlp(rows, work.normed)
-        self.gate(self.gate_up(work.normed), work.gated)
-        return self.down.add_pieces_to(rows, work.pieces)
+    def steps(
+        self, storage: LaneStorage, tables: tuple[Tensor, Tensor], table: PassTable
+    ) -> list[Call]:
+        """What a pass does here, in order."""
+        rotation = Rotation(*tables, self.head_norms)
+        keys = storage.layers[self.index]
+        attend = storage.attend_step(self.index, self.num_heads, self.features, table)
+        stride = self.query_key_value.num_outputs
+        set_attend_rows(attend, _MIXED, _ATTENDED, row_stride=stride, head_stride=self.head_dim)
+        residual = Epilogue(residual=_HIDDEN)
+        return [
+            self.before_attention.step(table),
+            self.query_key_value.step(table, _NORMED, _MIXED, Epilogue()),
+            rotate_and_store(keys, self.num_heads, rotation, table, _MIXED),
+            attend,
+            self.output.step(table, _ATTENDED, _HIDDEN, residual),
+            self.before_mlp.step(table),
+            self.gate_up.step(table, _NORMED, _GATED, Epilogue()),
+            self.down.step(table, _GATED, _HIDDEN, residual),
+        ]
+
+    @property
+    def products(self) -> list[KernelLinear]:
+        """In order."""
+        return [self.query_key_value, self.output, self.gate_up, self.down]
 
 
 class FusedDecoder:
@@ -112,8 +106,8 @@ class FusedDecoder:
     Args:
         model: on the CPU, with plain linear layers; it loses them.
         num_positions: positions a session may have.
-        num_threads: threads of a kernel.
-        make_linear: packs a weight and its bias.
+        num_threads: of a pass.
+        make_linear: makes `KernelLinear` layers.
     """
 
     def __init__(
@@ -121,68 +115,93 @@ class FusedDecoder:
         model: PreTrainedModel,
         num_positions: int,
         num_threads: int,
-        make_linear: MakeLinear = PackedLinear,
+        make_linear: MakeLinear = KernelLinear,
     ) -> None:
         inner: Any = model.model
         self._embedding = inner.embed_tokens
-        self._final_norm = _norm(inner.norm, num_threads)
+        self._final_norm = _norm(inner.norm)
         self._tables = _rotary_tables(inner.rotary_emb, num_positions, model.dtype)
         head: Any = model.get_output_embeddings()
         self._head = make_linear(head.weight, head.bias)
         model.set_output_embeddings(nn.Identity())
         windows = layer_windows(model.config)
-        self._workspaces: dict[int, _Workspace] = {}
         self._layers = [
-            _take_apart(layer, window, make_linear, num_threads)
+            _take_apart(layer, window, make_linear)
             for layer, window in zip(inner.layers, windows, strict=True)
         ]
+        self._num_threads = num_threads
+        self._numbers_per_row = sum(p.in_features * p.out_features for p in self.products[:-1])
+        self._pass = _Buffers(self._widths(), self._embedding.weight)
+        self._end = _Buffers([self._embedding.embedding_dim] * 2, self._embedding.weight)
+        self._program: Program | None = None  # until the storage is known
+        final = self._final_norm.step(self._end.table)
+        wide = Epilogue(is_wide=True)
+        logits = self._head.step(self._end.table, _NORMED, _MIXED, wide)
+        self._ending = Program([final, logits], num_threads)
 
     def use(self, storage: LaneStorage) -> None:
         """Keep keys and values in `storage`. To be called once, before the first pass."""
-        for layer in self._layers:
-            layer.rotate_and_store = RotateAndStore(
-                storage.layers[layer.index],
-                layer.num_heads,
-                *self._tables,
-                layer.head_norms,
-                storage.num_threads,
-            )
-            layer.attend = storage.attend(layer.index, layer.num_heads, layer.features)
+        steps = [layer.steps(storage, self._tables, self._pass.table) for layer in self._layers]
+        self._program = Program([step for layer in steps for step in layer], self._num_threads)
 
     def __call__(self, token_ids: Tensor, paged: CpuPass) -> Tensor:
-        """Hidden rows [R, hidden] of `token_ids` [R]; keys are stored."""
-        rows = nn.functional.embedding(token_ids, self._embedding.weight)
-        work = self._workspace_of(len(rows), rows)
-        for layer in self._layers:
-            rows = layer(rows, paged, work)
-        return rows
+        """Hidden rows [R, hidden] of `token_ids` [R], until the next pass; keys are stored."""
+        assert self._program is not None, "the decoder has no storage yet"
+        num_rows = len(token_ids)
+        table = self._pass.table
+        hidden = self._pass.room_for(num_rows)
+        torch.index_select(self._embedding.weight, 0, token_ids, out=hidden)
+        table.put(parameters.POSITIONS, paged.positions)
+        table.put(parameters.SLOTS, paged.slots)
+        paged.plan.enter(table)
+        self._program.run(is_short=num_rows * self._numbers_per_row < _PARALLEL_NUMBERS)
+        return hidden
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits [n, V] of hidden rows [n, hidden]."""
-        normed = torch.empty_like(rows)
-        self._final_norm(rows, normed)
-        return self._head(normed)
+        """Logits [n, V] float32 of hidden rows [n, hidden]."""
+        table = self._end.table
+        self._end.room_for(len(rows)).copy_(rows)
+        logits = torch.empty(len(rows), self._head.num_outputs)
+        table.put(_MIXED, logits)
+        self._ending.run(is_short=logits.numel() * rows.shape[1] < _PARALLEL_NUMBERS)
+        return logits
 
-    def _workspace_of(self, num_rows: int, rows: Tensor) -> _Workspace:
-        """For so many rows like `rows`; up to `_MAX_KEPT_ROWS` all in one memory."""
-        found = self._workspaces.get(num_rows)
-        if found is not None:
-            return found
-        if num_rows < _MAX_KEPT_ROWS:
-            made = self._workspace_of(_MAX_KEPT_ROWS, rows).first(num_rows)
-        else:
-            layer = self._layers[0]
-            num_attended = layer.num_heads * layer.head_dim
-            made = _Workspace.of(num_rows, rows.shape[1], num_attended, layer.down.widths, rows)
-        if num_rows <= _MAX_KEPT_ROWS:
-            self._workspaces[num_rows] = made
-        return made
+    def _widths(self) -> list[int]:
+        """Of the buffers of a pass."""
+        layer, hidden = self._layers[0], self._embedding.embedding_dim
+        mixed, attended = layer.query_key_value.num_outputs, layer.output.in_features
+        return [hidden, hidden, mixed, attended, layer.gate_up.num_outputs]
 
     @property
-    def products(self) -> list[RowLinear]:
+    def products(self) -> list[KernelLinear]:
         """All matrix products of a pass with weights, in order; the last gives the logits."""
-        layers = [(la.query_key_value, la.output, la.gate_up, la.down) for la in self._layers]
-        return [product for layer in layers for product in layer] + [self._head]
+        return [product for layer in self._layers for product in layer.products] + [self._head]
+
+
+class _Buffers:
+    """The table of a pass with memory for its rows, whatever their number.
+
+    Args:
+        widths: of the first buffers.
+        like: a tensor of the rows' type.
+    """
+
+    def __init__(self, widths: list[int], like: Tensor) -> None:
+        self.table = PassTable()
+        self._widths, self._like = widths, like
+        self._num_rows = 0
+        self._first = like  # buffer
+
+    def room_for(self, num_rows: int) -> Tensor:
+        """Have a pass of so many rows; the first buffer, [R, width]."""
+        self.table.values[parameters.NUM_ROWS] = num_rows
+        if num_rows > self._num_rows or self._num_rows > _MAX_KEPT_ROWS >= num_rows:
+            self._num_rows = max(num_rows, _MAX_KEPT_ROWS)
+            made = [self._like.new_empty(self._num_rows, width) for width in self._widths]
+            for number, rows in enumerate(made):
+                self.table.put(buffer(number), rows)
+            self._first = made[0]
+        return self._first[:num_rows]
 
 
 def can_fuse(model: PreTrainedModel) -> bool:
@@ -212,30 +231,26 @@ def _rotary_tables(rotary: Any, num_positions: int, dtype: torch.dtype) -> tuple
     return cos, sin
 
 
-def _norm(module: Any, num_threads: int) -> Norm:
-    return Norm(module.weight, module.variance_epsilon, num_threads)
+def _norm(module: Any) -> _Norm:
+    return _Norm(module.weight.detach(), module.variance_epsilon)
 
 
-def _take_apart(
-    layer: Any, window: int | None, make_linear: MakeLinear, num_threads: int
-) -> _Layer:
+def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Layer:
     """Pack a layer's weights, and free the ones it had, so that memory does not double."""
     attention, mlp = layer.self_attn, layer.mlp
     head_dim = attention.head_dim
-    down = _joined(make_linear, mlp.down_proj)
     fused = _Layer(
         index=attention.layer_idx,
         num_heads=attention.q_proj.out_features // head_dim,
         head_dim=head_dim,
         features=AttentionFeatures(attention.scaling, window),
-        before_attention=_norm(layer.input_layernorm, num_threads),
-        query_key_value=_joined(make_linear, attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=_head_norms(attention),
+        before_attention=_norm(layer.input_layernorm),
+        query_key_value=_joined(make_linear, attention.q_proj, attention.k_proj, attention.v_proj),
         output=_joined(make_linear, attention.o_proj),
-        before_mlp=_norm(layer.post_attention_layernorm, num_threads),
-        gate_up=_joined(make_linear, mlp.gate_proj, mlp.up_proj),
-        gate=Gate(down.widths, layer.input_layernorm.weight.dtype, num_threads),
-        down=down,
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate_up=_joined(partial(make_linear, is_gated=True), mlp.gate_proj, mlp.up_proj),
+        down=_joined(make_linear, mlp.down_proj),
     )
     for module in (attention, mlp):
         for name in [n for n, child in module.named_children() if isinstance(child, nn.Linear)]:
@@ -252,14 +267,17 @@ def _head_norms(attention: Any) -> HeadNorms | None:
     return HeadNorms(*weights, query.variance_epsilon)
 
 
-def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> RowLinear:
+def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> KernelLinear:
     """One product for linear layers of the same input."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
+    joined: KernelLinear
     if all(bias is None for bias in biases):
-        return make_linear(weight, None)
+        joined = make_linear(weight, None)
+        return joined
     zeros = [torch.zeros(linear.out_features, dtype=weight.dtype) for linear in linears]
     parts = [
         zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros, strict=True)
     ]
-    return make_linear(weight, torch.cat(parts))
+    joined = make_linear(weight, torch.cat(parts))
+    return joined

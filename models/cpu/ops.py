@@ -1,13 +1,13 @@
-"""The compiled CPU kernels, on tensors.
+"""The compiled CPU kernels, on tensors: one step of one layer each.
 
-Knows shapes and addresses; what is computed is in `models/kernels`. Only what runs on a CPU with
-compiled kernels imports this module: numba need not be there otherwise (`models/cpu/setup.py`).
+Knows shapes and addresses; what is computed is in `models/cpu/kernels`. Only what runs on a CPU
+with compiled kernels imports this module: numba need not be there otherwise
+(`models/cpu/setup.py`).
 
-Each object here is one step of one layer: what is the same in every pass is set once. The tensors
-it was made with must stay where they are. None may be used from several threads at once.
+What stays the same in every pass is set once, when a step is made; what changes is in the table of
+the pass that its steps share. Tensors that a step was made with must stay where they are.
 
-Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block, I the width of
-an MLP.
+Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.attention.features import AttentionFeatures
-from models.cpu.kernels import attention, rows
+from models.cpu.kernels import attention, parameters, rows
 from models.cpu.kernels.compiling import Call, float_bits
 
 # Vectors of one task of attention: enough to make much of each key read, few enough for a cache.
@@ -31,10 +32,34 @@ _PARALLEL_NUMBERS = 1 << 16
 _ALIGNMENT = 64  # bytes: what one thread writes is in no cache line of another's
 
 _NORMS = {torch.bfloat16: rows.norm_bfloat16, torch.float32: rows.norm_float32}
-_GATES = {torch.bfloat16: rows.gate_bfloat16, torch.float32: rows.gate_float32}
 _STORES = {torch.bfloat16: rows.store_bfloat16, torch.float32: rows.store_float32}
 _ROTATES = {torch.bfloat16: rows.rotate_bfloat16, torch.float32: rows.rotate_float32}
 _ATTENDS = {torch.bfloat16: attention.attend_bfloat16, torch.float32: attention.attend_float32}
+
+
+class PassTable:
+    """What the steps of a pass read: how many rows, where they go, and where buffers are.
+
+    Attributes:
+        values: by the fields of `kernels.parameters`.
+    """
+
+    __slots__ = ("_kept", "address", "values")
+
+    def __init__(self) -> None:
+        self.values = (ctypes.c_int64 * parameters.NUM_FIELDS)()
+        self.address = ctypes.addressof(self.values)
+        self._kept: dict[int, Tensor] = {}
+
+    def put(self, field: int, tensor: Tensor) -> None:
+        """Have a field mean a contiguous tensor, which is kept until another takes its place."""
+        self._kept[field] = tensor
+        self.values[field] = tensor.data_ptr()
+
+
+def buffer(number: int) -> int:
+    """The field of a buffer of rows, from 0 on."""
+    return parameters.FIRST_BUFFER + number
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,74 +79,34 @@ class HeadNorms:
     epsilon: float
 
 
-class _ByRow:
-    """A kernel that goes row by row.
-
-    Args:
-        call: of one of `models/cpu/kernels/rows.py`.
-        num_threads: for many rows.
-    """
-
-    def __init__(self, call: Call, num_threads: int) -> None:
-        self._call = call
-        self._num_threads = num_threads
-
-    def _run(self, num_rows: int, num_numbers: int) -> None:
-        parameters = self._call.parameters
-        parameters[rows.TAKEN] = 0
-        parameters[rows.NUM_ROWS] = num_rows
-        self._call.run(self._num_threads if num_numbers >= _PARALLEL_NUMBERS else 1)
+def new_step(kernel: Any, num_parameters: int, table: PassTable, *kept: object) -> Call:
+    """A kernel that reads the table; `kept`: what its parameters will be addresses of."""
+    call = Call(kernel, num_parameters, table, *kept)
+    call.parameters[parameters.PASS] = table.address
+    return call
 
 
-class Norm(_ByRow):
+def norm(weight: Tensor, epsilon: float, table: PassTable, source: int, target: int) -> Call:
     """Root mean square norm.
 
     Args:
         weight: [width].
         epsilon: added to the mean square.
-        num_threads: for many rows.
+        table: of the pass.
+        source: field of rows [R, width].
+        target: field of as many.
     """
-
-    def __init__(self, weight: Tensor, epsilon: float, num_threads: int) -> None:
-        super().__init__(Call(_NORMS[weight.dtype], rows.NUM_NORM_PARAMETERS), num_threads)
-        self._weight = weight.detach().contiguous()
-        self._call.parameters[rows.NORM_WEIGHT] = self._weight.data_ptr()
-        self._call.parameters[rows.NORM_WIDTH] = len(weight)
-        self._call.parameters[rows.NORM_EPSILON] = float_bits(epsilon)
-
-    def __call__(self, hidden: Tensor, out: Tensor) -> None:
-        """Of rows [R, width] into `out`, both contiguous."""
-        parameters = self._call.parameters
-        parameters[rows.NORM_ROWS] = hidden.data_ptr()
-        parameters[rows.NORM_OUT] = out.data_ptr()
-        self._run(hidden.shape[0], hidden.numel())
+    weight = weight.detach().contiguous()
+    call = new_step(_NORMS[weight.dtype], rows.NUM_NORM_PARAMETERS, table, weight)
+    call.parameters[rows.NORM_WEIGHT] = weight.data_ptr()
+    call.parameters[rows.NORM_WIDTH] = len(weight)
+    call.parameters[rows.NORM_EPSILON] = float_bits(epsilon)
+    call.parameters[rows.NORM_SOURCE] = source
+    call.parameters[rows.NORM_TARGET] = target
+    return call
 
 
-class Gate(_ByRow):
-    """SiLU of the left half of rows times the right.
-
-    Args:
-        widths: of the pieces the result comes in; their sum is I.
-        dtype: of the rows.
-        num_threads: for many rows.
-    """
-
-    def __init__(self, widths: Sequence[int], dtype: torch.dtype, num_threads: int) -> None:
-        super().__init__(Call(_GATES[dtype], rows.NUM_GATE_PARAMETERS), num_threads)
-        self._widths = (ctypes.c_int64 * len(widths))(*widths)
-        self._call.parameters[rows.GATE_WIDTH] = sum(widths)
-        self._call.parameters[rows.GATE_WIDTHS] = ctypes.addressof(self._widths)
-        self._call.parameters[rows.GATE_NUM_PIECES] = len(widths)
-
-    def __call__(self, gate_up: Tensor, out: Tensor) -> None:
-        """Of rows [R, 2 I] the pieces [R, width] one after the other into `out` [R * I]."""
-        parameters = self._call.parameters
-        parameters[rows.GATE_UP] = gate_up.data_ptr()
-        parameters[rows.GATE_OUT] = out.data_ptr()
-        self._run(gate_up.shape[0], gate_up.numel())
-
-
-class Store(_ByRow):
+class Store:
     """Stores the keys and values of a pass in one layer.
 
     Args:
@@ -130,74 +115,70 @@ class Store(_ByRow):
     """
 
     def __init__(self, layer: LayerKeys, num_threads: int) -> None:
-        call = Call(_STORES[layer.keys.dtype], rows.NUM_STORE_PARAMETERS)
-        super().__init__(call, num_threads)
-        _set_layer(call, layer)
+        self._table = PassTable()
+        kernel = _STORES[layer.keys.dtype]
+        self._call = new_step(kernel, rows.NUM_STORE_PARAMETERS, self._table, layer)
+        self._call.parameters[rows.KEY_SOURCE] = buffer(0)
+        self._call.parameters[rows.VALUE_SOURCE] = buffer(1)
+        self._num_threads = num_threads
+        _set_layer(self._call, layer)
 
     def __call__(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store `key` and `value` [K, R, D] of rows with `slots` [R], block * B + place in it."""
-        key, value = key.contiguous(), value.contiguous()
         _, num_rows, head_dim = key.shape
-        parameters = self._call.parameters
-        parameters[rows.SLOTS] = slots.data_ptr()
-        parameters[rows.KEY_SOURCE] = key.data_ptr()
-        parameters[rows.VALUE_SOURCE] = value.data_ptr()
-        parameters[rows.ROW_STRIDE] = head_dim
-        parameters[rows.HEAD_STRIDE] = num_rows * head_dim
-        self._run(num_rows, key.numel())
+        self._table.values[parameters.NUM_ROWS] = num_rows
+        self._table.put(parameters.SLOTS, slots)
+        self._table.put(buffer(0), key.contiguous())
+        self._table.put(buffer(1), value.contiguous())
+        self._call.parameters[rows.ROW_STRIDE] = head_dim
+        self._call.parameters[rows.HEAD_STRIDE] = num_rows * head_dim
+        self._call.run(self._num_threads if key.numel() >= _PARALLEL_NUMBERS else 1)
 
 
-class RotateAndStore(_ByRow):
-    """Norms, if wanted, and rotates queries and keys; stores keys and values.
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How queries and keys are prepared.
+
+    `cosines` and `sines` are [positions, D], the sines of the first half negative; `norms` is None
+    where queries and keys have none.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+    norms: HeadNorms | None = None
+
+
+def rotate_and_store(
+    layer: LayerKeys, num_heads: int, rotation: Rotation, table: PassTable, mixed: int
+) -> Call:
+    """Norms, if wanted, and rotates queries and keys in place; stores keys and values.
 
     Args:
         layer: where they go.
         num_heads: H.
-        cosines: [positions, D].
-        sines: [positions, D], the first half negative.
-        norms: None where queries and keys have none.
-        num_threads: for many rows.
+        rotation: of the layer.
+        table: of the pass.
+        mixed: field of [R, (H + 2 K) * D]: queries, keys, values.
     """
-
-    def __init__(
-        self,
-        layer: LayerKeys,
-        num_heads: int,
-        cosines: Tensor,
-        sines: Tensor,
-        norms: HeadNorms | None,
-        num_threads: int,
-    ) -> None:
-        call = Call(_ROTATES[layer.keys.dtype], rows.NUM_ROTATE_PARAMETERS)
-        super().__init__(call, num_threads)
-        self._kept = (layer, cosines, sines, norms)
-        num_key_heads, head_dim = _set_layer(call, layer)[:2]
-        self._key_offset = num_heads * head_dim * cosines.element_size()
-        self._value_offset = self._key_offset + num_key_heads * head_dim * cosines.element_size()
-        parameters = call.parameters
-        parameters[rows.NUM_HEADS] = num_heads
-        parameters[rows.ROW_STRIDE] = (num_heads + 2 * num_key_heads) * head_dim
-        parameters[rows.HEAD_STRIDE] = head_dim
-        parameters[rows.COSINES] = cosines.data_ptr()
-        parameters[rows.SINES] = sines.data_ptr()
-        if norms is not None:
-            parameters[rows.QUERY_NORM] = norms.query_weight.data_ptr()
-            parameters[rows.KEY_NORM] = norms.key_weight.data_ptr()
-            parameters[rows.HEAD_EPSILON] = float_bits(norms.epsilon)
-
-    def __call__(self, mixed: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Of `mixed` [R, (H + 2 K) * D] contiguous: queries, keys, values; the first two in place.
-
-        `positions` and `slots` are int64, [R]; a slot is block * B + place in it.
-        """
-        first = mixed.data_ptr()
-        parameters = self._call.parameters
-        parameters[rows.QUERIES] = first
-        parameters[rows.KEY_SOURCE] = first + self._key_offset
-        parameters[rows.VALUE_SOURCE] = first + self._value_offset
-        parameters[rows.POSITIONS] = positions.data_ptr()
-        parameters[rows.SLOTS] = slots.data_ptr()
-        self._run(mixed.shape[0], mixed.numel())
+    cosines, sines, norms = rotation.cosines, rotation.sines, rotation.norms
+    kernel = _ROTATES[layer.keys.dtype]
+    call = new_step(kernel, rows.NUM_ROTATE_PARAMETERS, table, layer, rotation)
+    num_key_heads, head_dim = _set_layer(call, layer)[:2]
+    size = cosines.element_size()
+    own = call.parameters
+    own[rows.QUERIES] = own[rows.KEY_SOURCE] = own[rows.VALUE_SOURCE] = mixed
+    own[rows.KEY_OFFSET] = size * num_heads * head_dim
+    own[rows.VALUE_OFFSET] = size * (num_heads + num_key_heads) * head_dim
+    own[rows.NUM_HEADS] = num_heads
+    own[rows.ROW_STRIDE] = (num_heads + 2 * num_key_heads) * head_dim
+    own[rows.HEAD_STRIDE] = head_dim
+    own[rows.COSINES] = cosines.data_ptr()
+    own[rows.SINES] = sines.data_ptr()
+    if norms is not None:
+        own[rows.QUERY_NORM] = norms.query_weight.data_ptr()
+        own[rows.KEY_NORM] = norms.key_weight.data_ptr()
+        own[rows.HEAD_EPSILON] = float_bits(norms.epsilon)
+    return call
 
 
 class Scratch:
@@ -233,71 +214,98 @@ class AttendPlan:
         self.num_tasks = len(tasks)
         self.tasks, self.block_ids = (array.ctypes.data for array in self._arrays)  # addresses
 
+    def enter(self, table: PassTable) -> None:
+        """Have the steps of a table's pass attend by this plan; it must be kept meanwhile."""
+        table.values[parameters.TASKS] = self.tasks
+        table.values[parameters.NUM_TASKS] = self.num_tasks
+        table.values[parameters.BLOCK_IDS] = self.block_ids
 
-class Attend:
-    """Attention in one layer.
+
+def attend(
+    layer: LayerKeys,
+    num_heads: int,
+    features: AttentionFeatures,
+    scratch: Scratch,
+    table: PassTable,
+) -> Call:
+    """Attention in one layer; where rows are, and how far apart, is still to be set.
 
     Args:
         layer: its keys and values.
         num_heads: H.
         features: what it asks for.
         scratch: memory, enough for its tasks; its threads are those that attend.
+        table: of the pass.
 
     Raises:
         ValueError: the heads do not share the key heads, or have another number of sinks.
     """
+    num_sinks = num_heads if features.sinks is None else features.sinks.numel()
+    if num_heads % layer.keys.shape[1] or num_sinks != num_heads:
+        raise ValueError(
+            f"{num_heads} query heads with {layer.keys.shape[1]} key heads and {num_sinks} "
+            "sinks: not served"
+        )
+    sinks = None if features.sinks is None else features.sinks.float().contiguous()
+    kernel = _ATTENDS[layer.keys.dtype]
+    call = new_step(kernel, attention.NUM_PARAMETERS, table, layer, sinks, scratch)
+    _, num_key_heads, head_dim, block_size = layer.keys.shape
+    own = call.parameters
+    own[attention.KEYS] = layer.keys.data_ptr()
+    own[attention.VALUES] = layer.values.data_ptr()
+    own[attention.NUM_HEADS] = num_heads
+    own[attention.NUM_KEY_HEADS] = num_key_heads
+    own[attention.HEAD_DIM] = head_dim
+    own[attention.BLOCK_SIZE] = block_size
+    own[attention.SCALE] = float_bits(features.scale)
+    own[attention.WINDOW] = features.window or 0
+    own[attention.SOFTCAP] = float_bits(features.softcap or 0.0)
+    own[attention.SINKS] = 0 if sinks is None else sinks.data_ptr()
+    own[attention.SCRATCH] = scratch.address
+    own[attention.SCRATCH_BYTES] = scratch.num_bytes
+    return call
+
+
+def set_attend_rows(
+    call: Call, query: int, target: int, *, row_stride: int, head_stride: int
+) -> None:
+    """Say where attention finds and puts rows.
+
+    Args:
+        call: `attend`'s.
+        query: field of rows that begin with their first head.
+        target: field of [R, H, D].
+        row_stride: from a row's queries to the next one's, in numbers.
+        head_stride: from a head to the next, in numbers.
+    """
+    own = call.parameters
+    own[attention.QUERY], own[attention.TARGET] = query, target
+    own[attention.ROW_STRIDE], own[attention.HEAD_STRIDE] = row_stride, head_stride
+
+
+class Attend:
+    """Attention in one layer by itself; arguments are those of `attend`."""
 
     def __init__(
         self, layer: LayerKeys, num_heads: int, features: AttentionFeatures, scratch: Scratch
     ) -> None:
-        num_sinks = num_heads if features.sinks is None else features.sinks.numel()
-        if num_heads % layer.keys.shape[1] or num_sinks != num_heads:
-            raise ValueError(
-                f"{num_heads} query heads with {layer.keys.shape[1]} key heads and {num_sinks} "
-                "sinks: not served"
-            )
-        self._layer = layer
-        self._call = Call(_ATTENDS[layer.keys.dtype], attention.NUM_PARAMETERS)
-        self._scratch = scratch
-        _, num_key_heads, head_dim, block_size = layer.keys.shape
-        self._sinks = None if features.sinks is None else features.sinks.float().contiguous()
-        parameters = self._call.parameters
-        parameters[attention.KEYS] = layer.keys.data_ptr()
-        parameters[attention.VALUES] = layer.values.data_ptr()
-        parameters[attention.NUM_HEADS] = num_heads
-        parameters[attention.NUM_KEY_HEADS] = num_key_heads
-        parameters[attention.HEAD_DIM] = head_dim
-        parameters[attention.BLOCK_SIZE] = block_size
-        parameters[attention.SCALE] = float_bits(features.scale)
-        parameters[attention.WINDOW] = features.window or 0
-        parameters[attention.SOFTCAP] = float_bits(features.softcap or 0.0)
-        parameters[attention.SINKS] = 0 if self._sinks is None else self._sinks.data_ptr()
-        parameters[attention.SCRATCH] = scratch.address
-        parameters[attention.SCRATCH_BYTES] = scratch.num_bytes
+        self._table = PassTable()
+        self._call = attend(layer, num_heads, features, scratch, self._table)
+        self._num_threads = scratch.num_threads
 
-    def __call__(
-        self, query: int, row_stride: int, head_stride: int, plan: AttendPlan, out: Tensor
-    ) -> None:
-        """Attention of the rows of a pass to their keys.
+    def __call__(self, query: Tensor, plan: AttendPlan, out: Tensor) -> None:
+        """Attention of rows to their keys: `query` [R, H, D], its numbers of a head in a row.
 
-        Args:
-            query: address of the first row's first head.
-            row_stride: from a row's queries to the next one's, in numbers.
-            head_stride: from a head to the next, in numbers.
-            plan: of the pass.
-            out: [R, H, D] contiguous.
+        `out` is [R, H, D] contiguous.
         """
-        parameters = self._call.parameters
-        parameters[attention.THREADS_BEGUN] = 0
-        parameters[attention.TASKS_TAKEN] = 0
-        parameters[attention.TASKS] = plan.tasks
-        parameters[attention.NUM_TASKS] = plan.num_tasks
-        parameters[attention.BLOCK_IDS] = plan.block_ids
-        parameters[attention.QUERY] = query
-        parameters[attention.ROW_STRIDE] = row_stride
-        parameters[attention.HEAD_STRIDE] = head_stride
-        parameters[attention.OUT] = out.data_ptr()
-        self._call.run(self._scratch.num_threads)
+        row_stride, head_stride, _ = query.stride()
+        set_attend_rows(
+            self._call, buffer(0), buffer(1), row_stride=row_stride, head_stride=head_stride
+        )
+        self._table.put(buffer(0), query)
+        self._table.put(buffer(1), out)
+        plan.enter(self._table)
+        self._call.run(self._num_threads)
 
 
 def attention_scratch(layer: LayerKeys, num_heads: int, num_rows: int) -> int:

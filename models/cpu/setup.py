@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -17,12 +17,9 @@ from models.attention.backend import AttentionBackend, ModelForward, Transformer
 from models.config import EngineConfig
 from models.kv.storage import KVSizes
 from models.layers.experts import make_experts_rowwise
-from models.layers.linear import PackedLinear, can_pack, make_rowwise
-from models.layers.quantization import Quantizer
+from models.layers.linear import MakeLinear, PackedLinear, can_pack, make_rowwise
+from models.layers.quantization import Int8Linear, Quantizer, refuse_unquantizable
 from models.parallel.layers import num_local_bytes
-
-if TYPE_CHECKING:
-    from models.cpu.fused_decoder import MakeLinear
 
 _DTYPES = ("bfloat16", "float32")
 _LANES = 16  # numbers the kernels work on together
@@ -53,7 +50,8 @@ def pack(
 ) -> PackedModel:
     """Lay out the linear layers for a CPU, in place; the weights they had are freed.
 
-    On other devices, and where torch has no packed product, the model stays as it is.
+    On other devices, and where there is no product that keeps a row's bits, the model stays as it
+    is.
 
     Args:
         model: loaded, with plain linear layers.
@@ -61,21 +59,38 @@ def pack(
         has_kernels: whether compiled ones serve it (`uses_kernels`).
         is_shared: ranks share it, and this is one's part: its layers are not taken apart.
     """
-    quantizer = None if config.quantization is None else Quantizer(getattr(torch, config.dtype))
     weight_bytes = num_local_bytes(model)
-    forward: ModelForward = TransformersForward(model)
-    if quantizer is not None or (model.device.type == "cpu" and can_pack(model.dtype)):
-        make_linear = quantizer or PackedLinear
-        fused = _fuse(model, config, make_linear) if has_kernels and not is_shared else None
-        if fused is not None:
-            forward = fused
-        else:
-            if not is_shared:
-                make_experts_rowwise(model)
-            make_rowwise(model, make_linear)
-    if quantizer is not None:
-        weight_bytes = num_local_bytes(model) + quantizer.num_bytes
+    make_linear = _linear_maker(model, config)
+    if make_linear is None:
+        return PackedModel(TransformersForward(model), weight_bytes)
+    forward = _fuse(model, config, make_linear) if has_kernels and not is_shared else None
+    if forward is None:
+        if not is_shared:
+            make_experts_rowwise(model, make_linear)
+        make_rowwise(model, make_linear)
+        forward = TransformersForward(model)
+    if isinstance(make_linear, Quantizer):
+        weight_bytes = num_local_bytes(model) + make_linear.num_bytes
     return PackedModel(forward, weight_bytes)
+
+
+def _linear_maker(model: PreTrainedModel, config: EngineConfig) -> MakeLinear | None:
+    """What makes a linear layer of a weight and its bias; None: they stay as they are.
+
+    Raises:
+        ValueError: weights of 8 bits are asked for, and there is no product for them here.
+    """
+    is_quantized = config.quantization is not None
+    if _why_not_compiled(config) is None:
+        from models.cpu.product import KernelLinear
+
+        quantized = partial(KernelLinear, is_quantized=True)
+        return Quantizer(quantized) if is_quantized else KernelLinear
+    if is_quantized:
+        refuse_unquantizable(getattr(torch, config.dtype))
+        return Quantizer(Int8Linear)
+    can = model.device.type == "cpu" and can_pack(model.dtype)
+    return PackedLinear if can else None
 
 
 def _fuse(
@@ -103,12 +118,19 @@ def make_backend(
 
 
 def _what_is_missing(config: EngineConfig, head_dim: int) -> str | None:
-    if config.dtype not in _DTYPES:
-        return f"dtype is {config.dtype}, they are for {' and '.join(_DTYPES)}"
     if config.block_size % _LANES:
         return f"block_size is {config.block_size}, no multiple of {_LANES}"
     if head_dim % _LANES:
         return f"the model's heads have {head_dim} numbers, no multiple of {_LANES}"
+    return _why_not_compiled(config)
+
+
+def _why_not_compiled(config: EngineConfig) -> str | None:
+    """Why products are torch's own operations; None: they are compiled."""
+    if torch.device(config.device).type != "cpu" or config.attention != "auto":
+        return f"device is {config.device}, attention is {config.attention}"
+    if config.dtype not in _DTYPES:
+        return f"dtype is {config.dtype}, they are for {' and '.join(_DTYPES)}"
     try:
         import numba  # noqa: F401
     except ImportError as error:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.layers.linear import SERIAL_ELEMENTS, VECTOR_ELEMENTS, PackedLinear
+from models.layers.linear import SERIAL_ELEMENTS, VECTOR_ELEMENTS, MakeLinear
 
 _ROUTER_ROWS = 16
 
@@ -27,13 +27,14 @@ class PackedExperts(nn.Module):
 
     Args:
         experts: on the CPU, for which `can_pack_experts` holds.
+        make_linear: makes their linear layers.
     """
 
-    def __init__(self, experts: Any) -> None:
+    def __init__(self, experts: Any, make_linear: MakeLinear) -> None:
         super().__init__()
         self._first_name = "gate_up_proj" if experts.has_gate else "up_proj"
-        self._first = _packed(experts, self._first_name)
-        self._second = _packed(experts, "down_proj")
+        self._first = _packed(experts, self._first_name, make_linear)
+        self._second = _packed(experts, "down_proj", make_linear)
         self._experts = experts  # for its activation
 
     def forward(
@@ -64,14 +65,14 @@ class PackedExperts(nn.Module):
         return torch.cat(parts)[:num_rows].contiguous()
 
 
-def _packed(experts: Any, name: str) -> list[PackedLinear]:
+def _packed(experts: Any, name: str, make_linear: MakeLinear) -> list[nn.Module]:
     """The products of each expert; the weights they came from are given up."""
     weights = getattr(experts, name).detach()
     biases = (
         getattr(experts, f"{name}_bias").detach() if experts.has_bias else [None] * len(weights)
     )
     packed = [
-        PackedLinear(weight.T if experts.is_transposed else weight, bias)
+        make_linear(weight.T if experts.is_transposed else weight, bias)
         for weight, bias in zip(weights, biases, strict=True)
     ]
     delattr(experts, name)
@@ -116,12 +117,16 @@ def _joined(parts: Any, num_rows: int) -> Tensor:
     return torch.cat(parts, dim=axis).narrow(axis, 0, num_rows)
 
 
-def make_experts_rowwise(model: nn.Module) -> None:
-    """Replace, in place, the experts and routers of a model on the CPU."""
+def make_experts_rowwise(model: nn.Module, make_linear: MakeLinear) -> None:
+    """Replace, in place, the experts and routers of a model on the CPU.
+
+    Args:
+        make_linear: makes the experts' linear layers.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if can_pack_experts(child):
-                setattr(parent, name, PackedExperts(child))
+                setattr(parent, name, PackedExperts(child, make_linear))
             elif _is_router(child):
                 setattr(parent, name, BlockwiseRouter(child))
 

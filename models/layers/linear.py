@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,11 @@ SERIAL_ELEMENTS = 16384
 # Vector code works on blocks of two AVX-512 registers: 64 bfloat16 or 32 float32.
 VECTOR_ELEMENTS = 64
 _PACKED_BATCH_HINT = 8  # rows the packed layout is chosen for; a verify round has about so many
+
+
+# Makes a linear layer that keeps a row's bits of a weight [outputs, inputs] and a bias [outputs] or
+# None; the weight is not kept.
+MakeLinear = Callable[..., Any]
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -87,19 +93,8 @@ class PackedLinear(nn.Module):
 
     def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
         """`others` + rows times the weight, added inside the product."""
-        if len(self._packed) == 1:  # nothing to split, which small layers would feel
-            return _packed_linear_add(rows.contiguous(), others, self._packed[0], self._bias)
         pieces = rows.split_with_sizes(self._widths, dim=-1)
-        return self.add_pieces_to(others, [piece.contiguous() for piece in pieces])
-
-    @property
-    def widths(self) -> list[int]:
-        """Inputs of the pieces that `add_pieces_to` takes."""
-        return self._widths
-
-    def add_pieces_to(self, others: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        """`add_to` of rows that come in contiguous pieces [R, width] of `widths`."""
-        out = _packed_linear_add(pieces[0], others, self._packed[0], self._bias)
+        out = _packed_linear_add(pieces[0].contiguous(), others, self._packed[0], self._bias)
         return _add_pieces(out, pieces[1:], self._packed[1:])
 
 
@@ -131,9 +126,7 @@ class RowwiseActivation(nn.Module):
         return torch.cat(pieces).view(rows.shape)
 
 
-def make_rowwise(
-    model: nn.Module, make_linear: Callable[[Tensor, Tensor | None], nn.Module] = PackedLinear
-) -> None:
+def make_rowwise(model: nn.Module, make_linear: MakeLinear = PackedLinear) -> None:
     """Replace, in place, every linear layer and activation of a model on the CPU.
 
     The embedding keeps its own weight when it shares it with the output layer.

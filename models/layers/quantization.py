@@ -19,11 +19,12 @@ whose passes are long only when it reads a prompt. What else was tried there:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from models.layers.linear import MakeLinear
 
 _LEVELS = 127  # symmetric: -127 to 127
 _INPUTS_MULTIPLE = 16  # the kernel reads whole vectors, beyond the end of a row if it must
@@ -105,12 +106,6 @@ class Int8Linear(nn.Module):
         self._integers = nn.functional.pad(integers, (0, self._num_padding))
         self._bias = None if bias is None else bias.detach().clone()
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the layer."""
-        kept = (self._integers, self._scales, self._bias)
-        return sum(tensor.nbytes for tensor in kept if tensor is not None)
-
     def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., outputs]
         """Rows times the weight; each row's result is a function of that row alone."""
         flat = rows.reshape(-1, self.in_features)
@@ -125,37 +120,37 @@ class Int8Linear(nn.Module):
         """`others` + rows times the weight."""
         return self(rows).add_(others)
 
-    @property
-    def widths(self) -> list[int]:
-        """Inputs of the one piece that `add_pieces_to` takes."""
-        return [self.in_features]
 
-    def add_pieces_to(self, others: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        """`add_to` of the only piece."""
-        return self.add_to(others, pieces[0])
+def refuse_unquantizable(dtype: torch.dtype) -> None:
+    """Refuse `dtype` where torch has no 8-bit product for it.
+
+    Raises:
+        ValueError: there is none here.
+    """
+    if not can_quantize(dtype):
+        name = str(dtype).removeprefix("torch.")
+        raise ValueError(
+            f"quantization int8: torch {torch.__version__} has no 8-bit product for dtype "
+            f"{name} on this CPU"
+        )
 
 
 class Quantizer:
-    """Makes `Int8Linear` layers and counts what they take.
+    """Makes linear layers with weights of 8 bits and counts what they take.
 
     Args:
-        dtype: of the layers' inputs.
+        make_linear: makes one of a weight and its bias.
 
-    Raises:
-        ValueError: there is no 8-bit product for `dtype` here.
+    Attributes:
+        num_bytes: of the layers made so far, before they are packed.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        if not can_quantize(dtype):
-            name = str(dtype).removeprefix("torch.")
-            raise ValueError(
-                f"quantization int8: torch {torch.__version__} has no 8-bit product for dtype "
-                f"{name} on this CPU"
-            )
+    def __init__(self, make_linear: MakeLinear) -> None:
+        self._make_linear = make_linear
         self.num_bytes = 0
 
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
-        """The layer of a weight and a bias, see `Int8Linear`."""
-        linear = Int8Linear(weight, bias)
-        self.num_bytes += linear.num_bytes
-        return linear
+    def __call__(self, weight: Tensor, bias: Tensor | None, **options: bool) -> Any:
+        """The layer of a weight and a bias, and what else `make_linear` takes."""
+        itemsize, has_bias = weight.element_size(), bias is not None
+        self.num_bytes += int8_bytes(len(weight), weight.shape[1], itemsize, has_bias=has_bias)
+        return self._make_linear(weight, bias, **options)

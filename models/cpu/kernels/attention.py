@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from models.cpu.kernels.compiling import inline
+from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.kernels.lanes import (
     BFLOAT16,
     FLOAT32,
-    NUM_LANES,
     Lanes,
     add,
-    address_of,
     div,
     exp,
     keep_lanes,
@@ -34,20 +33,28 @@ from models.cpu.kernels.lanes import (
     maximum,
     mul,
     num_bytes,
-    read_float,
-    read_int,
     splat,
     store,
     sub,
-    take_next,
     tanh,
     total,
-    write_float,
 )
 from models.cpu.kernels.mixing import Product, mix
-from models.cpu.kernels.parameters import WORD, get
+from models.cpu.kernels.parameters import (
+    BLOCK_IDS,
+    NUM_COMMON,
+    NUM_TASKS,
+    TAKEN,
+    TASKS,
+    THREADS_BEGUN,
+    WORD,
+    get,
+    of_pass,
+    rows_at,
+)
+from models.cpu.kernels.scalars import address_of, read_float, read_int, take_next, write_float
 
-# Parameters. Those of a layer first, then those of each pass.
+# Parameters.
 (
     KEYS,  # [blocks, K, D, B] of the layer
     VALUES,  # [blocks, K, B, D]
@@ -61,18 +68,13 @@ from models.cpu.kernels.parameters import WORD, get
     SINKS,  # [H] float32; 0: none
     SCRATCH,  # of the first thread
     SCRATCH_BYTES,  # of each thread
-    THREADS_BEGUN,  # 0
-    TASKS_TAKEN,  # 0
-    TASKS,  # [tasks, 4] int64: first row, rows, position of the first, place in the block ids
-    NUM_TASKS,
-    BLOCK_IDS,  # int64
-    QUERY,  # the first row's first head
+    QUERY,  # field of rows that begin with the first head
     ROW_STRIDE,  # of the queries, in numbers
     HEAD_STRIDE,
-    OUT,  # [R, H, D]
-) = range(21)
-NUM_PARAMETERS = 21
-TASK_FIELDS = 4
+    TARGET,  # field of [R, H, D]
+) = range(NUM_COMMON, NUM_COMMON + 16)
+NUM_PARAMETERS = NUM_COMMON + 16
+TASK_FIELDS = 4  # first row, rows, position of the first, place in the block ids
 
 _FLOAT_BYTES = 4
 _VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES
@@ -122,7 +124,7 @@ def _start_task(parameters: int, task: _Task, like: np.generic) -> None:
         row = task.first_row + vector // num_groups
         head = task.key_head * num_groups + vector % num_groups
         place = row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE)
-        query = get(parameters, QUERY) + num_bytes(like) * place
+        query = rows_at(parameters, QUERY) + num_bytes(like) * place
         store(totals + _VECTOR_BYTES * vector, zero, FLOAT32)
         write_float(tops + _VECTOR_BYTES * vector, _NO_SCORE)
         for d in range(0, head_dim, NUM_LANES):
@@ -241,7 +243,7 @@ def _finish_vector(parameters: int, row: int, head: int, vector: _Vector, like: 
         factor = splat(_ONE / weight)
     head_dim = get(parameters, HEAD_DIM)
     place = (row * get(parameters, NUM_HEADS) + head) * head_dim
-    out = get(parameters, OUT) + num_bytes(like) * place
+    out = rows_at(parameters, TARGET) + num_bytes(like) * place
     for d in range(0, head_dim, NUM_LANES):
         scaled = mul(load(vector.sums + _FLOAT_BYTES * d, FLOAT32), factor)
         store(out + num_bytes(like) * d, scaled, like)
@@ -254,7 +256,7 @@ def _attend_task(
     """Attends for the task that is described at `where`."""
     task = _Task(read_int(where), read_int(where + WORD), key_head, scratch)
     position = read_int(where + 2 * WORD)
-    block_ids = get(parameters, BLOCK_IDS) + WORD * read_int(where + 3 * WORD)
+    block_ids = of_pass(parameters, BLOCK_IDS) + WORD * read_int(where + 3 * WORD)
     num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
     head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
     window = get(parameters, WINDOW)
@@ -287,10 +289,10 @@ def _attend(parameters: int, like: np.generic) -> None:
     scratch = get(parameters, SCRATCH) + thread * get(parameters, SCRATCH_BYTES)
     num_key_heads = get(parameters, NUM_KEY_HEADS)
     while True:
-        taken = take_next(parameters + WORD * TASKS_TAKEN)
-        if taken >= get(parameters, NUM_TASKS) * num_key_heads:
+        taken = take_next(parameters + WORD * TAKEN)
+        if taken >= of_pass(parameters, NUM_TASKS) * num_key_heads:
             break
-        where = get(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
+        where = of_pass(parameters, TASKS) + WORD * TASK_FIELDS * (taken // num_key_heads)
         _attend_task(parameters, where, taken % num_key_heads, scratch, like)
 
 

@@ -42,26 +42,32 @@ class Call:
     Args:
         function: of a pointer to the parameters, as numba can compile it; a function of a module.
         num_parameters: how many it has.
+        kept: what its parameters are addresses of.
 
     Attributes:
         parameters: int64 numbers, all zero at first; to be set before `run`.
+        code: address of the machine code.
+        address: of the parameters.
     """
 
-    __slots__ = ("_code", "_run", "_run_parallel", "_where", "parameters")
+    __slots__ = ("_kept", "_run", "_run_parallel", "address", "code", "parameters")
 
-    def __init__(self, function: Callable[[Any], None], num_parameters: int) -> None:
+    def __init__(self, function: Callable[[Any], None], num_parameters: int, *kept: object) -> None:
         self.parameters: Any = (ctypes.c_int64 * num_parameters)()
-        self._where = ctypes.addressof(self.parameters)
-        self._code = _compile(function).address
-        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._code)
-        self._run_parallel = _openmp_parallel()
+        self.address = ctypes.addressof(self.parameters)
+        self.code = _compile(function).address
+        self._kept = kept
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.code)
+        self._run_parallel = openmp("GOMP_parallel")
 
     def run(self, num_threads: int) -> None:
         """Run the kernel, by so many threads of torch's at once."""
+        parameters = self.parameters
+        parameters[0] = parameters[1] = 0  # `kernels.parameters.TAKEN`, `THREADS_BEGUN`
         if num_threads == 1 or self._run_parallel is None:
-            self._run(self._where)
+            self._run(self.address)
         else:
-            self._run_parallel(self._code, self._where, num_threads, 0)
+            self._run_parallel(self.code, self.address, num_threads, 0)
 
 
 def float_bits(number: float) -> int:
@@ -115,21 +121,25 @@ def _hash_of_sources() -> str:
     return digest.hexdigest()[:16]
 
 
-@functools.cache
-def _openmp_parallel() -> Callable[..., None] | None:
-    """GNU OpenMP's call for a parallel region, of the copy that torch has loaded; None: not there.
+# Functions of GNU OpenMP: `GOMP_parallel` runs a function of one address, given that address, the
+# threads and flags; `GOMP_barrier` returns when all threads of such a region have called it.
+_OPENMP: dict[str, tuple[type[Any], ...]] = {
+    "GOMP_parallel": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint),
+    "GOMP_barrier": (),
+}
 
-    Its arguments: a function of one address, the address, the threads, flags.
-    """
+
+@functools.cache
+def openmp(name: str) -> Any:
+    """A function of the copy of GNU OpenMP that torch has loaded; None: torch runs on another."""
     own = sorted(map(str, Path(torch.__file__).parent.glob("lib/libgomp*")))
-    for name in (*own, "libgomp.so.1"):
+    for path in (*own, "libgomp.so.1"):
         try:
-            library = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-            run = library.GOMP_parallel
+            function = getattr(ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD), name)
         except (OSError, AttributeError):
             continue
-        run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        run.restype = None
-        return run
+        function.argtypes = _OPENMP[name]
+        function.restype = None
+        return function
     _logger.warning("torch runs on another OpenMP than GNU's: kernels take one thread each")
     return None

@@ -19,22 +19,34 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import models, register_model
 
-NUM_LANES = 16
+from models.cpu.kernels.emit import (
+    F32,
+    FLOATS,
+    I16,
+    I32,
+    I64,
+    INTS,
+    NUM_LANES,
+    Builder,
+    constant,
+    emit_fma,
+    instruction,
+    is_float32,
+    pointer,
+    spread,
+    typed,
+    vector_call,
+)
+
 FLOAT32 = np.float32(0)
 BFLOAT16 = np.uint16(0)  # numba has no such type: the bits, which are the upper half of a float32
 
-_F32 = ir.FloatType()
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
-_FLOATS = ir.VectorType(_F32, NUM_LANES)
-_INTS = ir.VectorType(_I32, NUM_LANES)
-_HALVES = ir.VectorType(ir.IntType(16), NUM_LANES)
+_HALVES = ir.VectorType(I16, NUM_LANES)
 _MASK = ir.VectorType(ir.IntType(1), NUM_LANES)
 
 Lanes = Any  # a vector, in the signatures of kernels
-_Builder = Any  # ir.IRBuilder
 _Build = Callable[..., ir.Value | None]
 
 
@@ -49,243 +61,200 @@ _LANES = _LanesType()
 @register_model(_LanesType)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _FLOATS)
-
-
-def _typed(build: _Build, result: Any, *arguments: Any) -> tuple[Any, Any]:
-    """What numba wants of an intrinsic that `build` emits."""
-
-    def generate(context: Any, builder: _Builder, signature: Any, values: Any) -> ir.Value:
-        value = build(builder, *values)
-        return context.get_dummy_value() if value is None else value
-
-    return result(*arguments), generate
-
-
-_instruction: Any = intrinsic  # of numba, whose own types know nothing of the first argument
-
-
-def _constant(kind: ir.VectorType, value: float) -> ir.Constant:
-    return ir.Constant(kind, [value] * NUM_LANES)
+        super().__init__(manager, kind, FLOATS)
 
 
 def _float(value: float) -> ir.Constant:
-    return _constant(_FLOATS, float(np.float32(value)))
+    return constant(FLOATS, float(np.float32(value)))
 
 
-def _at(builder: _Builder, address: ir.Value, kind: ir.Type) -> ir.Value:
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _call(builder: _Builder, name: str, *values: ir.Value) -> ir.Value:
-    """An LLVM intrinsic of vectors."""
-    kind = ir.FunctionType(_FLOATS, [value.type for value in values])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v16f32")
-    return builder.call(function, values)
-
-
-def _fma(builder: _Builder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    return _call(builder, "fma", a, b, c)
-
-
-def _spread(builder: _Builder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
-    """The value in all lanes."""
-    undefined = ir.Constant(kind, ir.Undefined)
-    first = builder.insert_element(undefined, value, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(first, undefined, _constant(_INTS, 0))
-
-
-def _is_within(builder: _Builder, first: ir.Value, stop: ir.Value) -> ir.Value:
+def _is_within(builder: Builder, first: ir.Value, stop: ir.Value) -> ir.Value:
     """Lanes first, ..., stop - 1."""
-    lanes = ir.Constant(_INTS, list(range(NUM_LANES)))
-    ends = [_spread(builder, builder.trunc(end, _I32), _INTS) for end in (first, stop)]
+    lanes = ir.Constant(INTS, list(range(NUM_LANES)))
+    ends = [spread(builder, builder.trunc(end, I32), INTS) for end in (first, stop)]
     return builder.and_(
         builder.icmp_signed(">=", lanes, ends[0]), builder.icmp_signed("<", lanes, ends[1])
     )
 
 
-def _widened(builder: _Builder, halves: ir.Value) -> ir.Value:
+def _widened(builder: Builder, halves: ir.Value) -> ir.Value:
     """Of bfloat16 bits the numbers."""
-    bits = builder.shl(builder.zext(halves, _INTS), _constant(_INTS, 16))
-    return builder.bitcast(bits, _FLOATS)
+    bits = builder.shl(builder.zext(halves, INTS), constant(INTS, 16))
+    return builder.bitcast(bits, FLOATS)
 
 
-def _rounded_bits(builder: _Builder, lanes: ir.Value) -> ir.Value:
+def _rounded_bits(builder: Builder, lanes: ir.Value) -> ir.Value:
     """Of numbers the bits of the nearest bfloat16, to even, in the upper halves; NaN stays NaN."""
-    bits = builder.bitcast(lanes, _INTS)
-    odd = builder.and_(builder.lshr(bits, _constant(_INTS, 16)), _constant(_INTS, 1))
-    rounded = builder.add(builder.add(bits, _constant(_INTS, 0x7FFF)), odd)
+    bits = builder.bitcast(lanes, INTS)
+    odd = builder.and_(builder.lshr(bits, constant(INTS, 16)), constant(INTS, 1))
+    rounded = builder.add(builder.add(bits, constant(INTS, 0x7FFF)), odd)
     is_nan = builder.fcmp_unordered("uno", lanes, lanes)
-    return builder.select(is_nan, _constant(_INTS, 0x7FC00000), rounded)
+    return builder.select(is_nan, constant(INTS, 0x7FC00000), rounded)
 
 
-def _is_float32(like: Any) -> bool:
-    return bool(like == types.float32)
-
-
-@_instruction
+@instruction
 def load(context: Any, address: Any, like: Any) -> Any:
     """Sixteen numbers in a row."""
 
-    def build(builder: _Builder, address: ir.Value, _: ir.Value) -> ir.Value:
-        if _is_float32(like):
-            return builder.load(_at(builder, address, _FLOATS), align=4)
-        return _widened(builder, builder.load(_at(builder, address, _HALVES), align=2))
+    def build(builder: Builder, address: ir.Value, _: ir.Value) -> ir.Value:
+        if is_float32(like):
+            return builder.load(pointer(builder, address, FLOATS), align=4)
+        return _widened(builder, builder.load(pointer(builder, address, _HALVES), align=2))
 
-    return _typed(build, _LANES, types.int64, like)
+    return typed(build, _LANES, types.int64, like)
 
 
-@_instruction
+@instruction
 def load_first(context: Any, address: Any, like: Any, count: Any) -> Any:
     """The first `count` of sixteen numbers, zeros after them, which are not read."""
 
-    def build(builder: _Builder, address: ir.Value, _: ir.Value, count: ir.Value) -> ir.Value:
-        kind, size = (_FLOATS, 4) if _is_float32(like) else (_HALVES, 2)
-        name = "llvm.masked.load." + ("v16f32" if _is_float32(like) else "v16i16") + ".p0"
-        types_ = [kind.as_pointer(), _I32, _MASK, kind]
+    def build(builder: Builder, address: ir.Value, _: ir.Value, count: ir.Value) -> ir.Value:
+        kind, size = (FLOATS, 4) if is_float32(like) else (_HALVES, 2)
+        name = "llvm.masked.load." + ("v16f32" if is_float32(like) else "v16i16") + ".p0"
+        types_ = [kind.as_pointer(), I32, _MASK, kind]
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(kind, types_), name
         )
-        wanted = _is_within(builder, ir.Constant(_I64, 0), count)
+        wanted = _is_within(builder, ir.Constant(I64, 0), count)
         found = builder.call(
             function,
-            [_at(builder, address, kind), ir.Constant(_I32, size), wanted, _constant(kind, 0)],
+            [pointer(builder, address, kind), ir.Constant(I32, size), wanted, constant(kind, 0)],
         )
-        return found if _is_float32(like) else _widened(builder, found)
+        return found if is_float32(like) else _widened(builder, found)
 
-    return _typed(build, _LANES, types.int64, like, types.int64)
+    return typed(build, _LANES, types.int64, like, types.int64)
 
 
-@_instruction
+@instruction
 def store(context: Any, address: Any, lanes: Any, like: Any) -> Any:
     """Write sixteen numbers, rounded to their type."""
 
-    def build(builder: _Builder, address: ir.Value, lanes: ir.Value, _: ir.Value) -> None:
-        if _is_float32(like):
-            builder.store(lanes, _at(builder, address, _FLOATS), align=4)
+    def build(builder: Builder, address: ir.Value, lanes: ir.Value, _: ir.Value) -> None:
+        if is_float32(like):
+            builder.store(lanes, pointer(builder, address, FLOATS), align=4)
             return
-        bits = builder.lshr(_rounded_bits(builder, lanes), _constant(_INTS, 16))
+        bits = builder.lshr(_rounded_bits(builder, lanes), constant(INTS, 16))
         halves = builder.trunc(bits, _HALVES)
-        builder.store(halves, _at(builder, address, _HALVES), align=2)
+        builder.store(halves, pointer(builder, address, _HALVES), align=2)
 
-    return _typed(build, types.void, types.int64, _LANES, like)
+    return typed(build, types.void, types.int64, _LANES, like)
 
 
-@_instruction
+@instruction
 def store_first(context: Any, address: Any, lanes: Any, like: Any, count: Any) -> Any:
     """Write the first `count` of sixteen numbers."""
 
     def build(
-        builder: _Builder, address: ir.Value, lanes: ir.Value, _: ir.Value, count: ir.Value
+        builder: Builder, address: ir.Value, lanes: ir.Value, _: ir.Value, count: ir.Value
     ) -> None:
-        kind, size, name = (_FLOATS, 4, "v16f32") if _is_float32(like) else (_HALVES, 2, "v16i16")
-        if not _is_float32(like):
-            bits = builder.lshr(_rounded_bits(builder, lanes), _constant(_INTS, 16))
+        kind, size, name = (FLOATS, 4, "v16f32") if is_float32(like) else (_HALVES, 2, "v16i16")
+        if not is_float32(like):
+            bits = builder.lshr(_rounded_bits(builder, lanes), constant(INTS, 16))
             lanes = builder.trunc(bits, _HALVES)
-        types_ = [kind, kind.as_pointer(), _I32, _MASK]
+        types_ = [kind, kind.as_pointer(), I32, _MASK]
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), types_), f"llvm.masked.store.{name}.p0"
         )
-        wanted = _is_within(builder, ir.Constant(_I64, 0), count)
-        place = _at(builder, address, kind)
-        builder.call(function, [lanes, place, ir.Constant(_I32, size), wanted])
+        wanted = _is_within(builder, ir.Constant(I64, 0), count)
+        place = pointer(builder, address, kind)
+        builder.call(function, [lanes, place, ir.Constant(I32, size), wanted])
 
-    return _typed(build, types.void, types.int64, _LANES, like, types.int64)
+    return typed(build, types.void, types.int64, _LANES, like, types.int64)
 
 
-@_instruction
+@instruction
 def rounded(context: Any, lanes: Any, like: Any) -> Any:
     """The numbers as they would be after a store and a load."""
 
-    def build(builder: _Builder, lanes: ir.Value, _: ir.Value) -> ir.Value:
-        if _is_float32(like):
+    def build(builder: Builder, lanes: ir.Value, _: ir.Value) -> ir.Value:
+        if is_float32(like):
             return lanes
-        bits = builder.and_(_rounded_bits(builder, lanes), _constant(_INTS, -0x10000))
-        return builder.bitcast(bits, _FLOATS)
+        bits = builder.and_(_rounded_bits(builder, lanes), constant(INTS, -0x10000))
+        return builder.bitcast(bits, FLOATS)
 
-    return _typed(build, _LANES, _LANES, like)
+    return typed(build, _LANES, _LANES, like)
 
 
-@_instruction
+@instruction
 def splat(context: Any, number: Any) -> Any:
     """One number in all lanes."""
-    return _typed(lambda builder, x: _spread(builder, x, _FLOATS), _LANES, types.float32)
+    return typed(lambda builder, x: spread(builder, x, FLOATS), _LANES, types.float32)
 
 
-@_instruction
+@instruction
 def fma(context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once."""
-    return _typed(_fma, _LANES, _LANES, _LANES, _LANES)
+    return typed(emit_fma, _LANES, _LANES, _LANES, _LANES)
 
 
-@_instruction
+@instruction
 def add(context: Any, a: Any, b: Any) -> Any:
     """a + b."""
-    return _typed(lambda builder, a, b: builder.fadd(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fadd(a, b), _LANES, _LANES, _LANES)
 
 
-@_instruction
+@instruction
 def sub(context: Any, a: Any, b: Any) -> Any:
     """a - b."""
-    return _typed(lambda builder, a, b: builder.fsub(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fsub(a, b), _LANES, _LANES, _LANES)
 
 
-@_instruction
+@instruction
 def mul(context: Any, a: Any, b: Any) -> Any:
     """a * b."""
-    return _typed(lambda builder, a, b: builder.fmul(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fmul(a, b), _LANES, _LANES, _LANES)
 
 
-@_instruction
+@instruction
 def div(context: Any, a: Any, b: Any) -> Any:
     """a / b."""
-    return _typed(lambda builder, a, b: builder.fdiv(a, b), _LANES, _LANES, _LANES)
+    return typed(lambda builder, a, b: builder.fdiv(a, b), _LANES, _LANES, _LANES)
 
 
-def _larger(builder: _Builder, a: ir.Value, b: ir.Value) -> ir.Value:
+def _larger(builder: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@_instruction
+@instruction
 def maximum(context: Any, a: Any, b: Any) -> Any:
     """The larger of a and b, lane by lane; b where one is not a number."""
-    return _typed(_larger, _LANES, _LANES, _LANES)
+    return typed(_larger, _LANES, _LANES, _LANES)
 
 
-def _reduced(builder: _Builder, lanes: ir.Value, combine: _Build) -> ir.Value:
+def _reduced(builder: Builder, lanes: ir.Value, combine: _Build) -> ir.Value:
     """Lanes combined in halves: always in the same order."""
     width = NUM_LANES // 2
     while width:
-        turned = ir.Constant(_INTS, [(i + width) % NUM_LANES for i in range(NUM_LANES)])
+        turned = ir.Constant(INTS, [(i + width) % NUM_LANES for i in range(NUM_LANES)])
         lanes = combine(builder, lanes, builder.shuffle_vector(lanes, lanes, turned))
         width //= 2
-    return builder.extract_element(lanes, ir.Constant(_I32, 0))
+    return builder.extract_element(lanes, ir.Constant(I32, 0))
 
 
-@_instruction
+@instruction
 def largest(context: Any, lanes: Any) -> Any:
     """The largest of the sixteen."""
-    return _typed(lambda builder, x: _reduced(builder, x, _larger), types.float32, _LANES)
+    return typed(lambda builder, x: _reduced(builder, x, _larger), types.float32, _LANES)
 
 
-@_instruction
+@instruction
 def total(context: Any, lanes: Any) -> Any:
     """The sum of the sixteen."""
-    return _typed(
+    return typed(
         lambda builder, x: _reduced(builder, x, lambda b, p, q: b.fadd(p, q)),
         types.float32,
         _LANES,
     )
 
 
-@_instruction
+@instruction
 def keep_lanes(context: Any, lanes: Any, first: Any, stop: Any) -> Any:
     """Minus infinity in all lanes but first, ..., stop - 1."""
 
-    def build(builder: _Builder, lanes: ir.Value, first: ir.Value, stop: ir.Value) -> ir.Value:
+    def build(builder: Builder, lanes: ir.Value, first: ir.Value, stop: ir.Value) -> ir.Value:
         return builder.select(_is_within(builder, first, stop), lanes, _float(-np.inf))
 
-    return _typed(build, _LANES, _LANES, types.int64, types.int64)
+    return typed(build, _LANES, _LANES, types.int64, types.int64)
 
 
 # exp(r) = 1 + r + r^2 * (polynomial of r) for |r| <= ln(2) / 2, highest power first: Cephes' expf.
@@ -300,97 +269,58 @@ _ROUNDER_BITS = 0x4B400000
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 
 
-def _exp(builder: _Builder, x: ir.Value) -> ir.Value:
+def _exp(builder: Builder, x: ir.Value) -> ir.Value:
     # Unordered: what is not a number stays so.
     is_seen = builder.fcmp_unordered(">", x, _float(_EXP_LEAST))
     is_high = builder.fcmp_ordered(">", x, _float(_EXP_MOST))
     x = builder.select(is_high, _float(0), x)
     x = builder.select(is_seen, x, _float(_EXP_LEAST))
-    shifted = _fma(builder, x, _float(np.log2(np.e)), _float(_ROUNDER))
+    shifted = emit_fma(builder, x, _float(np.log2(np.e)), _float(_ROUNDER))
     whole = builder.fsub(shifted, _float(_ROUNDER))
-    r = _fma(builder, whole, _float(-_LN2_HIGH), x)
-    r = _fma(builder, whole, _float(-_LN2_LOW), r)
+    r = emit_fma(builder, whole, _float(-_LN2_HIGH), x)
+    r = emit_fma(builder, whole, _float(-_LN2_LOW), r)
     sum_ = _float(_EXP_POLYNOMIAL[0])
     for factor in _EXP_POLYNOMIAL[1:]:
-        sum_ = _fma(builder, sum_, r, _float(factor))
-    sum_ = builder.fadd(_fma(builder, sum_, builder.fmul(r, r), r), _float(1))
-    exponent = builder.sub(builder.bitcast(shifted, _INTS), _constant(_INTS, _ROUNDER_BITS - 127))
-    scale = builder.bitcast(builder.shl(exponent, _constant(_INTS, 23)), _FLOATS)
+        sum_ = emit_fma(builder, sum_, r, _float(factor))
+    sum_ = builder.fadd(emit_fma(builder, sum_, builder.fmul(r, r), r), _float(1))
+    exponent = builder.sub(builder.bitcast(shifted, INTS), constant(INTS, _ROUNDER_BITS - 127))
+    scale = builder.bitcast(builder.shl(exponent, constant(INTS, 23)), FLOATS)
     power = builder.select(is_high, _float(np.inf), builder.fmul(sum_, scale))
     return builder.select(is_seen, power, _float(0))
 
 
-@_instruction
+@instruction
 def exp(context: Any, lanes: Any) -> Any:
     """e to the power of each, to about 1e-7 of it; 0 below -87, infinity above 88."""
-    return _typed(_exp, _LANES, _LANES)
+    return typed(_exp, _LANES, _LANES)
 
 
-@_instruction
+@instruction
 def tanh(context: Any, lanes: Any) -> Any:
     """The hyperbolic tangent of each, to about 1e-7."""
 
-    def build(builder: _Builder, x: ir.Value) -> ir.Value:
-        e = _exp(builder, builder.fmul(_call(builder, "fabs", x), _float(-2)))
+    def build(builder: Builder, x: ir.Value) -> ir.Value:
+        e = _exp(builder, builder.fmul(vector_call(builder, "fabs", x), _float(-2)))
         size = builder.fdiv(builder.fsub(_float(1), e), builder.fadd(_float(1), e))
-        return _call(builder, "copysign", size, x)
+        return vector_call(builder, "copysign", size, x)
 
-    return _typed(build, _LANES, _LANES)
-
-
-@_instruction
-def read_float(context: Any, address: Any) -> Any:
-    """The float32 there."""
-    return _typed(lambda b, a: b.load(_at(b, a, _F32), align=4), types.float32, types.int64)
+    return typed(build, _LANES, _LANES)
 
 
-@_instruction
-def write_float(context: Any, address: Any, number: Any) -> Any:
-    """Write a float32."""
-
-    def build(builder: _Builder, address: ir.Value, number: ir.Value) -> None:
-        builder.store(number, _at(builder, address, _F32), align=4)
-
-    return _typed(build, types.void, types.int64, types.float32)
-
-
-@_instruction
-def read_int(context: Any, address: Any) -> Any:
-    """The int64 there."""
-    return _typed(lambda b, a: b.load(_at(b, a, _I64), align=8), types.int64, types.int64)
-
-
-@_instruction
+@instruction
 def copy_number(context: Any, target: Any, source: Any, like: Any) -> Any:
     """Copy one number as it is."""
 
-    def build(builder: _Builder, target: ir.Value, source: ir.Value, _: ir.Value) -> None:
-        kind, size = (_F32, 4) if _is_float32(like) else (ir.IntType(16), 2)
-        number = builder.load(_at(builder, source, kind), align=size)
-        builder.store(number, _at(builder, target, kind), align=size)
+    def build(builder: Builder, target: ir.Value, source: ir.Value, _: ir.Value) -> None:
+        kind, size = (F32, 4) if is_float32(like) else (I16, 2)
+        number = builder.load(pointer(builder, source, kind), align=size)
+        builder.store(number, pointer(builder, target, kind), align=size)
 
-    return _typed(build, types.void, types.int64, types.int64, like)
+    return typed(build, types.void, types.int64, types.int64, like)
 
 
-@_instruction
+@instruction
 def num_bytes(context: Any, like: Any) -> Any:
     """What one number takes in memory."""
-    size = 4 if _is_float32(like) else 2
-    return _typed(lambda builder, _: ir.Constant(_I64, size), types.int64, like)
-
-
-@_instruction
-def take_next(context: Any, address: Any) -> Any:
-    """Adds one to the int64 there, though others may at that moment; returns what it was before."""
-
-    def build(builder: _Builder, address: ir.Value) -> ir.Value:
-        place = _at(builder, address, _I64)
-        return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "monotonic")
-
-    return _typed(build, types.int64, types.int64)
-
-
-@_instruction
-def address_of(context: Any, pointer: Any) -> Any:
-    """A pointer as an int."""
-    return _typed(lambda builder, p: builder.ptrtoint(p, _I64), types.int64, types.voidptr)
+    size = 4 if is_float32(like) else 2
+    return typed(lambda builder, _: ir.Constant(I64, size), types.int64, like)

@@ -16,17 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from models.cpu.kernels.compiling import inline
-from models.cpu.kernels.lanes import (
-    FLOAT32,
-    NUM_LANES,
-    Lanes,
-    fma,
-    load,
-    num_bytes,
-    read_float,
-    splat,
-    store,
-)
+from models.cpu.kernels.emit import NUM_LANES
+from models.cpu.kernels.lanes import FLOAT32, Lanes, fma, load, num_bytes, splat, store
+from models.cpu.kernels.scalars import read_float
 
 _FLOAT_BYTES = 4
 _VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES

@@ -1,14 +1,52 @@
-"""How kernels read their parameters: int64 numbers in a row, see `compiling.py`."""
+"""How kernels read their parameters: int64 numbers in a row, see `compiling.py`.
+
+The first ones are the same in all of them: two counters by which the threads of a pass share the
+work, and the address of the pass's table, where whatever changes from pass to pass is written once
+for all kernels. Where a kernel reads or writes rows is given as a field of that table.
+"""
 
 from __future__ import annotations
 
 from models.cpu.kernels.compiling import inline
-from models.cpu.kernels.lanes import read_int
+from models.cpu.kernels.scalars import read_int
 
 WORD = 8  # bytes of a parameter
+
+# Parameters of every kernel.
+(
+    TAKEN,  # pieces of the work that threads have taken; 0 before
+    THREADS_BEGUN,  # 0 before
+    PASS,  # address of the table
+) = range(3)
+NUM_COMMON = 3
+
+# Fields of the table.
+(
+    NUM_ROWS,  # R
+    POSITIONS,  # [R] int64
+    SLOTS,  # [R] int64, block * B + place in it
+    TASKS,  # of attention: [tasks, 4] int64
+    NUM_TASKS,
+    BLOCK_IDS,  # int64
+    FIRST_BUFFER,  # addresses of rows from here on
+) = range(7)
+NUM_BUFFERS = 6
+NUM_FIELDS = FIRST_BUFFER + NUM_BUFFERS
 
 
 @inline
 def get(parameters: int, index: int) -> int:
     """The parameter of that number."""
     return read_int(parameters + WORD * index)
+
+
+@inline
+def of_pass(parameters: int, field: int) -> int:
+    """What the table says."""
+    return read_int(get(parameters, PASS) + WORD * field)
+
+
+@inline
+def rows_at(parameters: int, index: int) -> int:
+    """Where the rows are whose field of the table is the parameter of that number."""
+    return of_pass(parameters, get(parameters, index))

@@ -4,7 +4,6 @@ Each number is rounded to its type wherever transformers rounds it, so that resu
 result is a function of that row alone. Threads take turns at runs of rows.
 
 Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block, I the width of
-the layer's MLP.
 """
 
 from __future__ import annotations
@@ -15,79 +14,73 @@ from typing import Any
 import numpy as np
 
 from models.cpu.kernels.compiling import inline
+from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.kernels.lanes import (
     BFLOAT16,
     FLOAT32,
-    NUM_LANES,
     Lanes,
     add,
-    address_of,
     copy_number,
-    div,
-    exp,
     fma,
     load,
     load_first,
     mul,
     num_bytes,
-    read_float,
-    read_int,
     rounded,
     splat,
     store,
     store_first,
-    sub,
-    take_next,
     total,
 )
-from models.cpu.kernels.parameters import WORD, get
+from models.cpu.kernels.parameters import (
+    NUM_COMMON,
+    NUM_ROWS,
+    POSITIONS,
+    SLOTS,
+    TAKEN,
+    WORD,
+    get,
+    of_pass,
+    rows_at,
+)
+from models.cpu.kernels.scalars import address_of, read_float, read_int, take_next
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _RUN = 16  # rows a thread takes at once
 
-# Parameters of all kernels here: how many rows were taken, 0 at first, and R.
-TAKEN, NUM_ROWS = 0, 1
 (
     NORM_WEIGHT,  # [width]
     NORM_WIDTH,
     NORM_EPSILON,  # float32
-    NORM_ROWS,  # [R, width]
-    NORM_OUT,  # [R, width]
-) = range(2, 7)
-NUM_NORM_PARAMETERS = 7
-(
-    GATE_WIDTH,  # I
-    GATE_WIDTHS,  # int64, of the pieces
-    GATE_NUM_PIECES,
-    GATE_UP,  # [R, 2 I]: gates, then what they are for
-    GATE_OUT,  # pieces [R, width], one after the other
-) = range(2, 7)
-NUM_GATE_PARAMETERS = 7
+    NORM_SOURCE,  # field of rows [R, width]
+    NORM_TARGET,  # field
+) = range(NUM_COMMON, NUM_COMMON + 5)
+NUM_NORM_PARAMETERS = NUM_COMMON + 5
 (
     KEYS,  # [blocks, K, D, B] of the layer
     VALUES,  # [blocks, K, B, D]
     NUM_KEY_HEADS,
     HEAD_DIM,
     BLOCK_SIZE,
-    SLOTS,  # [R] int64, block * B + place in it
-    KEY_SOURCE,  # the first row's first key head
+    KEY_SOURCE,  # field of rows
+    KEY_OFFSET,  # of the first key head in a row, in bytes
     VALUE_SOURCE,
+    VALUE_OFFSET,
     ROW_STRIDE,  # of the sources, in numbers
     HEAD_STRIDE,
-) = range(2, 12)
-NUM_STORE_PARAMETERS = 12
-# Those of rotating after those of storing.
+) = range(NUM_COMMON, NUM_COMMON + 11)
+NUM_STORE_PARAMETERS = NUM_COMMON + 11
+# Those of rotating follow those of storing.
 (
-    QUERIES,  # the first row's first query head; strides as those of the keys
+    QUERIES,  # field of rows that begin with the first query head; strides as those of the keys
     NUM_HEADS,
     QUERY_NORM,  # [D]; 0: none
     KEY_NORM,  # [D]
     HEAD_EPSILON,  # float32
     COSINES,  # [positions, D]
     SINES,  # [positions, D], of the first half negative
-    POSITIONS,  # [R] int64
-) = range(12, 20)
-NUM_ROTATE_PARAMETERS = 20
+) = range(NUM_STORE_PARAMETERS, NUM_STORE_PARAMETERS + 7)
+NUM_ROTATE_PARAMETERS = NUM_STORE_PARAMETERS + 7
 
 
 @inline
@@ -125,7 +118,7 @@ def _norm(row: int, out: int, weight: int, width: int, epsilon: Any, like: np.ge
 @inline
 def _take_rows(parameters: int) -> tuple[int, int]:
     """The next rows that no thread has taken, first and stop; equal when there are no more."""
-    num_rows = get(parameters, NUM_ROWS)
+    num_rows = of_pass(parameters, NUM_ROWS)
     first = _RUN * take_next(parameters + WORD * TAKEN)
     return min(first, num_rows), min(first + _RUN, num_rows)
 
@@ -139,7 +132,7 @@ def _norm_rows(parameters: int, like: np.generic) -> None:
             break
         for row in range(first, stop):
             offset = num_bytes(like) * row * width
-            rows, out = get(parameters, NORM_ROWS), get(parameters, NORM_OUT)
+            rows, out = rows_at(parameters, NORM_SOURCE), rows_at(parameters, NORM_TARGET)
             weight = get(parameters, NORM_WEIGHT)
             _norm(rows + offset, out + offset, weight, width, epsilon, like)
 
@@ -166,7 +159,7 @@ def _prepare_heads(
     """Norm, where there is one, and rotate one row's queries or keys in place."""
     head_dim, size = get(parameters, HEAD_DIM), num_bytes(like)
     epsilon = read_float(parameters + WORD * HEAD_EPSILON)
-    angles = size * head_dim * read_int(get(parameters, POSITIONS) + WORD * row)
+    angles = size * head_dim * read_int(of_pass(parameters, POSITIONS) + WORD * row)
     head = first + size * row * get(parameters, ROW_STRIDE)
     for _ in range(num_heads):
         if norm != 0:
@@ -181,14 +174,16 @@ def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
     """Put the key and the value of one row and head into their slot."""
     size, head_dim = num_bytes(like), get(parameters, HEAD_DIM)
     block_size = get(parameters, BLOCK_SIZE)
-    slot = read_int(get(parameters, SLOTS) + WORD * row)
+    slot = read_int(of_pass(parameters, SLOTS) + WORD * row)
     block, place = slot // block_size, slot % block_size
     source = size * (row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE))
     base = size * (block * get(parameters, NUM_KEY_HEADS) + head) * head_dim * block_size
-    key, target = get(parameters, KEY_SOURCE) + source, get(parameters, KEYS) + base
+    key = rows_at(parameters, KEY_SOURCE) + get(parameters, KEY_OFFSET) + source
+    target = get(parameters, KEYS) + base
     for d in range(head_dim):
         copy_number(target + size * (d * block_size + place), key + size * d, like)
-    value, target = get(parameters, VALUE_SOURCE) + source, get(parameters, VALUES) + base
+    value = rows_at(parameters, VALUE_SOURCE) + get(parameters, VALUE_OFFSET) + source
+    target = get(parameters, VALUES) + base
     for d in range(0, head_dim, NUM_LANES):
         store(target + size * (place * head_dim + d), load(value + size * d, like), like)
 
@@ -219,45 +214,11 @@ def _rotate_rows(parameters: int, like: np.generic) -> None:
         if first == stop:
             break
         for row in range(first, stop):
-            queries, keys = get(parameters, QUERIES), get(parameters, KEY_SOURCE)
+            queries = rows_at(parameters, QUERIES)
+            keys = rows_at(parameters, KEY_SOURCE) + get(parameters, KEY_OFFSET)
             _prepare_heads(parameters, row, queries, num_heads, query_norm, like)
             _prepare_heads(parameters, row, keys, num_key_heads, key_norm, like)
         _store_run(parameters, first, stop, like)
-
-
-@inline
-def _gate(gates: int, factors: int, out: int, width: int, like: np.generic) -> None:
-    """out = SiLU of the gates, gate / (1 + e^-gate), times the factors."""
-    size = num_bytes(like)
-    for i in range(0, width, NUM_LANES):
-        gate = _load(gates + size * i, width - i, like)
-        below = add(splat(_ONE), exp(sub(splat(_ZERO), gate)))
-        opened = rounded(div(gate, below), like)
-        product = mul(opened, _load(factors + size * i, width - i, like))
-        _store(out + size * i, product, width - i, like)
-
-
-@inline
-def _gate_row(parameters: int, row: int, like: np.generic) -> None:
-    size, gate_width = num_bytes(like), get(parameters, GATE_WIDTH)
-    gates = get(parameters, GATE_UP) + size * 2 * row * gate_width
-    start = 0
-    for piece in range(get(parameters, GATE_NUM_PIECES)):
-        width = read_int(get(parameters, GATE_WIDTHS) + WORD * piece)
-        place = start * get(parameters, NUM_ROWS) + row * width
-        out = get(parameters, GATE_OUT) + size * place
-        _gate(gates + size * start, gates + size * (gate_width + start), out, width, like)
-        start += width
-
-
-@inline
-def _gate_rows(parameters: int, like: np.generic) -> None:
-    while True:
-        first, stop = _take_rows(parameters)
-        if first == stop:
-            break
-        for row in range(first, stop):
-            _gate_row(parameters, row, like)
 
 
 def norm_bfloat16(parameters: Any) -> None:
@@ -288,13 +249,3 @@ def rotate_bfloat16(parameters: Any) -> None:
 def rotate_float32(parameters: Any) -> None:
     """Norm and rotate queries and keys, and store keys and values, float32."""
     _rotate_rows(address_of(parameters), FLOAT32)
-
-
-def gate_bfloat16(parameters: Any) -> None:
-    """Gated SiLU, bfloat16."""
-    _gate_rows(address_of(parameters), BFLOAT16)
-
-
-def gate_float32(parameters: Any) -> None:
-    """Gated SiLU, float32."""
-    _gate_rows(address_of(parameters), FLOAT32)

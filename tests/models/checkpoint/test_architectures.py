@@ -16,8 +16,9 @@ from models.attention import gather_plan as attention_plan
 from models.attention import interface as attention
 from models.attention.features import AttentionFeatures
 from models.config import EngineConfig
+from models.cpu import batch, ops
 from models.cpu.backend import FusedForward
-from models.cpu.ops import Attend
+from models.cpu.kernels.compiling import Call
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.layers.linear import can_pack
@@ -119,19 +120,20 @@ def test_rows_far_behind_a_window_have_the_bits_of_the_whole(
 
 
 def _shift_windows(patch: Patch, shift: int) -> None:
-    make, attend = attention_plan._MaskPlan.make, Attend.__init__
+    make, attend = attention_plan._MaskPlan.make, ops.attend
 
     def shifted(plan: attention_plan._MaskPlan, *args: object) -> dict[int | None, torch.Tensor]:
         others = [None if w is None else w + shift for w in plan.windows]
         masks = make(dataclasses.replace(plan, windows=others), *args)
         return {w: masks[other] for w, other in zip(plan.windows, others, strict=True)}
 
-    def attend_shifted(step: Attend, layer: object, heads: int, features: AttentionFeatures, *more):  # type: ignore[no-untyped-def]
+    def attend_shifted(layer: Any, heads: int, features: AttentionFeatures, *more: Any) -> Call:
         window = None if features.window is None else features.window + shift
-        attend(step, layer, heads, dataclasses.replace(features, window=window), *more)
+        return attend(layer, heads, dataclasses.replace(features, window=window), *more)
 
     patch.setattr(attention_plan._MaskPlan, "make", shifted)
-    patch.setattr(Attend, "__init__", attend_shifted)
+    for module in (ops, batch):  # by itself, and as a step of a program
+        patch.setattr(module, "attend", attend_shifted)
 
 
 def _without(patch: Patch, feature: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,17 @@ from torch import Tensor, nn
 
 from models.cpu.kernels import compiling
 from models.cpu.kernels.compiling import Call, float_bits
-from models.cpu.ops import Gate, HeadNorms, LayerKeys, Norm, RotateAndStore, Store
+from models.cpu.kernels.parameters import NUM_COMMON, NUM_ROWS, POSITIONS, SLOTS
+from models.cpu.ops import (
+    HeadNorms,
+    LayerKeys,
+    PassTable,
+    Rotation,
+    Store,
+    buffer,
+    norm,
+    rotate_and_store,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -37,45 +46,25 @@ def normed(rows: Tensor, weight: Tensor) -> Tensor:
     return nn.functional.rms_norm(rows, rows.shape[-1:], None, EPSILON) * weight
 
 
+def run_norm(rows: Tensor, weight: Tensor, num_threads: int) -> Tensor:
+    table, out = PassTable(), torch.empty_like(rows)
+    table.values[NUM_ROWS] = len(rows)
+    table.put(buffer(0), rows)
+    table.put(buffer(1), out)
+    norm(weight, EPSILON, table, buffer(0), buffer(1)).run(num_threads)
+    return out
+
+
 @each_dtype
 @each_threads
 @pytest.mark.parametrize("width", [16, 50, 1000])
 @pytest.mark.parametrize("num_rows", [1, 5, 90])
 def test_norm(dtype: torch.dtype, num_threads: int, width: int, num_rows: int) -> None:
     rows, weight = random(num_rows, width).to(dtype), random(width, seed=1).to(dtype)
-    out = torch.empty_like(rows)
-    Norm(weight, EPSILON, num_threads)(rows, out)
+    out = run_norm(rows, weight, num_threads)
     assert_same(out, normed(rows, weight))
     for row in range(0, num_rows, 7):
-        alone = torch.empty_like(rows[:1])
-        Norm(weight, EPSILON, 1)(rows[row : row + 1], alone)
-        assert torch.equal(alone[0], out[row])
-
-
-@each_dtype
-@each_threads
-@pytest.mark.parametrize("widths", [[48], [334, 333, 333], [1000, 7]])
-@pytest.mark.parametrize("num_rows", [1, 5, 90])
-def test_gate(dtype: torch.dtype, num_threads: int, widths: list[int], num_rows: int) -> None:
-    width = sum(widths)
-    gate_up = random(num_rows, 2 * width, size=4.0).to(dtype)
-    out = gate_up.new_empty(num_rows * width)
-    Gate(widths, dtype, num_threads)(gate_up, out)
-    expected = nn.functional.silu(gate_up[:, :width]) * gate_up[:, width:]
-    pieces = out.split([num_rows * piece for piece in widths])
-    found = torch.cat([piece.view(num_rows, -1) for piece in pieces], 1)
-    assert_same(found, expected)
-
-
-@each_dtype
-def test_gate_far_from_zero(dtype: torch.dtype) -> None:
-    gates = torch.tensor([-math.inf, -3e38, -200.0, -88.5, -0.0, 0.0, 88.5, 3e38, math.nan])
-    gate_up = torch.cat((gates, torch.ones(9))).to(dtype)[None]
-    out = gate_up.new_empty(9)
-    Gate([9], dtype, 1)(gate_up, out)
-    # 88.5 is where e^x ends in float32.
-    expected = torch.tensor([math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 88.5, 3e38, math.nan]).to(dtype)
-    torch.testing.assert_close(out, expected, equal_nan=True, atol=1e-30, rtol=0)
+        assert torch.equal(run_norm(rows[row : row + 1], weight, 1)[0], out[row])
 
 
 class Layer:
@@ -148,8 +137,12 @@ def test_rotate_and_store(
         weights = random(2, head_dim, seed=5).to(dtype)
         norms = HeadNorms(weights[0], weights[1], EPSILON)
         query, key = normed(query, weights[0]), normed(key, weights[1])
-    step = RotateAndStore(layer.places, layer.num_heads, cosines, signed, norms, num_threads)
-    step(layer.mixed, positions, layer.slots)
+    table = PassTable()
+    table.values[NUM_ROWS] = num_rows
+    for field, rows in ((POSITIONS, positions), (SLOTS, layer.slots), (buffer(0), layer.mixed)):
+        table.put(field, rows)
+    rotation = Rotation(cosines, signed, norms)
+    rotate_and_store(layer.places, layer.num_heads, rotation, table, buffer(0)).run(num_threads)
     at = (cosines[positions], sines[positions])
     keys, values = layer.stored()
     # What a norm rounded to the other side is subtracted from something of its size.
@@ -160,11 +153,9 @@ def test_rotate_and_store(
 
 
 def test_one_thread_where_torch_has_no_openmp_of_gnu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_openmp_parallel", lambda: None)
+    monkeypatch.setattr(compiling, "openmp", lambda name: None)
     rows, weight = random(90, 1000), random(1000, seed=1)
-    out = torch.empty_like(rows)
-    Norm(weight, EPSILON, 2)(rows, out)
-    assert_same(out, normed(rows, weight))
+    assert_same(run_norm(rows, weight, 2), normed(rows, weight))
 
 
 def _body(parameters: object) -> None:
@@ -183,7 +174,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 def run_anew() -> None:
     """As another process would: nothing is in memory."""
     compiling._compile.cache_clear()
-    Call(_body, 1).run(1)
+    Call(_body, NUM_COMMON).run(1)
 
 
 def test_kernels_are_kept_on_disk_by_the_sources(

@@ -16,7 +16,7 @@ from models.cpu import ops as cpu_kernels
 from models.cpu import setup as cpu_setup
 from models.cpu.backend import FusedForward
 from models.cpu.batch import LaneStorage
-from models.cpu.kernels.lanes import NUM_LANES
+from models.cpu.kernels.emit import NUM_LANES
 from models.cpu.setup import pack, uses_kernels
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.storage import KVStorage

@@ -14,7 +14,13 @@ from models.config import EngineConfig
 from models.cpu.backend import FusedForward
 from models.engine.runner import ModelRunner, SequenceRows
 from models.layers.linear import RowwiseActivation, make_rowwise
-from models.layers.quantization import Int8Linear, Quantizer, can_quantize, quantize_weight
+from models.layers.quantization import (
+    Int8Linear,
+    Quantizer,
+    can_quantize,
+    quantize_weight,
+    refuse_unquantizable,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 TEXT = list(range(5, 69))
@@ -134,7 +140,7 @@ def test_a_generic_model_is_rounded_in_place_and_keeps_its_embedding():
     torch.manual_seed(0)
     model = Model()
     expected = model(torch.arange(32))
-    quantizer = Quantizer(torch.float32)
+    quantizer = Quantizer(Int8Linear)
     make_rowwise(model, quantizer)
     kinds = [type(model.block[0]), type(model.block[1]), type(model.head)]
     assert kinds == [Int8Linear, RowwiseActivation, Int8Linear]
@@ -210,7 +216,7 @@ def test_what_cannot_be_rounded_is_refused(overrides, message):
 
 def test_a_type_without_a_product_is_refused():
     with pytest.raises(ValueError, match="no 8-bit product for dtype float64"):
-        Quantizer(torch.float64)
+        refuse_unquantizable(torch.float64)
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused_by_name(tiny_target, tmp_path):

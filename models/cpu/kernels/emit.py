@@ -1,0 +1,83 @@
+"""How instructions of kernels are made: types and pieces of LLVM's language.
+
+Kernels are Python that numba compiles; what it would not find by itself is written here in LLVM
+instructions. `lanes.py` has those on vectors, `scalars.py` those on single numbers and addresses,
+`tile.py` the inner loop of products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import RequireLiteralValue
+from numba.extending import intrinsic
+
+NUM_LANES = 16  # numbers of a vector
+
+F32 = ir.FloatType()
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+FLOATS = ir.VectorType(F32, NUM_LANES)
+INTS = ir.VectorType(I32, NUM_LANES)
+
+Builder = Any  # ir.IRBuilder
+_Build = Callable[..., ir.Value | None]
+
+
+def typed(build: _Build, result: Any, *arguments: Any) -> tuple[Any, Any]:
+    """What numba wants of an intrinsic that `build` emits."""
+
+    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> ir.Value:
+        value = build(builder, *values)
+        return context.get_dummy_value() if value is None else value
+
+    return result(*arguments), generate
+
+
+instruction: Any = intrinsic  # of numba, whose own types know nothing of the first argument
+
+
+def constant(kind: ir.VectorType, value: float) -> ir.Constant:
+    """The value in all lanes, known when the kernel is compiled."""
+    return ir.Constant(kind, [value] * NUM_LANES)
+
+
+def pointer(builder: Builder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    """An address as LLVM wants it."""
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def vector_call(builder: Builder, name: str, *values: ir.Value) -> ir.Value:
+    """An LLVM intrinsic of vectors."""
+    kind = ir.FunctionType(FLOATS, [value.type for value in values])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v16f32")
+    return builder.call(function, values)
+
+
+def emit_fma(builder: Builder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """a * b + c, rounded once."""
+    return vector_call(builder, "fma", a, b, c)
+
+
+def spread(builder: Builder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """The value in all lanes."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, undefined, constant(INTS, 0))
+
+
+def is_float32(like: Any) -> bool:
+    """Whether numbers like this are float32 in memory, not bfloat16."""
+    return bool(like == types.float32)
+
+
+def literal(number: Any, name: str) -> int:
+    """The value of an argument that is a constant of the code."""
+    if not isinstance(number, types.IntegerLiteral):
+        raise RequireLiteralValue(name)
+    return int(number.literal_value)

@@ -1,0 +1,205 @@
+"""Rows times a weight, for any number of rows, each row's bits its own.
+
+Threads take turns at panels of the weight (`tile.py`) and go with each over all rows, a few at a
+time: the panel stays in the cache meanwhile. Scale, bias and residual are applied to the float32
+sums, which are rounded once. A gated product has the gates in the left half of each panel and what
+they are for in the right half; SiLU of the one times the other is what it writes.
+
+Shape letters: R rows, N outputs, I inputs, P panels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from models.cpu.kernels.compiling import inline
+from models.cpu.kernels.emit import NUM_LANES
+from models.cpu.kernels.lanes import (
+    BFLOAT16,
+    FLOAT32,
+    Lanes,
+    add,
+    div,
+    exp,
+    load,
+    load_first,
+    mul,
+    num_bytes,
+    rounded,
+    splat,
+    store,
+    store_first,
+    sub,
+)
+from models.cpu.kernels.parameters import (
+    NUM_COMMON,
+    NUM_ROWS,
+    TAKEN,
+    WORD,
+    get,
+    of_pass,
+    rows_at,
+)
+from models.cpu.kernels.scalars import address_of, stack_bytes, take_next
+from models.cpu.kernels.tile import MAX_ROWS, PANEL, multiply_tile
+
+(
+    WEIGHT,  # P panels, one after the other
+    PANEL_BYTES,
+    NUM_INPUTS,
+    NUM_OUTPUTS,
+    SCALES,  # [P * PANEL] float32; 0: none
+    BIAS,  # [P * PANEL] float32; 0: none
+    SOURCE,  # field of rows [R, I]
+    TARGET,  # field of [R, N]
+    RESIDUAL,  # field of what is added, [R, N]; 0: none
+    IS_GATED,
+    IS_WIDE,  # rounded outputs are written as float32
+    PANELS_AT_ONCE,  # that a thread takes
+) = range(NUM_COMMON, NUM_COMMON + 12)
+NUM_PARAMETERS = NUM_COMMON + 12
+
+_FLOAT_BYTES = 4
+_STACK_BYTES = MAX_ROWS * PANEL * _FLOAT_BYTES
+_HALF = PANEL // 2
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_INT8 = np.int8(0)
+
+
+class _Kinds(NamedTuple):
+    """Numbers of the types that rows and weights have in memory."""
+
+    rows: Any
+    weights: Any
+
+
+@inline
+def _sums(parameters: int, sums: int, number: int, column: int) -> Lanes:
+    """One vector of a row's sums, scaled and with its bias; `number` counts all panels' columns."""
+    some = load(sums + _FLOAT_BYTES * column, FLOAT32)
+    scales, bias = get(parameters, SCALES), get(parameters, BIAS)
+    if scales != 0:
+        some = mul(some, load(scales + _FLOAT_BYTES * number, FLOAT32))
+    if bias != 0:
+        some = add(some, load(bias + _FLOAT_BYTES * number, FLOAT32))
+    return some
+
+
+@inline
+def _write(parameters: int, row: int, first: int, some: Lanes, like: np.generic) -> None:
+    """Write one vector of outputs, from number `first` on, of a row."""
+    size, num_outputs = num_bytes(like), get(parameters, NUM_OUTPUTS)
+    number, count = row * num_outputs + first, num_outputs - first
+    residual, target = get(parameters, RESIDUAL), rows_at(parameters, TARGET)
+    if residual != 0:
+        place = of_pass(parameters, residual) + size * number
+        some = add(
+            some, load(place, like) if count >= NUM_LANES else load_first(place, like, count)
+        )
+    if get(parameters, IS_WIDE) != 0:
+        some = rounded(some, like)
+        if count >= NUM_LANES:
+            store(target + _FLOAT_BYTES * number, some, FLOAT32)
+        else:
+            store_first(target + _FLOAT_BYTES * number, some, FLOAT32, count)
+    elif count >= NUM_LANES:
+        store(target + size * number, some, like)
+    else:
+        store_first(target + size * number, some, like, count)
+
+
+@inline
+def _finish_row(parameters: int, row: int, panel: int, sums: int, like: np.generic) -> None:
+    num_outputs, first = get(parameters, NUM_OUTPUTS), panel * PANEL
+    for column in range(0, min(PANEL, num_outputs - first), NUM_LANES):
+        some = _sums(parameters, sums, first + column, column)
+        _write(parameters, row, first + column, some, like)
+
+
+@inline
+def _finish_gated_row(parameters: int, row: int, panel: int, sums: int, like: np.generic) -> None:
+    """Each number is rounded wherever transformers rounds it."""
+    num_outputs, first = get(parameters, NUM_OUTPUTS), panel * _HALF
+    for column in range(0, min(_HALF, num_outputs - first), NUM_LANES):
+        number = panel * PANEL + column
+        gate = rounded(_sums(parameters, sums, number, column), like)
+        below = add(splat(_ONE), exp(sub(splat(_ZERO), gate)))
+        opened = rounded(div(gate, below), like)
+        factor = rounded(_sums(parameters, sums, number + _HALF, column + _HALF), like)
+        _write(parameters, row, first + column, mul(opened, factor), like)
+
+
+@inline
+def _multiply_some(
+    parameters: int, row: int, count: int, panel: int, sums: int, kinds: _Kinds
+) -> None:
+    """`count` rows from `row` on times a panel; the code has one loop for each count."""
+    num_inputs = get(parameters, NUM_INPUTS)
+    row_bytes = num_bytes(kinds.rows) * num_inputs
+    rows = rows_at(parameters, SOURCE) + row * row_bytes
+    weight = get(parameters, WEIGHT) + panel * get(parameters, PANEL_BYTES)
+    if count == 6:
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 6, kinds.rows, kinds.weights)
+    elif count == 5:
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 5, kinds.rows, kinds.weights)
+    elif count == 4:
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 4, kinds.rows, kinds.weights)
+    elif count == 3:
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 3, kinds.rows, kinds.weights)
+    elif count == 2:
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 2, kinds.rows, kinds.weights)
+    else:
+        multiply_tile(sums, rows, row_bytes, weight, num_inputs, 1, kinds.rows, kinds.weights)
+
+
+@inline
+def _multiply_panel(parameters: int, panel: int, sums: int, kinds: _Kinds) -> None:
+    num_rows, row = of_pass(parameters, NUM_ROWS), 0
+    is_gated = get(parameters, IS_GATED) != 0
+    while row < num_rows:
+        count = min(MAX_ROWS, num_rows - row)
+        _multiply_some(parameters, row, count, panel, sums, kinds)
+        for i in range(count):
+            of_row = sums + _FLOAT_BYTES * PANEL * i
+            if is_gated:
+                _finish_gated_row(parameters, row + i, panel, of_row, kinds.rows)
+            else:
+                _finish_row(parameters, row + i, panel, of_row, kinds.rows)
+        row += count
+
+
+@inline
+def _multiply(parameters: int, kinds: _Kinds) -> None:
+    """One thread's work: panels as long as there are any."""
+    sums = stack_bytes(_STACK_BYTES)
+    columns = _HALF if get(parameters, IS_GATED) != 0 else PANEL
+    num_panels = (get(parameters, NUM_OUTPUTS) + columns - 1) // columns
+    at_once = get(parameters, PANELS_AT_ONCE)
+    while True:
+        first = at_once * take_next(parameters + WORD * TAKEN)
+        if first >= num_panels:
+            break
+        for panel in range(first, min(first + at_once, num_panels)):
+            _multiply_panel(parameters, panel, sums, kinds)
+
+
+def multiply_bfloat16(parameters: Any) -> None:
+    """Rows and weights of bfloat16."""
+    _multiply(address_of(parameters), _Kinds(BFLOAT16, BFLOAT16))
+
+
+def multiply_float32(parameters: Any) -> None:
+    """Rows and weights of float32."""
+    _multiply(address_of(parameters), _Kinds(FLOAT32, FLOAT32))
+
+
+def multiply_bfloat16_int8(parameters: Any) -> None:
+    """Rows of bfloat16, weights of int8."""
+    _multiply(address_of(parameters), _Kinds(BFLOAT16, _INT8))
+
+
+def multiply_float32_int8(parameters: Any) -> None:
+    """Rows of float32, weights of int8."""
+    _multiply(address_of(parameters), _Kinds(FLOAT32, _INT8))

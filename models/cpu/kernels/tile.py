@@ -1,0 +1,186 @@
+"""The inner loop of matrix products: a few rows times a panel of columns, sums in registers.
+
+A panel is `PANEL` columns of a weight, laid out so that one step of the loop reads them in a row.
+Every sum is one chain of additions in the order of the inputs, so it is the same bits whichever
+rows are computed together.
+
+    rows      weights   panel                  a step
+    bfloat16  bfloat16  [inputs / 2, PANEL, 2] two inputs: `vdpbf16ps` where the CPU has it, else
+                                               two fused multiply-adds; an odd last one has a step
+    float32   float32   [inputs, PANEL]        one input, a fused multiply-add
+    either    int8      [inputs, PANEL]        one input, a fused multiply-add of the widened weight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+
+from models.cpu.kernels.emit import (
+    FLOATS,
+    I16,
+    I32,
+    I64,
+    INTS,
+    NUM_LANES,
+    Builder,
+    constant,
+    emit_fma,
+    instruction,
+    is_float32,
+    literal,
+    pointer,
+    spread,
+    typed,
+)
+
+PANEL = 64  # columns
+MAX_ROWS = 6
+_VECTOR_BYTES = 4 * NUM_LANES
+_NUM_VECTORS = PANEL // NUM_LANES
+
+binding.initialize_native_asmparser()  # of `vdpbf16ps`, which llvmlite has no type for
+_AHEAD_BYTES = 2048
+_features = binding.get_host_cpu_features()
+_HAS_PAIR_PRODUCT = bool(_features.get("avx512bf16"))
+# The sums of a tile should fill the registers: AVX-512 has 32 of sixteen numbers each.
+_VECTORS_TOGETHER = _NUM_VECTORS if _features.get("avx512f") else 1
+
+_SIXTEEN_BYTES = ir.VectorType(ir.IntType(8), NUM_LANES)
+
+
+def _plus(builder: Builder, address: ir.Value, num_bytes: int) -> ir.Value:
+    return builder.add(address, ir.Constant(I64, num_bytes))
+
+
+def _prefetch(builder: Builder, address: ir.Value) -> None:
+    """Have what is there brought to the caches. Harmless where nothing is."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    how = [ir.Constant(I32, number) for number in (0, 3, 1)]  # to read, close, data
+    builder.call(function, [builder.inttoptr(address, byte), *how])
+
+
+def _fma(builder: Builder, sums: ir.Value, *words: ir.Value) -> ir.Value:
+    inputs, weights = (builder.bitcast(word, FLOATS) for word in words)
+    return emit_fma(builder, inputs, weights, sums)
+
+
+def _multiply(
+    builder: Builder, sums: ir.Value, inputs: ir.Value, weights: ir.Value, *, are_pairs: bool
+) -> ir.Value:
+    """sums + inputs * weights, of vectors of 32-bit words: float32, or pairs of bfloat16."""
+    if not are_pairs:
+        return _fma(builder, sums, inputs, weights)
+    if _HAS_PAIR_PRODUCT:
+        kind = ir.FunctionType(FLOATS, [FLOATS, INTS, INTS])
+        code = "vdpbf16ps $3, $2, $0"
+        return builder.asm(kind, code, "=v,0,v,v", [sums, inputs, weights], side_effect=False)
+    high, half = constant(INTS, -0x10000), constant(INTS, 16)
+    sums = _fma(builder, sums, builder.shl(inputs, half), builder.shl(weights, half))
+    return _fma(builder, sums, builder.and_(inputs, high), builder.and_(weights, high))
+
+
+class _Tile(NamedTuple):
+    """Some vectors of a panel, with the sums of all rows in registers."""
+
+    builder: Builder
+    rows: Sequence[ir.Value]  # where each begins
+    panel: ir.Value
+    vectors: range
+    is_wide: bool  # rows are float32
+    is_int8: bool  # weights are
+
+    def sums(self) -> list[list[ir.Value]]:
+        """Zeros, for each row and vector. LLVM turns the memory into registers."""
+        count = range(len(self.vectors))
+        made = [[cgutils.alloca_once(self.builder, FLOATS) for _ in count] for _ in self.rows]
+        for each in (each for row in made for each in row):
+            self.builder.store(constant(FLOATS, 0.0), each)
+        return made
+
+    def step(self, sums: list[list[ir.Value]], index: ir.Value, *, is_half: bool = False) -> None:
+        """Add the products of one step; `is_half`: one bfloat16 where others have two."""
+        builder = self.builder
+        size = 1 if self.is_int8 else 4  # bytes of a step for each column
+        base = builder.add(self.panel, builder.mul(index, ir.Constant(I64, size * PANEL)))
+        weights = [_plus(builder, base, size * NUM_LANES * vector) for vector in self.vectors]
+        weights = [self._weights(at) for at in weights]
+        bytes_read = 4 if self.is_wide or not self.is_int8 else 2
+        offset = builder.mul(index, ir.Constant(I64, bytes_read))
+        for row, of_row in zip(self.rows, sums, strict=True):
+            inputs = self._inputs(builder.add(row, offset), is_half)
+            for each, weight in zip(of_row, weights, strict=True):
+                are_pairs = not (self.is_wide or self.is_int8)
+                summed = _multiply(builder, builder.load(each), inputs, weight, are_pairs=are_pairs)
+                builder.store(summed, each)
+
+    def write(self, sums: list[list[ir.Value]], out: ir.Value) -> None:
+        """Store the sums, float32 [rows, PANEL]."""
+        for row, of_row in enumerate(sums):
+            for vector, each in zip(self.vectors, of_row, strict=True):
+                offset = _VECTOR_BYTES * (row * _NUM_VECTORS + vector)
+                at = pointer(self.builder, _plus(self.builder, out, offset), FLOATS)
+                self.builder.store(self.builder.load(each), at, align=4)
+
+    def _weights(self, address: ir.Value) -> ir.Value:
+        builder = self.builder
+        _prefetch(builder, _plus(builder, address, _AHEAD_BYTES))
+        if not self.is_int8:
+            return builder.load(pointer(builder, address, INTS), align=4)
+        some = builder.load(pointer(builder, address, _SIXTEEN_BYTES), align=1)
+        return builder.bitcast(builder.sitofp(builder.sext(some, INTS), FLOATS), INTS)
+
+    def _inputs(self, address: ir.Value, is_half: bool) -> ir.Value:
+        builder = self.builder
+        if self.is_wide or not (self.is_int8 or is_half):
+            word = builder.load(pointer(builder, address, I32), align=2)
+        else:
+            word = builder.zext(builder.load(pointer(builder, address, I16), align=2), I32)
+            if self.is_int8:  # to the float32 that it is the upper half of
+                word = builder.shl(word, ir.Constant(I32, 16))
+        return spread(builder, word, INTS)
+
+
+@instruction
+def multiply_tile(  # noqa: PLR0913  (an instruction takes numbers one by one)
+    context: Any,
+    out: Any,
+    rows: Any,
+    row_bytes: Any,
+    panel: Any,
+    num_inputs: Any,
+    num_rows: Any,
+    like: Any,
+    weights_like: Any,
+) -> Any:
+    """Write the product of rows and a panel, float32 [num_rows, PANEL], to `out`.
+
+    Rows begin `row_bytes` apart. `num_rows` is a constant of the code, from 1 to `MAX_ROWS`.
+    """
+    count = literal(num_rows, "num_rows")
+    is_wide, is_int8 = is_float32(like), bool(weights_like == types.int8)
+    takes = 1 if is_wide or is_int8 else 2
+
+    def build(builder: Builder, *values: ir.Value) -> None:
+        out, rows, row_bytes, panel, num_inputs = values[:5]
+        numbers = [ir.Constant(I64, row) for row in range(count)]
+        starts = [builder.add(rows, builder.mul(row_bytes, number)) for number in numbers]
+        num_steps = builder.udiv(num_inputs, ir.Constant(I64, takes))
+        rest = builder.urem(num_inputs, ir.Constant(I64, takes))
+        for first in range(0, _NUM_VECTORS, _VECTORS_TOGETHER):
+            vectors = range(first, first + _VECTORS_TOGETHER)
+            tile = _Tile(builder, starts, panel, vectors, is_wide, is_int8)
+            sums = tile.sums()
+            with cgutils.for_range(builder, num_steps) as loop:
+                tile.step(sums, loop.index)
+            with builder.if_then(builder.icmp_unsigned("!=", rest, ir.Constant(I64, 0))):
+                tile.step(sums, num_steps, is_half=True)
+            tile.write(sums, out)
+
+    return typed(build, types.void, *[types.int64] * 5, num_rows, like, weights_like)

@@ -1,0 +1,174 @@
+"""Products of the compiled kernel: what they are, and that a row's bits are its own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.cpu.kernels.parameters import NUM_ROWS
+from models.cpu.ops import PassTable, buffer
+from models.cpu.product import Epilogue, KernelLinear
+from models.cpu.program import Program
+from models.layers.quantization import quantize_weight
+
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+each_kind = pytest.mark.parametrize("is_quantized", [False, True], ids=["whole", "int8"])
+# Of the last number kept, and of a chain of float32 sums.
+ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2**-8}
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 13, 64)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weight_of(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Tensor:
+    return (random(num_outputs, num_inputs, seed=1) / math.sqrt(num_inputs)).to(dtype)
+
+
+def kept(weight: Tensor, *, is_quantized: bool) -> Tensor:
+    """The weight that a layer computes with."""
+    if not is_quantized:
+        return weight.double()
+    integers, scales = quantize_weight(weight)
+    return integers.double() * scales.double().unsqueeze(1)
+
+
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1.0) -> None:
+    assert found.dtype == dtype
+    torch.testing.assert_close(
+        found.double(), expected, rtol=times * ROUNDING[dtype], atol=times * ROUNDING[dtype] / 8
+    )
+
+
+@each_dtype
+@each_kind
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(
+    ("num_inputs", "num_outputs"), [(64, 64), (176, 32), (33, 7), (1, 65), (1536, 576), (2817, 130)]
+)
+def test_a_product_is_that_of_the_weight(
+    dtype: torch.dtype, is_quantized: bool, has_bias: bool, num_inputs: int, num_outputs: int
+) -> None:
+    weight = weight_of(num_outputs, num_inputs, dtype)
+    bias = random(num_outputs, seed=2).to(dtype) if has_bias else None
+    rows = random(3, 5, num_inputs).to(dtype)
+    expected = rows.double() @ kept(weight, is_quantized=is_quantized).T
+    if bias is not None:
+        expected += bias.double()
+    layer = KernelLinear(weight, bias, is_quantized=is_quantized)
+    assert_close(layer(rows), expected, dtype)
+
+
+@each_dtype
+@each_kind
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(64, 32), (33, 7), (1025, 300)])
+def test_a_rows_bits_are_its_own(
+    dtype: torch.dtype, is_quantized: bool, num_threads: int, num_inputs: int, num_outputs: int
+) -> None:
+    weight, bias = weight_of(num_outputs, num_inputs, dtype), random(num_outputs).to(dtype)
+    layer = KernelLinear(weight, bias, is_quantized=is_quantized)
+    rows = random(101, num_inputs, seed=3).to(dtype)
+    others = random(101, num_outputs, seed=4).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        whole, added = layer(rows), layer.add_to(others, rows)
+        for count in ROW_COUNTS:
+            for start in (0, 1, 37):
+                part = slice(start, start + count)
+                assert torch.equal(layer(rows[part].clone()), whole[part]), (count, start)
+                assert torch.equal(layer.add_to(others[part], rows[part]), added[part])
+    finally:
+        torch.set_num_threads(before)
+
+
+@each_dtype
+def test_what_is_added_is_added_before_rounding(dtype: torch.dtype) -> None:
+    weight = weight_of(130, 200, dtype)
+    rows, others = random(9, 200).to(dtype), random(9, 130, seed=5).to(dtype)
+    expected = others.double() + rows.double() @ weight.double().T
+    assert_close(KernelLinear(weight, None).add_to(others, rows), expected, dtype)
+
+
+@each_dtype
+@each_kind
+@pytest.mark.parametrize("width", [32, 50, 176])
+def test_a_gated_product_is_silu_of_one_half_times_the_other(
+    dtype: torch.dtype, is_quantized: bool, width: int
+) -> None:
+    weight = 4.0 * weight_of(2 * width, 96, dtype)
+    bias = random(2 * width, seed=6).to(dtype)
+    rows = random(11, 96).to(dtype)
+    layer = KernelLinear(weight, bias, is_quantized=is_quantized, is_gated=True)
+    both = rows.double() @ kept(weight, is_quantized=is_quantized).T + bias.double()
+    gates, factors = both.split(width, dim=1)
+    out = layer(rows)
+    assert out.shape == (11, width)
+    assert_close(out, nn.functional.silu(gates) * factors, dtype, times=8.0)
+
+
+@each_dtype
+def test_gates_far_from_zero(dtype: torch.dtype) -> None:
+    gates = torch.tensor([-math.inf, -3e38, -200.0, -88.5, -0.0, 0.0, 88.5, 3e38, math.nan])
+    weight = torch.cat((torch.zeros(9), torch.ones(9))).to(dtype).unsqueeze(1)
+    layer = KernelLinear(weight, torch.cat((gates, torch.zeros(9))).to(dtype), is_gated=True)
+    out = layer(torch.ones(1, 1, dtype=dtype))[0]
+    # 88.5 is where e^x ends in float32.
+    expected = torch.tensor([math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 88.5, 3e38, math.nan]).to(dtype)
+    torch.testing.assert_close(out, expected, equal_nan=True, atol=1e-30, rtol=0)
+
+
+@each_dtype
+def test_wide_outputs_are_the_rounded_ones_as_float32(dtype: torch.dtype) -> None:
+    layer = KernelLinear(weight_of(70, 48, dtype), None)
+    rows, out = random(5, 48).to(dtype), torch.empty(5, 70)
+    table = PassTable()
+    table.values[NUM_ROWS] = 5
+    table.put(buffer(0), rows)
+    table.put(buffer(1), out)
+    layer.step(table, buffer(0), buffer(1), Epilogue(is_wide=True)).run(1)
+    assert torch.equal(out, layer(rows).float())
+
+
+def test_no_rows_give_no_rows() -> None:
+    layer = KernelLinear(weight_of(32, 64, torch.float32), None)
+    assert layer(torch.empty(1, 0, 64)).shape == (1, 0, 32)
+
+
+def test_what_is_not_a_number_stays_in_its_row() -> None:
+    """Also where a bfloat16 row ends within a step: what follows it in memory is not read."""
+    layer = KernelLinear(weight_of(16, 33, torch.bfloat16), None)
+    rows = random(3, 33).bfloat16()
+    alone = layer(rows[1:2].clone())
+    rows[0], rows[2] = math.nan, math.nan
+    out = layer(rows)
+    assert torch.equal(out[1], alone[0])
+    assert out[0].isnan().all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_a_programs_steps_follow_each_other(num_threads: int) -> None:
+    """Each of 40 steps reads what all threads of the one before wrote; passes follow passes."""
+    table = PassTable()
+    layers = [KernelLinear(torch.eye(256).roll(1, 0), torch.ones(256)) for _ in range(40)]
+    steps = [
+        layer.step(table, buffer(number % 2), buffer(1 - number % 2), Epilogue())
+        for number, layer in enumerate(layers)
+    ]
+    program = Program(steps, num_threads)
+    for seed in range(20):
+        rows = random(1 + seed % 7, 256, seed=seed)
+        other = torch.empty_like(rows)
+        expected = rows.roll(40, 1)
+        for _ in range(40):
+            expected = expected + 1.0
+        table.values[NUM_ROWS] = len(rows)
+        table.put(buffer(0), rows)
+        table.put(buffer(1), other)
+        program.run(is_short=seed % 5 == 4)
+        assert torch.equal(rows, expected)
