@@ -100,6 +100,7 @@ class LoopStats:
     step_age_s: float  # for how long, if so
     load: EngineLoad = field(default_factory=EngineLoad)  # the last look at the engine
     looked_at_s: float = 0.0  # when that was, by the loop's clock
+    num_leases: int = 0  # ever granted
 
 
 class EngineLoop:
@@ -178,6 +179,7 @@ class EngineLoop:
             num_ticks=self._num_ticks,
             num_steps=self._num_steps,
             num_sessions=len(self._leases),
+            num_leases=self._leases.num_granted,
             num_used_blocks=self._engine.num_used_blocks,
             is_stepping=started_s is not None,
             step_age_s=0.0 if started_s is None else self._clock() - started_s,

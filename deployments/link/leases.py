@@ -56,7 +56,7 @@ class LeaseBook:
         self._clock = clock
         self._lock = threading.Lock()
         self._leases: dict[str, _Lease] = {}
-        self._num_granted = 0
+        self.num_granted = 0  # since the start
         self._freed: list[str] = []
         self._ended: dict[LeaseKey, None] = {}  # in order
         self._next_sweep_s = -math.inf
@@ -77,9 +77,9 @@ class LeaseBook:
             old = self._leases.get(session_id)
             if old is not None:
                 self._ended[session_id, old.lease_id] = None
-            self._num_granted += 1
-            self._leases[session_id] = _Lease(self._num_granted, self._clock())
-            return self._num_granted
+            self.num_granted += 1
+            self._leases[session_id] = _Lease(self.num_granted, self._clock())
+            return self.num_granted
 
     def release(self, session_id: str, lease_id: int) -> None:
         """End a lease and free its session, unless the session has a newer lease. Idempotent."""

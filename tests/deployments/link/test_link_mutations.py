@@ -72,7 +72,8 @@ def test_a_peer_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(1000):
             codec.decode(NOT_UTF8)
     assert codec.num_dropped == 1000
-    assert len(caplog.records) == 10
+    # Each once or, where an earlier test of this process joined Serve's logging, twice.
+    assert len({record.getMessage() for record in caplog.records}) == 10
 
 
 def test_a_message_that_msgpack_cannot_hold_costs_no_other() -> None:

@@ -32,7 +32,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def num_draft_leases(service: LocalService) -> int:
     assert service.draft_pool is not None
-    return service.draft_pool.stats().num_sessions
+    return service.draft_pool.stats().num_leases
 
 
 async def run(

@@ -12,7 +12,7 @@ from models.layers.linear import can_pack
 from models.protocol import token_sequence
 from models.protocol.token_sequence import TokenSequence
 from models.scheduler.prefix_cache import PrefixCache
-from models.scheduler.published_blocks import CachedBlock
+from models.scheduler.published_blocks import CachedBlock, PublishedBlocks
 from models.scheduler.sessions import Session
 from tests.cases.cache_walk import Walk
 
@@ -164,7 +164,7 @@ def _evict_the_start_of_a_chain_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def _evict_without_a_word(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixCache, "forget", lambda cache, block_id: None)
+    patch.setattr(PublishedBlocks, "forget", lambda cache, block_id: None)
 
 
 def _write_into_kept_blocks(patch: pytest.MonkeyPatch) -> None:
