@@ -1,4 +1,6 @@
-"""Linear layers whose result for a row does not depend on the other rows of the pass.
+"""Linear layers whose result for a row does not depend on the other rows of the pass, by oneDNN.
+
+They serve on CPUs where the compiled kernels (`models/cpu/product.py`) do not.
 
 A GEMM usually picks its kernel, and with it the order of its sums, by the number of rows. On a
 CPU oneDNN's packed linear kernel keeps the order for up to 1024 inputs (tried in float32 and
