@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numba
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
@@ -43,12 +44,22 @@ MAX_ROWS = 6
 _VECTOR_BYTES = 4 * NUM_LANES
 _NUM_VECTORS = PANEL // NUM_LANES
 
-binding.initialize_native_asmparser()  # of `vdpbf16ps`, which llvmlite has no type for
+# Weights are asked for so long before they are used: a page has more, and memory is slow to begin.
 _AHEAD_BYTES = 2048
-_features = binding.get_host_cpu_features()
-_HAS_PAIR_PRODUCT = bool(_features.get("avx512bf16"))
+
+
+def _has(feature: str) -> bool:
+    """Whether numba compiles for CPUs with a feature: this one's, unless its settings say else."""
+    settings: Any = numba.config
+    if settings.CPU_NAME is None and settings.CPU_FEATURES is None:
+        return bool(binding.get_host_cpu_features().get(feature))
+    return f"+{feature}" in (settings.CPU_FEATURES or "").split(",")
+
+
+binding.initialize_native_asmparser()  # of `vdpbf16ps`, whose type llvmlite does not know
+_HAS_PAIR_PRODUCT = _has("avx512bf16")
 # The sums of a tile should fill the registers: AVX-512 has 32 of sixteen numbers each.
-_VECTORS_TOGETHER = _NUM_VECTORS if _features.get("avx512f") else 1
+_VECTORS_TOGETHER = _NUM_VECTORS if _has("avx512f") else 1
 
 _SIXTEEN_BYTES = ir.VectorType(ir.IntType(8), NUM_LANES)
 

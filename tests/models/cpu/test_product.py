@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,6 +153,37 @@ def test_what_is_not_a_number_stays_in_its_row() -> None:
     out = layer(rows)
     assert torch.equal(out[1], alone[0])
     assert out[0].isnan().all()
+
+
+PORTABLE = """
+import torch
+from models.cpu.kernels import tile
+from models.cpu.product import KernelLinear
+assert (tile._HAS_PAIR_PRODUCT, tile._VECTORS_TOGETHER) == (False, 1)
+torch.manual_seed(0)
+for dtype in (torch.bfloat16, torch.float32):
+    weight, rows = torch.randn(130, 77).to(dtype), torch.randn(9, 77).to(dtype)
+    exact = rows.double() @ weight.double().T
+    for is_quantized, far in ((False, 2**-8), (True, 2**-5)):
+        layer = KernelLinear(weight, None, is_quantized=is_quantized)
+        out = layer(rows)
+        torch.testing.assert_close(out.double(), exact, rtol=far, atol=8 * far)
+        assert torch.equal(layer(rows[4:5].clone())[0], out[4])
+print("all held")
+"""
+
+
+def test_a_cpu_without_wide_vectors_has_the_same_layers(tmp_path: Path) -> None:
+    settings = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+avx,+f16c"}
+    done = subprocess.run(
+        [sys.executable, "-c", PORTABLE],
+        env={**os.environ, **settings, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.strip() == "all held", done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
