@@ -7,7 +7,7 @@ included, is here.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from models.protocol.messages import DraftProbs, Proposal, Verdict
@@ -39,15 +39,24 @@ class RoundWatch:
         stats: counts for the client.
         costs: of all sessions of the router.
         planner: of the session.
+        replica: the target replica that the session is on, by name; "" for none.
     """
 
-    def __init__(self, stats: RoundStats, costs: PassCosts, planner: SessionPlanner) -> None:
+    def __init__(
+        self,
+        stats: RoundStats,
+        costs: PassCosts,
+        planner: SessionPlanner,
+        replica: Callable[[], str] = lambda: "",
+    ) -> None:
         self.stats = stats
         self.costs = costs
         self.planner = planner
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt
+        self._replica = replica
+        self._asked_of = ""
 
     def note_proposal(
         self, drafter: DrafterTraits, proposal: Proposal | None, elapsed_ms: float
@@ -64,6 +73,7 @@ class RoundWatch:
     def note_asked(self) -> None:
         """The target is asked for a round's verdicts."""
         self._is_prefill = not self._has_verdict
+        self._asked_of = self._replica()
         self._since = time.perf_counter()
 
     def note_verdict(self, asked: Round, verdict: Verdict) -> None:
@@ -72,7 +82,10 @@ class RoundWatch:
         if not self._has_verdict:
             self._has_verdict = True
             self.stats.num_cached_tokens = verdict.num_cached_tokens
-        if not self._is_prefill:  # a pass that reads a prompt says little of those that follow
+        # A pass that reads a prompt says little of those that follow, and so does a round in which
+        # another replica was looked for, which has to read all there is.
+        self._is_prefill = self._is_prefill or self._replica() != self._asked_of
+        if not self._is_prefill:
             self._observe_pass(asked, verdict)
         if verdict.part == 0 and asked.drafter is not None:
             self._observe_draft(asked.drafter, asked.draft, verdict)

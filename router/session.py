@@ -138,7 +138,9 @@ class _Builder:
         """Put the session together."""
         request, services, stats = self._request, self._services, RoundStats()
         verifier = RemoteVerifier(self._target_client(), services.limits)
-        watch = RoundWatch(stats, services.planner.costs, self._planner(verifier))
+        watch = RoundWatch(
+            stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
+        )
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
             guard = GrammarGuard(self._constrainer, self._generated, stats)

@@ -38,7 +38,8 @@ class Sink:
 
 
 class ChoiceObserver:
-    """Observes one choice within a `with` block; exactly one of `finished` and `failed` follows.
+    """Observes one choice within a `with` block; one of `finished` and `failed` is reported,
+    and `failed` too where an error follows the end.
 
     Args:
         choice: its index within the request.
@@ -80,10 +81,8 @@ class ChoiceObserver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            return
         is_left = isinstance(error, GeneratorExit | asyncio.CancelledError)
-        if is_left and self._is_finished:
+        if self._is_finished and (error is None or is_left):
             return  # the routes stop at the last item
         if is_left:
             code = CLIENT_GONE

@@ -66,8 +66,8 @@ def check(
 def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], list[str]]:
     """The faults that keep the config from being served, and notes on those that may not.
 
-    What a cluster lacks that may grow is waited for. Files and keys need not be on this machine
-    where other nodes may have them.
+    What a cluster lacks that may grow is waited for. Files need not be on this machine where it is
+    none of the cluster's, nor keys where there are, or may come, other nodes.
     """
     refusals, notes = [], []
     others_may_have_keys = cluster.is_elsewhere or cluster.may_grow or len(cluster.nodes) > 1
@@ -78,7 +78,9 @@ def sorted_out(faults: Sequence[Fault], cluster: Cluster) -> tuple[list[Fault], 
             notes.append(str(fault))
         elif cluster.is_elsewhere and fault.kind == "files":
             notes.append(f"on this machine {fault}; the nodes must have it")
-        elif not (others_may_have_keys and fault.kind == "keys"):
+        elif others_may_have_keys and fault.kind == "keys":
+            notes.append(f"on this machine {fault}; the routers' nodes must have it")
+        else:
             refusals.append(fault)
     return refusals, notes
 
@@ -175,12 +177,13 @@ def _instead(
         for unit, _ in placement.units
     )
     num_gpus = num_needed if cluster is None else cluster.total("GPU")
-    if num_gpus < num_needed and num_gpus == 0:
+    lacks_nodes = cluster is None or any(fault.kind == "nodes" for fault in faults)
+    if lacks_nodes and num_gpus < num_needed and num_gpus == 0:
         return (
             "Without a GPU use configs/demo.yaml (the shipped pair, or one of your own by its "
             "model paths)"
         )
-    if num_gpus < num_needed:
+    if lacks_nodes and num_gpus < num_needed:
         return "On one GPU use configs/single-gpu.yaml (both models share it)"
     if all(fault.key.startswith("draft.") for fault in faults):
         return "Without a draft model use configs/no-draft.yaml (prompt lookup drafts)"

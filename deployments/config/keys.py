@@ -55,13 +55,20 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     Strings under dotted keys are read as YAML, so that 4, null and true are no strings.
 
     Raises:
-        ValueError: a path leads through a value that has no keys of its own.
+        ValueError: a path leads through a value without keys of its own, or one is not YAML.
     """
-    tree = {key: value for key, value in values.items() if "." not in key}
+    tree = {key: value for key, value in values.items() if "." not in str(key)}
     for key, value in values.items():
-        if "." in key:
-            put(tree, key.split("."), yaml.safe_load(value) if isinstance(value, str) else value)
+        if "." in str(key):
+            put(tree, str(key).split("."), _read(key, value) if isinstance(value, str) else value)
     return tree
+
+
+def _read(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"{key}: {text!r} is not YAML") from None
 
 
 def put(tree: dict[str, Any], path: list[str], value: Any) -> None:
@@ -93,8 +100,5 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
         key, separator, value = word.partition("=")
         if not separator or not key:
             raise ValueError(f"{word!r} is not KEY=VALUE")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ValueError(f"{key}: {value!r} is not YAML") from None
+        found[key] = _read(key, value)
     return found

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-_DECISIVE = (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED)
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _IDLE_CONNECTION_S = 60.0  # a connection without sessions is kept this long for the next one
 
@@ -86,8 +85,12 @@ class _Connection:
             heartbeat_timeout_s=client.silence_timeout_s / 2,
         )
         self._monitor = self._socket.get_monitor_socket(_MONITORED)
+        try:
+            self._socket.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            self._close_sockets()
+            raise Unavailable(f"{endpoint.address!r} is no address to connect to") from error
         self._watching = asyncio.create_task(self._watch(), name=f"watch {endpoint.address}")
-        self._socket.connect(endpoint.address)
         self._receiving = asyncio.create_task(self._receive(), name=f"link {endpoint.address}")
         self._receiving.add_done_callback(self._on_deaf)
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -120,12 +123,15 @@ class _Connection:
             self._idle_timer.cancel()
         self._receiving.cancel()
         self._watching.cancel()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        self._close_sockets()
         for channel in list(self._channels.values()):
             channel.mark_lost(reason)
         self._channels.clear()
+
+    def _close_sockets(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
 
     def _on_deaf(self, receiving: asyncio.Task[None]) -> None:
         """A connection that receives no more must not look alive to its sessions."""
@@ -138,18 +144,23 @@ class _Connection:
         await asyncio.gather(self._receiving, self._watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Give the endpoint up when it is not connected for too long."""
-        is_connected = False
+        """Give the endpoint up when it is not connected for too long.
+
+        The limit counts from the moment the connection was lost: one that is taken and closed again
+        and again, by another process on that port, say, is none.
+        """
+        now = asyncio.get_running_loop().time
+        deadline: float | None = now() + self._reconnect_limit_s
         while True:
-            limit_s = None if is_connected else self._reconnect_limit_s
             try:
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout_at(deadline):
                     event = await recv_monitor_message(self._monitor)
-                    while event["event"] not in _DECISIVE:
-                        event = await recv_monitor_message(self._monitor)
             except TimeoutError:
                 break
-            is_connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                deadline = None
+            elif event["event"] == zmq.EVENT_DISCONNECTED and deadline is None:
+                deadline = now() + self._reconnect_limit_s
         logger.warning("link %s: no sign of life", self.endpoint.address)
         self._client.drop(self.endpoint, "the process at the other end is silent")
 
@@ -203,7 +214,7 @@ class LinkClient:
             reply_type: union of message types the endpoint sends; the same for all its sessions.
 
         Raises:
-            Unavailable: this client was closed.
+            Unavailable: this client was closed, or the endpoint's address is none.
         """
         if self._is_closed:  # a socket opened now would be waited for in `close` for ever
             raise Unavailable(f"session {session_id}: the links of this process are closed")

@@ -230,7 +230,8 @@ class ReplicaPlanner:
             return RoundPlan(
                 num_tokens,
                 0,
-                predicted_ms=self._plan.round_ms,
+                # A trial draft is in no plan: that is of plain rounds.
+                predicted_ms=self._plan.round_ms if self.is_drafting else 0.0,
                 is_typical=self._is_typical(num_tokens),
             )
         if self._is_plain_trial:

@@ -29,7 +29,7 @@ _Token = tuple[float, int, int]  # minus its survival, its place in the draft, i
 
 
 class Costs(Protocol):
-    """What the planner must know of time, ms; `costs.PassCosts` measures it.
+    """What the planner must know of time, ms; `costs.RoundCosts` has it.
 
     A pass of more rows never takes less time, nor does a step for more sessions.
     """

@@ -78,10 +78,10 @@ class EventStream(Response):
                     send, {"type": "http.response.body", "body": chunk, "more_body": True}
                 )
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:  # an OSError too
+            logger.info("client took nothing for %s s; its stream is ended", self._send_timeout_s)
         except OSError:
             logger.info("client went away while being written to")
-        except TimeoutError:
-            logger.info("client took nothing for %s s; its stream is ended", self._send_timeout_s)
 
     async def _send(self, send: Send, message: dict[str, object]) -> None:
         async with asyncio.timeout(self._send_timeout_s):

@@ -20,6 +20,7 @@ import numba
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 
 from models.cpu.kernels.emit import (
     FLOATS,
@@ -51,9 +52,10 @@ _AHEAD_BYTES = 2048
 def _has(feature: str) -> bool:
     """Whether numba compiles for CPUs with a feature: this one's, unless its settings say else."""
     settings: Any = numba.config
-    if settings.CPU_NAME is None and settings.CPU_FEATURES is None:
-        return bool(binding.get_host_cpu_features().get(feature))
-    return f"+{feature}" in (settings.CPU_FEATURES or "").split(",")
+    features = settings.CPU_FEATURES
+    if features is None:
+        features = "" if settings.CPU_NAME is not None else get_host_cpu_features()
+    return f"+{feature}" in features.split(",")
 
 
 binding.initialize_native_asmparser()  # of `vdpbf16ps`, whose type llvmlite does not know

@@ -72,3 +72,11 @@ def test_leaving_after_the_end_is_no_failure_but_an_error_is() -> None:
         with pytest.raises(type(error)), observer:
             raise error
         assert len([event for event in notes.events if event[0] == "failed"]) == num_failures
+
+
+def test_items_that_end_without_an_end_are_a_failure() -> None:
+    notes = Notes()
+    observer = ChoiceObserver(3, (notes,), clock=lambda: 0.0)
+    with observer:
+        observer.add(Delta("a", (1,)))
+    assert notes.events == [("first", 3, 0.0), ("failed", 3, "internal_error")]

@@ -115,3 +115,13 @@ def test_what_has_no_older_name_stays() -> None:
         5: [{"a": 1}],
     }
     assert renewed(tree) == (tree, [])
+
+
+def test_a_value_that_is_no_yaml_is_refused_by_its_key() -> None:
+    with pytest.raises(ValueError, match=r"target.model_path: '{x' is not YAML"):
+        AppConfig.model_validate({"target.model_path": "{x"})
+
+
+def test_a_key_that_is_no_text_is_refused_as_one() -> None:
+    with pytest.raises(ValueError, match="5"):
+        AppConfig.model_validate({5: 1, "target": {"model_path": "x"}})

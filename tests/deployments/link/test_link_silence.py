@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from deployments.link.client import LinkClient
+from deployments.link.frames import KeyPair
 from deployments.link.server import LinkServer
-from models.protocol.errors import LinkLost
+from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import Close, Endpoint, EngineReply, NeedOpen
 
 WAIT_S = 30.0
@@ -72,6 +73,36 @@ async def answered(links: LinkClient, echo: Echo, session_id: str) -> bool:
             return (await channel.receive()) == NeedOpen(session_id=session_id, seq=3)
     except LinkLost:
         return False
+
+
+def nobody_at(address: str) -> Endpoint:
+    return Endpoint(address=address, public_key=KeyPair.generate().public_key, epoch=1)
+
+
+async def test_a_port_that_takes_and_closes_is_no_sign_of_life() -> None:
+    """As another process's would that got the port of one that died."""
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    links = LinkClient(silence_timeout_s=SILENCE_S)
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        endpoint = nobody_at(f"tcp://127.0.0.1:{port}")
+        channel = links.channel(endpoint, "a", EngineReply)
+        with pytest.raises(LinkLost):
+            async with asyncio.timeout(WAIT_S / 2):
+                await channel.receive()
+    await links.close()
+
+
+async def test_an_address_that_is_none_is_refused_and_holds_nothing() -> None:
+    links = LinkClient(silence_timeout_s=SILENCE_S)
+    endpoint = nobody_at("nowhere")
+    with pytest.raises(Unavailable, match="'nowhere' is no address"):
+        links.channel(endpoint, "a", EngineReply)
+    async with asyncio.timeout(WAIT_S):
+        await links.close()  # it waits for every open socket
 
 
 async def test_a_stopped_process_loses_its_sessions(echo: Echo) -> None:

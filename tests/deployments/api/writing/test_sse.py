@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -85,7 +86,9 @@ async def test_a_client_that_goes_away_closes_the_source():
     assert sent < 10
 
 
-async def test_a_client_that_stops_reading_closes_the_source():
+async def test_a_client_that_stops_reading_closes_the_source(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+
     async def send(message: Any) -> None:
         if message.get("body") == b"two":
             await asyncio.Event().wait()
@@ -94,6 +97,7 @@ async def test_a_client_that_stops_reading_closes_the_source():
     response = EventStream(source.chunks(), send_timeout_s=0.02)
     await asyncio.wait_for(response(SCOPE, never, send), timeout=2)
     assert source.is_closed
+    assert "client took nothing for 0.02 s" in caplog.text
 
 
 async def test_a_broken_connection_closes_the_source():
