@@ -19,7 +19,7 @@ from loadtest.service.served import Served, private_environment, started
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
 LIMIT_S = 60.0  # 15 s on a machine that does nothing else
-SENTENCE = re.compile(r"cannot be served here: .*?\(a pair of your own\)")
+SENTENCE = re.compile(r"cannot be served here: .*?by its model paths\)")
 
 
 def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
