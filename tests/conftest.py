@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
 
@@ -34,6 +35,20 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_time"):
         return {"virtual-time": VirtualTimeLoop}
     return {"real-time": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> None:
+    """Each test begins with log lines that go to the root, once.
+
+    Replicas that a test before it made in this process, or Serve itself, have had them go to
+    Serve's handlers as well.
+    """
+    for name in ("deployments", "router", "models", "ray.serve"):
+        logger = logging.getLogger(name)
+        logger.handlers = []
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
