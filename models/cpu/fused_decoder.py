@@ -190,18 +190,17 @@ class _Buffers:
         self.table = PassTable()
         self._widths, self._like = widths, like
         self._num_rows = 0
-        self._first = like  # buffer
+        self._buffers: list[Tensor] = []
 
     def room_for(self, num_rows: int) -> Tensor:
         """Have a pass of so many rows; the first buffer, [R, width]."""
         self.table.values[parameters.NUM_ROWS] = num_rows
         if num_rows > self._num_rows or self._num_rows > _MAX_KEPT_ROWS >= num_rows:
             self._num_rows = max(num_rows, _MAX_KEPT_ROWS)
-            made = [self._like.new_empty(self._num_rows, width) for width in self._widths]
-            for number, rows in enumerate(made):
+            self._buffers = [self._like.new_empty(self._num_rows, width) for width in self._widths]
+            for number, rows in enumerate(self._buffers):
                 self.table.put(buffer(number), rows)
-            self._first = made[0]
-        return self._first[:num_rows]
+        return self._buffers[0][:num_rows]
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

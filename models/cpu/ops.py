@@ -44,16 +44,16 @@ class PassTable:
         values: by the fields of `kernels.parameters`.
     """
 
-    __slots__ = ("_kept", "address", "values")
+    __slots__ = ("address", "values")
 
     def __init__(self) -> None:
         self.values = (ctypes.c_int64 * parameters.NUM_FIELDS)()
         self.address = ctypes.addressof(self.values)
-        self._kept: dict[int, Tensor] = {}
 
     def put(self, field: int, tensor: Tensor) -> None:
-        """Have a field mean a contiguous tensor, which is kept until another takes its place."""
-        self._kept[field] = tensor
+        """Have a field mean a contiguous tensor. The caller keeps it as long as steps may read it:
+        a table that did would hold the rows of the last pass, in every layer.
+        """
         self.values[field] = tensor.data_ptr()
 
 
@@ -126,10 +126,11 @@ class Store:
     def __call__(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store `key` and `value` [K, R, D] of rows with `slots` [R], block * B + place in it."""
         _, num_rows, head_dim = key.shape
+        key, value = key.contiguous(), value.contiguous()
         self._table.values[parameters.NUM_ROWS] = num_rows
         self._table.put(parameters.SLOTS, slots)
-        self._table.put(buffer(0), key.contiguous())
-        self._table.put(buffer(1), value.contiguous())
+        self._table.put(buffer(0), key)
+        self._table.put(buffer(1), value)
         self._call.parameters[rows.ROW_STRIDE] = head_dim
         self._call.parameters[rows.HEAD_STRIDE] = num_rows * head_dim
         self._call.run(self._num_threads if key.numel() >= _PARALLEL_NUMBERS else 1)

@@ -124,14 +124,16 @@ class KernelLinear(nn.Module):
     def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
         """`others` + rows times the weight, added before the sums are rounded."""
         out = torch.empty_like(others)
-        self._table.put(buffer(2), others.contiguous())
+        others = others.contiguous()
+        self._table.put(buffer(2), others)
         self._run(self._adding, rows, out)
         return out
 
     def _run(self, call: Call, rows: Tensor, out: Tensor) -> None:
         num_rows = rows.numel() // self.in_features
         self._table.values[parameters.NUM_ROWS] = num_rows
-        self._table.put(buffer(0), rows.contiguous())
+        rows = rows.contiguous()
+        self._table.put(buffer(0), rows)
         self._table.put(buffer(1), out)
         is_long = num_rows * self.in_features * self.out_features >= _PARALLEL_NUMBERS
         call.run(torch.get_num_threads() if is_long else 1)

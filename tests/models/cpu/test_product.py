@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,17 @@ def test_wide_outputs_are_the_rounded_ones_as_float32(dtype: torch.dtype) -> Non
     table.put(buffer(1), out)
     layer.step(table, buffer(0), buffer(1), Epilogue(is_wide=True)).run(1)
     assert torch.equal(out, layer(rows).float())
+
+
+def test_a_layer_holds_no_rows_of_a_pass_that_is_over() -> None:
+    """A model has hundreds of layers, and a prompt hundreds of rows."""
+    layer = KernelLinear(weight_of(32, 64, torch.float32), None)
+    rows, others = random(9, 64), random(9, 32)
+    held = [
+        weakref.ref(tensor) for tensor in (rows, others, layer(rows), layer.add_to(others, rows))
+    ]
+    del rows, others
+    assert [ref() for ref in held] == [None] * len(held)
 
 
 def test_no_rows_give_no_rows() -> None:
