@@ -5,9 +5,10 @@ scale of its output; inputs and sums stay in floating point. No weight moves by 
 scale, so for a row x the exact product for output n moves by at most scale[n] / 2 * sum|x|.
 
 Where the compiled kernels serve, products are theirs (`models/cpu/product.py`), and what is here
-rounds the weights. Elsewhere they are torch's `_weight_int8pack_mm`, whose result for a row does not
-depend on the other rows (tried in float32, bfloat16 and float16, 1 to 512 rows), so an engine stays
-batch-invariant. It takes its time by the row: on the development machine faster than packed bfloat16 (`linear.py`)
+rounds the weights. Elsewhere they are torch's `_weight_int8pack_mm`, whose result for a row does
+not depend on the other rows (tried in float32, bfloat16 and float16, 1 to 512 rows), so an engine
+stays batch-invariant. It takes its time by the row: on the development machine it was faster than
+packed bfloat16 (`linear.py`)
 for up to 4 rows, even at 6 to 8, and two to four times slower for hundreds. That suits a draft,
 whose passes are long only when it reads a prompt. What else was tried there:
 
