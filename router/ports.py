@@ -62,6 +62,29 @@ class DrafterTraits:
         return self.cost is DraftCost.FREE
 
 
+@dataclass(frozen=True, slots=True)
+class FreeDraft:
+    """Tokens that cost no step, and how likely they are to be accepted.
+
+    `survival[j - 1]` is the probability that at least j of them are; as many as there are tokens,
+    never rising.
+    """
+
+    tokens: Sequence[int] = ()
+    survival: Sequence[float] = ()
+
+
+class FreeDrafter(Protocol):
+    """Drafts by looking into text that is known: no model, no step, nothing to wait for."""
+
+    def look(self, text: TokenSequence, num_tokens: int) -> FreeDraft:
+        """Draft up to `num_tokens` after `text`, which may end with tokens not yet committed.
+
+        A text that goes back behind an earlier one (a draft was rejected) is no error.
+        """
+        ...
+
+
 class Drafter(Protocol):
     """Proposes tokens for one session. Losing it never fails a request."""
 

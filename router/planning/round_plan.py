@@ -14,7 +14,8 @@ class RoundPlan:
     `num_shadow_tokens`: have so many drafted beside the plain steps, to compare and not to use.
     `predicted_ms`: expected time of a round with a draft; 0.0: not known. `is_typical`: what the
     round waits for is what rounds of this kind wait for. No: by plan others take longer than it
-    does, or sessions have yet to come into step.
+    does, or sessions have yet to come into step. `min_survival`: a token that costs no step,
+    of text that is copied or forced, is worth a row of the pass if it survives with at least that.
     """
 
     num_draft_tokens: int
@@ -22,6 +23,7 @@ class RoundPlan:
     num_shadow_tokens: int = 0
     predicted_ms: float = 0.0
     is_typical: bool = True
+    min_survival: float = 0.0
 
 
 class Misses:
