@@ -55,6 +55,9 @@ class RoundWatch:
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt
+        self._asked: Round | None = None  # of the target, as soon as it has answered
+        self._num_tokens = 0  # that the round brought so far
+        self._emit_ms = 0.0  # that the round waited for the client
         self._replica = replica
         self._asked_of = ""
 
@@ -79,6 +82,8 @@ class RoundWatch:
     def note_verdict(self, asked: Round, verdict: Verdict) -> None:
         """A verdict of the round came; its first says what became of the draft."""
         self.stats.add_verdict(self._since, verdict.timing)
+        self._asked = asked
+        self._num_tokens += 1 + verdict.num_accepted
         if not self._has_verdict:
             self._has_verdict = True
             self.stats.num_cached_tokens = verdict.num_cached_tokens
@@ -97,20 +102,25 @@ class RoundWatch:
     def note_emitted(self) -> None:
         """The client has it, and the next verdict is waited for."""
         self.stats.add_emit(self._since)
-        self._since = time.perf_counter()
+        now = time.perf_counter()
+        self._emit_ms += (now - self._since) * 1e3
+        self._since = now
+
+    def end_round(self) -> None:
+        """The next round is to be planned: what did this one bring, and in which time?"""
+        asked, self._asked = self._asked, None
+        if asked is not None and not self._is_prefill:
+            elapsed_ms = (time.perf_counter() - asked.planned_at) * 1e3 - self._emit_ms
+            self.planner.observe_round(asked.plan, self._num_tokens, elapsed_ms)
+        self._num_tokens, self._emit_ms = 0, 0.0
 
     def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
-        timing, planner = verdict.timing, self.planner
-        self.costs.observe_pass(timing.num_rows, timing.pass_ms)
-        planner.observe_pass(timing)
-        if verdict.part > 0:
-            return
-        now = time.perf_counter()
-        if asked.plan.is_typical or asked.drafter is None:
-            elapsed_ms = (now - self._since) * 1e3
+        timing = verdict.timing
+        if self.costs.observe_pass(timing.num_rows, timing.pass_ms):
+            self.planner.observe_pass(timing)
+        if verdict.part == 0 and (asked.plan.is_typical or asked.drafter is None):
+            elapsed_ms = (time.perf_counter() - self._since) * 1e3
             self.costs.observe_verify(verdict, elapsed_ms, len(asked.draft))
-        if asked.drafter is not None:
-            planner.observe_round(asked.plan, (now - asked.planned_at) * 1e3)
 
     def _observe_draft(
         self, drafter: DrafterTraits, draft: Sequence[int], verdict: Verdict

@@ -224,6 +224,7 @@ class _Builder:
             lambda: verifier.replica,
             max_length=allowed.max_num_speculative_tokens,
             run_on=allowed.run_on_tokens,
+            task=self._task_class(),
         )
 
     def _estimate(self, kind: DrafterKind) -> AcceptanceEstimate:

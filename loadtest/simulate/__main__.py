@@ -69,8 +69,9 @@ class Outcome:
 class Learning:
     """What the sessions of one router share."""
 
-    def __init__(self) -> None:
-        self.planner = RouterPlanner(PassCosts())
+    def __init__(self, events: Events) -> None:
+        self._clock = lambda: events.now_ms / 1e3
+        self.planner = RouterPlanner(PassCosts(), self._clock)
         self.pools = {
             name: AcceptancePool(kind.traits.prior_acceptance["free"])
             for name, kind in DRAFTERS.items()
@@ -82,7 +83,7 @@ class Learning:
 
     def alone(self, drafter: DrafterTraits | None) -> tuple[SessionPlanner, PassCosts]:
         """A session that decides for itself, from the same measured costs."""
-        return self._planned(RouterPlanner(self.planner.costs))
+        return self._planned(RouterPlanner(self.planner.costs, self._clock))
 
     def _planned(self, planner: RouterPlanner) -> tuple[SessionPlanner, PassCosts]:
         estimates = {name: AcceptanceEstimate(pool) for name, pool in self.pools.items()}
@@ -108,7 +109,7 @@ def run(scenario: Scenario, policy: str | int, *, seconds: float, seed: int = 0)
         target=SimulatedTarget(events, machine, random_),
         draft=SimulatedDraft(events, machine, random_),
     )
-    learning = [Learning() for _ in range(scenario.num_routers)]
+    learning = [Learning(events) for _ in range(scenario.num_routers)]
     routers = [SimulatedRouter(events, machine) for _ in learning]
     clients = []
     for index, kind in enumerate(scenario.kinds):

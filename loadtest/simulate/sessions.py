@@ -90,8 +90,9 @@ class SimulatedClient:
         self._session_id = f"{self._name}-{self._num_requests}"
         self._planner, self._costs = self._new_planner(self._kind.drafter)
         self._num_left = self._kind.num_tokens
-        self._shadow: tuple[int, int] | None = None
+        self._shadow: tuple[int, int, float] | None = None
         self._is_first = True
+        self._asked: RoundPlan | None = None
         self._router.deliver(self._round)
 
     def _end(self) -> None:
@@ -104,20 +105,21 @@ class SimulatedClient:
         if self._shadow is not None:
             self._planner.observe_shadow(*self._shadow)
             self._shadow = None
-        limit = 0 if self._is_first else self._num_left - 1  # the draft model reads the prompt
-        drafter = self._kind.drafter
-        plan = self._planner.plan(drafter, limit)
-        began_ms = self._world.events.now_ms
+        drafter, began_ms = self._kind.drafter, self._world.events.now_ms
+        if self._asked is not None:
+            self._planner.observe_round(self._asked, self._num_new, began_ms - self._began_ms)
+        # At first the draft model reads the prompt.
+        plan = self._planner.plan(drafter, self._num_left - 1, is_ready=not self._is_first)
+        self._began_ms, self._num_new = began_ms, 0
+        self._asked = None if self._is_first else plan
         if plan.num_draft_tokens == 0:
             if plan.num_shadow_tokens > 0 and drafter is not None:
                 self._propose(drafter, plan.num_shadow_tokens, self._take_shadow)
-            self._verify(plan, 0, began_ms)
+            self._verify(plan, 0)
             return
         if drafter is not None:
             self._propose(
-                drafter,
-                plan.num_draft_tokens,
-                lambda drafted: self._verify(plan, drafted, began_ms),
+                drafter, plan.num_draft_tokens, lambda drafted: self._verify(plan, drafted)
             )
 
     def _propose(self, drafter: DrafterTraits, length: int, then: Callable[[int], None]) -> None:
@@ -149,9 +151,10 @@ class SimulatedClient:
         )
 
     def _take_shadow(self, num_drafted: int) -> None:
-        self._shadow = (num_drafted, self._accepted(num_drafted))
+        elapsed_ms = self._world.events.now_ms - self._began_ms
+        self._shadow = (num_drafted, self._accepted(num_drafted), elapsed_ms)
 
-    def _verify(self, plan: RoundPlan, num_drafted: int, began_ms: float) -> None:
+    def _verify(self, plan: RoundPlan, num_drafted: int) -> None:
         run_on = max(0, min(plan.run_on, self._num_left - 1 - num_drafted))
         asked_ms = self._world.events.now_ms
         self._num_rounds += 1
@@ -161,7 +164,7 @@ class SimulatedClient:
             def learn() -> None:
                 if this_round == self._num_rounds:
                     asked = asked_ms if part == 0 else None
-                    self._judge(plan, num_drafted, part, timing, began_ms, asked)
+                    self._judge(plan, num_drafted, part, timing, asked)
                     if self._num_left <= 0:
                         self._end()
                     elif is_last or self._planner.is_awaited:
@@ -181,18 +184,18 @@ class SimulatedClient:
         num_drafted: int,
         part: int,
         timing: Timing,
-        began_ms: float,
         asked_ms: float | None,
     ) -> None:
         num_accepted = self._accepted(num_drafted) if part == 0 else 0
         committed = min(1 + num_accepted, self._num_left)
         self._num_left -= committed
         self.num_tokens += committed
+        self._num_new += committed
         is_first, self._is_first = self._is_first, False
         if is_first:
             return
-        self._costs.observe_pass(timing.num_rows, timing.pass_ms)
-        self._planner.observe_pass(timing)
+        if self._costs.observe_pass(timing.num_rows, timing.pass_ms):
+            self._planner.observe_pass(timing)
         if asked_ms is None:
             return
         now_ms = self._world.events.now_ms
@@ -208,7 +211,6 @@ class SimulatedClient:
             )
             self._costs.observe_verify(verdict, now_ms - asked_ms, num_drafted)
         if num_drafted > 0 and self._kind.drafter is not None:
-            self._planner.observe_round(plan, now_ms - began_ms)
             self._planner.observe(self._kind.drafter, num_drafted, num_accepted)
 
     def _accepted(self, num_drafted: int) -> int:

@@ -39,12 +39,16 @@ class Drafting:
         Without a draft the target goes on alone.
         """
         planner, shadow = self._watch.planner, self._shadow
+        self._watch.end_round()
         if (outcome := shadow.outcome()) is not None:
             planner.observe_shadow(*outcome)
         planned_at = time.perf_counter()
         # The round emits one token of the target's own, so a draft leaves room for it.
-        room = max(0, remaining_tokens - 1) if self._drafters.is_ready else 0
-        plan = planner.plan(self._drafters.next_drafter, room)
+        plan = planner.plan(
+            self._drafters.next_drafter,
+            max(0, remaining_tokens - 1),
+            is_ready=self._drafters.is_ready,
+        )
         if plan.num_draft_tokens > 0:
             await shadow.cancel()
             return await self._drafted(plan, planned_at)
@@ -58,7 +62,7 @@ class Drafting:
             self._watch.note_proposal(named.drafter, named.proposal, named.elapsed_ms)
         taken = first_with_tokens(proposals)
         if taken is None or taken.proposal is None:
-            return Round(plan=self._misses.next_plan(), planned_at=planned_at)
+            return Round(plan=self._misses.next_plan(plan), planned_at=planned_at)
         self._misses.end()
         return Round(
             plan=plan,

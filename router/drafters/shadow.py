@@ -37,10 +37,10 @@ class ShadowDraft:
         self._drafter = self._drafters.next_drafter
         self._task = asyncio.create_task(self._propose(num_draft_tokens), name="shadow-draft")
 
-    def outcome(self) -> tuple[int, int] | None:
-        """How many tokens were drafted and how many of them the text has; None: not known yet.
+    def outcome(self) -> tuple[int, int, float] | None:
+        """How many tokens were drafted, how many of them the text has, and how long it took, ms.
 
-        0, 0 where no draft came or the text does not reach its end.
+        0, 0 where no draft came or the text does not reach its end; None: not known yet.
         """
         task = self._task
         if task is None or not task.done():
@@ -48,15 +48,15 @@ class ShadowDraft:
         self._task = None
         named = task.result()
         if named is None or named.proposal is None or named.drafter is not self._drafter:
-            return 0, 0
+            return 0, 0, 0.0 if named is None else named.elapsed_ms
         drafted = named.proposal.tokens
         said = self._committed.ids[self._start : self._start + len(drafted)]
         if len(said) < len(drafted):
-            return 0, 0
+            return 0, 0, named.elapsed_ms
         num_matched = 0
         while num_matched < len(said) and said[num_matched] == drafted[num_matched]:
             num_matched += 1
-        return len(said), num_matched
+        return len(said), num_matched, named.elapsed_ms
 
     async def cancel(self) -> None:
         """Give up the draft under way, if any: its answer will not be read. Idempotent."""

@@ -17,7 +17,6 @@ from router.ports import DrafterTraits
 # Weight of the newest wait in its running value. Sessions that are out of step wait long for each
 # other, which is no reason to draft otherwise: a wait counts by what it is when things go well.
 _RISE, _FALL = 0.01, 0.1
-_AGEING = 0.03  # of a wait for each plan without a draft: after 23 of them half of it is believed
 
 
 @dataclass(slots=True)
@@ -47,15 +46,22 @@ class PassCosts:
         self._drafters: dict[str, _DrafterCosts] = {}
         self._verify_wait_ms: float | None = None
         self._plain_wait_ms: float | None = None
+        self._newest_pass = (0, 0.0)
 
     def is_known(self, drafter: DrafterTraits) -> bool:
         """Whether passes and the steps of this drafter have been measured."""
         return not self._passes.is_empty and (drafter.is_free or drafter.name in self._drafters)
 
-    def observe_pass(self, num_rows: int, pass_ms: float) -> None:
-        """Take in one target pass of `num_rows` rows, all sessions together."""
-        if num_rows > 0 and pass_ms > 0.0:
-            self._passes.observe(num_rows, pass_ms)
+    def observe_pass(self, num_rows: int, pass_ms: float) -> bool:
+        """Take in one target pass of `num_rows` rows, all sessions together.
+
+        Returns whether it is news: each session of a pass reports it, with the same time.
+        """
+        if (num_rows, pass_ms) == self._newest_pass or num_rows <= 0 or pass_ms <= 0.0:
+            return False
+        self._newest_pass = (num_rows, pass_ms)
+        self._passes.observe(num_rows, pass_ms)
+        return True
 
     def observe_draft(self, drafter: DrafterTraits, proposal: Proposal, elapsed_ms: float) -> None:
         """Take in one proposal of `drafter` that came after `elapsed_ms`."""
@@ -73,13 +79,13 @@ class PassCosts:
         else:
             self._plain_wait_ms = _mean(self._plain_wait_ms, wait_ms)
 
-    def age_waits(self) -> None:
-        """Believe a little less in the waits of rounds with a draft: none were measured lately."""
+    def halve_waits(self) -> None:
+        """Believe less in the waits of rounds with a draft: they are of long ago, or of a start."""
         if self._verify_wait_ms is not None:
-            self._verify_wait_ms *= 1.0 - _AGEING
+            self._verify_wait_ms /= 2
         for costs in self._drafters.values():
             if costs.wait_ms is not None:
-                costs.wait_ms *= 1.0 - _AGEING
+                costs.wait_ms /= 2
 
     def pass_ms(self, num_rows: float) -> float:
         """Expected time of a target pass of so many rows."""

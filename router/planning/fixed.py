@@ -16,23 +16,26 @@ class FixedPlanner:
     """
 
     is_awaited = False
+    wants_drafter = True
 
     def __init__(self, num_draft_tokens: int, run_on: int) -> None:
         self._num_draft_tokens = num_draft_tokens
         self._run_on = run_on
 
-    def plan(self, drafter: DrafterTraits | None, max_draft_tokens: int) -> RoundPlan:
+    def plan(
+        self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
+    ) -> RoundPlan:
         """See `adaptive.PlannedSession.plan`."""
         if drafter is None:
-            return RoundPlan(0, self._run_on)
-        if max_draft_tokens == 0:
-            return RoundPlan(0, 1)
-        return RoundPlan(min(self._num_draft_tokens, max_draft_tokens), 0)
+            return RoundPlan(0, self._run_on, reason="nobody drafts")
+        if max_draft_tokens == 0 or not is_ready:
+            return RoundPlan(0, 1, reason="no draft to be had")
+        return RoundPlan(min(self._num_draft_tokens, max_draft_tokens), 0, reason="fixed")
 
     def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
         """A fixed length learns nothing, here and below."""
 
-    def observe_shadow(self, num_drafted: int, num_matched: int) -> None:
+    def observe_shadow(self, num_drafted: int, num_matched: int, elapsed_ms: float) -> None:
         """See `observe`."""
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
@@ -41,7 +44,7 @@ class FixedPlanner:
     def observe_pass(self, timing: Timing) -> None:
         """See `observe`."""
 
-    def observe_round(self, plan: RoundPlan, actual_ms: float) -> None:
+    def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """See `observe`."""
 
     def leave(self) -> None:

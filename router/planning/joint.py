@@ -90,6 +90,19 @@ class JointPlan:
     depth: int  # draft steps until the last draft is there
     round_ms: float  # 0.0: nothing was measured yet
     tokens_per_ms: float
+    min_survival: float = 1.0  # what a token's survival must be to be worth its row
+
+    def length_of(self, survival: Sequence[float], *, is_free: bool) -> int:
+        """k by this plan of a session with such a survival, be it one of those planned for.
+
+        With `depth` 3 and `min_survival` 0.3 a survival of (0.8, 0.5, 0.2) makes k = 2, and one of
+        (0.9, 0.8, 0.7, 0.6) makes 3, or 4 where drafts cost no step.
+        """
+        limit = len(survival) if is_free else min(self.depth, len(survival))
+        length = 0
+        while length < limit and survival[length] >= self.min_survival:
+            length += 1
+        return length
 
 
 def plain_plan(num_sessions: int, costs: Costs, others: Others, run_on: int) -> JointPlan:
@@ -237,7 +250,21 @@ class _Rounds:
         deepest = max((k for k, free in zip(lengths, is_free, strict=True) if not free), default=0)
         if depth > _EVERY_DEPTH and deepest < depth:  # nobody looks there else
             return self.best_at(deepest, _within(offered, deepest, is_free))
-        return JointPlan(tuple(lengths), deepest, best.time_ms, best.rate)
+        price = self._min_survival(offered, best)
+        return JointPlan(tuple(lengths), deepest, best.time_ms, best.rate, price)
+
+    def _min_survival(self, offered: Sequence[_Token], best: _Best) -> float:
+        """The survival that parts what was admitted from what was not.
+
+        Between the two it is what a row costs at the plan's rate: where all that was offered was
+        admitted, that alone says what a further token would have to be worth.
+        """
+        num_rows = best.num_rows
+        last = -offered[num_rows - 1][0]
+        following = -offered[num_rows][0] if num_rows < len(offered) else 0.0
+        pass_ms = self._pass_ms.up_to(num_rows + 1)
+        row_price = best.rate * (pass_ms[num_rows + 1] - pass_ms[num_rows])
+        return min(last, max(row_price, (last + following) / 2))
 
     def _segment(self, depth: int, num_drafted: int, num_away: int) -> _Segment:
         """`num_drafted` sessions have a draft, `num_away` of them from the draft model.

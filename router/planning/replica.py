@@ -1,0 +1,389 @@
+"""The sessions of this router on one target replica: their mode, their plan, and what it is worth.
+
+A plan is a price: how deep to draft, and what the survival of a token must be for a row of the pass
+(`joint.JointPlan.length_of`). Each session takes its k from it by its own survival, when it likes.
+So the plan is made for all of them but seldom: as often as takes a hundredth of the time. Say a
+plan takes 0.3 ms: it then holds for 30 ms, which are some ten rounds of a small model and less than
+one of a large one.
+
+The mode, to draft or not, is the one whose promise, times what its rounds delivered of earlier
+promises (`measured.Delivery`), is higher. What the other mode would give is tried now and then, in
+both directions: all sessions go on alone for a round, or draft for a few. Such a stretch is
+followed by a pause so long that all of them together lose half a hundredth. In the same way an idle
+drafter drafts beside plain steps (a shadow draft): as often as takes a hundredth of the time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from models.protocol.messages import Timing
+from router.planning.costs import PassCosts
+from router.planning.joint import DraftForecast, JointPlan, best_drafting_plan, plain_plan
+from router.planning.measured import Delivery
+from router.planning.others import OthersEstimate
+from router.planning.round_plan import PLAIN_STEPS, Mode, RoundPlan
+from router.ports import DrafterTraits
+
+if TYPE_CHECKING:
+    from router.planning.adaptive import PlannedSession
+
+_log = logging.getLogger(__name__)
+
+# Shares of the time. Where a figure is given, it is what another value changes in simulation.
+_PLANNING = 0.01  # that making plans may take
+_TRYING = 0.005  # that may be lost by trying the other mode
+_STRETCHING = 0.05  # that stretches may take altogether
+_SHADOWING = 0.01  # that drafters may be kept busy by shadow drafts
+
+_BEGIN_MARGIN = 1.03  # drafting begins where it gives so much more
+_SMOOTHING = 0.3  # of the advantage, a plan at a time: a session that ends changes each plan
+_DWELL = 5  # rounds of each session that a new mode is given before it may change again
+_SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
+_FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
+_STRETCH_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 1}  # of each session
+_FIRST_PAUSES = 16  # the pause after a change is so much shorter, then twice as long each time
+_STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
+_CONTROL_STEPS = 15  # that the target goes on alone in a round made to be measured
+_SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
+_LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
+_PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
+
+PLAIN_REASON = "plain pays"
+
+
+@dataclass(slots=True)
+class PlannerStats:
+    """Counters since the start, all replicas together."""
+
+    num_plans: int = 0
+    planning_ms: float = 0.0
+    num_control_rounds: int = 0  # of sessions, made without a draft to be measured
+    num_trial_rounds: int = 0  # of sessions, made with a draft for the same reason
+    num_shadow_drafts: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)  # chosen k, by session and round
+    predicted_ms: float = 0.0  # sums over the rounds that were measured
+    actual_ms: float = 0.0
+
+
+class ReplicaPlanner:
+    """Plans for the sessions on one replica.
+
+    Args:
+        costs: of all sessions of the router.
+        stats: of the router.
+        clock: seconds.
+        pinned: k of every session in place of the plan's, to measure what planning costs.
+    """
+
+    def __init__(
+        self,
+        costs: PassCosts,
+        stats: PlannerStats,
+        clock: Callable[[], float] = time.perf_counter,
+        pinned: int | None = None,
+    ) -> None:
+        self._costs = costs
+        self._stats = stats
+        self._clock = clock
+        self._pinned = pinned
+        self.sessions: dict[PlannedSession, None] = {}  # in order
+        self.mode = Mode.DRAFTING
+        self.plans: dict[Mode, JointPlan] = {}
+        self.version = 0  # of the plans
+        self._plan_at_s = 0.0  # when they are made anew
+        self.num_rounds = 0
+        self._mode_since = 0  # number of a round
+        self._advantage = 1.0  # of drafting, in times of what plain decoding gives
+        self._others = OthersEstimate()
+        self._deliveries = {mode: Delivery() for mode in Mode}
+        self._stretch_left = self._stretch_length = 0  # rounds of the one under way
+        self._stretch_from_s = self._stretch_at_s = 0.0  # the newest one, the next one
+        self._num_stretches = 0  # since the mode changed
+        self._stretch_lost_ms = 0.0  # of each session's time, by the newest one
+        self._shadowing: PlannedSession | None = None
+        self._shadow_is_out = False
+        self._shadow_at_s = 0.0
+
+    @property
+    def arm(self) -> Mode:
+        """What rounds that begin now do: the mode, or the other one for a stretch."""
+        return self.mode if self._stretch_left == 0 else _other(self.mode)
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether sessions that could draft would now."""
+        return self.arm is Mode.DRAFTING
+
+    def plan(self, session: PlannedSession, *, is_ready: bool) -> RoundPlan:
+        """Plan the next round of a session, which is one of `sessions`."""
+        self.num_rounds += 1
+        session.last_round = self.num_rounds
+        now_s = self._clock()
+        if self._stretch_left == 0:
+            if now_s >= self._plan_at_s:
+                self._make_plans(now_s)
+            if self._is_stretch_due(now_s):
+                self._begin_stretch(now_s)
+                self._make_plans(now_s)
+        plan = self._plan_in_arm(session, now_s, is_ready=is_ready)
+        if self._stretch_left > 0:
+            self._stretch_left -= 1
+        return plan
+
+    def wants_drafter(self, session: PlannedSession) -> bool:
+        """Whether a session's drafter is worth connecting to: it drafts, or is to shadow."""
+        return self.is_drafting or self._shadowing is session
+
+    # --- what is learnt ------------------------------------------------------------------------
+
+    def observe_pass(self, timing: Timing) -> None:
+        """Take in how many sessions and rows were in a target pass."""
+        own_rows = sum(session.num_rows for session in self.sessions)
+        self._others.observe_pass(timing, len(self.sessions), own_rows)
+        if self.is_drafting and self._is_settled and own_rows >= 2 * len(self.sessions):
+            self._others.observe_share(timing, len(self.sessions))
+
+    def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
+        """Take in how many sessions were in the draft steps of a round."""
+        drafting = [s.drafter for s in self.sessions if s.num_rows > 1 and s.drafter is not None]
+        own = sum(1 for each in drafting if each.name == drafter.name)
+        self._others.observe_steps(drafter.name, timing, own)
+
+    def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
+        """Take in what a planned round of a session gave, and in which time."""
+        if plan.mode is None or plan.tokens_per_ms <= 0.0:
+            return
+        if plan.is_typical:
+            self._deliveries[plan.mode].observe(num_tokens, elapsed_ms, plan.tokens_per_ms)
+        num_sessions = max(1, len(self.sessions))
+        if plan.reason in _STRETCH.values():
+            usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
+            self._stretch_lost_ms += (elapsed_ms - num_tokens / usual_per_ms) / num_sessions
+            now_s = self._clock()
+            self._stretch_at_s = now_s + self._pause_after(now_s)
+            self._count_stretch_round(plan.mode)
+        elif plan.num_draft_tokens > 0 and plan.is_typical:
+            self._stats.predicted_ms += self.plans[Mode.DRAFTING].round_ms
+            self._stats.actual_ms += elapsed_ms
+
+    def _count_stretch_round(self, mode: Mode) -> None:
+        if mode is Mode.PLAIN:
+            self._stats.num_control_rounds += 1
+        else:
+            self._stats.num_trial_rounds += 1
+
+    def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
+        """Let others have shadow drafts, if this session was the one that had; it took so long."""
+        if self._shadowing is session:
+            self._shadowing = None
+            self._shadow_at_s = self._clock() + elapsed_ms / _SHADOWING / 1e3
+
+    def leave(self, session: PlannedSession) -> None:
+        """Plan without this session from now on."""
+        self.end_shadow(session)
+        self.sessions.pop(session, None)
+
+    # --- one session's round -------------------------------------------------------------------
+
+    def _plan_in_arm(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> RoundPlan:
+        reason = _STRETCH[self.arm] if self._stretch_left > 0 else ""
+        if self.arm is Mode.PLAIN:
+            return self._plain_plan(session, now_s, reason, is_ready=is_ready)
+        self.end_shadow(session)  # given up, if it is under way
+        if not is_ready or session.limit == 0:
+            return self._round_plan(Mode.DRAFTING, 0, 1, reason or "no draft to be had")
+        plan = self.plans.get(Mode.DRAFTING)
+        if plan is None or self._pinned is not None:
+            length = _initial_length(session) if self._pinned is None else self._pinned
+            return self._round_plan(
+                Mode.DRAFTING,
+                min(length, session.limit),
+                0,
+                reason or "learning",
+                is_typical=self._is_settled,
+            )
+        return self._drafting_plan(session, plan, reason)
+
+    def _drafting_plan(self, session: PlannedSession, plan: JointPlan, reason: str) -> RoundPlan:
+        length = session.length_by(plan, self.version)
+        if length == 0:
+            return self._round_plan(
+                Mode.DRAFTING, 0, PLAIN_STEPS[0], reason or "others draft", is_typical=False
+            )
+        is_free = session.drafter is not None and session.drafter.is_free
+        is_deepest = is_free or length >= plan.depth
+        if self.num_rounds % _LONGER_EVERY == 0:
+            length = min(length + 1, session.limit)
+        return self._round_plan(
+            Mode.DRAFTING,
+            length,
+            0,
+            reason or ("depth" if is_deepest else "price"),
+            is_typical=is_deepest and self._is_settled,
+        )
+
+    def _plain_plan(
+        self, session: PlannedSession, now_s: float, reason: str, *, is_ready: bool
+    ) -> RoundPlan:
+        if reason:
+            return self._round_plan(Mode.PLAIN, 0, _CONTROL_STEPS, reason)
+        run_on = session.next_run_on(PLAIN_STEPS)
+        return self._round_plan(
+            Mode.PLAIN,
+            0,
+            run_on,
+            PLAIN_REASON,
+            num_shadow_tokens=self._shadow_length(session, now_s, is_ready=is_ready),
+            is_typical=self._is_settled,
+        )
+
+    def _round_plan(
+        self,
+        mode: Mode,
+        length: int,
+        run_on: int,
+        reason: str,
+        *,
+        num_shadow_tokens: int = 0,
+        is_typical: bool = True,
+    ) -> RoundPlan:
+        plan = self.plans.get(mode)
+        return RoundPlan(
+            length,
+            run_on,
+            num_shadow_tokens=num_shadow_tokens,
+            is_typical=is_typical,
+            min_survival=0.0 if plan is None else plan.min_survival,
+            mode=mode,
+            tokens_per_ms=0.0 if plan is None else plan.tokens_per_ms / len(plan.lengths),
+            reason=reason,
+        )
+
+    def _shadow_length(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> int:
+        """One at a time on a replica: the drafter is idle, its machine may not be.
+
+        A session whose drafter is not connected is given the turn too: it connects, and drafts in a
+        later round.
+        """
+        if self._shadowing is None and now_s >= self._shadow_at_s:
+            self._shadowing = session
+            self._shadow_is_out = False
+        if self._shadowing is not session or self._shadow_is_out or not is_ready:
+            return 0
+        self._shadow_is_out = True
+        self._stats.num_shadow_drafts += 1
+        return min(_SHADOW_LENGTH, session.limit)
+
+    # --- stretches of the other mode -----------------------------------------------------------
+
+    def _is_stretch_due(self, now_s: float) -> bool:
+        other = _other(self.mode)
+        if other not in self.plans or self._pinned is not None or self._age < _FIRST_TRY:
+            return False
+        if self._deliveries[other].num_rounds == 0:
+            return True
+        return now_s >= self._stretch_at_s
+
+    def _begin_stretch(self, now_s: float) -> None:
+        num_rounds = _STRETCH_ROUNDS[_other(self.mode)] * len(self.sessions)
+        self._stretch_left = self._stretch_length = num_rounds
+        self._stretch_lost_ms = 0.0
+        self._stretch_from_s = now_s
+        self._num_stretches += 1
+        if self.mode is Mode.PLAIN:  # the plan that is tried is one for rounds that go well
+            self._costs.halve_waits()
+
+    def _pause_after(self, now_s: float) -> float:
+        """Seconds until the next stretch, after one that is over or nearly so."""
+        full_s = max(
+            self._stretch_lost_ms / 1e3 / _TRYING, (now_s - self._stretch_from_s) / _STRETCHING
+        )
+        return full_s * min(1.0, 2.0**self._num_stretches / _FIRST_PAUSES)
+
+    # --- plan and mode of all ------------------------------------------------------------------
+
+    def _make_plans(self, now_s: float) -> None:
+        began_s = time.perf_counter()
+        members = [s for s in self.sessions if s.is_present(self.num_rounds, _PATIENCE)]
+        drafters = {s.drafter.name: s.drafter for s in members if s.drafter is not None}
+        if all(self._costs.is_known(drafter) for drafter in drafters.values()):
+            self._plan_for(members, drafters)
+            self._choose_mode()
+        self._stats.num_plans += 1
+        planning_s = time.perf_counter() - began_s
+        self._stats.planning_ms += planning_s * 1e3
+        self._plan_at_s = now_s + (self._clock() - now_s) / _PLANNING
+
+    def _plan_for(self, members: list[PlannedSession], drafters: dict[str, DrafterTraits]) -> None:
+        forecasts = [
+            DraftForecast(s.survival(), is_free=s.drafter is not None and s.drafter.is_free)
+            for s in members
+        ]
+        costs, others = self._costs.of_round(drafters), self._others.now(drafters)
+        self.plans = {Mode.PLAIN: plain_plan(len(members), costs, others, PLAIN_STEPS[-1])}
+        drafting = best_drafting_plan(forecasts, costs, others)
+        if drafting is not None:
+            self.plans[Mode.DRAFTING] = drafting
+        self.version += 1
+
+    def _choose_mode(self) -> None:
+        """Choose the mode that gives more, by the plans and what such plans delivered.
+
+        Say plain decoding promises 0.100 tokens per ms and the best drafting plan 0.120, and its
+        rounds delivered 0.85 of such promises: 0.102 is more, but where nobody drafts not by
+        `_BEGIN_MARGIN`, and all go on alone; where they draft they go on drafting.
+        """
+        drafting, plain = self.rate(Mode.DRAFTING), self.rate(Mode.PLAIN)
+        advantage = drafting / plain if plain > 0.0 else 1.0
+        self._advantage += _SMOOTHING * (advantage - self._advantage)
+        margin = 1.0 if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
+        mode = Mode.DRAFTING if self._advantage > margin else Mode.PLAIN
+        if mode is self.mode or self._age < _DWELL or self._stretch_left > 0:
+            return
+        self.mode = mode
+        self._mode_since = self.num_rounds
+        self._num_stretches = 0
+        self._stretch_at_s = self._clock()
+        _log.debug(
+            "%s from now on: %.4f tokens/ms with drafts, %.4f without; k %s, depth %d, "
+            "a row is worth a survival of %.2f",
+            mode.value,
+            drafting,
+            plain,
+            self.plans[mode].lengths,
+            self.plans[mode].depth,
+            self.plans[mode].min_survival,
+        )
+
+    def rate(self, mode: Mode) -> float:
+        """Tokens per ms that a mode would deliver; 0.0: it is not to be had."""
+        plan = self.plans.get(mode)
+        return 0.0 if plan is None else plan.tokens_per_ms * self._deliveries[mode].share
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether sessions have come into step since they all began to do something else."""
+        if self._stretch_left > 0:
+            begun = self._stretch_length - self._stretch_left
+            return begun >= (_STRETCH_ROUNDS[self.arm] // 2) * len(self.sessions)
+        return self._age >= _SETTLING
+
+    @property
+    def _age(self) -> float:
+        """Rounds of each session since the mode changed."""
+        return (self.num_rounds - self._mode_since) / max(1, len(self.sessions))
+
+
+def _other(mode: Mode) -> Mode:
+    return Mode.PLAIN if mode is Mode.DRAFTING else Mode.DRAFTING
+
+
+def _initial_length(session: PlannedSession) -> int:
+    """Before any measurement: draft while a token is more likely to be accepted than not."""
+    return max(1, sum(1 for alive in session.survival() if alive > 0.5))
