@@ -41,13 +41,14 @@ _TRYING = 0.005  # that may be lost by trying the other mode
 _STRETCHING = 0.05  # that stretches may take altogether
 _SHADOWING = 0.01  # that drafters may be kept busy by shadow drafts
 
-_BEGIN_MARGIN = 1.03  # drafting begins where it gives so much more
-_SMOOTHING = 0.3  # of the advantage, a plan at a time: a session that ends changes each plan
-_DWELL = 5  # rounds of each session that a new mode is given before it may change again
+_BEGIN_MARGIN = 1.02  # drafting begins where it gives so much more
+_END_MARGIN = 0.98
+_SMOOTHING = 3.0  # rounds over which that is averaged: each session that ends changes the plan
+_DWELL = 5  # rounds of each session that drafting is given before it may be called off
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
 _STRETCH_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 1}  # of each session
-_FIRST_PAUSES = 16  # the pause after a change is so much shorter, then twice as long each time
+_FIRST_PAUSES = 16  # the first after a change of mode is so much shorter, each next one doubles
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
 _CONTROL_STEPS = 15  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
@@ -96,7 +97,7 @@ class ReplicaPlanner:
         self.mode = Mode.DRAFTING
         self.plans: dict[Mode, JointPlan] = {}
         self.version = 0  # of the plans
-        self._plan_at_s = 0.0  # when they are made anew
+        self._planned_at_s = self._plan_at_s = 0.0  # when they were made, and will be anew
         self.num_rounds = 0
         self._mode_since = 0  # number of a round
         self._advantage = 1.0  # of drafting, in times of what plain decoding gives
@@ -104,7 +105,7 @@ class ReplicaPlanner:
         self._deliveries = {mode: Delivery() for mode in Mode}
         self._stretch_left = self._stretch_length = 0  # rounds of the one under way
         self._stretch_from_s = self._stretch_at_s = 0.0  # the newest one, the next one
-        self._num_stretches = 0  # since the mode changed
+        self._num_stretches = self._num_shadows = 0  # since the mode changed
         self._stretch_lost_ms = 0.0  # of each session's time, by the newest one
         self._shadowing: PlannedSession | None = None
         self._shadow_is_out = False
@@ -182,7 +183,8 @@ class ReplicaPlanner:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
         if self._shadowing is session:
             self._shadowing = None
-            self._shadow_at_s = self._clock() + elapsed_ms / _SHADOWING / 1e3
+            pause_s = elapsed_ms / 1e3 / _SHADOWING
+            self._shadow_at_s = self._clock() + pause_s * _early(self._num_shadows)
 
     def leave(self, session: PlannedSession) -> None:
         """Plan without this session from now on."""
@@ -277,6 +279,7 @@ class ReplicaPlanner:
         if self._shadowing is not session or self._shadow_is_out or not is_ready:
             return 0
         self._shadow_is_out = True
+        self._num_shadows += 1
         self._stats.num_shadow_drafts += 1
         return min(_SHADOW_LENGTH, session.limit)
 
@@ -304,7 +307,7 @@ class ReplicaPlanner:
         full_s = max(
             self._stretch_lost_ms / 1e3 / _TRYING, (now_s - self._stretch_from_s) / _STRETCHING
         )
-        return full_s * min(1.0, 2.0**self._num_stretches / _FIRST_PAUSES)
+        return full_s * _early(self._num_stretches)
 
     # --- plan and mode of all ------------------------------------------------------------------
 
@@ -314,7 +317,7 @@ class ReplicaPlanner:
         drafters = {s.drafter.name: s.drafter for s in members if s.drafter is not None}
         if all(self._costs.is_known(drafter) for drafter in drafters.values()):
             self._plan_for(members, drafters)
-            self._choose_mode()
+            self._choose_mode(now_s)
         self._stats.num_plans += 1
         planning_s = time.perf_counter() - began_s
         self._stats.planning_ms += planning_s * 1e3
@@ -332,7 +335,7 @@ class ReplicaPlanner:
             self.plans[Mode.DRAFTING] = drafting
         self.version += 1
 
-    def _choose_mode(self) -> None:
+    def _choose_mode(self, now_s: float) -> None:
         """Choose the mode that gives more, by the plans and what such plans delivered.
 
         Say plain decoding promises 0.100 tokens per ms and the best drafting plan 0.120, and its
@@ -341,15 +344,19 @@ class ReplicaPlanner:
         """
         drafting, plain = self.rate(Mode.DRAFTING), self.rate(Mode.PLAIN)
         advantage = drafting / plain if plain > 0.0 else 1.0
-        self._advantage += _SMOOTHING * (advantage - self._advantage)
-        margin = 1.0 if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
+        smoothing_ms = _SMOOTHING * max(plan.round_ms for plan in self.plans.values())
+        weight = min(1.0, (now_s - self._planned_at_s) * 1e3 / max(smoothing_ms, 1e-9))
+        self._planned_at_s = now_s
+        self._advantage += weight * (advantage - self._advantage)
+        margin = _END_MARGIN if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
         mode = Mode.DRAFTING if self._advantage > margin else Mode.PLAIN
-        if mode is self.mode or self._age < _DWELL or self._stretch_left > 0:
+        is_too_soon = self.mode is Mode.DRAFTING and self._age < _DWELL
+        if mode is self.mode or is_too_soon or self._stretch_left > 0:
             return
         self.mode = mode
         self._mode_since = self.num_rounds
-        self._num_stretches = 0
-        self._stretch_at_s = self._clock()
+        self._num_stretches = self._num_shadows = 0
+        self._stretch_at_s = self._shadow_at_s = now_s
         _log.debug(
             "%s from now on: %.4f tokens/ms with drafts, %.4f without; k %s, depth %d, "
             "a row is worth a survival of %.2f",
@@ -378,6 +385,11 @@ class ReplicaPlanner:
     def _age(self) -> float:
         """Rounds of each session since the mode changed."""
         return (self.num_rounds - self._mode_since) / max(1, len(self.sessions))
+
+
+def _early(num_times: int) -> float:
+    """How much shorter a pause is while little is known."""
+    return min(1.0, 2.0**num_times / _FIRST_PAUSES)
 
 
 def _other(mode: Mode) -> Mode:
