@@ -52,6 +52,11 @@ class RouterPlanner:
             self._replicas[name] = ReplicaPlanner(self.costs, self.stats, self._clock, self._pinned)
         return self._replicas[name]
 
+    @property
+    def newest(self) -> str:
+        """The replica that a session joined last: one that has none yet is planned with those."""
+        return next(reversed(self._replicas), "")
+
     def gain(self) -> dict[TaskClass, Gain]:
         """What drafting gains, measured against rounds without drafts, by task class."""
         return self.gains.by_task()
@@ -249,7 +254,7 @@ class PlannedSession:
             self._replica = None
 
     def _join(self) -> ReplicaPlanner:
-        name = self._replica_now()
+        name = self._replica_now() or self._name or self._planner.newest
         if self._replica is None or name != self._name:
             self.leave()
             self._name = name

@@ -106,6 +106,7 @@ class ReplicaPlanner:
         self._stretch_left = self._stretch_length = 0  # rounds of the one under way
         self._stretch_from_s = self._stretch_at_s = 0.0  # the newest one, the next one
         self._num_stretches = self._num_shadows = 0  # since the mode changed
+        self._stretch_waits = 0  # rounds in it that had no draft
         self._stretch_lost_ms = 0.0  # of each session's time, by the newest one
         self._shadowing: PlannedSession | None = None
         self._shadow_is_out = False
@@ -134,7 +135,7 @@ class ReplicaPlanner:
                 self._make_plans(now_s)
         plan = self._plan_in_arm(session, now_s, is_ready=is_ready)
         if self._stretch_left > 0:
-            self._stretch_left -= 1
+            self._count_down(is_waiting=self.is_drafting and plan.num_draft_tokens == 0)
         return plan
 
     def wants_drafter(self, session: PlannedSession) -> bool:
@@ -297,10 +298,18 @@ class ReplicaPlanner:
         num_rounds = _STRETCH_ROUNDS[_other(self.mode)] * len(self.sessions)
         self._stretch_left = self._stretch_length = num_rounds
         self._stretch_lost_ms = 0.0
+        self._stretch_waits = 0
         self._stretch_from_s = now_s
         self._num_stretches += 1
         if self.mode is Mode.PLAIN:  # the plan that is tried is one for rounds that go well
             self._costs.halve_waits()
+
+    def _count_down(self, *, is_waiting: bool) -> None:
+        """One round less of the stretch; those that wait for a drafter count for little."""
+        self._stretch_waits += is_waiting
+        self._stretch_left -= not is_waiting
+        if self._stretch_waits > 4 * self._stretch_length:
+            self._stretch_left = 0
 
     def _pause_after(self, now_s: float) -> float:
         """Seconds until the next stretch, after one that is over or nearly so."""
