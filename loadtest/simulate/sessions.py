@@ -93,6 +93,7 @@ class SimulatedClient:
         self._shadow: tuple[int, int, float] | None = None
         self._is_first = True
         self._asked: RoundPlan | None = None
+        self._began_ms, self._num_new = 0.0, 0
         self._router.deliver(self._round)
 
     def _end(self) -> None:

@@ -245,7 +245,8 @@ class PlannedSession:
         if self._replica is None or plan.mode is None:
             return
         self._replica.observe_round(plan, num_tokens, elapsed_ms)
-        self._planner.gains.observe(self._task, plan.mode, num_tokens, elapsed_ms)
+        if plan.is_settled:
+            self._planner.gains.observe(self._task, plan.mode, num_tokens, elapsed_ms)
 
     def leave(self) -> None:
         """End its part in the plans of others. Idempotent."""

@@ -47,8 +47,8 @@ _SMOOTHING = 3.0  # rounds over which that is averaged: each session that ends c
 _DWELL = 5  # rounds of each session that drafting is given before it may be called off
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
-_STRETCH_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 1}  # of each session
-_FIRST_PAUSES = 16  # the first after a change of mode is so much shorter, each next one doubles
+_STRETCH_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # of each session, half of them to settle
+_FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each next one doubles
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
 _CONTROL_STEPS = 15  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
@@ -94,7 +94,7 @@ class ReplicaPlanner:
         self._clock = clock
         self._pinned = pinned
         self.sessions: dict[PlannedSession, None] = {}  # in order
-        self.mode = Mode.DRAFTING
+        self.mode = Mode.PLAIN if pinned == 0 else Mode.DRAFTING
         self.plans: dict[Mode, JointPlan] = {}
         self.version = 0  # of the plans
         self._planned_at_s = self._plan_at_s = 0.0  # when they were made, and will be anew
@@ -161,7 +161,7 @@ class ReplicaPlanner:
         """Take in what a planned round of a session gave, and in which time."""
         if plan.mode is None or plan.tokens_per_ms <= 0.0:
             return
-        if plan.is_typical:
+        if plan.is_settled:
             self._deliveries[plan.mode].observe(num_tokens, elapsed_ms, plan.tokens_per_ms)
         num_sessions = max(1, len(self.sessions))
         if plan.reason in _STRETCH.values():
@@ -209,7 +209,6 @@ class ReplicaPlanner:
                 min(length, session.limit),
                 0,
                 reason or "learning",
-                is_typical=self._is_settled,
             )
         return self._drafting_plan(session, plan, reason)
 
@@ -228,7 +227,7 @@ class ReplicaPlanner:
             length,
             0,
             reason or ("depth" if is_deepest else "price"),
-            is_typical=is_deepest and self._is_settled,
+            is_typical=is_deepest,
         )
 
     def _plain_plan(
@@ -243,7 +242,6 @@ class ReplicaPlanner:
             run_on,
             PLAIN_REASON,
             num_shadow_tokens=self._shadow_length(session, now_s, is_ready=is_ready),
-            is_typical=self._is_settled,
         )
 
     def _round_plan(
@@ -261,7 +259,8 @@ class ReplicaPlanner:
             length,
             run_on,
             num_shadow_tokens=num_shadow_tokens,
-            is_typical=is_typical,
+            is_typical=is_typical and self._is_settled,
+            is_settled=self._is_settled,
             min_survival=0.0 if plan is None else plan.min_survival,
             mode=mode,
             tokens_per_ms=0.0 if plan is None else plan.tokens_per_ms / len(plan.lengths),
@@ -274,6 +273,8 @@ class ReplicaPlanner:
         A session whose drafter is not connected is given the turn too: it connects, and drafts in a
         later round.
         """
+        if self._pinned is not None:
+            return 0
         if self._shadowing is None and now_s >= self._shadow_at_s:
             self._shadowing = session
             self._shadow_is_out = False
@@ -360,12 +361,14 @@ class ReplicaPlanner:
         margin = _END_MARGIN if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
         mode = Mode.DRAFTING if self._advantage > margin else Mode.PLAIN
         is_too_soon = self.mode is Mode.DRAFTING and self._age < _DWELL
-        if mode is self.mode or is_too_soon or self._stretch_left > 0:
+        is_held = is_too_soon or self._stretch_left > 0 or self._pinned is not None
+        if mode is self.mode or is_held:
             return
         self.mode = mode
         self._mode_since = self.num_rounds
         self._num_stretches = self._num_shadows = 0
-        self._stretch_at_s = self._shadow_at_s = now_s
+        self._shadow_at_s = now_s
+        self._stretch_at_s = now_s + smoothing_ms / 1e3 / _STRETCHING
         _log.debug(
             "%s from now on: %.4f tokens/ms with drafts, %.4f without; k %s, depth %d, "
             "a row is worth a survival of %.2f",
@@ -387,7 +390,7 @@ class ReplicaPlanner:
         """Whether sessions have come into step since they all began to do something else."""
         if self._stretch_left > 0:
             begun = self._stretch_length - self._stretch_left
-            return begun >= (_STRETCH_ROUNDS[self.arm] // 2) * len(self.sessions)
+            return 2 * begun >= self._stretch_length
         return self._age >= _SETTLING
 
     @property

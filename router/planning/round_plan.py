@@ -25,6 +25,7 @@ class RoundPlan:
         num_shadow_tokens: have so many drafted beside the plain steps, to compare and not to use.
         is_typical: what the round waits for is what rounds of this kind wait for. No: by plan
             others take longer than it does, or sessions have yet to come into step.
+        is_settled: sessions have been doing the same for some rounds.
         min_survival: a token that costs no step, of text that is copied or forced, is worth a row
             of the pass if it survives with at least that.
         mode: of the sessions that plan together; None: the round is in no common plan.
@@ -36,6 +37,7 @@ class RoundPlan:
     run_on: int
     num_shadow_tokens: int = 0
     is_typical: bool = True
+    is_settled: bool = True
     min_survival: float = 0.0
     mode: Mode | None = None
     tokens_per_ms: float = 0.0
