@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 
 _MAX_LOOKS = 16_000  # at tokens, for all depths together: some 10 ms of the event loop
 _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
+_LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
 
 _Token = tuple[float, int, int]  # minus its survival, its place in the draft, its session
@@ -107,9 +108,13 @@ class JointPlan:
 
 def plain_plan(num_sessions: int, costs: Costs, others: Others, run_on: int) -> JointPlan:
     """k = 0 for all: the target goes on alone for `run_on` steps a round."""
-    token_ms = costs.pass_ms(num_sessions + others.num_rows) + costs.plain_wait_ms / (1 + run_on)
+    num_rows = num_sessions + others.num_rows
+    pass_ms = costs.pass_ms(num_rows)
+    token_ms = pass_ms + costs.plain_wait_ms / (1 + run_on)
     rate = num_sessions / token_ms if token_ms > 0.0 else 0.0
-    return JointPlan((0,) * num_sessions, 0, (1 + run_on) * token_ms, rate)
+    row_price = rate * (costs.pass_ms(num_rows + 1) - pass_ms)
+    lengths = (0,) * num_sessions
+    return JointPlan(lengths, 0, (1 + run_on) * token_ms, rate, max(row_price, _LEAST_SURVIVAL))
 
 
 def best_drafting_plan(
@@ -264,7 +269,7 @@ class _Rounds:
         following = -offered[num_rows][0] if num_rows < len(offered) else 0.0
         pass_ms = self._pass_ms.up_to(num_rows + 1)
         row_price = best.rate * (pass_ms[num_rows + 1] - pass_ms[num_rows])
-        return min(last, max(row_price, (last + following) / 2))
+        return min(last, max(row_price, (last + following) / 2, _LEAST_SURVIVAL))
 
     def _segment(self, depth: int, num_drafted: int, num_away: int) -> _Segment:
         """`num_drafted` sessions have a draft, `num_away` of them from the draft model.

@@ -8,8 +8,9 @@ their promises (`Delivery`). The same rounds, summed by task class, say what dra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.planning.round_plan import Mode
 from router.ports import TaskClass
@@ -17,6 +18,20 @@ from router.ports import TaskClass
 _FORGETTING = 0.98  # of rounds: about 50 are remembered
 _TRUST = 15.0  # tokens for which a promise is believed before rounds outweigh it
 _HALF_LIFE_S = 300.0  # of what gains are measured by
+
+
+@dataclass(slots=True)
+class PlannerStats:
+    """Counters since the start, all replicas together."""
+
+    num_plans: int = 0
+    planning_ms: float = 0.0
+    num_control_rounds: int = 0  # of sessions, made without a draft to be measured
+    num_trial_rounds: int = 0  # of sessions, made with a draft for the same reason
+    num_shadow_drafts: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)  # chosen k, by session and round
+    predicted_ms: float = 0.0  # sums over the rounds that were measured
+    actual_ms: float = 0.0
 
 
 class Delivery:

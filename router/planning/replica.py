@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
+from router.planning.exploring import ShadowTurn, Stretches
 from router.planning.joint import DraftForecast, JointPlan, best_drafting_plan, plain_plan
-from router.planning.measured import Delivery
+from router.planning.measured import Delivery, PlannerStats
 from router.planning.others import OthersEstimate
 from router.planning.round_plan import PLAIN_STEPS, Mode, RoundPlan
 from router.ports import DrafterTraits
@@ -35,11 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Shares of the time. Where a figure is given, it is what another value changes in simulation.
-_PLANNING = 0.01  # that making plans may take
-_TRYING = 0.005  # that may be lost by trying the other mode
-_STRETCHING = 0.05  # that stretches may take altogether
-_SHADOWING = 0.01  # that drafters may be kept busy by shadow drafts
+_PLANNING = 0.01  # share of the time that making plans may take
 
 _BEGIN_MARGIN = 1.02  # drafting begins where it gives so much more
 _END_MARGIN = 0.98
@@ -47,29 +42,14 @@ _SMOOTHING = 3.0  # rounds over which that is averaged: each session that ends c
 _DWELL = 5  # rounds of each session that drafting is given before it may be called off
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
-_STRETCH_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # of each session, half of them to settle
-_FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each next one doubles
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
 _CONTROL_STEPS = 15  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
+_LEAST_FREE_GAIN = 0.05  # tokens of free drafts for each look, or a look is not worth it
 _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
 _PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
 
 PLAIN_REASON = "plain pays"
-
-
-@dataclass(slots=True)
-class PlannerStats:
-    """Counters since the start, all replicas together."""
-
-    num_plans: int = 0
-    planning_ms: float = 0.0
-    num_control_rounds: int = 0  # of sessions, made without a draft to be measured
-    num_trial_rounds: int = 0  # of sessions, made with a draft for the same reason
-    num_shadow_drafts: int = 0
-    lengths: Counter[int] = field(default_factory=Counter)  # chosen k, by session and round
-    predicted_ms: float = 0.0  # sums over the rounds that were measured
-    actual_ms: float = 0.0
 
 
 class ReplicaPlanner:
@@ -103,19 +83,13 @@ class ReplicaPlanner:
         self._advantage = 1.0  # of drafting, in times of what plain decoding gives
         self._others = OthersEstimate()
         self._deliveries = {mode: Delivery() for mode in Mode}
-        self._stretch_left = self._stretch_length = 0  # rounds of the one under way
-        self._stretch_from_s = self._stretch_at_s = 0.0  # the newest one, the next one
-        self._num_stretches = self._num_shadows = 0  # since the mode changed
-        self._stretch_waits = 0  # rounds in it that had no draft
-        self._stretch_lost_ms = 0.0  # of each session's time, by the newest one
-        self._shadowing: PlannedSession | None = None
-        self._shadow_is_out = False
-        self._shadow_at_s = 0.0
+        self._stretches = Stretches()
+        self._shadow = ShadowTurn()
 
     @property
     def arm(self) -> Mode:
         """What rounds that begin now do: the mode, or the other one for a stretch."""
-        return self.mode if self._stretch_left == 0 else _other(self.mode)
+        return _other(self.mode) if self._stretches.is_on else self.mode
 
     @property
     def is_drafting(self) -> bool:
@@ -127,20 +101,20 @@ class ReplicaPlanner:
         self.num_rounds += 1
         session.last_round = self.num_rounds
         now_s = self._clock()
-        if self._stretch_left == 0:
+        if not self._stretches.is_on:
             if now_s >= self._plan_at_s:
                 self._make_plans(now_s)
             if self._is_stretch_due(now_s):
                 self._begin_stretch(now_s)
-                self._make_plans(now_s)
         plan = self._plan_in_arm(session, now_s, is_ready=is_ready)
-        if self._stretch_left > 0:
-            self._count_down(is_waiting=self.is_drafting and plan.num_draft_tokens == 0)
+        if self._stretches.is_on:
+            is_waiting = self.is_drafting and plan.num_draft_tokens == 0
+            self._stretches.count_down(is_waiting=is_waiting)
         return plan
 
     def wants_drafter(self, session: PlannedSession) -> bool:
         """Whether a session's drafter is worth connecting to: it drafts, or is to shadow."""
-        return self.is_drafting or self._shadowing is session
+        return self.is_drafting or self._shadow.session is session
 
     # --- what is learnt ------------------------------------------------------------------------
 
@@ -163,29 +137,15 @@ class ReplicaPlanner:
             return
         if plan.is_settled:
             self._deliveries[plan.mode].observe(num_tokens, elapsed_ms, plan.tokens_per_ms)
-        num_sessions = max(1, len(self.sessions))
         if plan.reason in _STRETCH.values():
-            usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
-            self._stretch_lost_ms += (elapsed_ms - num_tokens / usual_per_ms) / num_sessions
-            now_s = self._clock()
-            self._stretch_at_s = now_s + self._pause_after(now_s)
-            self._count_stretch_round(plan.mode)
+            self._note_stretch_round(plan.mode, num_tokens, elapsed_ms)
         elif plan.num_draft_tokens > 0 and plan.is_typical:
             self._stats.predicted_ms += self.plans[Mode.DRAFTING].round_ms
             self._stats.actual_ms += elapsed_ms
 
-    def _count_stretch_round(self, mode: Mode) -> None:
-        if mode is Mode.PLAIN:
-            self._stats.num_control_rounds += 1
-        else:
-            self._stats.num_trial_rounds += 1
-
     def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
-        if self._shadowing is session:
-            self._shadowing = None
-            pause_s = elapsed_ms / 1e3 / _SHADOWING
-            self._shadow_at_s = self._clock() + pause_s * _early(self._num_shadows)
+        self._shadow.end(session, elapsed_ms, self._clock())
 
     def leave(self, session: PlannedSession) -> None:
         """Plan without this session from now on."""
@@ -195,7 +155,7 @@ class ReplicaPlanner:
     # --- one session's round -------------------------------------------------------------------
 
     def _plan_in_arm(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> RoundPlan:
-        reason = _STRETCH[self.arm] if self._stretch_left > 0 else ""
+        reason = _STRETCH[self.arm] if self._stretches.is_on else ""
         if self.arm is Mode.PLAIN:
             return self._plain_plan(session, now_s, reason, is_ready=is_ready)
         self.end_shadow(session)  # given up, if it is under way
@@ -214,6 +174,8 @@ class ReplicaPlanner:
 
     def _drafting_plan(self, session: PlannedSession, plan: JointPlan, reason: str) -> RoundPlan:
         length = session.length_by(plan, self.version)
+        if reason:  # all take part in a trial
+            length = max(1, length)
         if length == 0:
             return self._round_plan(
                 Mode.DRAFTING, 0, PLAIN_STEPS[0], reason or "others draft", is_typical=False
@@ -235,13 +197,21 @@ class ReplicaPlanner:
     ) -> RoundPlan:
         if reason:
             return self._round_plan(Mode.PLAIN, 0, _CONTROL_STEPS, reason)
-        run_on = session.next_run_on(PLAIN_STEPS)
+        run_on = 0 if self._is_look_worth(session) else session.next_run_on(PLAIN_STEPS)
         return self._round_plan(
             Mode.PLAIN,
             0,
             run_on,
             PLAIN_REASON,
             num_shadow_tokens=self._shadow_length(session, now_s, is_ready=is_ready),
+        )
+
+    def _is_look_worth(self, session: PlannedSession) -> bool:
+        """Whether free drafts save more than the message that each look for one costs."""
+        plan = self.plans[Mode.PLAIN]
+        token_ms = len(plan.lengths) / max(plan.tokens_per_ms, 1e-9)
+        return session.free_gain * token_ms > max(
+            self._costs.plain_wait_ms, _LEAST_FREE_GAIN * token_ms
         )
 
     def _round_plan(
@@ -268,20 +238,8 @@ class ReplicaPlanner:
         )
 
     def _shadow_length(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> int:
-        """One at a time on a replica: the drafter is idle, its machine may not be.
-
-        A session whose drafter is not connected is given the turn too: it connects, and drafts in a
-        later round.
-        """
-        if self._pinned is not None:
+        if self._pinned is not None or not self._shadow.take(session, now_s, is_ready=is_ready):
             return 0
-        if self._shadowing is None and now_s >= self._shadow_at_s:
-            self._shadowing = session
-            self._shadow_is_out = False
-        if self._shadowing is not session or self._shadow_is_out or not is_ready:
-            return 0
-        self._shadow_is_out = True
-        self._num_shadows += 1
         self._stats.num_shadow_drafts += 1
         return min(_SHADOW_LENGTH, session.limit)
 
@@ -291,33 +249,27 @@ class ReplicaPlanner:
         other = _other(self.mode)
         if other not in self.plans or self._pinned is not None or self._age < _FIRST_TRY:
             return False
-        if self._deliveries[other].num_rounds == 0:
-            return True
-        return now_s >= self._stretch_at_s
+        return self._deliveries[other].num_rounds == 0 or self._stretches.is_due(now_s)
 
     def _begin_stretch(self, now_s: float) -> None:
-        num_rounds = _STRETCH_ROUNDS[_other(self.mode)] * len(self.sessions)
-        self._stretch_left = self._stretch_length = num_rounds
-        self._stretch_lost_ms = 0.0
-        self._stretch_waits = 0
-        self._stretch_from_s = now_s
-        self._num_stretches += 1
-        if self.mode is Mode.PLAIN:  # the plan that is tried is one for rounds that go well
+        other = _other(self.mode)
+        round_ms = self.plans[other].round_ms
+        self._stretches.begin(other, len(self.sessions), round_ms, now_s)
+        if other is Mode.DRAFTING:  # the plan that is tried is one for rounds that go well
             self._costs.halve_waits()
+            self._make_plans(now_s)
 
-    def _count_down(self, *, is_waiting: bool) -> None:
-        """One round less of the stretch; those that wait for a drafter count for little."""
-        self._stretch_waits += is_waiting
-        self._stretch_left -= not is_waiting
-        if self._stretch_waits > 4 * self._stretch_length:
-            self._stretch_left = 0
-
-    def _pause_after(self, now_s: float) -> float:
-        """Seconds until the next stretch, after one that is over or nearly so."""
-        full_s = max(
-            self._stretch_lost_ms / 1e3 / _TRYING, (now_s - self._stretch_from_s) / _STRETCHING
-        )
-        return full_s * _early(self._num_stretches)
+    def _note_stretch_round(self, mode: Mode, num_tokens: int, elapsed_ms: float) -> None:
+        num_sessions = max(1, len(self.sessions))
+        usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
+        lost_ms = (elapsed_ms - num_tokens / usual_per_ms) / num_sessions
+        other, usual = self.plans[_other(self.mode)], self.plans[self.mode]
+        is_promising = other.tokens_per_ms > usual.tokens_per_ms
+        self._stretches.note_loss(lost_ms, self._clock(), is_promising=is_promising)
+        if mode is Mode.PLAIN:
+            self._stats.num_control_rounds += 1
+        else:
+            self._stats.num_trial_rounds += 1
 
     # --- plan and mode of all ------------------------------------------------------------------
 
@@ -361,14 +313,13 @@ class ReplicaPlanner:
         margin = _END_MARGIN if self.mode is Mode.DRAFTING else _BEGIN_MARGIN
         mode = Mode.DRAFTING if self._advantage > margin else Mode.PLAIN
         is_too_soon = self.mode is Mode.DRAFTING and self._age < _DWELL
-        is_held = is_too_soon or self._stretch_left > 0 or self._pinned is not None
+        is_held = is_too_soon or self._stretches.is_on or self._pinned is not None
         if mode is self.mode or is_held:
             return
         self.mode = mode
         self._mode_since = self.num_rounds
-        self._num_stretches = self._num_shadows = 0
-        self._shadow_at_s = now_s
-        self._stretch_at_s = now_s + smoothing_ms / 1e3 / _STRETCHING
+        self._shadow.restart(now_s)
+        self._stretches.restart(now_s, smoothing_ms)
         _log.debug(
             "%s from now on: %.4f tokens/ms with drafts, %.4f without; k %s, depth %d, "
             "a row is worth a survival of %.2f",
@@ -388,20 +339,14 @@ class ReplicaPlanner:
     @property
     def _is_settled(self) -> bool:
         """Whether sessions have come into step since they all began to do something else."""
-        if self._stretch_left > 0:
-            begun = self._stretch_length - self._stretch_left
-            return 2 * begun >= self._stretch_length
+        if self._stretches.is_on:
+            return self._stretches.is_settled
         return self._age >= _SETTLING
 
     @property
     def _age(self) -> float:
         """Rounds of each session since the mode changed."""
         return (self.num_rounds - self._mode_since) / max(1, len(self.sessions))
-
-
-def _early(num_times: int) -> float:
-    """How much shorter a pause is while little is known."""
-    return min(1.0, 2.0**num_times / _FIRST_PAUSES)
 
 
 def _other(mode: Mode) -> Mode:

@@ -69,7 +69,9 @@ class Planned(FixedPlanner):
         self.min_survival = min_survival
         self.seen: list[tuple[str, int, int]] = []
 
-    def plan(self, drafter: DrafterTraits | None, max_draft_tokens: int) -> RoundPlan:
+    def plan(
+        self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
+    ) -> RoundPlan:
         k = 0 if drafter is None else min(self._num_draft_tokens, max_draft_tokens)
         return RoundPlan(k, self._run_on, min_survival=self.min_survival)
 

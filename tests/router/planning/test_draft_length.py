@@ -9,7 +9,7 @@ from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.planning.round_plan import Misses, RoundPlan
+from router.planning.round_plan import Misses, Mode, RoundPlan
 from router.ports import TaskClass
 
 MODEL, LOOKUP = DRAFT_MODEL.traits, NGRAM.traits
@@ -39,23 +39,36 @@ def verdict(pass_ms: float) -> Verdict:
 
 @pytest.mark.parametrize(
     ("wanted", "allowed", "plan"),
-    [(3, 8, RoundPlan(3, 0)), (3, 2, RoundPlan(2, 0)), (3, 0, RoundPlan(0, 1))],
+    [(3, 8, (3, 0)), (3, 2, (2, 0)), (3, 0, (0, 1))],
     ids=["full", "clipped", "no draft"],
 )
-def test_fixed_length(wanted: int, allowed: int, plan: RoundPlan) -> None:
-    assert FixedPlanner(wanted, 32).plan(MODEL, allowed) == plan
+def test_fixed_length(wanted: int, allowed: int, plan: tuple[int, int]) -> None:
+    found = FixedPlanner(wanted, 32).plan(MODEL, allowed)
+    assert (found.num_draft_tokens, found.run_on) == plan
 
 
 def test_where_nobody_drafts_the_target_goes_on_alone() -> None:
-    assert FixedPlanner(4, 32).plan(None, 0) == RoundPlan(0, 32)
+    plan = FixedPlanner(4, 32).plan(None, 0)
+    assert (plan.num_draft_tokens, plan.run_on) == (0, 32)
+
+
+def test_a_drafter_that_is_not_ready_is_not_waited_for() -> None:
+    plan = FixedPlanner(4, 32).plan(MODEL, 8, is_ready=False)
+    assert (plan.num_draft_tokens, plan.run_on) == (0, 1)
 
 
 def test_misses_in_a_row_let_the_target_go_on_ever_further() -> None:
-    misses = Misses()
-    assert [misses.next_plan().run_on for _ in range(6)] == [1, 1, 2, 2, 3, 3]
-    assert max(misses.next_plan().run_on for _ in range(50)) == 8
+    misses, missed = Misses(), RoundPlan(3, 0)
+    assert [misses.next_plan(missed).run_on for _ in range(6)] == [1, 1, 2, 2, 3, 3]
+    assert max(misses.next_plan(missed).run_on for _ in range(50)) == 8
     misses.end()
-    assert misses.next_plan().run_on == 1
+    assert misses.next_plan(missed).run_on == 1
+
+
+def test_a_missed_round_is_held_against_what_was_promised() -> None:
+    missed = RoundPlan(3, 0, mode=Mode.DRAFTING, tokens_per_ms=0.5)
+    plan = Misses().next_plan(missed)
+    assert (plan.mode, plan.tokens_per_ms) == (Mode.DRAFTING, 0.5)
 
 
 def planned(task_class: TaskClass) -> PlannedSession:
@@ -95,12 +108,18 @@ def test_waits_are_what_is_left_beside_passes_and_steps() -> None:
     assert costs.plain_wait_ms == pytest.approx(0.5)
 
 
-def test_waits_out_of_step_count_little_and_age_while_nobody_drafts() -> None:
+def test_waits_out_of_step_count_little_and_less_before_a_trial() -> None:
     costs = PassCosts()
     for _ in range(20):
         costs.observe_verify(verdict(20.0), 21.0, num_drafted=2)
     costs.observe_verify(verdict(20.0), 40.0, num_drafted=2)
     assert costs.verify_wait_ms < 1.5
     before = costs.verify_wait_ms
-    costs.age_waits()
-    assert costs.verify_wait_ms < before
+    costs.halve_waits()
+    assert costs.verify_wait_ms == pytest.approx(before / 2)
+
+
+def test_a_pass_is_news_once_however_many_sessions_report_it() -> None:
+    costs = PassCosts()
+    assert [costs.observe_pass(8, 20.25) for _ in range(3)] == [True, False, False]
+    assert costs.observe_pass(8, 20.5)

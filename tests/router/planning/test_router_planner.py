@@ -1,249 +1,379 @@
-"""Planned sessions of a router: shared plans, trials, shadow drafts, who is waited for."""
+"""Planned sessions of a router, in virtual time: plans, stretches of the other mode, shadows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
 
 from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
-from router.planning.round_plan import RoundPlan
+from router.planning.round_plan import Mode, RoundPlan
 
 MODEL = DRAFT_MODEL.traits
 
 
-def measured(base_ms: float, row_ms: float, step_ms: float) -> PassCosts:
-    costs = PassCosts()
-    for num_rows in [1, 2, 4, 8, 16, 32, 64] * 30:
-        costs.observe_pass(num_rows, base_ms + row_ms * num_rows)
-    timing = Timing(pass_ms=step_ms, num_sessions=1)
-    proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=step_ms)
-    costs.observe_draft(MODEL, proposal, step_ms)
-    return costs
+@dataclass(frozen=True)
+class Machine:
+    """What passes and steps take, and how much of a promise the rounds with drafts keep."""
+
+    base_ms: float = 20.0
+    row_ms: float = 0.1
+    step_ms: float = 1.0
+    acceptance: float = 1.0  # share of each draft that is accepted
+    friction: float = 1.0  # times as long as the parts of a round with a draft add up to
+
+    def costs(self) -> PassCosts:
+        costs = PassCosts()
+        for turn in range(30):
+            for num_rows in (1, 2, 4, 8, 16, 32, 64):
+                costs.observe_pass(num_rows, self.pass_ms(num_rows) + 1e-6 * turn)
+        timing = Timing(pass_ms=self.step_ms, num_sessions=1)
+        proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=self.step_ms)
+        costs.observe_draft(MODEL, proposal, self.step_ms)
+        return costs
+
+    def pass_ms(self, num_rows: int) -> float:
+        return self.base_ms + self.row_ms * num_rows
+
+    def round_ms(self, plan: RoundPlan, num_sessions: int) -> float:
+        k = plan.num_draft_tokens
+        if k == 0:
+            return (1 + plan.run_on) * self.pass_ms(num_sessions)
+        return self.friction * (k * self.step_ms + self.pass_ms(num_sessions * (1 + k)))
 
 
-def cheap() -> PassCosts:
-    return measured(20.0, 0.1, 1.0)
+CHEAP, DEAR = Machine(), Machine(base_ms=2.0, row_ms=10.0, step_ms=20.0)
 
 
-def dear() -> PassCosts:
-    return measured(2.0, 10.0, 20.0)
+@dataclass
+class World:
+    """Sessions of one router that go round by round on a machine, all in step."""
 
+    machine: Machine
+    now_s: float = 0.0
+    tick_s: float = 0.0  # that each look at the clock takes
+    planner: RouterPlanner = field(init=False)
+    pool: AcceptancePool = field(init=False)
 
-class Sessions:
-    """Sessions with their estimates, all on one replica unless said otherwise."""
-
-    def __init__(self, costs: PassCosts) -> None:
-        self.planner = RouterPlanner(costs)
+    def __post_init__(self) -> None:
+        self.planner = RouterPlanner(self.machine.costs(), self.clock)
         self.pool = AcceptancePool(MODEL.prior_acceptance["free"])
 
-    def add(
-        self, replica: Callable[[], str] = lambda: "target"
-    ) -> tuple[PlannedSession, AcceptanceEstimate]:
-        estimate = AcceptanceEstimate(self.pool)
-        session = PlannedSession(
-            self.planner, {MODEL.name: estimate}, replica, max_length=64, run_on=32
+    def clock(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
+
+    def add(self, replica: Callable[[], str] = lambda: "target") -> PlannedSession:
+        return PlannedSession(
+            self.planner,
+            {MODEL.name: AcceptanceEstimate(self.pool)},
+            replica,
+            max_length=64,
+            run_on=32,
         )
-        return session, estimate
 
-    def plan(self, session: tuple[PlannedSession, AcceptanceEstimate], limit: int = 8) -> RoundPlan:
-        return session[0].plan(MODEL, limit)
+    def round(self, sessions: list[PlannedSession], *, is_ready: bool = True) -> list[RoundPlan]:
+        """One round of all of them; returns what was planned."""
+        plans = [session.plan(MODEL, 8, is_ready=is_ready) for session in sessions]
+        elapsed = [self.machine.round_ms(plan, len(sessions)) for plan in plans]
+        self.now_s += max(elapsed) / 1e3
+        for session, plan, elapsed_ms in zip(sessions, plans, elapsed, strict=True):
+            k = plan.num_draft_tokens
+            num_accepted = round(self.machine.acceptance * k)
+            if k > 0:
+                session.observe(MODEL, k, num_accepted)
+            session.observe_round(plan, 1 + num_accepted + plan.run_on, elapsed_ms)
+            if plan.num_shadow_tokens > 0:
+                drafted = plan.num_shadow_tokens
+                matched = round(self.machine.acceptance * drafted)
+                session.observe_shadow(drafted, matched, drafted * self.machine.step_ms)
+        return plans
+
+    def rounds(self, sessions: list[PlannedSession], number: int) -> list[RoundPlan]:
+        return [plan for _ in range(number) for plan in self.round(sessions)]
+
+    def mode(self, replica: str = "target") -> Mode:
+        return self.planner.replica(replica).mode
 
 
-def test_sessions_on_a_replica_share_a_plan_until_one_comes_again() -> None:
-    sessions = Sessions(cheap())
-    three = [sessions.add() for _ in range(3)]
-    for session in three:
-        sessions.plan(session)
-    before = sessions.planner.stats.num_plans
-    for session in three:
-        sessions.plan(session)
-    assert sessions.planner.stats.num_plans == before + 1
-    sessions.plan(three[1])
-    assert sessions.planner.stats.num_plans == before + 1
-    sessions.plan(three[2])
-    assert sessions.planner.stats.num_plans == before + 2
+def drafted(plans: list[RoundPlan]) -> list[RoundPlan]:
+    return [plan for plan in plans if plan.num_draft_tokens > 0]
+
+
+def test_making_plans_takes_a_hundredth_of_the_time() -> None:
+    world = World(CHEAP, tick_s=0.0003)
+    sessions = [world.add() for _ in range(4)]
+    world.rounds(sessions, 20)
+    began_s, before = world.now_s, world.planner.stats.num_plans
+    world.rounds(sessions, 400)
+    num_plans = world.planner.stats.num_plans - before
+    # Making a plan reads the clock twice, so it takes 0.3 ms.
+    assert 0.5 <= num_plans * 0.0003 / (0.01 * (world.now_s - began_s)) <= 1.0
+
+
+def test_every_session_takes_its_own_k_from_a_plan_that_is_kept() -> None:
+    world = World(Machine(base_ms=20.0, row_ms=1.0, step_ms=6.0), tick_s=0.01)
+    good, bad = world.add(), world.add()
+    for session, num_accepted in ((good, 8), (bad, 0)):
+        for _ in range(200):
+            session.observe(MODEL, 8, num_accepted)
+    world.round([good, bad])
+    before = world.planner.stats.num_plans
+    plans = world.round([good, bad])
+    assert plans[0].num_draft_tokens > plans[1].num_draft_tokens
+    assert world.planner.stats.num_plans == before
 
 
 def test_sessions_on_other_replicas_plan_apart() -> None:
-    sessions = Sessions(cheap())
-    one, other = sessions.add(lambda: "a"), sessions.add(lambda: "b")
-    for _ in range(4):
-        sessions.plan(one)
-    before = sessions.planner.stats.num_plans
-    sessions.plan(other)
-    assert sessions.planner.stats.num_plans == before + 1
+    world = World(CHEAP)
+    one, other = world.add(lambda: "a"), world.add(lambda: "b")
+    world.rounds([one], 4)
+    world.rounds([other], 1)
+    assert list(world.planner.replica("a").sessions) == [one]
+    assert list(world.planner.replica("b").sessions) == [other]
 
 
 def test_a_session_moves_to_another_replica() -> None:
     place = ["a"]
-    sessions = Sessions(cheap())
-    moving, staying = sessions.add(lambda: place[0]), sessions.add(lambda: "a")
-    sessions.plan(moving)
-    sessions.plan(staying)
+    world = World(CHEAP)
+    moving, staying = world.add(lambda: place[0]), world.add(lambda: "a")
+    world.round([moving, staying])
     place[0] = "b"
-    sessions.plan(moving)
-    assert list(sessions.planner.replica("a").sessions) == [staying[0]]
-    assert list(sessions.planner.replica("b").sessions) == [moving[0]]
+    world.round([moving])
+    assert list(world.planner.replica("a").sessions) == [staying]
+    assert list(world.planner.replica("b").sessions) == [moving]
+
+
+def test_a_session_without_a_replica_yet_is_planned_with_those_that_came_last() -> None:
+    world = World(DEAR)
+    world.rounds([world.add(lambda: "a")], 40)
+    assert not world.add(lambda: "").wants_drafter
 
 
 def test_who_leaves_is_not_planned_for() -> None:
-    sessions = Sessions(cheap())
-    one = sessions.add()
-    sessions.plan(one)
-    one[0].leave()
-    one[0].leave()
-    assert not sessions.planner.replica("target").sessions
+    world = World(CHEAP)
+    one = world.add()
+    world.round([one])
+    one.leave()
+    one.leave()
+    assert not world.planner.replica("target").sessions
 
 
-def test_who_has_no_draft_counts_with_one_row_and_once_it_never_will_not_at_all() -> None:
-    sessions = Sessions(cheap())
-    session, _ = sessions.add()
+def test_a_drafter_that_is_not_ready_is_not_waited_for() -> None:
+    world = World(CHEAP)
+    session = world.add()
     assert session.plan(MODEL, 8).num_draft_tokens > 0
     assert session.num_rows > 1
-    assert session.plan(MODEL, 0) == RoundPlan(0, 1)
-    assert session.num_rows == 1
-    assert session.plan(None, 0) == RoundPlan(0, 32)
-    assert not sessions.planner.replica("target").sessions
+    plan = session.plan(MODEL, 8, is_ready=False)
+    assert (plan.num_draft_tokens, plan.run_on, session.num_rows) == (0, 1, 1)
+    plan = session.plan(None, 0)
+    assert (plan.num_draft_tokens, plan.run_on) == (0, 32)
+    assert not world.planner.replica("target").sessions
 
 
-def test_while_it_pays_everybody_drafts_but_for_rare_plain_rounds() -> None:
-    sessions = Sessions(cheap())
-    two = [sessions.add() for _ in range(2)]
-    lengths = [sessions.plan(session).num_draft_tokens for _ in range(200) for session in two]
-    assert lengths.count(0) <= 20
-    assert max(lengths) >= 3
+def test_while_it_pays_everybody_drafts_but_for_rare_control_rounds() -> None:
+    world = World(CHEAP)
+    plans = world.rounds([world.add() for _ in range(2)], 300)
+    control = [plan for plan in plans if plan.num_draft_tokens == 0]
+    assert {plan.reason for plan in control} == {"control"}
+    assert 0 < len(control) <= 20
+    assert max(plan.num_draft_tokens for plan in plans) == 8
 
 
 def test_while_it_does_not_pay_the_target_goes_on_alone_and_trials_are_rare() -> None:
-    sessions = Sessions(dear())
-    two = [sessions.add() for _ in range(2)]
-    plans = [sessions.plan(session) for _ in range(300) for session in two]
-    drafted = [plan for plan in plans[40:] if plan.num_draft_tokens]
-    assert len(drafted) <= 10
-    assert all(plan.run_on >= 8 for plan in plans[40:] if not plan.num_draft_tokens)
+    world = World(DEAR)
+    sessions = [world.add() for _ in range(2)]
+    world.rounds(sessions, 40)
+    began_s = world.now_s
+    plans = world.rounds(sessions, 300)
+    trials = drafted(plans)
+    assert {plan.reason for plan in trials} <= {"trial"}
+    lost_s = len(trials) / 2 * world.machine.round_ms(RoundPlan(3, 0), 2) / 1e3
+    assert lost_s <= 0.03 * (world.now_s - began_s)
+    assert all(plan.run_on >= 8 for plan in plans if not plan.num_draft_tokens)
 
 
-def run_alone(sessions: Sessions, replica: str = "target", num_rounds: int = 3) -> list[RoundPlan]:
-    """The rounds of a session that comes when all others have gone."""
-    session = sessions.add(lambda: replica)
-    plans = [sessions.plan(session) for _ in range(num_rounds)]
-    session[0].leave()
-    return plans
+def test_a_promise_that_rounds_do_not_keep_is_called_off() -> None:
+    """By its parts drafting is twice as fast; what happens between them makes it slower."""
+    believed, real = World(Machine(acceptance=0.7)), World(Machine(acceptance=0.7, friction=4.0))
+    for world in (believed, real):
+        world.rounds([world.add() for _ in range(4)], 200)
+    assert believed.mode() is Mode.DRAFTING
+    assert real.mode() is Mode.PLAIN
+
+
+def test_what_stopped_paying_is_found_and_what_begins_to_pay_again() -> None:
+    world = World(Machine(row_ms=1.0, step_ms=6.0, acceptance=0.0))
+    sessions = [world.add() for _ in range(2)]
+    world.rounds(sessions, 60)
+    assert world.mode() is Mode.PLAIN
+    world.machine = Machine(row_ms=1.0, step_ms=6.0)
+    world.rounds(sessions, 60)
+    assert world.mode() is Mode.DRAFTING
+    assert len(drafted(world.rounds(sessions, 50))) >= 80
 
 
 def test_requests_that_come_one_by_one_go_on_in_the_mode_that_was_found() -> None:
-    sessions = Sessions(dear())
-    for _ in range(10):
-        run_alone(sessions)
-    plans = [plan for _ in range(100) for plan in run_alone(sessions)]
-    assert sum(1 for plan in plans if plan.num_draft_tokens) <= 5  # trials
-    sessions = Sessions(cheap())
-    for _ in range(10):
-        run_alone(sessions)
-    plans = [plan for _ in range(100) for plan in run_alone(sessions)]
-    assert sum(1 for plan in plans if not plan.num_draft_tokens) <= 5
+    for machine, is_drafting in ((DEAR, False), (CHEAP, True)):
+        world = World(machine)
+        plans = []
+        for _ in range(110):
+            session = world.add()
+            plans += world.rounds([session], 3)
+            session.leave()
+        late = plans[60:]
+        share = len(drafted(late)) / len(late)
+        assert share >= 0.9 if is_drafting else share <= 0.1
 
 
 def test_the_modes_of_replicas_left_long_ago_are_forgotten() -> None:
-    sessions = Sessions(dear())
-    run_alone(sessions, "a", num_rounds=8)
-    staying = sessions.add(lambda: "b")
-    while sessions.plan(staying).num_draft_tokens:
-        pass
+    world = World(DEAR)
+
+    def visit(replica: str, number: int = 1) -> None:
+        session = world.add(lambda: replica)
+        world.rounds([session], number)
+        session.leave()
+
+    visit("a", 40)
+    staying = world.add(lambda: "b")
+    world.rounds([staying], 40)
     for index in range(15):
-        run_alone(sessions, f"other{index}")
-    assert not sessions.planner.replica("a").is_drafting
+        visit(f"other{index}")
+    assert world.mode("a") is Mode.PLAIN
     for index in range(15, 100):
-        run_alone(sessions, f"other{index}")
-    assert len(sessions.planner._replicas) <= 17
-    assert list(sessions.planner.replica("b").sessions) == [staying[0]]
-    assert sessions.planner.replica("a").is_drafting, "it begins anew"
+        visit(f"other{index}")
+    assert list(world.planner.replica("b").sessions) == [staying]
+    assert world.mode("b") is Mode.PLAIN
+    assert world.mode("a") is Mode.DRAFTING, "it begins anew"
+
+
+def test_where_nobody_drafts_no_drafter_is_connected_to_but_for_shadow_drafts() -> None:
+    world = World(DEAR)
+    sessions = [world.add() for _ in range(3)]
+    assert all(session.wants_drafter for session in sessions)
+    world.rounds(sessions, 40)
+    for _ in range(20):
+        assert sum(session.wants_drafter for session in sessions) <= 1
+        world.round(sessions)
 
 
 def test_shadow_drafts_are_one_at_a_time() -> None:
-    sessions = Sessions(dear())
-    two = [sessions.add() for _ in range(2)]
-    shadows = []
-    for _ in range(25):
-        shadows += [sessions.plan(session).num_shadow_tokens for session in two]
-    assert sum(1 for length in shadows if length) == 1
-    for session in two:
-        session[0].observe_shadow(3, 0)
-    again = [sessions.plan(session).num_shadow_tokens for _ in range(5) for session in two]
-    assert sum(1 for length in again if length) == 1
+    world = World(DEAR)
+    sessions = [world.add() for _ in range(2)]
+    world.rounds(sessions, 40)
+    world.now_s += 100.0
+    shadows = [s.plan(MODEL, 8).num_shadow_tokens for _ in range(10) for s in sessions]
+    assert sum(1 for length in shadows if length) <= 1
+    for session in sessions:
+        session.observe_shadow(3, 0, 60.0)
+    assert not any(s.plan(MODEL, 8).num_shadow_tokens for s in sessions), "a pause has begun"
 
 
-def test_a_shadow_draft_that_was_given_up_blocks_nobody() -> None:
-    sessions = Sessions(dear())
-    one, other = sessions.add(), sessions.add()
-    while not sessions.plan(one).num_shadow_tokens:
-        pass
-    while not sessions.plan(one).num_draft_tokens:  # a trial: its shadow draft is given up
-        pass
-    plans = [sessions.plan(other).num_shadow_tokens for _ in range(10)]
-    assert any(plans)
-
-
-def test_drafting_begins_when_shadow_drafts_stand() -> None:
-    sessions = Sessions(measured(20.0, 1.0, 6.0))
-    session = sessions.add()
-    for _ in range(60):
-        session[1].observe(3, 0)
-    for _ in range(12):  # called off, after it was given its chance
-        plan = sessions.plan(session)
-        session[0].observe_shadow(min(plan.num_shadow_tokens, 3), 0)
-    assert plan.num_draft_tokens == 0
-    num_shadows = 0
-    while not plan.num_draft_tokens or plan.predicted_ms == 0.0:
-        plan = sessions.plan(session)
-        num_shadows += plan.num_shadow_tokens > 0
-        session[0].observe_shadow(plan.num_shadow_tokens, plan.num_shadow_tokens)
-        assert num_shadows < 40, "shadow drafts stood for long and nobody began to draft"
-    for _ in range(60):
-        plan = sessions.plan(session)
-        session[1].observe(plan.num_draft_tokens, plan.num_draft_tokens)
-    assert sessions.planner.replica("target").is_drafting
-    assert max(sessions.planner.stats.lengths) >= 4
+def test_a_shadow_draft_whose_session_leaves_blocks_nobody() -> None:
+    world = World(DEAR)
+    one, other = world.add(), world.add()
+    world.rounds([one, other], 40)
+    world.now_s += 100.0
+    while not one.plan(MODEL, 8).num_shadow_tokens:
+        world.now_s += 0.01
+    one.leave()
+    assert any(other.plan(MODEL, 8).num_shadow_tokens for _ in range(10))
 
 
 def test_who_runs_on_is_awaited_once_the_others_draft() -> None:
-    sessions = Sessions(measured(20.0, 1.0, 6.0))
-    one, other = sessions.add(), sessions.add()
-    for _ in range(60):
-        one[1].observe(3, 0)
-    for _ in range(12):
-        sessions.plan(one)
-        sessions.plan(other)
-    assert not one[0].is_awaited
-    for _ in range(400):
-        sessions.pool.observe(8, 8)
-        one[1].observe(8, 8)
-    while sessions.plan(one).num_draft_tokens < 3:
+    world = World(Machine(row_ms=1.0, step_ms=6.0, acceptance=0.0))
+    one, other = world.add(), world.add()
+    while world.mode() is Mode.DRAFTING or not other.runs_on:
+        world.round([one, other])
+    assert not other.is_awaited
+    world.machine = Machine(row_ms=1.0, step_ms=6.0)
+    while not one.plan(MODEL, 8).num_draft_tokens:
+        world.now_s += 0.1
+        one.observe(MODEL, 8, 8)
+    assert other.is_awaited
+    other.plan(MODEL, 8)
+    assert not other.is_awaited
+
+
+def test_free_drafts_that_bring_much_are_looked_for_at_every_token() -> None:
+    world = World(DEAR)
+    session = world.add()
+    world.rounds([session], 40)
+    while (plan := session.plan(MODEL, 8)).reason != "plain pays":
         pass
-    assert other[0].is_awaited
-    sessions.plan(other)
-    assert not other[0].is_awaited
+    assert plan.run_on >= 8
+    for _ in range(4):
+        session.observe_free(4)
+    while (plan := session.plan(MODEL, 8)).reason != "plain pays":
+        pass
+    assert plan.run_on == 0
+    for _ in range(40):
+        session.observe_free(0)
+    while (plan := session.plan(MODEL, 8)).reason != "plain pays":
+        pass
+    assert plan.run_on >= 8
 
 
 def test_the_load_of_others_is_learnt_from_passes() -> None:
-    sessions = Sessions(measured(20.0, 0.5, 6.0))
-    session = sessions.add()
-    alone = max(sessions.plan(session).num_draft_tokens for _ in range(10))
+    world = World(Machine(row_ms=0.5, step_ms=6.0))
+    session = world.add()
+    alone = max(plan.num_draft_tokens for plan in world.rounds([session], 10))
     for _ in range(300):
-        session[0].observe_pass(Timing(pass_ms=50.0, num_rows=64, num_sessions=60))
-    crowded = min(sessions.plan(session).num_draft_tokens for _ in range(10))
+        session.observe_pass(Timing(pass_ms=50.0, num_rows=64, num_sessions=60))
+    crowded = min(plan.num_draft_tokens for plan in world.rounds([session], 10))
     assert crowded < alone
 
 
 def test_predicted_and_actual_times_are_kept() -> None:
-    sessions = Sessions(cheap())
-    session = sessions.add()
-    plan = next(plan for _ in range(9) if (plan := sessions.plan(session)).num_draft_tokens)
-    session[0].observe_round(plan, 30.0)
-    stats = sessions.planner.stats
-    assert stats.actual_ms == 30.0
-    assert stats.predicted_ms == plan.predicted_ms > 20.0
-    assert sum(stats.lengths.values()) >= 1
+    world = World(CHEAP)
+    world.rounds([world.add()], 30)
+    stats = world.planner.stats
+    assert stats.predicted_ms == pytest.approx(stats.actual_ms, rel=0.05)
+    assert stats.actual_ms > 100.0
+    assert sum(stats.lengths.values()) == 30
+
+
+def test_the_gain_is_measured_by_control_rounds() -> None:
+    world = World(CHEAP)
+    world.rounds([world.add() for _ in range(2)], 300)
+    gain = world.planner.gain()["free"]
+    plain_per_s = 1e3 / world.machine.pass_ms(2)
+    assert gain.without_drafts == pytest.approx(plain_per_s, rel=0.01)
+    assert gain.ratio is not None
+    assert gain.ratio > 3.0
+    assert gain.num_rounds_without < 0.1 * gain.num_rounds_with
+
+
+def test_a_class_without_control_rounds_has_no_gain_yet() -> None:
+    world = World(CHEAP)
+    world.rounds([world.add()], 4)
+    assert world.planner.gain()["free"].ratio is None
+
+
+def test_a_choice_can_be_explained() -> None:
+    world = World(CHEAP)
+    session = world.add()
+    world.rounds([session], 30)
+    found = session.explain()
+    assert found.mode == "drafting"
+    assert found.num_draft_tokens >= 4
+    assert found.reason in ("depth", "price")
+    assert list(found.survival) == sorted(found.survival, reverse=True)
+    assert found.survival[found.num_draft_tokens - 1] >= found.min_survival
+    assert found.drafting_per_ms > found.plain_per_ms > 0.0
+    assert found.num_sessions == 1
+
+
+@pytest.mark.parametrize("pinned", [0, 3])
+def test_a_pinned_k_is_planned_with_all_the_machinery_and_nothing_else(pinned: int) -> None:
+    world = World(CHEAP)
+    world.planner = RouterPlanner(world.machine.costs(), world.clock, pinned)
+    plans = world.rounds([world.add() for _ in range(2)], 50)
+    assert {plan.num_draft_tokens for plan in plans} == {pinned}
+    assert world.planner.stats.num_plans > 0
+    assert not any(plan.num_shadow_tokens for plan in plans)

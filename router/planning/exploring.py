@@ -1,0 +1,119 @@
+"""What is done only to learn, and how seldom: stretches of the other mode, and shadow drafts.
+
+Both are paid for in time, and each pause is so long that what was paid stays a given share of all
+time. A stretch in which every session lost 20 ms is followed by 4 s without one where half a
+hundredth may be lost. After a change of mode, when least is known, the first pauses are shorter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.planning.round_plan import Mode
+
+if TYPE_CHECKING:
+    from router.planning.adaptive import PlannedSession
+
+# Shares of the time.
+_LOSING = 0.005  # that may be lost by stretches of the other mode
+_STRETCHING = 0.05  # that stretches may take, also where nothing is lost
+_SHADOWING = 0.01  # that drafters may be kept busy by shadow drafts
+
+_ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # of each session in a stretch, half of them to settle
+_WAITS = 4  # rounds without a draft for each that was to have one, then a stretch is given up
+_HOPELESS = 4  # times as long are pauses before a mode that does not even promise to be better
+_FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each next one doubles
+
+
+class Stretches:
+    """Rounds in which all sessions of a replica do what the mode is not."""
+
+    def __init__(self) -> None:
+        self._num_left = self._num_rounds = self._num_waits = 0  # of the one under way
+        self._began_s = self._next_s = 0.0
+        self._lost_ms = 0.0  # by each session, in the newest one
+        self._num_begun = 0  # since the mode changed
+
+    @property
+    def is_on(self) -> bool:
+        """Whether rounds that are planned now are of a stretch."""
+        return self._num_left > 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether half of the stretch is over, and sessions have come into step."""
+        return 2 * (self._num_rounds - self._num_left) >= self._num_rounds
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the pause is over."""
+        return now_s >= self._next_s
+
+    def begin(self, mode: Mode, num_sessions: int, round_ms: float, now_s: float) -> None:
+        """Begin a stretch of `mode`, whose rounds are expected to take so long."""
+        self._num_left = self._num_rounds = _ROUNDS[mode] * num_sessions
+        self._num_waits = 0
+        self._began_s, self._lost_ms = now_s, 0.0
+        self._num_begun += 1
+        # Where no round of it is ever seen to end, as with very short texts:
+        self._next_s = now_s + _ROUNDS[mode] * round_ms / 1e3 / _STRETCHING
+
+    def count_down(self, *, is_waiting: bool) -> None:
+        """One round less; those that wait for a drafter count for little."""
+        self._num_waits += is_waiting
+        self._num_left -= not is_waiting
+        if self._num_waits > _WAITS * self._num_rounds:
+            self._num_left = 0
+
+    def note_loss(self, lost_ms: float, now_s: float, *, is_promising: bool) -> None:
+        """A round of the newest stretch is over, and each session lost so much by it."""
+        self._lost_ms += lost_ms
+        pause_s = max(self._lost_ms / 1e3 / _LOSING, (now_s - self._began_s) / _STRETCHING)
+        factor = 1 if is_promising else _HOPELESS
+        self._next_s = now_s + pause_s * factor * _early(self._num_begun)
+
+    def restart(self, now_s: float, round_ms: float) -> None:
+        """The mode has changed, by what is known of both: try again soon, but not at once."""
+        self._num_begun = 0
+        self._next_s = now_s + round_ms / 1e3 / _STRETCHING
+
+
+class ShadowTurn:
+    """Whose turn it is to have a shadow draft: one session's at a time, then a pause.
+
+    A drafter is idle while nobody drafts, but its machine may be the target's.
+    """
+
+    def __init__(self) -> None:
+        self.session: PlannedSession | None = None
+        self._is_out = False
+        self._next_s = 0.0
+        self._num_begun = 0  # since the mode changed
+
+    def take(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> bool:
+        """Return whether a session is to have a shadow draft in its next round.
+
+        A session whose drafter is not connected is given the turn too: it connects, and drafts in a
+        later round.
+        """
+        if self.session is None and now_s >= self._next_s:
+            self.session, self._is_out = session, False
+        if self.session is not session or self._is_out or not is_ready:
+            return False
+        self._is_out = True
+        self._num_begun += 1
+        return True
+
+    def end(self, session: PlannedSession, elapsed_ms: float, now_s: float) -> None:
+        """Give the turn back, if it is this session's; the draft took so long."""
+        if self.session is session:
+            self.session = None
+            self._next_s = now_s + elapsed_ms / 1e3 / _SHADOWING * _early(self._num_begun)
+
+    def restart(self, now_s: float) -> None:
+        """The mode has changed: shadow drafts may begin at once."""
+        self._num_begun, self._next_s = 0, now_s
+
+
+def _early(num_times: int) -> float:
+    """How much of a pause is made while little is known."""
+    return min(1.0, 2.0**num_times / _FIRST_PAUSES)
