@@ -101,7 +101,7 @@ class RoundWatch:
         self._is_prefill = self._is_prefill or self._replica() != self._asked_of
         if not self._is_prefill:
             self._observe_pass(asked, verdict)
-        if verdict.part == 0:
+        if verdict.part == 0 and asked.draft:
             self._observe_draft(asked, verdict)
 
     def note_emitting(self) -> None:
@@ -133,9 +133,6 @@ class RoundWatch:
 
     def _observe_draft(self, asked: Round, verdict: Verdict) -> None:
         num_accepted, draft = verdict.num_accepted, asked.draft
-        self.planner.observe_free(_num_free(asked.segments, num_accepted))
-        if not draft:
-            return
         self.stats.add_acceptance(
             [(segment.drafter.name, segment.num_tokens) for segment in asked.segments], num_accepted
         )
@@ -150,13 +147,3 @@ class RoundWatch:
             num_right -= segment.num_tokens
             if num_right < 0:  # what follows was never looked at
                 return
-
-
-def _num_free(segments: Sequence[Segment], num_accepted: int) -> int:
-    """How many of the accepted tokens no drafter was asked for."""
-    num_free = 0
-    for segment in segments:
-        taken = min(segment.num_tokens, num_accepted)
-        num_free += 0 if segment.is_planned else taken
-        num_accepted -= taken
-    return num_free

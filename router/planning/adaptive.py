@@ -21,7 +21,6 @@ from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits, TaskClass
 
 _MAX_EMPTY_REPLICAS = 16  # replicas come and go under new names: the last ones are remembered
-_FREE_SMOOTHING = 0.3  # what free drafts bring comes in bursts: a key, a line that repeats
 _REFRESH = 4  # rounds with a draft after which a session's survival is looked at again
 
 
@@ -143,7 +142,6 @@ class PlannedSession:
         self._length_of = (-1, -1)
         self._num_new = 0  # rounds observed since
         self._num_plain = 0  # plain rounds in a row
-        self.free_gain = 0.0  # tokens that free drafts bring, each time they are looked for
 
     def plan(
         self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
@@ -224,10 +222,6 @@ class PlannedSession:
         """Take in the outcome of a round that had a draft."""
         self._estimates[drafter.name].observe(num_drafted, num_accepted)
         self._num_new += 1
-
-    def observe_free(self, num_accepted: int) -> None:
-        """Take in how many tokens of free drafts a round accepted, 0 also where it had none."""
-        self.free_gain += _FREE_SMOOTHING * (num_accepted - self.free_gain)
 
     def observe_pass(self, timing: Timing) -> None:
         """Take in how many sessions and rows were in a target pass."""

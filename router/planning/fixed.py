@@ -35,9 +35,6 @@ class FixedPlanner:
     def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
         """A fixed length learns nothing, here and below."""
 
-    def observe_free(self, num_accepted: int) -> None:
-        """See `observe`."""
-
     def observe_shadow(self, num_drafted: int, num_matched: int, elapsed_ms: float) -> None:
         """See `observe`."""
 

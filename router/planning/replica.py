@@ -16,6 +16,7 @@ drafter drafts beside plain steps (a shadow draft): as often as takes a hundredt
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -45,7 +46,6 @@ _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
 _CONTROL_STEPS = 15  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
-_LEAST_FREE_GAIN = 0.05  # tokens of free drafts for each look, or a look is not worth it
 _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
 _PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
 
@@ -197,21 +197,13 @@ class ReplicaPlanner:
     ) -> RoundPlan:
         if reason:
             return self._round_plan(Mode.PLAIN, 0, _CONTROL_STEPS, reason)
-        run_on = 0 if self._is_look_worth(session) else session.next_run_on(PLAIN_STEPS)
+        run_on = session.next_run_on(PLAIN_STEPS)
         return self._round_plan(
             Mode.PLAIN,
             0,
             run_on,
             PLAIN_REASON,
             num_shadow_tokens=self._shadow_length(session, now_s, is_ready=is_ready),
-        )
-
-    def _is_look_worth(self, session: PlannedSession) -> bool:
-        """Whether free drafts save more than the message that each look for one costs."""
-        plan = self.plans[Mode.PLAIN]
-        token_ms = len(plan.lengths) / max(plan.tokens_per_ms, 1e-9)
-        return session.free_gain * token_ms > max(
-            self._costs.plain_wait_ms, _LEAST_FREE_GAIN * token_ms
         )
 
     def _round_plan(
@@ -231,7 +223,7 @@ class ReplicaPlanner:
             num_shadow_tokens=num_shadow_tokens,
             is_typical=is_typical and self._is_settled,
             is_settled=self._is_settled,
-            min_survival=0.0 if plan is None else plan.min_survival,
+            min_survival=_min_survival(plan, reason),
             mode=mode,
             tokens_per_ms=0.0 if plan is None else plan.tokens_per_ms / len(plan.lengths),
             reason=reason,
@@ -347,6 +339,13 @@ class ReplicaPlanner:
     def _age(self) -> float:
         """Rounds of each session since the mode changed."""
         return (self.num_rounds - self._mode_since) / max(1, len(self.sessions))
+
+
+def _min_survival(plan: JointPlan | None, reason: str) -> float:
+    """No token survives with so much where a round is to have no drafts at all."""
+    if reason == _STRETCH[Mode.PLAIN]:
+        return math.inf
+    return 0.0 if plan is None else plan.min_survival
 
 
 def _other(mode: Mode) -> Mode:

@@ -301,23 +301,11 @@ def test_who_runs_on_is_awaited_once_the_others_draft() -> None:
     assert not other.is_awaited
 
 
-def test_free_drafts_that_bring_much_are_looked_for_at_every_token() -> None:
-    world = World(DEAR)
-    session = world.add()
-    world.rounds([session], 40)
-    while (plan := session.plan(MODEL, 8)).reason != "plain pays":
-        pass
-    assert plan.run_on >= 8
-    for _ in range(4):
-        session.observe_free(4)
-    while (plan := session.plan(MODEL, 8)).reason != "plain pays":
-        pass
-    assert plan.run_on == 0
-    for _ in range(40):
-        session.observe_free(0)
-    while (plan := session.plan(MODEL, 8)).reason != "plain pays":
-        pass
-    assert plan.run_on >= 8
+def test_a_control_round_has_no_free_drafts_either() -> None:
+    world = World(CHEAP)
+    plans = world.rounds([world.add()], 100)
+    assert all(plan.min_survival > 1.0 for plan in plans if plan.reason == "control")
+    assert all(plan.min_survival <= 1.0 for plan in plans if plan.reason != "control")
 
 
 def test_the_load_of_others_is_learnt_from_passes() -> None:
