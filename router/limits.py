@@ -102,6 +102,11 @@ class SpeculationLimits(Section):
     max_num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = Field(
         default=8, description="highest k, asked for, fixed or adaptive"
     )
+    max_num_free_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = Field(
+        default=16,
+        description="tokens of forced or repeated text, which cost no step, that a draft may have "
+        "beside the k chosen live; of a fixed k they are a part; 0: none",
+    )
     run_on_tokens: Annotated[int, Field(ge=0, le=256)] = Field(
         default=16,
         description="plain steps that the target may go on alone where nothing is drafted",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from models.protocol.messages import (
     ConstraintReply,
@@ -74,6 +74,7 @@ class FreeDraft:
     survival: Sequence[float] = ()
 
 
+@runtime_checkable
 class FreeDrafter(Protocol):
     """Drafts by looking into text that is known: no model, no step, nothing to wait for."""
 
@@ -91,6 +92,7 @@ class Drafter(Protocol):
     async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """Draft up to `num_draft_tokens` (>= 1) tokens after the committed ones.
 
+        `committed` may end with tokens that are not committed yet, where others begin a draft.
         A proposal without tokens means that there is nothing to propose here.
 
         Raises:

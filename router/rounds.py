@@ -21,6 +21,15 @@ from router.stats import RoundStats
 SessionPlanner = FixedPlanner | PlannedSession
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The tokens of one drafter in a draft. `is_planned`: k was chosen for them."""
+
+    drafter: DrafterTraits
+    num_tokens: int
+    is_planned: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """What one round has the target do. `draft_probs` are those of exactly this draft."""
@@ -29,7 +38,7 @@ class Round:
     planned_at: float
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
-    drafter: DrafterTraits | None = None  # of the draft; None: there is none
+    segments: Sequence[Segment] = ()  # of the draft, in order
 
 
 class RoundWatch:
@@ -87,8 +96,8 @@ class RoundWatch:
         self._is_prefill = self._is_prefill or self._replica() != self._asked_of
         if not self._is_prefill:
             self._observe_pass(asked, verdict)
-        if verdict.part == 0 and asked.drafter is not None:
-            self._observe_draft(asked.drafter, asked.draft, verdict)
+        if verdict.part == 0 and asked.draft:
+            self._observe_draft(asked, verdict)
 
     def note_emitting(self) -> None:
         """Text goes to the client, which may be slow."""
@@ -106,17 +115,25 @@ class RoundWatch:
         if verdict.part > 0:
             return
         now = time.perf_counter()
-        if asked.plan.is_typical or asked.drafter is None:
+        if asked.plan.is_typical or not asked.draft:
             elapsed_ms = (now - self._since) * 1e3
             self.costs.observe_verify(verdict, elapsed_ms, len(asked.draft))
-        if asked.drafter is not None:
+        if asked.draft:
             planner.observe_round(asked.plan, (now - asked.planned_at) * 1e3)
 
-    def _observe_draft(
-        self, drafter: DrafterTraits, draft: Sequence[int], verdict: Verdict
-    ) -> None:
-        num_accepted = verdict.num_accepted
-        self.stats.add_acceptance(drafter.name, len(draft), num_accepted)
+    def _observe_draft(self, asked: Round, verdict: Verdict) -> None:
+        num_accepted, draft = verdict.num_accepted, asked.draft
+        self.stats.add_acceptance(
+            [(segment.drafter.name, segment.num_tokens) for segment in asked.segments], num_accepted
+        )
         # A drafted eos that the target samples too comes back as its token: it was right as well.
         is_eos_right = num_accepted < len(draft) and draft[num_accepted] == verdict.token
-        self.planner.observe(drafter, len(draft), num_accepted + is_eos_right)
+        num_right = num_accepted + is_eos_right
+        for segment in asked.segments:
+            if segment.is_planned:
+                self.planner.observe(
+                    segment.drafter, segment.num_tokens, min(num_right, segment.num_tokens)
+                )
+            num_right -= segment.num_tokens
+            if num_right < 0:  # what follows was never looked at
+                return

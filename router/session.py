@@ -15,8 +15,9 @@ from functools import partial
 import msgspec
 
 from models.protocol.errors import UnsupportedGrammar
-from models.protocol.messages import Sampling
+from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.choice import choose_drafters, fixed_length
 from router.drafters.draft_model import POOL
 from router.drafters.drafting import Drafting
@@ -132,6 +133,8 @@ class _Builder:
         self._kinds = choose_drafters(
             request.speculation, services.speculation, services.draft_pools
         )
+        self._fixed = fixed_length(request.speculation, services.speculation)
+        self._estimates = {kind.name: self._estimate(kind) for kind in self._kinds}
         self._constrainer = self._new_constrainer()
 
     def session(self, detokenizer: Detokenizer) -> Session:
@@ -155,7 +158,7 @@ class _Builder:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            drafting=Drafting(self._drafters(), self._committed, watch),
+            drafting=Drafting(self._drafters(), self._committed, watch, self._terms()),
             verifier=verifier,
             guard=guard,
             watch=watch,
@@ -189,7 +192,28 @@ class _Builder:
             limits=self._services.limits,
             engine=self._draft_client,
         )
-        return SessionDrafters([(kind.traits, partial(kind.make, context)) for kind in self._kinds])
+        return SessionDrafters(
+            [(kind.traits, partial(kind.make, context)) for kind in self._kinds],
+            continues=self._fixed is None and self._num_free_tokens() > 0,
+        )
+
+    def _terms(self) -> ChainTerms:
+        """The chains of the session's drafts; a fixed k is of all their tokens together."""
+        return ChainTerms(
+            front=self._front(),
+            max_tokens=MAX_DRAFT_TOKENS if self._fixed is None else self._fixed,
+            max_free_tokens=self._num_free_tokens(),
+            survival=lambda drafter, num: self._estimates[drafter.name].survival(num),
+        )
+
+    def _front(self) -> tuple[NamedFree, ...]:
+        """Free drafters whose tokens are as good as certain; they begin the drafts."""
+        return ()
+
+    def _num_free_tokens(self) -> int:
+        allowed = self._services.speculation
+        is_on = allowed.enabled and self._request.speculation.enabled
+        return allowed.max_num_free_tokens if is_on else 0
 
     def _target_client(self) -> EngineClient:
         max_len = len(self._request.prompt_ids) + self._request.max_tokens
@@ -215,12 +239,11 @@ class _Builder:
 
     def _planner(self, verifier: RemoteVerifier) -> SessionPlanner:
         services, allowed = self._services, self._services.speculation
-        fixed = fixed_length(self._request.speculation, allowed)
-        if fixed is not None:
-            return FixedPlanner(fixed, allowed.run_on_tokens)
+        if self._fixed is not None:
+            return FixedPlanner(self._fixed, allowed.run_on_tokens)
         return PlannedSession(
             services.planner,
-            {kind.name: self._estimate(kind) for kind in self._kinds},
+            self._estimates,
             lambda: verifier.replica,
             max_length=allowed.max_num_speculative_tokens,
             run_on=allowed.run_on_tokens,

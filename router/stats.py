@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from models.protocol.messages import Timing
 from router.types import SpeculationStats, TimeSplit
@@ -23,6 +24,7 @@ class RoundStats:
         self._per_step_drafted: list[int] = []
         self._per_step_accepted: list[int] = []
         self._drafted_by: Counter[str] = Counter()
+        self._accepted_by: Counter[str] = Counter()
         self._draft_ms = self._verify_ms = self._mask_ms = self._queue_ms = 0.0
         self._link_ms = self._grammar_ms = self._emit_ms = 0.0
         self._waited_ms = 0.0
@@ -46,10 +48,14 @@ class RoundStats:
         self._verify_ms += timing.pass_ms
         self._split(elapsed_ms, timing)
 
-    def add_acceptance(self, name: str, num_drafted: int, num_accepted: int) -> None:
-        """A round that the drafter `name` drafted for is over."""
-        self._drafted_by[name] += num_drafted
-        self._per_step_drafted.append(num_drafted)
+    def add_acceptance(self, segments: Sequence[tuple[str, int]], num_accepted: int) -> None:
+        """A round is over: so many tokens of each drafter in turn, `num_accepted` altogether."""
+        num_left = num_accepted
+        for name, num_drafted in segments:
+            self._drafted_by[name] += num_drafted
+            self._accepted_by[name] += min(num_drafted, num_left)
+            num_left -= min(num_drafted, num_left)
+        self._per_step_drafted.append(sum(num_drafted for _, num_drafted in segments))
         self._per_step_accepted.append(num_accepted)
 
     def add_grammar(self, since: float) -> None:
@@ -75,6 +81,7 @@ class RoundStats:
             per_step_drafted=tuple(self._per_step_drafted),
             per_step_accepted=tuple(self._per_step_accepted),
             num_drafted_by=dict(self._drafted_by),
+            num_accepted_by=dict(self._accepted_by),
             time=TimeSplit(
                 draft_ms=self._draft_ms,
                 verify_ms=self._verify_ms,

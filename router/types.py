@@ -108,6 +108,7 @@ class SpeculationStats:
     per_step_drafted: tuple[int, ...] = ()
     per_step_accepted: tuple[int, ...] = ()
     num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
+    num_accepted_by: Mapping[str, int] = field(default_factory=dict)
     time: TimeSplit = field(default_factory=TimeSplit)
 
     @property

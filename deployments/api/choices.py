@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import zip_longest
 
@@ -113,7 +114,6 @@ def finished_together(ends: Sequence[Finished], num_prompts: int = 1) -> Finishe
 
 
 def _stats_together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    drafted_by = [pair for one in stats for pair in one.num_drafted_by.items()]
     histograms = zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0)
     return SpeculationStats(
         num_rounds=sum(one.num_rounds for one in stats),
@@ -123,10 +123,8 @@ def _stats_together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         acceptance_histogram=tuple(map(sum, histograms)),
         per_step_drafted=tuple(n for one in stats for n in one.per_step_drafted),
         per_step_accepted=tuple(n for one in stats for n in one.per_step_accepted),
-        num_drafted_by={
-            source: sum(count for name, count in drafted_by if name == source)
-            for source, _ in drafted_by
-        },
+        num_drafted_by=_sum([one.num_drafted_by for one in stats]),
+        num_accepted_by=_sum([one.num_accepted_by for one in stats]),
         time=TimeSplit(
             **{
                 field.name: sum(getattr(one.time, field.name) for one in stats)
@@ -134,3 +132,10 @@ def _stats_together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
             }
         ),
     )
+
+
+def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)

@@ -55,6 +55,13 @@ class TokenSequence:
             self.ids.append(token_id)
             self._hashes.append(current)
 
+    def followed_by(self, ids: Iterable[int]) -> TokenSequence:
+        """A copy of this sequence with ids appended."""
+        longer = TokenSequence()
+        longer.ids, longer._hashes = self.ids.copy(), self._hashes.copy()
+        longer.extend(ids)
+        return longer
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` ids."""
         del self.ids[length:]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
 from router.drafters.shadow import ShadowDraft
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.planning.round_plan import Misses, RoundPlan
 from router.rounds import Round, RoundWatch
+
+_NO_CHAINS = ChainTerms()
 
 
 class Drafting:
@@ -18,14 +22,20 @@ class Drafting:
         drafters: of the session; it is closed with this.
         committed: prompt and generated tokens.
         watch: where it is noted what drafts cost; its planner plans.
+        terms: of the chains that drafts are.
     """
 
     def __init__(
-        self, drafters: SessionDrafters, committed: TokenSequence, watch: RoundWatch
+        self,
+        drafters: SessionDrafters,
+        committed: TokenSequence,
+        watch: RoundWatch,
+        terms: ChainTerms = _NO_CHAINS,
     ) -> None:
         self._drafters = drafters
         self._committed = committed
         self._watch = watch
+        self._terms = terms
         self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
 
@@ -33,40 +43,59 @@ class Drafting:
         """Let drafters that have to connect begin to."""
         self._drafters.start()
 
+    def free_survival(self, num_tokens: int) -> Sequence[float]:
+        """Survival of up to `num_tokens` tokens that the session could draft now without a step.
+
+        For planning: it looks into text that is known, waits for nothing and changes nothing.
+        """
+        chain = Chain(self._committed, self._terms, num_tokens, 0.0)
+        chain.add_free(self._terms.front)
+        chain.add_free(self._drafters.free_drafters())
+        return chain.survival
+
     async def next_round(self, remaining_tokens: int) -> Round:
         """Plan a round of at most `remaining_tokens` and have it drafted.
 
-        Without a draft the target goes on alone.
+        Without a draft the target goes on alone. Free drafts begin and continue what the session's
+        drafters draft, and stand in where by plan none of them does.
         """
         planner, shadow = self._watch.planner, self._shadow
         if (outcome := shadow.outcome()) is not None:
             planner.observe_shadow(*outcome)
         planned_at = time.perf_counter()
         # The round emits one token of the target's own, so a draft leaves room for it.
-        room = max(0, remaining_tokens - 1) if self._drafters.is_ready else 0
-        plan = planner.plan(self._drafters.next_drafter, room)
+        room = max(0, remaining_tokens - 1)
+        plan = planner.plan(self._drafters.next_drafter, room if self._drafters.is_ready else 0)
+        chain = Chain(self._committed, self._terms, room, plan.min_survival or LEAST_SURVIVAL)
+        chain.add_free(self._terms.front)
         if plan.num_draft_tokens > 0:
             await shadow.cancel()
-            return await self._drafted(plan, planned_at)
-        if plan.num_shadow_tokens > 0:
+            plan = await self._drafted(chain, plan)
+        elif plan.num_shadow_tokens > 0:
             shadow.start(plan.num_shadow_tokens)
-        return Round(plan=plan, planned_at=planned_at)
+        chain.add_free(self._drafters.free_drafters())
+        return Round(
+            plan=plan,
+            planned_at=planned_at,
+            draft=chain.tokens,
+            draft_probs=chain.draft_probs,
+            segments=chain.segments,
+        )
 
-    async def _drafted(self, plan: RoundPlan, planned_at: float) -> Round:
-        proposals = await self._drafters.propose(self._committed, plan.num_draft_tokens)
+    async def _drafted(self, chain: Chain, plan: RoundPlan) -> RoundPlan:
+        """Have the planned tokens drafted after the chain's; the plan of what came of it."""
+        num_tokens = min(plan.num_draft_tokens, chain.room)
+        if num_tokens == 0:  # what began the draft leaves no room
+            return plan
+        proposals = await self._drafters.propose(chain.text, num_tokens)
         for named in proposals:
             self._watch.note_proposal(named.drafter, named.proposal, named.elapsed_ms)
         taken = first_with_tokens(proposals)
         if taken is None or taken.proposal is None:
-            return Round(plan=self._misses.next_plan(), planned_at=planned_at)
+            return self._misses.next_plan()
         self._misses.end()
-        return Round(
-            plan=plan,
-            planned_at=planned_at,
-            drafter=taken.drafter,
-            draft=taken.proposal.tokens,
-            draft_probs=taken.proposal.draft_probs,
-        )
+        chain.add_proposal(taken.drafter, taken.proposal)
+        return plan
 
     async def close(self) -> None:
         """Give up the shadow draft under way and free the drafters. Idempotent; never raises."""

@@ -1,21 +1,22 @@
 """The drafters of one session side by side: the first that has a draft gives it.
 
-A drafter that fills in reads the whole text before its first draft and keeps what it found in it,
-which is seldom used once a drafter before it drafts: it goes then, and where it is missed a new one
-is made.
+A drafter that fills in reads the whole text before its first draft and keeps what it found in it.
+Where drafts are not continued that is seldom used once a drafter before it drafts: it goes then,
+and where it is missed a new one is made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from models.protocol.errors import Unavailable
 from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
-from router.ports import Drafter, DrafterTraits
+from router.drafters.chain import NamedFree
+from router.ports import Drafter, DrafterTraits, FreeDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,17 @@ class SessionDrafters:
 
     Args:
         drafters: who they are and how each is made, in the order in which they are asked.
+        continues: whether free drafters are to continue the drafts of others, and so stay.
     """
 
-    def __init__(self, drafters: Sequence[tuple[DrafterTraits, Callable[[], Drafter]]]) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[tuple[DrafterTraits, Callable[[], Drafter]]],
+        *,
+        continues: bool = False,
+    ) -> None:
         self._places = [_Place(traits, make) for traits, make in drafters]
+        self._continues = continues
 
     def start(self) -> None:
         """Make the first one: it may have to connect, and the others are made when asked."""
@@ -77,6 +85,12 @@ class SessionDrafters:
         if all(place.drafter().is_over for place in self._places):
             return None
         return self._places[-1].traits
+
+    def free_drafters(self) -> Iterator[NamedFree]:
+        """Those that can continue a draft, in order; none where drafts are not continued."""
+        for place in self._places if self._continues else ():
+            if place.traits.is_free and isinstance(drafter := place.drafter(), FreeDrafter):
+                yield NamedFree(place.traits, drafter)
 
     async def propose(
         self, committed: TokenSequence, num_draft_tokens: int
@@ -99,8 +113,10 @@ class SessionDrafters:
             elapsed_ms = (time.perf_counter() - asked_at) * 1e3
             proposals.append(NamedProposal(place.traits, proposal, elapsed_ms))
             if proposal is not None and proposal.tokens:
+                staying = {named.traits.name for named in self.free_drafters()}
                 for later in self._places[index + 1 :]:
-                    await later.leave()
+                    if later.traits.name not in staying:
+                        await later.leave()
                 break
         return proposals
 

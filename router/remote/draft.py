@@ -197,13 +197,16 @@ class RemoteDrafter:
             raise _outgrown(len(committed), max_len)
         self._session.agreed_len = self._agreed_len(committed)
         num_committed = len(committed)
+        # The text may end with the first tokens of a chain, which are not committed yet.
+        num_final = min(num_committed, len(self._committed))
+        asked_after = committed.ids[num_final:]
         build = partial(Propose, num_draft_tokens=num_draft_tokens, deadline_ms=deadline_s * 1e3)
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:
                 if not isinstance(reply, Proposal):
                     break
-                self._proposed_at = num_committed
-                self._proposed = list(reply.tokens)
+                self._proposed_at = num_final
+                self._proposed = [*asked_after, *reply.tokens]
                 if reply.cut == "context" and not reply.tokens:
                     raise _outgrown(num_committed, num_committed)
                 is_starved = reply.cut == "starved" and not reply.tokens

@@ -14,8 +14,8 @@ def test_without_a_draft_there_is_one_empty_entry() -> None:
 
 def test_the_longest_draft_ends_the_histogram() -> None:
     rounds = RoundStats()
-    rounds.add_acceptance("draft_model", 4, 1)
-    rounds.add_acceptance("ngram", 2, 2)
+    rounds.add_acceptance([("draft_model", 4)], 1)
+    rounds.add_acceptance([("ngram", 2)], 2)
     stats = rounds.snapshot()
     assert stats.num_spec_tokens == 4
     assert stats.acceptance_histogram == (0, 1, 1, 0, 0)

@@ -1,0 +1,287 @@
+"""Chains of drafters: what goes into a round, and what each is credited with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from models.protocol.messages import DraftProbs, Proposal
+from models.protocol.token_sequence import TokenSequence
+from router.drafters.chain import Chain, ChainTerms, NamedFree
+from router.drafters.draft_model import DRAFT_MODEL
+from router.drafters.drafting import Drafting
+from router.drafters.ngram import NGRAM
+from router.drafters.side_by_side import SessionDrafters
+from router.guard import NoGrammar
+from router.loop import run_session
+from router.planning.costs import PassCosts
+from router.planning.fixed import FixedPlanner
+from router.planning.round_plan import RoundPlan
+from router.ports import DraftCost, DrafterTraits, FreeDraft
+from router.rounds import RoundWatch
+from router.session import Session
+from router.stats import RoundStats
+from router.stops import StopChecker
+from tests.fakes.router import (
+    TIMING,
+    LetterDetokenizer,
+    ScriptedDrafter,
+    ScriptedVerifier,
+    continuation,
+)
+
+PROMPT = [5, 9, 2]
+FRONT = DrafterTraits(name="front", cost=DraftCost.FREE, prior_acceptance={})
+
+
+class Sure:
+    """Knows `num_known` tokens of what follows, of which each survives with `keeps`."""
+
+    def __init__(self, num_known: int, keeps: float = 1.0, wrong_from: int | None = None) -> None:
+        self.num_known = num_known
+        self.keeps = keeps
+        self.wrong_from = wrong_from
+        self.texts: list[list[int]] = []
+
+    def look(self, text: TokenSequence, num_tokens: int) -> FreeDraft:
+        self.texts.append(list(text.ids))
+        tokens = continuation(text.ids, min(self.num_known, num_tokens))
+        if self.wrong_from is not None and self.wrong_from < len(tokens):
+            tokens[self.wrong_from] = 0 if tokens[self.wrong_from] else 1
+        return FreeDraft(tokens, [self.keeps ** (j + 1) for j in range(len(tokens))])
+
+
+class SureDrafter(ScriptedDrafter, Sure):
+    """The same as one of the session's drafters, which fills in as well."""
+
+    def __init__(self, num_known: int, keeps: float = 1.0) -> None:
+        ScriptedDrafter.__init__(self, [None])
+        Sure.__init__(self, num_known, keeps)
+
+
+class Planned(FixedPlanner):
+    """Plans k, and says what a free token must bring."""
+
+    def __init__(self, k: int, min_survival: float = 0.0, run_on: int = 0) -> None:
+        super().__init__(k, run_on)
+        self.min_survival = min_survival
+        self.seen: list[tuple[str, int, int]] = []
+
+    def plan(self, drafter: DrafterTraits | None, max_draft_tokens: int) -> RoundPlan:
+        k = 0 if drafter is None else min(self._num_draft_tokens, max_draft_tokens)
+        return RoundPlan(k, self._run_on, min_survival=self.min_survival)
+
+    def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
+        self.seen.append((drafter.name, num_drafted, num_accepted))
+
+
+def session(
+    planner: Planned,
+    *,
+    front: Sure | None = None,
+    model: ScriptedDrafter | None = None,
+    behind: SureDrafter | None = None,
+    verifier: ScriptedVerifier | None = None,
+    max_tokens: int = 40,
+    **terms: object,
+) -> Session:
+    committed, generated = TokenSequence(PROMPT), TokenSequence()
+    watch = RoundWatch(RoundStats(), PassCosts(), planner)
+    places: list[tuple[DrafterTraits, object]] = []
+    if model is not None:
+        places.append((DRAFT_MODEL.traits, lambda: model))
+    if behind is not None:
+        places.append((NGRAM.traits, lambda: behind))
+    drafters = SessionDrafters(places, continues=True)  # type: ignore[arg-type]
+    named = () if front is None else (NamedFree(FRONT, front),)
+    return Session(
+        committed=committed,
+        generated=generated,
+        stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=(), max_tokens=max_tokens),
+        drafting=Drafting(
+            drafters,
+            committed,
+            watch,
+            ChainTerms(front=named, **{"max_free_tokens": 8, **terms}),  # type: ignore[arg-type]
+        ),
+        verifier=verifier or ScriptedVerifier(),
+        guard=NoGrammar(),
+        watch=watch,
+    )
+
+
+async def text_of(parts: Session) -> list[int]:
+    ids: list[int] = []
+    async for delta in run_session(parts):
+        ids.extend(delta.token_ids)
+    return ids
+
+
+async def first_round(parts: Session, remaining: int = 40) -> list[tuple[str, int]]:
+    asked = await parts.drafting.next_round(remaining)
+    assert asked.draft == continuation(PROMPT, len(asked.draft))
+    assert len(asked.draft) == sum(segment.num_tokens for segment in asked.segments)
+    return [(segment.drafter.name, segment.num_tokens) for segment in asked.segments]
+
+
+async def test_a_draft_is_text_that_is_certain_then_a_drafters_then_what_repeats() -> None:
+    model, behind = ScriptedDrafter([None]), SureDrafter(2)
+    parts = session(Planned(3), front=Sure(2), model=model, behind=behind)
+    assert await first_round(parts) == [("front", 2), ("draft_model", 3), ("ngram", 2)]
+    assert behind.texts == [PROMPT + continuation(PROMPT, 5)]
+    assert parts.committed.ids == PROMPT, "nothing is committed by a draft"
+
+
+@pytest.mark.parametrize(
+    ("keeps", "min_survival", "expected"),
+    [(0.9, 0.0, 6), (0.9, 0.8, 2), (0.9, 0.95, 0), (1.0, 1.0, 6), (1.0, 1.1, 0), (0.9, 0.1, 6)],
+)
+async def test_a_free_token_goes_in_while_it_is_worth_its_row(
+    keeps: float, min_survival: float, expected: int
+) -> None:
+    parts = session(
+        Planned(1, min_survival), model=ScriptedDrafter([None]), behind=SureDrafter(6, keeps)
+    )
+    segments = await first_round(parts)
+    assert sum(count for name, count in segments if name == "ngram") == expected
+
+
+async def test_the_drafts_before_it_count_in_what_a_free_token_survives_with() -> None:
+    parts = session(
+        Planned(2, 0.3),
+        model=ScriptedDrafter([None]),
+        behind=SureDrafter(6, 0.9),
+        survival=lambda drafter, num: [0.6 ** (j + 1) for j in range(num)],
+    )
+    # 0.36 after the model's two; 0.324 and 0.29 with one and two more.
+    assert await first_round(parts) == [("draft_model", 2), ("ngram", 1)]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "free", "remaining", "expected"),
+    [
+        (5, 8, 40, [("front", 2), ("draft_model", 3)]),
+        (1, 8, 40, [("front", 1)]),
+        (0, 8, 40, []),
+        (64, 3, 40, [("front", 2), ("draft_model", 4), ("ngram", 1)]),
+        (64, 0, 40, [("draft_model", 4)]),
+        (64, 8, 4, [("front", 2), ("draft_model", 1)]),
+        (64, 8, 1, []),
+    ],
+    ids=["k", "k1", "k0", "few-free", "none-free", "end", "last"],
+)
+async def test_a_chain_keeps_within_every_limit(
+    max_tokens: int, free: int, remaining: int, expected: Sequence[tuple[str, int]]
+) -> None:
+    parts = session(
+        Planned(4),
+        front=Sure(2),
+        model=ScriptedDrafter([None]),
+        behind=SureDrafter(4),
+        max_tokens=40,
+    )
+    parts.drafting._terms = ChainTerms(  # type: ignore[misc]
+        front=parts.drafting._terms.front, max_tokens=max_tokens, max_free_tokens=free
+    )
+    assert await first_round(parts, remaining) == expected
+
+
+async def test_free_drafts_stand_in_where_no_steps_are_planned() -> None:
+    verifier = ScriptedVerifier()
+    parts = session(
+        Planned(0, run_on=3),
+        model=ScriptedDrafter([None]),
+        behind=SureDrafter(4),
+        verifier=verifier,
+        max_tokens=20,
+    )
+    assert await text_of(parts) == continuation(PROMPT, 20)
+    assert verifier.rounds[0] == (4, 3)
+    assert parts.watch.stats.snapshot().num_drafted_by["ngram"] > 0
+
+
+async def test_they_stand_in_for_a_model_that_is_lost() -> None:
+    model = ScriptedDrafter([None], fails_at=range(99))
+    parts = session(Planned(3), front=Sure(2), model=model, behind=SureDrafter(4))
+    # The fill-in is asked for the planned tokens first and then goes on behind its own.
+    assert (await first_round(parts))[:2] == [("front", 2), ("ngram", 3)]
+
+
+async def test_nothing_follows_an_eos() -> None:
+    class EndsThere(ScriptedDrafter):
+        async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
+            proposal = await super().propose(committed, num_draft_tokens)
+            return msgspec.structs.replace(proposal, cut="eos")
+
+    parts = session(Planned(2), model=EndsThere([None]), behind=SureDrafter(4))
+    assert await first_round(parts) == [("draft_model", 2)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "seen", "accepted"),
+    [
+        (("front", 1), [], {"front": 1, "draft_model": 0, "ngram": 0}),
+        (("model", 0), [("draft_model", 3, 0)], {"front": 2, "draft_model": 0, "ngram": 0}),
+        (("model", 2), [("draft_model", 3, 2)], {"front": 2, "draft_model": 2, "ngram": 0}),
+        (("none", 0), [("draft_model", 3, 3)], {"front": 2, "draft_model": 3, "ngram": 2}),
+    ],
+    ids=["front", "model-first", "model-last", "none"],
+)
+async def test_each_is_credited_with_what_was_looked_at(
+    wrong: tuple[str, int], seen: list[tuple[str, int, int]], accepted: dict[str, int]
+) -> None:
+    who, at = wrong
+    planner = Planned(3)
+    parts = session(
+        planner,
+        front=Sure(2, wrong_from=at if who == "front" else None),
+        model=ScriptedDrafter([at if who == "model" else None]),
+        behind=SureDrafter(2),
+    )
+    asked = await parts.drafting.next_round(40)
+    async for verdict in parts.verifier.verify(parts.committed, asked.draft, 0):
+        parts.watch.note_asked()
+        parts.watch.note_verdict(asked, verdict)
+    stats = parts.watch.stats.snapshot()
+    assert planner.seen == seen
+    assert stats.num_drafted_by == {"front": 2, "draft_model": 3, "ngram": 2}
+    assert stats.num_accepted_by == accepted
+    assert stats.per_step_drafted == (7,)
+    assert stats.per_step_accepted == (sum(accepted.values()),)
+
+
+@pytest.mark.parametrize("front", [None, 0, 1, 2])
+@pytest.mark.parametrize("model", [None, 0, 2])
+async def test_no_chain_changes_the_text(front: int | None, model: int | None) -> None:
+    parts = session(
+        Planned(3),
+        front=Sure(2, wrong_from=front),
+        model=ScriptedDrafter([model, None], fails_at=[3]),
+        behind=SureDrafter(3),
+    )
+    assert await text_of(parts) == continuation(PROMPT, 40)
+
+
+async def test_free_survival_is_that_of_front_and_stand_in() -> None:
+    parts = session(Planned(3), front=Sure(2, 0.9), behind=SureDrafter(2, 0.5))
+    assert parts.drafting.free_survival(8) == pytest.approx([0.9, 0.81, 0.405, 0.2025])
+    assert parts.drafting.free_survival(1) == pytest.approx([0.9])
+
+
+def test_free_tokens_among_sampled_ones_have_rows_of_their_own() -> None:
+    probs = DraftProbs(num_pairs=2, token_ids=b"abcdABCDefghEFGH", probs=b"01230123" * 2)
+    chain = Chain(TokenSequence(PROMPT), ChainTerms(max_free_tokens=9), 9, 0.5)
+    chain.add_free([NamedFree(FRONT, Sure(1))])
+    proposal = Proposal(
+        session_id="s", seq=1, tokens=[7, 8], timing=TIMING, step_ms=0.1, draft_probs=probs
+    )
+    chain.add_proposal(DRAFT_MODEL.traits, proposal)
+    chain.add_free([NamedFree(FRONT, Sure(2))])
+    sent = chain.draft_probs
+    assert sent is not None
+    ids = [chain.tokens[at].to_bytes(4, "little") * 2 for at in (0, 3, 4)]
+    certain = b"\x00\x00\x80\x3f" + bytes(4)
+    assert sent.token_ids == ids[0] + probs.token_ids + ids[1] + ids[2]
+    assert sent.probs == certain + probs.probs + certain * 2
