@@ -61,7 +61,8 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                 watch.note_emitted()
                 if taken.finish_reason is not None:
                     return
-                if watch.planner.is_awaited:  # others began to draft: plan with them
+                # Others began to draft: plan with them; or there is a draft to be had for nothing.
+                if watch.planner.is_awaited or session.drafting.is_awaited:
                     break
 
 

@@ -13,6 +13,8 @@ from router.planning.round_plan import Misses, RoundPlan
 from router.rounds import Round, RoundWatch
 
 _NO_CHAINS = ChainTerms()
+# The target that goes on alone has begun the pass of the next token when a draft is sent.
+_WORTH_A_MESSAGE = 2
 
 
 class Drafting:
@@ -52,6 +54,17 @@ class Drafting:
         chain.add_free(self._terms.front)
         chain.add_free(self._drafters.free_drafters())
         return chain.survival
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a draft of certain text is there that the target, on its own, does not see."""
+        drafts = (
+            named.drafter.look(self._committed, _WORTH_A_MESSAGE) for named in self._terms.front
+        )
+        return any(
+            len(draft.tokens) == _WORTH_A_MESSAGE and draft.survival[-1] >= LEAST_SURVIVAL
+            for draft in drafts
+        )
 
     async def next_round(self, remaining_tokens: int) -> Round:
         """Plan a round of at most `remaining_tokens` and have it drafted.
