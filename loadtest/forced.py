@@ -175,6 +175,7 @@ class ForcedBench:
             speculation=SpeculationLimits(
                 num_speculative_tokens="adaptive" if way.k is None else way.k,
                 prompt_lookup_max=0,
+                suffix_decoding_max_tree_depth=0,
                 forced_text=way.forced,
             ),
             limits=SessionLimits(draft_ms=10_000),

@@ -79,8 +79,8 @@ class SpeculationLimits(Section):
     )
     method: str | None = Field(
         default=None,
-        description="who drafts: draft_model, or ngram (prompt lookup); null: the first of them "
-        "that is there",
+        description="who drafts: draft_model, suffix (suffix decoding) or ngram (prompt lookup); "
+        "null: the first of them that is there",
     )
     verification: str = Field(
         default=COUPLED.name,
@@ -92,8 +92,31 @@ class SpeculationLimits(Section):
     )
     prompt_lookup_max: Annotated[int, Field(ge=0, le=32)] = Field(
         default=4,
-        description="longest n-gram; prompt lookup also fills in while the draft model is away; "
-        "0: no prompt lookup at all",
+        description="longest n-gram; without suffix decoding prompt lookup also fills in while the "
+        "draft model is away; 0: no prompt lookup at all",
+    )
+    suffix_decoding_max_tree_depth: Annotated[int, Field(ge=0, le=256)] = Field(
+        default=24,
+        description="longest match, in tokens, that suffix decoding tells from shorter ones; it "
+        "also continues the drafts of the draft model, and fills in while that is away; 0: no "
+        "suffix decoding at all",
+    )
+    suffix_decoding_max_spec_factor: Annotated[float, Field(ge=0.0, le=64.0)] = Field(
+        default=4.0, description="tokens drafted for each token of a match"
+    )
+    suffix_decoding_max_spec_offset: Annotated[float, Field(ge=0.0, le=64.0)] = Field(
+        default=2.0, description="tokens drafted beside these"
+    )
+    suffix_decoding_min_token_prob: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        default=0.1, description="least share of earlier places that a whole draft must agree with"
+    )
+    suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = Field(
+        default=1000,
+        description="answers that a router keeps to draft from, for requests of the same "
+        "cache_salt alone; 0: none",
+    )
+    suffix_decoding_max_cached_tokens: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
+        default=65_536, description="tokens that they may have together, at some 400 bytes each"
     )
     num_speculative_tokens: Annotated[int, Field(ge=0)] | Literal["adaptive"] = Field(
         default="adaptive",

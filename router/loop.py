@@ -61,7 +61,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                 watch.note_emitted()
                 if taken.finish_reason is not None:
                     return
-                # Others began to draft: plan with them; or there is a draft to be had for nothing.
+                # Others began to draft, so plan with them; or a draft came up that costs no step.
                 if watch.planner.is_awaited or session.drafting.is_awaited:
                     break
 

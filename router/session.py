@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ import msgspec
 
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
+from models.protocol.rules import RULES
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.choice import choose_drafters, fixed_length
@@ -24,6 +25,8 @@ from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.kind import DrafterContext
 from router.drafters.side_by_side import SessionDrafters
+from router.drafters.suffix_index import SuffixIndex
+from router.drafters.text_memory import TextMemory
 from router.guard import GrammarGuard, NoGrammar
 from router.limits import SessionLimits, SpeculationLimits
 from router.logprobs import LogprobsOutbox
@@ -42,6 +45,7 @@ from router.types import Detokenizer, GenerationRequest
 
 _CREATIVE_TEMPERATURE = 1.1  # above it samples leave what either model thinks likely
 _CLOSE_TIMEOUT_S = 5.0
+_LEAD_IN = 6  # prompt tokens kept with an answer, so that its first tokens are found too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class Services:
     limits: SessionLimits = field(default_factory=SessionLimits)
     planner: RouterPlanner = field(default_factory=lambda: RouterPlanner(PassCosts()))
     acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
+    memory: TextMemory = field(default_factory=TextMemory)
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
 
     @property
@@ -90,12 +95,14 @@ async def open_session(
         UnsupportedGrammar: it asks for a grammar that is refused, or there is nobody to ask.
         Unavailable: no constraint replica answers.
     """
-    session = _Builder(request, services).session(detokenizer)
+    builder = _Builder(request, services)
+    session = builder.session(detokenizer)
     try:
         await session.guard.open()
         session.drafting.start()
         yield session
     finally:
+        builder.remember()
         await _close_in_time(session, services.closings)
 
 
@@ -176,6 +183,17 @@ class _Builder:
             ),
         )
 
+    def remember(self) -> None:
+        """Keep the answer for later requests of the same salt, if drafts are wanted at all."""
+        allowed, num_prompt = self._services.speculation, len(self._request.prompt_ids)
+        if self._kinds and self._generated:
+            self._services.memory.add(
+                self._request.cache_salt,
+                self._committed.ids[max(0, num_prompt - _LEAD_IN) :],
+                max_answers=allowed.suffix_decoding_max_cached_requests,
+                max_tokens=allowed.suffix_decoding_max_cached_tokens,
+            )
+
     def _new_constrainer(self) -> RemoteConstrainer | None:
         request, services = self._request, self._services
         if request.grammar is None:
@@ -211,11 +229,26 @@ class _Builder:
             speculation=self._services.speculation,
             limits=self._services.limits,
             engine=self._draft_client,
+            task_class=self._task_class(),
+            memory=self._services.memory,
+            other_texts=self._recent_answers,
         )
         return SessionDrafters(
             [(kind.traits, partial(kind.make, context)) for kind in self._kinds],
             continues=self._fixed is None and self._num_free_tokens() > 0,
         )
+
+    def _recent_answers(self) -> Sequence[SuffixIndex]:
+        """Answers of other requests that the session may draft from.
+
+        A rule by which the text depends on the draft must not be given one that an equal seed
+        sampled: its noise would decide on what it had chosen.
+        """
+        sampling = self._request.sampling
+        if sampling.temperature > 0 and RULES[sampling.verification].depends_on_draft:
+            return ()
+        recent = self._services.memory.recent(self._request.cache_salt)
+        return () if recent is None else (recent,)
 
     def _terms(self) -> ChainTerms:
         """The chains of the session's drafts; a fixed k is of all their tokens together."""

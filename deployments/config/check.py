@@ -186,7 +186,7 @@ def _instead(
     if lacks_nodes and num_gpus < num_needed:
         return "On one GPU use configs/single-gpu.yaml (both models share it)"
     if all(fault.key.startswith("draft.") for fault in faults):
-        return "Without a draft model use configs/no-draft.yaml (prompt lookup drafts)"
+        return "Without a draft model use configs/no-draft.yaml (suffix decoding drafts)"
     if any(fault.key.endswith("model_path") and not _is_fetchable(fault) for fault in faults):
         return "configs/demo.yaml brings its own models"
     return ""

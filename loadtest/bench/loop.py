@@ -93,6 +93,7 @@ def make_services(target: EnginePool, draft: EnginePool | None, k: int | None) -
             num_speculative_tokens="adaptive" if k is None else k,
             max_num_speculative_tokens=max(_HIGHEST_K, k or 0),
             prompt_lookup_max=0,
+            suffix_decoding_max_tree_depth=0,
         ),
         limits=_LIMITS,
     )

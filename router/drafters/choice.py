@@ -1,12 +1,13 @@
 """Chooses who drafts for a session: as the request asks, else the deployment, else as available.
 
-After the chosen drafter, those that fill in draft the rounds which it leaves empty (prefilling,
-lost, rejoining, without room, outgrown by the text).
+After the chosen drafter, the first that fills in drafts the rounds which it leaves empty
+(prefilling, lost, rejoining, without room, outgrown by the text).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import islice
 
 from models.protocol.errors import InvalidRequest
 from router.drafters.kind import DrafterKind
@@ -37,12 +38,15 @@ def choose_drafters(
 def line_up(
     name: str | None, allowed: SpeculationLimits, pools: Collection[str]
 ) -> tuple[DrafterKind, ...]:
-    """The drafter `name` (None: the preferred one) and those that fill in for it, if available."""
+    """The drafter `name` (None: the preferred one) and who fills in for it, if available."""
     names = list(DRAFTERS)
     place = 0 if name is None else names.index(name)
     chosen, *later = [DRAFTERS[each] for each in names[place:]]
-    line = [chosen, *(kind for kind in later if kind.fills_in)]
-    return tuple(kind for kind in line if kind.is_available(allowed, pools))
+    line = [chosen] if chosen.is_available(allowed, pools) else []
+    if line and chosen.traits.is_free:  # where it finds nothing, another that looks finds little
+        return tuple(line)
+    fill_ins = (kind for kind in later if kind.fills_in and kind.is_available(allowed, pools))
+    return (*line, *islice(fill_ins, 1))
 
 
 def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int | None:

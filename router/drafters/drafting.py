@@ -13,8 +13,8 @@ from router.planning.round_plan import Misses, RoundPlan
 from router.rounds import Round, RoundWatch
 
 _NO_CHAINS = ChainTerms()
-# The target that goes on alone has begun the pass of the next token when a draft is sent.
-_WORTH_A_MESSAGE = 2
+# Expected tokens of a free draft for which plain steps are given up: the one under way is lost.
+_WORTH_A_STEP = 2.0
 
 
 class Drafting:
@@ -40,6 +40,7 @@ class Drafting:
         self._terms = terms
         self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
+        self._min_survival = LEAST_SURVIVAL  # of the newest plan
 
     def start(self) -> None:
         """Let drafters that have to connect begin to."""
@@ -50,21 +51,15 @@ class Drafting:
 
         For planning: it looks into text that is known, waits for nothing and changes nothing.
         """
-        chain = Chain(self._committed, self._terms, num_tokens, 0.0)
-        chain.add_free(self._terms.front)
-        chain.add_free(self._drafters.free_drafters())
-        return chain.survival
+        return self._free_chain(num_tokens, 0.0).survival
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a draft of certain text is there that the target, on its own, does not see."""
-        drafts = (
-            named.drafter.look(self._committed, _WORTH_A_MESSAGE) for named in self._terms.front
-        )
-        return any(
-            len(draft.tokens) == _WORTH_A_MESSAGE and draft.survival[-1] >= LEAST_SURVIVAL
-            for draft in drafts
-        )
+        """Whether a free draft has come up that is worth more than the plain step under way."""
+        most = self._terms.max_free_tokens
+        if most == 0 or self._min_survival > 1.0:  # the plan wants a round without drafts
+            return False
+        return sum(self._free_chain(most, self._min_survival).survival) >= _WORTH_A_STEP
 
     async def next_round(self, remaining_tokens: int) -> Round:
         """Plan a round of at most `remaining_tokens` and have it drafted.
@@ -78,15 +73,21 @@ class Drafting:
         planned_at = time.perf_counter()
         # The round emits one token of the target's own, so a draft leaves room for it.
         room = max(0, remaining_tokens - 1)
-        plan = planner.plan(self._drafters.next_drafter, room if self._drafters.is_ready else 0)
-        chain = Chain(self._committed, self._terms, room, plan.min_survival or LEAST_SURVIVAL)
+        drafter = self._drafters.next_drafter
+        plan = planner.plan(drafter, room if self._drafters.is_ready else 0)
+        self._min_survival = plan.min_survival or LEAST_SURVIVAL
+        chain = Chain(self._committed, self._terms, room, self._min_survival)
         chain.add_free(self._terms.front)
         if plan.num_draft_tokens > 0:
             await shadow.cancel()
-            plan = await self._drafted(chain, plan)
+            await self._propose(chain, plan)
         elif plan.num_shadow_tokens > 0:
             shadow.start(plan.num_shadow_tokens)
-        chain.add_free(self._drafters.free_drafters())
+        chain.add_free(self._drafters.free_drafters(), drafter)
+        if chain.tokens:
+            self._misses.end()
+        elif plan.num_draft_tokens > 0:
+            plan = self._misses.next_plan()
         return Round(
             plan=plan,
             planned_at=planned_at,
@@ -95,20 +96,23 @@ class Drafting:
             segments=chain.segments,
         )
 
-    async def _drafted(self, chain: Chain, plan: RoundPlan) -> RoundPlan:
-        """Have the planned tokens drafted after the chain's; the plan of what came of it."""
+    def _free_chain(self, num_tokens: int, min_survival: float) -> Chain:
+        chain = Chain(self._committed, self._terms, num_tokens, min_survival)
+        chain.add_free(self._terms.front)
+        chain.add_free(self._drafters.free_drafters())
+        return chain
+
+    async def _propose(self, chain: Chain, plan: RoundPlan) -> None:
+        """Have the planned tokens drafted after the chain's, as far as these leave room."""
         num_tokens = min(plan.num_draft_tokens, chain.room)
-        if num_tokens == 0:  # what began the draft leaves no room
-            return plan
+        if num_tokens == 0:
+            return
         proposals = await self._drafters.propose(chain.text, num_tokens)
         for named in proposals:
             self._watch.note_proposal(named.drafter, named.proposal, named.elapsed_ms)
         taken = first_with_tokens(proposals)
-        if taken is None or taken.proposal is None:
-            return self._misses.next_plan()
-        self._misses.end()
-        chain.add_proposal(taken.drafter, taken.proposal)
-        return plan
+        if taken is not None and taken.proposal is not None:
+            chain.add_proposal(taken.drafter, taken.proposal)
 
     async def close(self) -> None:
         """Give up the shadow draft under way and free the drafters. Idempotent; never raises."""

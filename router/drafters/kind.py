@@ -7,12 +7,14 @@ none of them knows a drafter by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.suffix_index import SuffixIndex
+from router.drafters.text_memory import TextMemory
 from router.limits import SessionLimits, SpeculationLimits
-from router.ports import Drafter, DrafterTraits
+from router.ports import Drafter, DrafterTraits, TaskClass
 from router.remote.engine import EngineClient
 
 
@@ -21,6 +23,8 @@ class DrafterContext:
     """What a drafter of one session may use.
 
     `committed` only ever grows. `engine` opens a client on the engines of a pool (`uses_pool`).
+    `memory` is shared by all sessions. `other_texts` are those that may be drafted from beside the
+    committed one: recent answers; what a request says that its answer will repeat would be another.
     """
 
     session_id: str
@@ -29,6 +33,9 @@ class DrafterContext:
     speculation: SpeculationLimits
     limits: SessionLimits
     engine: Callable[[str], EngineClient]
+    task_class: TaskClass = "free"
+    memory: TextMemory = field(default_factory=TextMemory)
+    other_texts: Callable[[], Iterable[SuffixIndex]] = tuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,12 +97,16 @@ class SessionDrafters:
     ) -> Sequence[NamedProposal]:
         """Ask one drafter after the other until one has tokens: only the last answer may have any.
 
+        Free drafters that can continue a draft are left out: they stand in without being asked.
+
         Args:
             committed: the text so far.
             num_draft_tokens: most tokens of a draft, at least 1.
         """
         proposals: list[NamedProposal] = []
-        for index, place in enumerate(self._places):
+        free = {named.traits.name for named in self.free_drafters()}
+        places = [place for place in self._places if place.traits.name not in free]
+        for index, place in enumerate(places):
             if not place.drafter().is_ready:
                 continue
             asked_at = time.perf_counter()
@@ -113,10 +117,8 @@ class SessionDrafters:
             elapsed_ms = (time.perf_counter() - asked_at) * 1e3
             proposals.append(NamedProposal(place.traits, proposal, elapsed_ms))
             if proposal is not None and proposal.tokens:
-                staying = {named.traits.name for named in self.free_drafters()}
-                for later in self._places[index + 1 :]:
-                    if later.traits.name not in staying:
-                        await later.leave()
+                for later in places[index + 1 :]:
+                    await later.leave()
                 break
         return proposals
 

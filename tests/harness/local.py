@@ -27,6 +27,7 @@ from router.types import Delta, Detokenizer, Finished, GenerationRequest, Specul
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 VOCAB_SIZE = 4096  # of the demo pair
+NO_LOOKUP = SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0)
 
 
 @lru_cache(maxsize=1)
@@ -189,7 +190,7 @@ async def local_service(
         target_pool=link_to("target", target_pool),
         draft_pool=draft_pool and link_to("draft", draft_pool),
         constraint_pool=constraint_pool and link_to("constraint", constraint_pool),
-        speculation=speculation or SpeculationLimits(prompt_lookup_max=0),
+        speculation=speculation or NO_LOOKUP,
         limits=limits or SessionLimits(draft_ms=20_000),
     )
     try:

@@ -71,7 +71,9 @@ def generator(target: ScriptedPool, draft: ScriptedPool | None) -> SpeculativeGe
         target_pool=target,
         draft_pool=draft,
         constraint_pool=None,
-        speculation=SpeculationLimits(max_num_speculative_tokens=8, prompt_lookup_max=0),
+        speculation=SpeculationLimits(
+            max_num_speculative_tokens=8, prompt_lookup_max=0, suffix_decoding_max_tree_depth=0
+        ),
         limits=LIMITS,
     )
     return SpeculativeGenerator(services, max_model_len=200)

@@ -83,7 +83,7 @@ _DEMO_ARGS: Tree = {
 }
 _LOOKUP: Tree = {
     "draft": None,
-    "router": {"speculation": {"method": "ngram"}},
+    "router": {"speculation": {"method": "suffix"}},
 }
 
 DEMO = Example(
@@ -111,7 +111,7 @@ because spinning threads steal each other's time.
 NO_DRAFT = Example(
     name="no-draft",
     head="""\
-The demo's target without a draft model: only prompt lookup drafts, which needs no model at all.
+The demo's target without a draft model: only suffix decoding drafts, which needs no model at all.
 
   serve run configs/no-draft.yaml    then: curl http://127.0.0.1:8000/v1/models
 """,
@@ -125,7 +125,7 @@ SMOLLM2 = Example(
     name="smollm2",
     head="""\
 A real assistant of 135M parameters, SmolLM2-135M-Instruct (Apache-2.0), without a GPU or a draft \
-model: prompt lookup drafts.
+model: suffix decoding drafts.
 
   python -m models.fetch smollm2     once: 93 MB over the network, 270 MB on disk
   serve run configs/smollm2.yaml     then: curl http://127.0.0.1:8000/v1/models

@@ -239,5 +239,5 @@ def test_the_config_without_a_draft_has_none_anywhere() -> None:
     [application] = content["applications"]
     config = AppConfig.model_validate(application["args"])
     assert config.draft is None
-    assert config.router.speculation.method == "ngram"
+    assert config.router.speculation.method == "suffix"
     assert "Draft" not in {deployment["name"] for deployment in application["deployments"]}

@@ -51,7 +51,7 @@ def test_a_config_for_this_machine_is_explained(
     kv_tokens = args["target"]["kv_cache_tokens"]
     assert "7.5 M parameters, 15 MB of weights per rank" in said
     assert f"KV 8.19 KB per token and rank; {kv_tokens} tokens" in said
-    assert ("drafted by ngram" if "draft" not in args else "drafted by draft_model") in said
+    assert ("drafted by suffix" if "draft" not in args else "drafted by draft_model") in said
     assert f"{args['router']['max_sessions']} sessions per replica" in said
     assert "adaptive, 0 to 8" in said
 
@@ -80,16 +80,24 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["draft.max_model_len=256"], "are drafted for by prompt lookup only"),
+        (["draft.max_model_len=256"], "are drafted for by suffix decoding only"),
         (
-            ["draft.max_model_len=256", "router.speculation.prompt_lookup_max=0"],
+            ["draft.max_model_len=256", "router.speculation.suffix_decoding_max_tree_depth=0"],
+            "are drafted for by prompt lookup only",
+        ),
+        (
+            [
+                "draft.max_model_len=256",
+                "router.speculation.suffix_decoding_max_tree_depth=0",
+                "router.speculation.prompt_lookup_max=0",
+            ],
             "are not drafted for at all",
         ),
         (["draft.max_model_len=256", "router.max_model_len=256"], ""),
         (["draft.max_model_len=256", "router.speculation.method=ngram"], ""),
         ([], ""),
     ],
-    ids=["lookup", "no-lookup", "router-shorter", "ngram", "as-shipped"],
+    ids=["suffix", "lookup", "no-lookup", "router-shorter", "ngram", "as-shipped"],
 )
 def test_a_draft_that_reads_less_than_its_target_is_noted(changes: list[str], said: str) -> None:
     served = read_serve_file(CONFIGS / "demo.yaml", assignments(changes))

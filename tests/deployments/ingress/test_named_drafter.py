@@ -24,7 +24,7 @@ def with_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    message = "Input should be 'draft_model' or 'ngram'"
+    message = "Input should be 'draft_model', 'suffix' or 'ngram'"
     with pytest.raises(ValidationError, match=message):
         SpeculationOptions(drafter="oracle")
     with pytest.raises(ValidationError, match=message):
@@ -40,7 +40,7 @@ def test_a_registered_name_passes_and_is_published() -> None:
     assert SpeculationOptions(drafter="oracle").drafter == "oracle"
     assert SpeculationConfig(method="oracle").method == "oracle"
     [names, _] = SpeculationOptions.model_json_schema()["properties"]["drafter"]["anyOf"]
-    assert names == {"type": "string", "enum": ["draft_model", "ngram", "oracle"]}
+    assert names == {"type": "string", "enum": ["draft_model", "suffix", "ngram", "oracle"]}
 
 
 @pytest.mark.usefixtures("with_oracle")

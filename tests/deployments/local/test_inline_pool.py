@@ -68,7 +68,7 @@ async def inline(target_path: str, draft_path: str) -> AsyncIterator[Inline]:
         target_pool=target_pool,
         draft_pool=draft_pool,
         constraint_pool=None,
-        speculation=SpeculationLimits(prompt_lookup_max=0),
+        speculation=SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0),
         limits=LIMITS,
     )
     generator = SpeculativeGenerator(services, max_model_len=256)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 
@@ -25,7 +26,11 @@ from tests.harness.local import (
     make_request,
 )
 
-LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=4)
+LOOKUP = SpeculationLimits(
+    prompt_lookup_min=1, prompt_lookup_max=4, suffix_decoding_max_tree_depth=0
+)
+SUFFIX = SpeculationLimits()
+FREE = {"ngram": LOOKUP, "suffix": SUFFIX}
 # Drafts that come, come too late, or never come: what fills in must not depend on it.
 IN_TIME, TOO_LATE = SessionLimits(draft_ms=20_000), SessionLimits(draft_ms=1)
 PROMPTS = ([7, 8, 9, 7, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(40, 80)) * 2)
@@ -61,28 +66,30 @@ async def expected(path: str, temperature: float) -> list[list[int]]:
         return await texts(service, temperature, k=0)
 
 
+@pytest.mark.parametrize("free", FREE)
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
-async def test_prompt_lookup_alone(tiny_target: str, temperature: float) -> None:
+async def test_a_free_drafter_alone(tiny_target: str, temperature: float, free: str) -> None:
     plain = await expected(tiny_target, temperature)
-    async with local_service(tiny_target, None, speculation=LOOKUP) as service:  # type: ignore[arg-type]
+    async with local_service(tiny_target, None, speculation=FREE[free]) as service:  # type: ignore[arg-type]
         for k in (1, 4, 8, None):
             assert await texts(service, temperature, k=k) == plain
         _, finished, _ = await service.generate(request("counted", PROMPTS[2], 0.0, k=4))
-        assert finished.speculation.num_drafted_by["ngram"] > 0
+        assert finished.speculation.num_drafted_by[free] > 0
         assert await service.freed()
 
 
+@pytest.mark.parametrize("free", FREE)
 @pytest.mark.parametrize("limits", [IN_TIME, TOO_LATE], ids=["in-time", "too-late"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
-async def test_a_draft_model_with_lookup_filling_in(
-    tiny_target: str, tiny_draft: str, temperature: float, limits: SessionLimits
+async def test_a_draft_model_with_a_free_drafter_beside_it(
+    tiny_target: str, tiny_draft: str, temperature: float, limits: SessionLimits, free: str
 ) -> None:
     plain = await expected(tiny_target, temperature)
-    drafters: tuple[str | None, ...] = (None, "draft_model", "ngram")
+    drafters: tuple[str | None, ...] = (None, "draft_model", free)
     async with local_service(
         tiny_target,  # type: ignore[arg-type]
         tiny_draft,  # type: ignore[arg-type]
-        speculation=LOOKUP,
+        speculation=FREE[free],
         limits=limits,
     ) as service:
         for drafter in drafters:
@@ -99,7 +106,9 @@ async def test_a_draft_that_dies_mid_stream(
     async with local_service(
         tiny_target,  # type: ignore[arg-type]
         tiny_draft,  # type: ignore[arg-type]
-        speculation=SpeculationLimits(prompt_lookup_max=lookup_max),
+        speculation=SpeculationLimits(
+            prompt_lookup_max=lookup_max, suffix_decoding_max_tree_depth=0
+        ),
         limits=IN_TIME,
     ) as service:
         assert service.draft_pool is not None
@@ -140,6 +149,37 @@ async def test_lookup_under_a_grammar_proposes_what_may_be_illegal_and_changes_n
     texts = [ids for ids, _, _ in answers]
     assert texts[1:] == texts[:-1]
     assert answers[2][1].speculation.num_drafted_by["ngram"] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
+async def test_repeated_text_goes_on_behind_the_draft_models(temperature: float) -> None:
+    """The demo pair, in chains: each is counted, and answers of one salt help each other."""
+    prompts = held_out_prompts(4, seed=17, kind="extraction")
+    eos_ids = demo_tokenizer().eos_ids
+
+    async def answers(service: LocalService, name: str, k: int | None) -> list[list[int]]:
+        outcomes = await asyncio.gather(
+            *(
+                service.generate(request(f"{name}{i}", prompt, temperature, k=k, eos_ids=eos_ids))
+                for i, prompt in enumerate(prompts)
+            )
+        )
+        for _, finished, _ in outcomes:
+            drafted_by.update(finished.speculation.num_drafted_by)
+            accepted_by.update(finished.speculation.num_accepted_by)
+        return [ids for ids, _, _ in outcomes]
+
+    drafted_by, accepted_by = Counter[str](), Counter[str]()
+    async with local_service(DEMO / "target", None) as service:
+        plain = await answers(service, "plain", 0)
+    async with local_service(DEMO / "target", DEMO / "draft", speculation=SUFFIX) as service:
+        for number in range(2):
+            assert await answers(service, f"chain{number}-", None) == plain
+        assert await answers(service, "fixed-", 3) == plain
+        assert await service.freed()
+    assert min(drafted_by["draft_model"], drafted_by["suffix"]) > 0
+    # The second time the answers are known.
+    assert accepted_by["suffix"] > 0.5 * drafted_by["suffix"]
 
 
 class _NoText:

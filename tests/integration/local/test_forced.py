@@ -25,6 +25,7 @@ from router.types import Finished, GenerationRequest
 from tests.cases.constraint import CONSTRAINTS
 from tests.harness.local import (
     DEMO,
+    NO_LOOKUP,
     IdDetokenizer,
     LocalService,
     demo_grammar_host,
@@ -33,8 +34,8 @@ from tests.harness.local import (
     make_request,
 )
 
-ON = SpeculationLimits(prompt_lookup_max=0)
-OFF = SpeculationLimits(prompt_lookup_max=0, forced_text=False)
+ON = NO_LOOKUP
+OFF = NO_LOOKUP.model_copy(update={"forced_text": False})
 NAMES = ("long keys", "schema-nested", "schema-const", "schema-enum", "choice-many", "regex-quoted")
 LONG_KEYS = Grammar(
     kind="json_schema",
@@ -118,9 +119,9 @@ async def test_forced_drafts_change_no_text_whoever_else_drafts(temperature: flo
         off = await answers(service, temperature, enabled=False)
         assert texts(off) == expected
         assert not off["long keys"][1].speculation.num_drafted_by
-    lookup = SpeculationLimits(prompt_lookup_max=4)
+    everything = SpeculationLimits()
     async with local_service(
-        DEMO / "target", None, grammar_host=host, speculation=lookup
+        DEMO / "target", DEMO / "draft", grammar_host=host, speculation=everything
     ) as service:
         assert texts(await answers(service, temperature)) == expected
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=3)
 
 
 async def generate(
-    service: LocalService, name: str, seed: int, k: int, **wanted: object
+    service: LocalService, name: str, seed: int, k: int | None, **wanted: object
 ) -> tuple[tuple[int, ...], Finished]:
     request = make_request(
         f"{name}-{seed}-{k}",
@@ -42,10 +43,12 @@ async def generate(
     return tuple(ids) + (EOS_ID,) * (NUM_TOKENS - len(ids)), finished
 
 
-async def sampled_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
-    """Many short texts of the pair, and how many draft tokens stood."""
+async def sampled_texts(
+    drafter: str, k: int | None = 2
+) -> tuple[list[tuple[int, ...]], Counter[str]]:
+    """Many short texts of the pair, and how many draft tokens stood, by drafter."""
     texts: list[tuple[int, ...]] = []
-    num_accepted = 0
+    accepted_by = Counter[str]()
     async with local_service(
         distribution_checkpoint("target"),
         distribution_checkpoint("draft"),
@@ -56,20 +59,28 @@ async def sampled_texts(drafter: str) -> tuple[list[tuple[int, ...]], int]:
         for first in range(0, NUM_SESSIONS, AT_ONCE):
             outcomes = await asyncio.gather(
                 *(
-                    generate(service, "sampled", seed, 2, drafter=drafter)
+                    generate(service, "sampled", seed, k, drafter=drafter)
                     for seed in range(first, first + AT_ONCE)
                 )
             )
             texts += [text for text, _ in outcomes]
-            num_accepted += sum(f.speculation.num_accepted_draft_tokens for _, f in outcomes)
-    return texts, num_accepted
+            for _, finished in outcomes:
+                accepted_by.update(finished.speculation.num_accepted_by)
+    return texts, accepted_by
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize("drafter", ["draft_model", "suffix", "ngram"])
 async def test_texts_follow_the_law_of_the_target(drafter: str) -> None:
-    texts, num_accepted = await sampled_texts(drafter)
+    texts, accepted_by = await sampled_texts(drafter)
     assert p_value(texts, exact_distribution(distribution_checkpoint("target"), CASE)) > 1e-4
-    assert num_accepted > 0
+    assert accepted_by[drafter] > 0
+
+
+async def test_so_they_do_where_a_draft_is_a_chain() -> None:
+    """Sampled tokens with their distributions, and behind them tokens that came for certain."""
+    texts, accepted_by = await sampled_texts("draft_model", k=None)
+    assert p_value(texts, exact_distribution(distribution_checkpoint("target"), CASE)) > 1e-4
+    assert min(accepted_by["draft_model"], accepted_by["suffix"]) > 0
 
 
 async def test_a_router_that_changes_the_draft_probabilities_is_seen(

@@ -14,10 +14,17 @@ from loadtest.bench.random_pair import make_random_pair
 from router.limits import SessionLimits, SpeculationLimits
 from router.types import Finished
 from tests.fakes.engines import random_prompt
-from tests.harness.local import IdDetokenizer, LocalService, local_service, make_request
+from tests.harness.local import (
+    NO_LOOKUP,
+    IdDetokenizer,
+    LocalService,
+    local_service,
+    make_request,
+)
 
-LOOKUP = SpeculationLimits(prompt_lookup_min=1, prompt_lookup_max=4)
-NO_LOOKUP = SpeculationLimits(prompt_lookup_max=0)
+LOOKUP = SpeculationLimits(
+    prompt_lookup_min=1, prompt_lookup_max=4, suffix_decoding_max_tree_depth=0
+)
 LIMITS = SessionLimits(draft_ms=20_000, rejoin_interval_s=0.02)
 DRAFT_LEN = 160
 NUM_TOKENS = 400

@@ -1,4 +1,4 @@
-"""`serve run configs/no-draft.yaml`: no draft model anywhere, prompt lookup drafts."""
+"""`serve run configs/no-draft.yaml`: no draft model anywhere, suffix decoding drafts."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_lookup_drafts_and_changes_no_text(client: openai.OpenAI) -> None:
         assert stats["num_draft_tokens"] == 0
         text, stats = ask(client, ORDER, {}, **options)  # the live plan may choose to draft nothing
         assert text == plain
-        assert set(stats["num_draft_tokens_by"]) <= {"ngram"}
+        assert set(stats["num_draft_tokens_by"]) <= {"suffix"}
         text, stats = ask(client, ORDER, {"k": 4}, **options)
         assert text == plain
-        assert stats["num_draft_tokens_by"] == {"ngram": stats["num_draft_tokens"]}
+        assert stats["num_draft_tokens_by"] == {"suffix": stats["num_draft_tokens"]}
         assert stats["num_draft_tokens"] > 0
 
 

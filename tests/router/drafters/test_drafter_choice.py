@@ -13,6 +13,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.drafters.choice import choose_drafters, fixed_length
 from router.drafters.draft_model import DRAFT_MODEL, POOL
 from router.drafters.ngram import NGRAM, NgramDrafter
+from router.drafters.registry import DRAFTERS
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.limits import SpeculationLimits
 from router.ports import Drafter
@@ -27,20 +28,34 @@ def first_choice(
     return kinds[0].name if kinds else None
 
 
-@pytest.mark.parametrize("lookup_max", [0, 4])
+FREE = {  # the free drafter that is preferred, by tree depth and longest n-gram
+    (24, 4): "suffix",
+    (24, 0): "suffix",
+    (0, 4): "ngram",
+    (0, 0): None,
+}
+
+
+def limits_of(depth: int, lookup_max: int, method: str | None = None) -> SpeculationLimits:
+    return SpeculationLimits(
+        method=method, prompt_lookup_max=lookup_max, suffix_decoding_max_tree_depth=depth
+    )
+
+
+@pytest.mark.parametrize(("depth", "lookup_max"), FREE)
 @pytest.mark.parametrize("has_model", [False, True])
-@pytest.mark.parametrize("method", [None, "draft_model", "ngram"])
+@pytest.mark.parametrize("method", [None, "draft_model", "suffix"])
 def test_without_a_wish_the_deployment_chooses(
-    method: str | None, has_model: bool, lookup_max: int
+    method: str | None, has_model: bool, depth: int, lookup_max: int
 ) -> None:
-    allowed = SpeculationLimits(method=method, prompt_lookup_max=lookup_max)
+    allowed = limits_of(depth, lookup_max, method)
     chosen = first_choice(SpeculationSettings(), allowed, has_draft_model=has_model)
-    lookup = "ngram" if lookup_max else None
-    assert chosen == ("draft_model" if has_model and method != "ngram" else lookup)
+    free = FREE[depth, lookup_max]
+    assert chosen == ("draft_model" if has_model and method != "suffix" else free)
 
 
-@pytest.mark.parametrize("method", [None, "draft_model", "ngram"])
-@pytest.mark.parametrize("wish", ["draft_model", "ngram"])
+@pytest.mark.parametrize("method", [None, "draft_model", "suffix", "ngram"])
+@pytest.mark.parametrize("wish", ["draft_model", "suffix", "ngram"])
 def test_a_request_may_choose(wish: str, method: str | None) -> None:
     wanted = SpeculationSettings(drafter=wish)
     assert first_choice(wanted, SpeculationLimits(method=method), has_draft_model=True) == wish
@@ -48,7 +63,11 @@ def test_a_request_may_choose(wish: str, method: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("wish", "complaint"),
-    [("draft_model", "has no draft model"), ("ngram", "prompt_lookup_max is 0")],
+    [
+        ("draft_model", "has no draft model"),
+        ("suffix", "suffix_decoding_max_tree_depth is 0"),
+        ("ngram", "prompt_lookup_max is 0"),
+    ],
 )
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_drafter_that_is_not_there_is_refused_by_name(
@@ -56,7 +75,11 @@ def test_a_drafter_that_is_not_there_is_refused_by_name(
 ) -> None:
     wanted = SpeculationSettings(drafter=wish, enabled=enabled)
     with pytest.raises(InvalidRequest, match=complaint) as caught:
-        first_choice(wanted, SpeculationLimits(prompt_lookup_max=0), has_draft_model=False)
+        first_choice(
+            wanted,
+            SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0),
+            has_draft_model=False,
+        )
     assert caught.value.param == "speculation.drafter"
 
 
@@ -100,20 +123,25 @@ def test_a_fixed_length_keeps_within_the_limit(
     assert fixed_length(SpeculationSettings(num_speculative_tokens=wanted), limits) == expected
 
 
-@pytest.mark.parametrize("lookup_max", [0, 4])
-def test_lookup_fills_in_for_the_model_and_nobody_for_lookup(lookup_max: int) -> None:
-    allowed = SpeculationLimits(prompt_lookup_max=lookup_max)
-    fill_ins = (NGRAM,) if lookup_max else ()
+@pytest.mark.parametrize(("depth", "lookup_max"), FREE)
+def test_one_free_drafter_fills_in_for_the_model_and_nobody_for_that(
+    depth: int, lookup_max: int
+) -> None:
+    allowed = limits_of(depth, lookup_max)
+    free = FREE[depth, lookup_max]
+    fill_ins = () if free is None else (DRAFTERS[free],)
     assert choose_drafters(SpeculationSettings(), allowed, [POOL]) == (DRAFT_MODEL, *fill_ins)
     assert choose_drafters(SpeculationSettings(), allowed, []) == fill_ins
-    if lookup_max:
-        wanted = SpeculationSettings(drafter=NGRAM.name)
-        assert choose_drafters(wanted, allowed, [POOL]) == (NGRAM,)
+    for kind in fill_ins:
+        wanted = SpeculationSettings(drafter=kind.name)
+        assert choose_drafters(wanted, allowed, [POOL]) == (kind,)
 
 
 def test_a_drafter_that_nobody_knows_is_refused_by_name() -> None:
     wanted = SpeculationSettings(drafter="medusa")
-    with pytest.raises(InvalidRequest, match="one of draft_model, ngram, got 'medusa'") as caught:
+    with pytest.raises(
+        InvalidRequest, match="one of draft_model, suffix, ngram, got 'medusa'"
+    ) as caught:
         choose_drafters(wanted, SpeculationLimits(), [POOL])
     assert caught.value.param == "speculation.drafter"
 

@@ -31,7 +31,7 @@ def services(draft: ScriptedPool | None = None) -> Services:
         target_pool=ScriptedPool(),
         draft_pool=draft,
         constraint_pool=None,
-        speculation=SpeculationLimits(prompt_lookup_max=0),
+        speculation=SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0),
     )
 
 

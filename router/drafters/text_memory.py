@@ -1,0 +1,64 @@
+"""What the sessions of a router share of texts: recent answers, and how good matches were.
+
+Answers are kept by `cache_salt`, as prefixes are in the engines: a session never drafts from text
+of another salt, because how fast an answer comes would tell that the text was there. Beyond the
+limits the answers of the salt that was used longest ago go first, of one salt the oldest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.drafters.match_odds import OddsPool
+from router.drafters.suffix_index import SuffixIndex
+from router.ports import TaskClass
+
+
+class TextMemory:
+    """Recent answers of a router and the odds of their matches."""
+
+    def __init__(self) -> None:
+        self._recent: dict[str, SuffixIndex] = {}  # by salt, the last to be used at the end
+        self._odds: dict[TaskClass, OddsPool] = {}
+
+    def odds(self, task_class: TaskClass) -> OddsPool:
+        """How good matches are in texts of that class."""
+        return self._odds.setdefault(task_class, OddsPool())
+
+    def recent(self, cache_salt: str) -> SuffixIndex | None:
+        """The answers of a salt; None: there are none."""
+        index = self._recent.pop(cache_salt, None)
+        if index is not None:
+            self._recent[cache_salt] = index
+        return index
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that are held, of all salts."""
+        return sum(index.num_texts for index in self._recent.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that they have."""
+        return sum(len(index) for index in self._recent.values())
+
+    def add(
+        self, cache_salt: str, answer: Sequence[int], *, max_answers: int, max_tokens: int
+    ) -> None:
+        """Keep an answer, or the end of one that is too long, within the limits."""
+        kept = answer[-max_tokens + 1 :] if max_tokens > 1 else ()  # a mark goes with it
+        if not kept or max_answers == 0:
+            return
+        index = self.recent(cache_salt)
+        if index is None:
+            index = self._recent[cache_salt] = SuffixIndex()
+        index.extend(kept)
+        index.end_text()
+        while self.num_answers > max_answers or self.num_tokens > max_tokens:
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        salt, index = next(iter(self._recent.items()))
+        index.drop_oldest()
+        if index.num_texts == 0:
+            del self._recent[salt]
