@@ -125,7 +125,11 @@ def test_it_learns_from_the_text_alone(tokens: tuple[int, ...], settled: str, ed
 
 
 def session(
-    constrainer: ScriptedConstrainer, verifier: ScriptedVerifier, *, run_on: int = 0
+    constrainer: ScriptedConstrainer,
+    verifier: ScriptedVerifier,
+    *,
+    run_on: int = 0,
+    max_tokens: int = 40,
 ) -> Session:
     """Nobody drafts but the grammar."""
     committed, generated, stats = TokenSequence(PROMPT), TokenSequence(), RoundStats()
@@ -135,7 +139,7 @@ def session(
     return Session(
         committed=committed,
         generated=generated,
-        stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=(), max_tokens=40),
+        stops=StopChecker(LetterDetokenizer(), eos_ids=[0], stop=(), max_tokens=max_tokens),
         drafting=Drafting(
             SessionDrafters([]), committed, watch, ChainTerms(front=front, max_free_tokens=8)
         ),
@@ -176,8 +180,8 @@ async def test_forced_text_is_drafted_from_the_first_token_on() -> None:
 @pytest.mark.parametrize("wrong_from", [0, 1, 3])
 async def test_a_wrong_guess_changes_no_text_and_is_given_up(wrong_from: int) -> None:
     verifier = ScriptedVerifier()
-    parts = session(forcing(4, wrong_from=wrong_from), verifier)
-    assert await ids_of(parts) == continuation(PROMPT, 40)
+    parts = session(forcing(4, wrong_from=wrong_from), verifier, max_tokens=100)
+    assert await ids_of(parts) == continuation(PROMPT, 100)
     assert verifier.rounds[0] == (4, 0)
     assert verifier.rounds[-2][0] < 4  # it survives too seldom
 
