@@ -128,11 +128,10 @@ async def test_forced_drafts_change_no_text_whoever_else_drafts(temperature: flo
 
 @pytest.mark.slow
 async def test_without_a_draft_model_forced_text_saves_most_passes() -> None:
-    host = demo_grammar_host()
     num_rounds = {}
     for limits in (OFF, ON):
         async with local_service(
-            DEMO / "target", None, grammar_host=host, speculation=limits
+            DEMO / "target", None, grammar_host=demo_grammar_host(), speculation=limits
         ) as service:
             ids, finished = await answer(service, "long keys", 0.0)
             stats = finished.speculation
@@ -201,7 +200,7 @@ async def test_preempted_sessions_keep_their_texts() -> None:
     ) as service:
         got = await answers(service, 0.0)
         assert texts(got) == expected
-        assert service.target.load().num_preemptions > 0
+        assert service.target.stats().num_preemptions > 0
         assert got["long keys"][1].speculation.num_accepted_by["forced"] > 0
         assert await service.freed()
 
