@@ -64,11 +64,10 @@ def request_for(name: str, temperature: float, **wanted: object) -> GenerationRe
         f"{name}-{temperature}-{wanted}",
         held_out_prompts(1, seed=17, kind="extraction")[0],
         temperature=temperature,
-        seed=5,
         max_tokens=96,
         eos_ids=list(demo_tokenizer().eos_ids),
         grammar=GRAMMARS[name],
-        **wanted,  # type: ignore[arg-type]
+        **{"seed": 5, **wanted},  # type: ignore[arg-type]
     )
 
 
@@ -188,7 +187,16 @@ async def test_a_grammar_process_that_dies_midway_changes_no_text(draft: Path | 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_preempted_sessions_keep_their_texts() -> None:
-    expected = await plain_texts(0.0)
+    """Six texts that need twice the KV blocks there are."""
+
+    async def all_at_once(service: LocalService) -> list[tuple[list[int], Finished]]:
+        texts = (answer(service, "long keys", 1.0, seed=seed) for seed in range(6))
+        return await asyncio.gather(*texts)
+
+    async with local_service(
+        DEMO / "target", None, grammar_host=demo_grammar_host(), speculation=OFF
+    ) as service:
+        expected = [ids for ids, _ in await all_at_once(service)]
     async with local_service(
         DEMO / "target",
         DEMO / "draft",
@@ -198,10 +206,10 @@ async def test_preempted_sessions_keep_their_texts() -> None:
         block_size=16,
         max_model_len=256,
     ) as service:
-        got = await answers(service, 0.0)
-        assert texts(got) == expected
+        got = await all_at_once(service)
+        assert [ids for ids, _ in got] == expected
         assert service.target.stats().num_preemptions > 0
-        assert got["long keys"][1].speculation.num_accepted_by["forced"] > 0
+        assert all(finished.speculation.num_accepted_by["forced"] > 0 for _, finished in got)
         assert await service.freed()
 
 
