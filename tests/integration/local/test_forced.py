@@ -219,7 +219,7 @@ async def test_lossy_links_change_no_text() -> None:
     """Every message goes through its codec, and may be lost, doubled or late; links break."""
     expected = await plain_texts(1.0)
     faults = Faults(7, FaultRates(lose=0.05, double=0.1, delay=0.1, break_=0.3))
-    codecs = {
+    codecs: dict[str, tuple[FrameCodec[Any], FrameCodec[Any], Any]] = {
         "constraint": (FrameCodec(ConstraintRequest), FrameCodec(ConstraintReply), grammar_close),
         "target": (FrameCodec(EngineRequest), FrameCodec(EngineReply), None),
         "draft": (FrameCodec(EngineRequest), FrameCodec(EngineReply), None),

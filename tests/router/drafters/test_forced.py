@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from models.protocol.forced import NOTHING_FORCED, Forced
@@ -157,7 +159,7 @@ async def ids_of(parts: Session) -> list[int]:
 def forcing(num_tokens: int, *, every: int = 1, wrong_from: int = 99) -> ScriptedConstrainer:
     """A grammar that forces so many tokens, at every so-manieth place."""
 
-    def forced(generated: list[int]) -> Forced:
+    def forced(generated: Sequence[int]) -> Forced:
         if len(generated) % every:
             return NOTHING_FORCED
         tokens = continuation([*PROMPT, *generated], num_tokens)

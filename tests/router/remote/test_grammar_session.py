@@ -154,15 +154,13 @@ def forcing(committed_len: int) -> Script:
     """A replica that is open at `committed_len` and forces the length of what it holds."""
 
     def script(message: ConstraintRequest) -> list[ConstraintReply]:
-        [reply] = accept(message) or [None]
+        changes: dict[str, object] = {}
         if isinstance(message, GrammarOpen):
             forced = Forced([committed_len] * message.max_forced, 1)
-            ready = msgspec.structs.replace(reply, committed_len=committed_len, forced=forced)
-            return [ready]
+            changes = {"committed_len": committed_len, "forced": forced}
         if isinstance(message, GrammarCommit):
-            forced = Forced([message.base_len + len(message.tokens)], 1)
-            return [msgspec.structs.replace(reply, forced=forced)]
-        return []
+            changes = {"forced": Forced([message.base_len + len(message.tokens)], 1)}
+        return [msgspec.structs.replace(reply, **changes) for reply in accept(message)]
 
     return script
 
