@@ -5,8 +5,8 @@
 Answers every prompt greedily under every schema in each way, one at a time, by turns: without a
 draft model, with k = 3 and with adaptive k, each with forced text off and on; and as many tokens
 without any grammar, plain. Fails where a text depends on the way. `forced share` is the share of an
-answer's tokens that were drafted as forced text and accepted; beside it, how much a grammar with
-flexible whitespace would force of the same text, which this service's are not.
+answer's tokens that were drafted as forced text and accepted. `settled share` is how much of the
+same text a grammar settles before it comes: with the whitespace of this service, and with any.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ def _object(**properties: object) -> dict[str, object]:
     }
 
 
+_WHITESPACE: Mapping[str, Mapping[str, object]] = {
+    "fixed": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "any": {"whitespace_flexible": True},
+}
 _SHORT_TEXT = {"type": "string", "maxLength": 40}
 _WHOLE = {"type": "integer", "minimum": 0, "maximum": 999}
 SCHEMAS: dict[str, dict[str, object]] = {
@@ -230,15 +234,18 @@ class ForcedBench:
         return ids, finished
 
 
-def flexible_share(
-    vocabulary: VocabularyInfo, schema: dict[str, object], texts: Sequence[Sequence[int]]
+def settled_share(
+    vocabulary: VocabularyInfo,
+    schema: dict[str, object],
+    texts: Sequence[Sequence[int]],
+    whitespace: Mapping[str, object],
 ) -> float:
-    """Share of tokens that a grammar which lets whitespace be would settle before they come."""
+    """Share of tokens that a grammar with such whitespace settles before they come."""
     tokenizer = llguidance.LLTokenizer(
         vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size, eos_token=list(vocabulary.eos_ids)
     )
     source = llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema), overrides={"whitespace_flexible": True}
+        json.dumps(schema), overrides=dict(whitespace)
     )
     num_forced = num_tokens = 0
     for text in texts:
@@ -293,7 +300,10 @@ def measure(bench: ForcedBench, name: str, max_tokens: int, repeats: int) -> dic
         "num_tokens": sum(lengths),
         "forced_share": forced.num_accepted / sum(lengths),
         "forced_acceptance": forced.num_accepted / max(1, forced.num_drafted),
-        "flexible_whitespace_share": flexible_share(bench.vocabulary, schema, first.texts),
+        "settled_share": {
+            name: settled_share(bench.vocabulary, schema, first.texts, whitespace)
+            for name, whitespace in _WHITESPACE.items()
+        },
         "tokens_per_s": {way: statistics.median(values) for way, values in rates.items()},
         "gain": gains,
         "to_no_grammar": against_free,

@@ -121,6 +121,11 @@ class _Speculation:
         self._drafted_by = meters.counter(
             "outrider:draft_tokens", "Draft tokens that were verified, by who drafted", ["source"]
         )
+        self._accepted_by = meters.counter(
+            "outrider:accepted_draft_tokens",
+            "Draft tokens that were accepted, by who drafted",
+            ["source"],
+        )
         self._k = meters.histogram(
             "outrider:draft_length", "Tokens drafted in a round with a draft", _DRAFT_LENGTHS
         )
@@ -139,6 +144,7 @@ class _Speculation:
             self._accepted_at.add(num_accepted, position=str(position))
         for source, num_drafted in stats.num_drafted_by.items():
             self._drafted_by.add(num_drafted, source=source)
+            self._accepted_by.add(stats.num_accepted_by.get(source, 0), source=source)
         for num_drafted, times in Counter(stats.per_step_drafted).items():
             self._k.observe(num_drafted, times=times)
         self._rounds.add(stats.num_rounds)

@@ -71,7 +71,8 @@ def http_served(pair: Path, *, dtype: str, threads: tuple[int, int]) -> Iterator
                 "num_threads": num_threads,
                 "enable_prefix_caching": False,  # as in the engine part
             }
-        arguments["router"]["speculation"]["prompt_lookup_max"] = 0  # only the draft model drafts
+        only_the_draft_model = {"prompt_lookup_max": 0, "suffix_decoding_max_tree_depth": 0}
+        arguments["router"]["speculation"] |= only_the_draft_model
         arguments["router"]["timeouts"]["draft_ms"] = 10_000  # on a slow machine it is waited for
         names.append(arguments["router"]["model_name"])
 

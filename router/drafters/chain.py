@@ -65,7 +65,6 @@ class Chain:
         min_survival: what a free token must survive with.
 
     Attributes:
-        text: the committed tokens and the draft.
         tokens: the draft.
         survival: probability that at least 1, 2, ... of its tokens stand.
         segments: who drafted them.
@@ -75,7 +74,7 @@ class Chain:
     def __init__(
         self, committed: TokenSequence, terms: ChainTerms, room: int, min_survival: float
     ) -> None:
-        self.text = committed
+        self._committed = committed
         self.tokens: list[int] = []
         self.survival: list[float] = []
         self.segments: list[Segment] = []
@@ -85,6 +84,11 @@ class Chain:
         self._min_survival = min_survival
         self._probs: DraftProbs | None = None
         self._sampled = slice(0)  # the tokens that have them
+
+    @property
+    def text(self) -> TokenSequence:
+        """The committed tokens and the draft."""
+        return self._committed.followed_by(self.tokens) if self.tokens else self._committed
 
     @property
     def draft_probs(self) -> DraftProbs | None:
@@ -132,7 +136,6 @@ class Chain:
 
     def _add(self, segment: Segment, tokens: Sequence[int], survival: Sequence[float]) -> None:
         num_tokens, before = segment.num_tokens, self._alive()
-        self.text = self.text.followed_by(tokens[:num_tokens])
         self.tokens.extend(tokens[:num_tokens])
         self.survival.extend(before * alive for alive in survival[:num_tokens])
         self.segments.append(segment)

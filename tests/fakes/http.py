@@ -39,6 +39,7 @@ STATS = SpeculationStats(
     num_accepted_draft_tokens=6,
     acceptance_histogram=(1, 1, 1, 1),
     num_drafted_by={"draft_model": 7, "ngram": 3},
+    num_accepted_by={"draft_model": 5, "ngram": 1},
     time=TimeSplit(draft_ms=1.5, verify_ms=2.5),
 )
 

@@ -20,7 +20,7 @@ def test_the_command_measures_every_way(tmp_path: Path) -> None:
     assert all(rate > 0 for rate in found["tokens_per_s"].values())
     assert found["forced_share"] > 0.5
     assert found["forced_acceptance"] > 0.9
-    assert found["flexible_whitespace_share"] < found["forced_share"]
+    assert found["settled_share"]["any"] < found["settled_share"]["fixed"]
 
 
 @pytest.mark.parametrize(("ratio", "is_met"), [(1.2, True), (0.9, False)])

@@ -20,3 +20,14 @@ def test_the_longest_draft_ends_the_histogram() -> None:
     assert stats.num_spec_tokens == 4
     assert stats.acceptance_histogram == (0, 1, 1, 0, 0)
     assert stats.num_draft_tokens == 6
+
+
+def test_each_segment_of_a_draft_is_counted_by_name() -> None:
+    rounds = RoundStats()
+    rounds.add_acceptance([("front", 2), ("draft_model", 3), ("suffix", 4)], 6)
+    rounds.add_acceptance([("front", 2), ("draft_model", 3)], 1)
+    stats = rounds.snapshot()
+    assert stats.num_drafted_by == {"front": 4, "draft_model": 6, "suffix": 4}
+    assert stats.num_accepted_by == {"front": 3, "draft_model": 3, "suffix": 1}
+    assert stats.per_step_drafted == (9, 5)
+    assert stats.per_step_accepted == (6, 1)

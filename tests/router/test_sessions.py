@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -66,14 +67,19 @@ def request(
     )
 
 
-def generator(target: ScriptedPool, draft: ScriptedPool | None) -> SpeculativeGenerator:
+NO_LOOKUP = SpeculationLimits(
+    max_num_speculative_tokens=8, prompt_lookup_max=0, suffix_decoding_max_tree_depth=0
+)
+
+
+def generator(
+    target: ScriptedPool, draft: ScriptedPool | None, speculation: SpeculationLimits = NO_LOOKUP
+) -> SpeculativeGenerator:
     services = Services(
         target_pool=target,
         draft_pool=draft,
         constraint_pool=None,
-        speculation=SpeculationLimits(
-            max_num_speculative_tokens=8, prompt_lookup_max=0, suffix_decoding_max_tree_depth=0
-        ),
+        speculation=speculation,
         limits=LIMITS,
     )
     return SpeculativeGenerator(services, max_model_len=200)
@@ -96,6 +102,45 @@ async def test_a_faulty_link_never_changes_the_text(seed: int, k: int | None) ->
     ids, finished = await run(generator(target, draft), request(k=k))
     assert ids == continuation(PROMPT, 60)
     assert finished.num_completion_tokens == 60
+
+
+@pytest.mark.parametrize("has_draft", [False, True], ids=["lookup", "chain"])
+@pytest.mark.parametrize("seed", range(4))
+async def test_nor_does_it_where_known_answers_continue_the_drafts(
+    seed: int, has_draft: bool
+) -> None:
+    target, draft = ScriptedPool(seed, fault_rate=0.15), ScriptedPool(seed + 100, fault_rate=0.15)
+    front = generator(target, draft if has_draft else None, SpeculationLimits())
+    for number in range(3):
+        ids, finished = await run(front, request(f"r{number}"))
+        assert ids == continuation(PROMPT, 60)
+    assert finished.speculation.num_accepted_by["suffix"] > 0
+
+
+@pytest.mark.parametrize(
+    ("salt", "verification", "temperature", "is_known"),
+    [
+        ("a", "coupled", 1.0, True),
+        ("", "coupled", 1.0, False),
+        ("b", "coupled", 1.0, False),
+        ("a", "rejection", 1.0, False),
+        ("a", "rejection", 0.0, True),
+    ],
+)
+async def test_answers_are_drafted_from_by_those_who_may(
+    salt: str, verification: str, temperature: float, is_known: bool
+) -> None:
+    """Of the same salt, and not where the text would depend on what an equal seed had chosen."""
+    front = generator(ScriptedPool(), None, SpeculationLimits())
+    for name, cache_salt in (("first", "a"), ("second", salt)):
+        asked = dataclasses.replace(
+            request(name),
+            cache_salt=cache_salt,
+            sampling=Sampling(temperature=temperature, verification=verification),
+        )
+        ids, finished = await run(front, asked)
+        assert ids == continuation(PROMPT, 60)
+    assert (finished.speculation.num_accepted_draft_tokens > 0) == is_known
 
 
 async def test_a_faultless_session_sends_each_token_once() -> None:

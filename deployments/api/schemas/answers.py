@@ -65,6 +65,7 @@ class SpeculativeDecoding(BaseModel):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_draft_tokens_by: dict[str, int]  # by the name of who drafted them
+    num_accepted_draft_tokens_by: dict[str, int]
     num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
 
 
@@ -217,6 +218,7 @@ def metrics_of(stats: SpeculationStats) -> Metrics:
             num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
             num_draft_tokens=stats.num_draft_tokens,
             num_draft_tokens_by=dict(stats.num_drafted_by),
+            num_accepted_draft_tokens_by=dict(stats.num_accepted_by),
             num_spec_tokens=stats.num_spec_tokens,
         ),
         rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),

@@ -109,6 +109,7 @@ async def _crowded(
             max_num_speculative_tokens=MAX_K,
             run_on_tokens=rng.choice((0, 1, 4, 32)),
             prompt_lookup_max=rng.choice((1, 2, 4)),
+            max_num_free_tokens=rng.choice((0, 3, 16)),
         ),
         limits=LIMITS,
     )

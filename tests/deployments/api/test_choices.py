@@ -115,6 +115,7 @@ def test_ends_are_added_up():
         num_accepted_draft_tokens=1,
         acceptance_histogram=(0, 1),
         num_drafted_by={"ngram": 3},
+        num_accepted_by={"ngram": 2},
         time=TimeSplit(draft_ms=0.5),
     )
     ends = [
@@ -132,6 +133,7 @@ def test_ends_are_added_up():
     assert stats.acceptance_histogram == (1, 2, 1, 1)
     assert stats.num_spec_tokens == 3
     assert stats.num_drafted_by == {"draft_model": 7, "ngram": 6}
+    assert stats.num_accepted_by == {"draft_model": 5, "ngram": 3}
     assert stats.draft_acceptance_rate == pytest.approx(7 / 13)
     assert stats.time == TimeSplit(draft_ms=2.0, verify_ms=2.5)
     assert finished_together(ends[:1]) is ends[0]

@@ -40,6 +40,7 @@ SPECULATIVE = {
     "num_accepted_draft_tokens": 6,
     "num_draft_tokens": 10,
     "num_draft_tokens_by": {"draft_model": 7, "ngram": 3},
+    "num_accepted_draft_tokens_by": {"draft_model": 5, "ngram": 1},
     "num_spec_tokens": 3,
 }
 

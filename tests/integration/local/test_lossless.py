@@ -68,12 +68,13 @@ async def test_served_text_is_that_of_generate(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("draft", [None, DEMO / "draft"], ids=["alone", "filling-in"])
-async def test_prompt_lookup_changes_no_text(
-    references: list[Reference], draft: Path | None
+@pytest.mark.parametrize("draft", [None, DEMO / "draft"], ids=["alone", "with-model"])
+@pytest.mark.parametrize("depth", [0, 24], ids=["ngram", "suffix"])
+async def test_no_free_drafter_changes_a_text(
+    references: list[Reference], draft: Path | None, depth: int
 ) -> None:
     chosen = references[:NUM_LOOKUP_PROMPTS]
-    lookup = SpeculationLimits(prompt_lookup_max=4)
+    lookup = SpeculationLimits(prompt_lookup_max=4, suffix_decoding_max_tree_depth=depth)
     async with local_service(
         DEMO / "target", draft, dtype="float32", speculation=lookup
     ) as service:

@@ -92,11 +92,18 @@ async def test_a_seed_gives_one_text(tmp_path: Path) -> None:
         for (seed, i), ids in expected.items():
             assert await text(service, f"other-{seed}-{i}", prompts[i], seed, 4) == ids
 
-    lookup = SpeculationLimits(prompt_lookup_max=4)
-    async with local_service(DEMO / "target", None, speculation=lookup) as service:
+    for depth in (0, 24):  # prompt lookup; suffix decoding, which knows the earlier answers
+        lookup = SpeculationLimits(suffix_decoding_max_tree_depth=depth)
+        async with local_service(DEMO / "target", None, speculation=lookup) as service:
+            for (seed, i), ids in expected.items():
+                for k in (4, None):
+                    name = f"free-{depth}-{seed}-{i}-{k}"
+                    assert await text(service, name, prompts[i], seed, k) == ids
+    async with local_service(
+        DEMO / "target", DEMO / "draft", speculation=SpeculationLimits()
+    ) as service:
         for (seed, i), ids in expected.items():
-            for k in (4, None):
-                assert await text(service, f"ngram-{seed}-{i}-{k}", prompts[i], seed, k) == ids
+            assert await text(service, f"chain-{seed}-{i}", prompts[i], seed, None) == ids
 
 
 @pytest.mark.slow

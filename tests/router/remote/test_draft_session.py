@@ -179,3 +179,26 @@ async def test_a_text_the_draft_model_cannot_read_ends_the_lease_for_good(is_ear
     assert isinstance(engine.received[-1], Close)
     assert len(answers.asked) <= 2
     await session.close()
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2])
+async def test_behind_the_beginning_of_a_chain_it_knows_what_of_that_stood(num_right: int) -> None:
+    """What is asked next names exactly the tokens that the replica holds: none is sent twice."""
+    session, pool, committed = started(lambda message: None)
+    await joined(session)
+    truth = continuation(PROMPT, 9)
+    front = [*truth[:num_right], *(0 for _ in range(2 - num_right))]
+    text = committed.followed_by(front)
+    proposal = await session.propose(text, 3)
+    assert proposal.tokens == continuation(text.ids, 3)
+    num_new = 6 if num_right == 2 else num_right + 1  # three drafted ones and one more, or one
+    committed.extend(truth[:num_new])
+    proposal = await session.propose(committed, 2)
+    assert proposal.tokens == truth[num_new : num_new + 2]
+    engine = pool.engine
+    assert isinstance(engine, AnsweringEngine)
+    [_, behind, last] = [m for m in engine.received if isinstance(m, Propose)]
+    assert behind.base_len + len(behind.tokens) == len(PROMPT) + 2
+    # The replica wrote no KV for the last token that it drafted.
+    assert last.base_len == len(PROMPT) + min(num_right, 1) + (3 if num_right == 2 else 0)
+    await session.close()
