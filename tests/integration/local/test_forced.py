@@ -187,10 +187,10 @@ async def test_a_grammar_process_that_dies_midway_changes_no_text(draft: Path | 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_preempted_sessions_keep_their_texts() -> None:
-    """Six texts that need twice the KV blocks there are."""
+    """Twelve texts that need twice the KV blocks there are."""
 
     async def all_at_once(service: LocalService) -> list[tuple[list[int], Finished]]:
-        texts = (answer(service, "long keys", 1.0, seed=seed) for seed in range(6))
+        texts = (answer(service, "long keys", 1.0, seed=seed) for seed in range(12))
         return await asyncio.gather(*texts)
 
     async with local_service(
