@@ -7,11 +7,12 @@ fails, the grammar is opened on another replica, and the round is planned and as
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from models.protocol.errors import ConstraintViolation, MaskUnavailable
+from models.protocol.forced import Forced
 from models.protocol.token_sequence import TokenSequence
 from router.ports import Constrainer
 from router.stats import RoundStats
@@ -48,14 +49,20 @@ class GrammarGuard:
         constrainer: of the session; it is closed with this.
         generated: the text so far, without the prompt.
         stats: where waits are counted.
+        on_forced: told which tokens are new and what is forced after them.
     """
 
     def __init__(
-        self, constrainer: Constrainer, generated: TokenSequence, stats: RoundStats
+        self,
+        constrainer: Constrainer,
+        generated: TokenSequence,
+        stats: RoundStats,
+        on_forced: Callable[[Sequence[int], Forced], None] | None = None,
     ) -> None:
         self._constrainer = constrainer
         self._generated = generated
         self._stats = stats
+        self._on_forced = on_forced or (lambda tokens, forced: None)
         self._num_losses = 0  # of masks, in a row
 
     async def open(self) -> None:
@@ -66,7 +73,7 @@ class GrammarGuard:
             Unavailable: no constraint replica answers.
         """
         asked_at = time.perf_counter()
-        await self._constrainer.open()
+        self._on_forced((), await self._constrainer.open())
         self._stats.add_grammar(asked_at)
 
     async def validate(self, tokens: Sequence[int]) -> None:
@@ -86,6 +93,7 @@ class GrammarGuard:
                 f"token {tokens[answer.num_valid]} at output position {position} breaks the "
                 f"grammar: {answer.message}"
             )
+        self._on_forced(tokens, answer.forced)
 
     def surviving_mask_loss(self) -> Self:
         """Return a context that a `MaskUnavailable` leaves with the grammar open elsewhere.
@@ -109,7 +117,7 @@ class GrammarGuard:
                 f"survived; at last: {error.message}"
             ) from error
         asked_at = time.perf_counter()
-        await self._constrainer.reopen()
+        self._on_forced((), await self._constrainer.reopen())
         self._stats.add_grammar(asked_at)
         return True
 

@@ -130,6 +130,11 @@ class SpeculationLimits(Section):
         description="tokens of forced or repeated text, which cost no step, that a draft may have "
         "beside the k chosen live; of a fixed k they are a part; 0: none",
     )
+    forced_text: bool = Field(
+        default=True,
+        description="draft what a grammar forces (key names, punctuation, the rest of an enum's "
+        "value): free tokens, found by the constraint service",
+    )
     run_on_tokens: Annotated[int, Field(ge=0, le=256)] = Field(
         default=16,
         description="plain steps that the target may go on alone where nothing is drafted",

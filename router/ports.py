@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
+from models.protocol.forced import Forced
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -149,8 +150,8 @@ class Verifier(Protocol):
 class Constrainer(Protocol):
     """Guards the grammar of one session."""
 
-    async def open(self) -> None:
-        """Lease a replica and compile the grammar there.
+    async def open(self) -> Forced:
+        """Lease a replica and compile the grammar there; what is forced at the text's start.
 
         Raises:
             UnsupportedGrammar: the grammar is refused.
@@ -161,13 +162,17 @@ class Constrainer(Protocol):
     async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
         """Validate `tokens` after the generated ones and commit them to the matcher.
 
+        The answer says what is forced after them.
+
         Raises:
             Unavailable: the constraint replica is lost and no other was to be had in time.
         """
         ...
 
-    async def reopen(self) -> None:
+    async def reopen(self) -> Forced:
         """Move to another replica (or child) after masks were lost; replays what is committed.
+
+        Returns what is forced after that.
 
         Raises:
             Unavailable: the constraint replica is lost and no other was to be had in time.

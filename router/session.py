@@ -22,7 +22,8 @@ from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.choice import choose_drafters, fixed_length
 from router.drafters.draft_model import POOL
 from router.drafters.drafting import Drafting
-from router.drafters.kind import DrafterContext, DrafterKind
+from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
+from router.drafters.kind import DrafterContext
 from router.drafters.side_by_side import SessionDrafters
 from router.drafters.suffix_index import SuffixIndex
 from router.drafters.text_memory import TextMemory
@@ -33,7 +34,7 @@ from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.ports import ConstraintPool, EnginePool, TaskClass, Verifier
+from router.ports import ConstraintPool, DrafterTraits, EnginePool, TaskClass, Verifier
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
@@ -142,7 +143,8 @@ class _Builder:
             request.speculation, services.speculation, services.draft_pools
         )
         self._fixed = fixed_length(request.speculation, services.speculation)
-        self._estimates = {kind.name: self._estimate(kind) for kind in self._kinds}
+        self._estimates = {kind.name: self._estimate(kind.traits) for kind in self._kinds}
+        self._forced = self._forced_text()
         self._constrainer = self._new_constrainer()
 
     def session(self, detokenizer: Detokenizer) -> Session:
@@ -154,7 +156,12 @@ class _Builder:
         )
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
-            guard = GrammarGuard(self._constrainer, self._generated, stats)
+            guard = GrammarGuard(
+                self._constrainer,
+                self._generated,
+                stats,
+                None if self._forced is None else self._forced.follow,
+            )
         return Session(
             committed=self._committed,
             generated=self._generated,
@@ -200,7 +207,20 @@ class _Builder:
             request.grammar,
             self._generated,
             services.limits,
+            self._max_forced(),
         )
+
+    def _max_forced(self) -> int:
+        """Forced tokens that a draft of the session has room for."""
+        if self._request.grammar is None or not self._services.speculation.forced_text:
+            return 0
+        return min(self._max_draft_tokens(), self._num_free_tokens())
+
+    def _forced_text(self) -> ForcedText | None:
+        if self._max_forced() == 0:
+            return None
+        settled, edge = self._estimate(FORCED), self._estimate(FORCED_EDGE)
+        return ForcedText(len(self._committed), settled, edge)
 
     def _drafters(self) -> SessionDrafters:
         context = DrafterContext(
@@ -235,14 +255,17 @@ class _Builder:
         """The chains of the session's drafts; a fixed k is of all their tokens together."""
         return ChainTerms(
             front=self._front(),
-            max_tokens=MAX_DRAFT_TOKENS if self._fixed is None else self._fixed,
+            max_tokens=self._max_draft_tokens(),
             max_free_tokens=self._num_free_tokens(),
             survival=lambda drafter, num: self._estimates[drafter.name].survival(num),
         )
 
     def _front(self) -> tuple[NamedFree, ...]:
         """Free drafters whose tokens are as good as certain; they begin the drafts."""
-        return ()
+        return () if self._forced is None else (NamedFree(FORCED, self._forced),)
+
+    def _max_draft_tokens(self) -> int:
+        return MAX_DRAFT_TOKENS if self._fixed is None else self._fixed
 
     def _num_free_tokens(self) -> int:
         allowed = self._services.speculation
@@ -284,10 +307,10 @@ class _Builder:
             task=self._task_class(),
         )
 
-    def _estimate(self, kind: DrafterKind) -> AcceptanceEstimate:
+    def _estimate(self, traits: DrafterTraits) -> AcceptanceEstimate:
         task_class = self._task_class()
         pool = self._services.acceptance.setdefault(
-            (kind.name, task_class), AcceptancePool(kind.traits.prior_acceptance[task_class])
+            (traits.name, task_class), AcceptancePool(traits.prior_acceptance[task_class])
         )
         return AcceptanceEstimate(pool)
 

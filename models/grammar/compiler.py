@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import llguidance
 
 from models.grammar.choice import choice_grammar
+from models.grammar.forced import forced_tokens
 from models.grammar.limits import (
     ChoiceLimits,
     RegexLimits,
@@ -35,6 +36,7 @@ from models.grammar.limits import (
 from models.grammar.regex import regex_grammar
 from models.grammar.schema_rewrite import ALLOWED_ESCAPES, rewrite
 from models.protocol.errors import ServingError
+from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import Grammar
 
 
@@ -158,7 +160,7 @@ class GrammarCompiler:
         matcher = self._match(llguidance.LLMatcher.grammar_from_lark(lark))
         if matcher.is_error():
             refuse(_first_line(matcher.get_error()))
-        return CompiledGrammar(matcher, self._rows)
+        return CompiledGrammar(matcher, self._rows, self._tokenizer)
 
     def _compile_schema(self, schema: Schema) -> CompiledGrammar:
         written = rewrite(schema)
@@ -176,7 +178,7 @@ class GrammarCompiler:
                 complaint = complaint.replace(rust, pattern)
                 path = path.replace(json.dumps(rust), json.dumps(pattern))
             refuse(_one_line(complaint), path=path)
-        return CompiledGrammar(matcher, self._rows)
+        return CompiledGrammar(matcher, self._rows, self._tokenizer)
 
     def _match(self, source: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(
@@ -208,25 +210,33 @@ class RowLayout:
 class CompiledGrammar:
     """A grammar ready to start texts. Shared by all sessions that use it."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, rows: RowLayout) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, rows: RowLayout, tokenizer: llguidance.LLTokenizer
+    ) -> None:
         self._matcher = matcher
         self._rows = rows
+        self._tokenizer = tokenizer
 
     def start(self) -> GrammarState:
         """The state of an empty text."""
-        return GrammarState(self._matcher.deep_copy(), self._rows)
+        return GrammarState(self._matcher.deep_copy(), self._rows, self._tokenizer)
 
 
 class GrammarState:
     """The state of one text under a grammar: what may come next, and whether it may end here."""
 
-    __slots__ = ("_matcher", "_num_consumed", "_rows", "has_ended")
+    __slots__ = ("_matcher", "_num_consumed", "_rows", "_tokenizer", "has_ended")
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, rows: RowLayout, num_consumed: int = 0
+        self,
+        matcher: llguidance.LLMatcher,
+        rows: RowLayout,
+        tokenizer: llguidance.LLTokenizer,
+        num_consumed: int = 0,
     ) -> None:
         self._matcher = matcher
         self._rows = rows
+        self._tokenizer = tokenizer
         self._num_consumed = num_consumed  # without an eos
         self.has_ended = False  # an eos was taken
 
@@ -240,9 +250,18 @@ class GrammarState:
 
     def copy(self) -> GrammarState:
         """An independent state; what the lexer learns on one serves the other."""
-        copied = GrammarState(self._matcher.deep_copy(), self._rows, self._num_consumed)
+        copied = GrammarState(
+            self._matcher.deep_copy(), self._rows, self._tokenizer, self._num_consumed
+        )
         copied.has_ended = self.has_ended
         return copied
+
+    def forced(self, last: Sequence[int], max_tokens: int) -> Forced:
+        """Up to `max_tokens` tokens that are forced next, after the text's last token `last`."""
+        if self.has_ended or max_tokens < 1:
+            return NOTHING_FORCED
+        matcher = self._matcher.deep_copy()
+        return forced_tokens(matcher, self._tokenizer, last, max_tokens, self._rows.eos_ids)
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, when it is not allowed here.

@@ -34,6 +34,7 @@ from models.grammar.session import (
 )
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
+from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -140,9 +141,7 @@ class GrammarHost:
         session = self._find(request.session_id, request.epoch)
         if session is not None and session.grammar == request.grammar:
             session.last_seq = -1  # a sender that opens again may count from the start
-            return GrammarReady(
-                session_id=request.session_id, compile_ms=0.0, committed_len=len(session.tokens)
-            )
+            return self._ready(request, session, 0.0)
         if session is None and not self._make_room():
             return GrammarRefused(
                 session_id=request.session_id,
@@ -160,7 +159,20 @@ class GrammarHost:
         opened.used_at = self._clock()
         self._sessions[request.session_id] = opened
         compile_ms = 0.0 if is_cached else max((opened.used_at - started_at) * 1e3, 1e-3)
-        return GrammarReady(session_id=request.session_id, compile_ms=compile_ms, committed_len=0)
+        return self._ready(request, opened, compile_ms)
+
+    def _ready(self, request: GrammarOpen, session: GrammarText, compile_ms: float) -> GrammarReady:
+        session.max_forced = request.max_forced
+        return GrammarReady(
+            session_id=request.session_id,
+            compile_ms=compile_ms,
+            committed_len=len(session.tokens),
+            forced=self._forced(session),
+        )
+
+    def _forced(self, session: GrammarText) -> Forced:
+        """The tokens that are forced after those committed."""
+        return session.state.forced(session.tokens.ids[-1:], session.max_forced)
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar | UnsupportedGrammar:
         found = self._cache.use(grammar)
@@ -225,6 +237,7 @@ class GrammarHost:
         self, request: GrammarCommit, session: GrammarText, base_len: int, num_valid: int
     ) -> GrammarCommitted:
         message = ""
+        is_newest = base_len + num_valid == len(session.tokens)
         if num_valid < len(request.tokens):
             reason = "follows the end of the text" if session.state.has_ended else "is not allowed"
             message = (
@@ -236,6 +249,7 @@ class GrammarHost:
             num_valid=num_valid,
             is_complete=session.completes[base_len + num_valid],
             message=message,
+            forced=self._forced(session) if is_newest else NOTHING_FORCED,
         )
 
     def _walk_again(self, session_id: str, session: GrammarText) -> None:

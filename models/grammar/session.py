@@ -14,7 +14,16 @@ from models.protocol.token_sequence import EMPTY_HASH, TokenSequence
 class GrammarText:
     """One session's matcher at its committed tokens."""
 
-    __slots__ = ("completes", "epoch", "grammar", "last_seq", "state", "tokens", "used_at")
+    __slots__ = (
+        "completes",
+        "epoch",
+        "grammar",
+        "last_seq",
+        "max_forced",
+        "state",
+        "tokens",
+        "used_at",
+    )
 
     def __init__(self, epoch: int, grammar: Grammar, state: GrammarState) -> None:
         self.epoch = epoch
@@ -24,6 +33,7 @@ class GrammarText:
         self.completes = [state.is_complete]  # by committed length
         self.last_seq = -1
         self.used_at = 0.0
+        self.max_forced = 0  # forced tokens that its router wants
 
     def push(self, token: int) -> bool:
         """Commit one token if the grammar allows it."""

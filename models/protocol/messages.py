@@ -20,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
@@ -166,10 +167,9 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     """Verify `draft` after the committed tokens; then go on alone for `run_on` plain steps.
 
-    `tokens` are the committed tokens from `base_len` on and never empty: the last one, the
-    anchor, is the one whose logits verify `draft[0]`. The engine answers with one `Verdict` of
-    part 0, then for each plain step one of part 1, 2, ... until `run_on`, an eos token, the
-    context's end, or the next message of the session.
+    `tokens` are the committed tokens from `base_len` on, never empty: the logits of the last one,
+    the anchor, verify `draft[0]`. The engine answers with one `Verdict` of part 0, then one for
+    each plain step until `run_on`, eos, the context's end, or the session's next message.
     """
 
     session_id: str
@@ -276,13 +276,13 @@ class GrammarOpen(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_open")
     epoch: int
     grammar: Grammar
     peers: list[str] = []  # CURVE keys of the engines that may ask for masks; repeats add to them
+    max_forced: int = 0  # most forced tokens that an answer to the router brings
 
 
 class GrammarCommit(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_commit"):
     """Validate generated tokens and make them part of the matcher's committed prefix.
 
-    Lengths count generated tokens only (the prompt is outside the grammar). A repeat of tokens
-    that are already committed is answered as the first time.
+    Lengths count generated tokens only: the prompt is outside the grammar. Repeats are harmless.
     """
 
     session_id: str
@@ -309,6 +309,7 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ready
     session_id: str
     compile_ms: float
     committed_len: int
+    forced: Forced = NOTHING_FORCED  # after the committed tokens
 
 
 class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_refused"):
@@ -327,14 +328,14 @@ class GrammarCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_c
     num_valid: int
     is_complete: bool  # the text so far is a whole sentence of the grammar
     message: str = ""  # why the token at num_valid is refused
+    forced: Forced = NOTHING_FORCED  # after the tokens that are valid, where nothing follows them
 
 
 class GrammarStale(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_stale"):
     """Nothing was committed: the prefix a commit names is not there.
 
     The matcher holds `committed_len` tokens of `committed_hash`: commit again from there (0 and
-    `EMPTY_HASH` fit every sender). `is_unknown`: session or epoch is unknown here; open it
-    again, then commit everything.
+    `EMPTY_HASH` fit every sender). `is_unknown`: open session or epoch again, then commit all.
     """
 
     session_id: str
@@ -366,8 +367,7 @@ class MaskRequest(msgspec.Struct, frozen=True, kw_only=True, tag="mask_request")
 class Masks(msgspec.Struct, frozen=True, kw_only=True, tag="masks"):
     """`num_valid_rows` bitmask rows of `row_bytes` each; bit t of a row: token t is allowed.
 
-    Little-endian 32-bit words as llguidance and XGrammar fill them. Rows after an illegal chain
-    token are missing: `num_valid_rows` is then smaller than asked for.
+    Rows of little-endian 32-bit words; those after an illegal chain token are missing.
     """
 
     session_id: str

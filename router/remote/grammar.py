@@ -12,6 +12,7 @@ from types import UnionType
 from typing import TypeVar, cast
 
 from models.protocol.errors import LinkLost, Unavailable, UnsupportedGrammar
+from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -36,7 +37,15 @@ _MAX_REPLAYS = 3  # stale answers to one commit before the replica is given up
 
 
 class RemoteConstrainer:
-    """Implements `ports.Constrainer` and `engine.MaskAccess`."""
+    """Implements `ports.Constrainer` and `engine.MaskAccess`.
+
+    Args:
+        pool: of constraint replicas.
+        session_id, grammar: of the session.
+        generated: its text without the prompt, as far as it is committed.
+        limits: of waits.
+        max_forced: most forced tokens that are wanted with an answer.
+    """
 
     def __init__(
         self,
@@ -45,11 +54,14 @@ class RemoteConstrainer:
         grammar: Grammar,
         generated: TokenSequence,
         limits: SessionLimits,
+        max_forced: int = 0,
     ) -> None:
         self._pool = pool
         self._session_id = session_id
         self._grammar = grammar
         self._generated = generated
+        self._max_forced = max_forced
+        self._forced = NOTHING_FORCED  # after the generated tokens, when the lease was got
         self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
@@ -57,14 +69,15 @@ class RemoteConstrainer:
         self._seq = 0
         self._lock = asyncio.Lock()  # one question at a time: answers carry no part numbers
 
-    async def open(self) -> None:
-        """Lease a replica and compile the grammar there.
+    async def open(self) -> Forced:
+        """Lease a replica and compile the grammar there; see `ports.Constrainer.open`.
 
         Raises:
             UnsupportedGrammar: the grammar is refused; Unavailable: no replica answers.
         """
         async with self._lock:
             await self._recovery.run(self._connect, self._disconnect)
+            return self._forced
 
     async def admit(self, asker_key: str) -> Endpoint:
         """See `engine.MaskAccess.admit`."""
@@ -78,11 +91,12 @@ class RemoteConstrainer:
                 lambda: self._commit(generated, tokens), self._disconnect
             )
 
-    async def reopen(self) -> None:
+    async def reopen(self) -> Forced:
         """See `ports.Constrainer.reopen`."""
         async with self._lock:
             await self._disconnect()
             await self._recovery.run(self._connect, self._disconnect)
+            return self._forced
 
     async def close(self) -> None:
         """See `ports.Constrainer.close`."""
@@ -98,8 +112,10 @@ class RemoteConstrainer:
         self._admitted.clear()
         try:
             ready = await self._open_on(lease, peers=[])
-            if ready.committed_len < len(self._generated):
-                await self._replay(lease, self._generated, ready.committed_len)
+            num_generated = len(self._generated)
+            self._forced = ready.forced if ready.committed_len == num_generated else NOTHING_FORCED
+            if ready.committed_len < num_generated:
+                self._forced = await self._replay(lease, self._generated, ready.committed_len)
         except BaseException:  # also when cancelled: a lease is kept whole or not at all
             await self._disconnect()
             raise
@@ -125,11 +141,12 @@ class RemoteConstrainer:
 
     async def _replay(
         self, lease: ConstraintLease, generated: TokenSequence, base_len: int
-    ) -> None:
+    ) -> Forced:
         tokens = generated.ids[base_len:]
         answer = await self._ask_commit(lease, generated, base_len, tokens)
         if not isinstance(answer, GrammarCommitted) or answer.num_valid != len(tokens):
             raise LinkLost("the matcher did not take back the committed tokens")
+        return answer.forced
 
     async def _open_on(self, lease: ConstraintLease, peers: list[str]) -> GrammarReady:
         message = GrammarOpen(
@@ -137,6 +154,7 @@ class RemoteConstrainer:
             epoch=lease.grant.endpoint.epoch,
             grammar=self._grammar,
             peers=peers,
+            max_forced=self._max_forced,
         )
         answer = await self._ask(lease, message, GrammarReady | GrammarRefused)
         if isinstance(answer, GrammarRefused):

@@ -11,6 +11,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from models.protocol.errors import LinkLost, Unavailable
+from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import (
     Close,
     DraftProbs,
@@ -145,15 +146,20 @@ def alone(drafter: Drafter, kind: DrafterKind = DRAFT_MODEL) -> SessionDrafters:
 
 
 class ScriptedConstrainer:
-    """Accepts everything but the generated position `reject_at`."""
+    """Accepts everything but the generated position `reject_at`, forces what `forced` says."""
 
-    def __init__(self, reject_at: int | None = None) -> None:
+    def __init__(
+        self,
+        reject_at: int | None = None,
+        forced: Callable[[Sequence[int]], Forced] = lambda generated: NOTHING_FORCED,
+    ) -> None:
         self._reject_at = reject_at
+        self._forced = forced
         self.committed: list[int] = []
         self.num_reopened = 0
 
-    async def open(self) -> None:
-        pass
+    async def open(self) -> Forced:
+        return self._forced(self.committed)
 
     async def commit(self, generated: TokenSequence, tokens: Sequence[int]) -> GrammarCommitted:
         num_valid = len(tokens)
@@ -161,11 +167,17 @@ class ScriptedConstrainer:
             num_valid = min(num_valid, max(0, self._reject_at - len(generated)))
         self.committed.extend(tokens[:num_valid])
         return GrammarCommitted(
-            session_id="s", seq=1, num_valid=num_valid, is_complete=False, message="scripted"
+            session_id="s",
+            seq=1,
+            num_valid=num_valid,
+            is_complete=False,
+            message="scripted",
+            forced=self._forced(self.committed),
         )
 
-    async def reopen(self) -> None:
+    async def reopen(self) -> Forced:
         self.num_reopened += 1
+        return self._forced(self.committed)
 
     async def close(self) -> None:
         pass

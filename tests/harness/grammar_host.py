@@ -39,9 +39,15 @@ def make_host(
 
 
 def open_session(
-    host: GrammarHost, session_id: str = "s", grammar: Grammar = OPTIONAL, epoch: int = EPOCH
+    host: GrammarHost,
+    session_id: str = "s",
+    grammar: Grammar = OPTIONAL,
+    epoch: int = EPOCH,
+    max_forced: int = 0,
 ) -> object:
-    return host.answer(GrammarOpen(session_id=session_id, epoch=epoch, grammar=grammar))
+    return host.answer(
+        GrammarOpen(session_id=session_id, epoch=epoch, grammar=grammar, max_forced=max_forced)
+    )
 
 
 def commit(

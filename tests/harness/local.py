@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.config import DtypeName, EngineConfig, QuantizationName
@@ -136,7 +137,10 @@ async def local_service(
     draft_quantization: QuantizationName | None = None,
     draft_max_model_len: int | None = None,
     draft_kv_cache_tokens: int | None = None,
+    link_to: Callable[[str, Any], Any] = lambda name, pool: pool,
 ) -> AsyncIterator[LocalService]:
+    """Engines in threads of their own; `link_to` puts a link between the router and a pool."""
+
     def runner(
         path: Path,
         quantization: QuantizationName | None = None,
@@ -183,9 +187,9 @@ async def local_service(
             kv_cache_tokens=draft_runner.pool.num_blocks * draft_runner.pool.block_size,
         )
     services = Services(
-        target_pool=target_pool,
-        draft_pool=draft_pool,
-        constraint_pool=constraint_pool,
+        target_pool=link_to("target", target_pool),
+        draft_pool=draft_pool and link_to("draft", draft_pool),
+        constraint_pool=constraint_pool and link_to("constraint", constraint_pool),
         speculation=speculation or NO_LOOKUP,
         limits=limits or SessionLimits(draft_ms=20_000),
     )

@@ -26,6 +26,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "long-prompt": _of("gap-bench", speed.long_prompt),
     "kinds": _of("smollm2-kinds", speed.kinds),
     "quantized": _of("quantized", speed.quantized),
+    "forced": _of("forced", speed.forced),
     "acceptance": _of("acceptance", speed.acceptance),
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
     "simulated": _of("simulate", speed.simulated),

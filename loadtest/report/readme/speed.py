@@ -220,3 +220,25 @@ def _acceptance_by_weights(result: Result) -> str:
         for pair, temperature in dict.fromkeys((pair, heat) for pair, heat, _ in rates)
     ]
     return table([f"acceptance rate, k = {result['k']}", "bfloat16", "int8"], rows)
+
+
+def forced(result: Result) -> str:
+    """Tokens per second under schemas with forced text drafted, next to the same without."""
+    ways = ("plain", "k=3", "adaptive")
+    names = {"plain": "no draft model", "k=3": "k = 3", "adaptive": "adaptive k"}
+    head = ["schema", "forced and accepted", *(names[way] for way in ways), "to no grammar, plain"]
+    rows = []
+    for one in result["schemas"]:
+        speed = one["tokens_per_s"]
+        cells = [
+            f"{speed[way]:,.0f} -> {speed[f'{way}, forced']:,.0f} ({one['gain'][way]:.2f})"
+            for way in ways
+        ]
+        share = f"{one['forced_share']:.0%} of {one['num_tokens']} tokens"
+        rows.append([one["schema"], share, *cells, f"{one['to_no_grammar']['plain, forced']:.2f}"])
+    verdicts = [
+        f"{claim['text']}: {claim['value']:.2f} "
+        f"({goal(claim['value'], claim['relation'], claim['goal'])})."
+        for claim in result["claims"]
+    ]
+    return "\n\n".join([table(head, rows), *verdicts, result.made()])

@@ -6,6 +6,7 @@ import pytest
 
 from models.grammar.compiler import GrammarCompiler
 from models.grammar.host import GrammarHost
+from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import (
     GrammarClose,
     GrammarCommitted,
@@ -321,3 +322,37 @@ def test_a_negative_base_is_stale(host: GrammarHost) -> None:
     )
     assert isinstance(reply, MaskMiss)
     assert reply.reason == "stale"
+
+
+# --- forced text ----------------------------------------------------------------------------------
+
+
+def test_answers_bring_forced_tokens_if_they_are_wanted(
+    counting: CountingCompiler, vocabulary: Vocabulary
+) -> None:
+    grammar = json_schema(TEN_SCHEMAS["const"])
+    whole = vocabulary.encode('{"kind": "point", "at": [1, 2.5, {"a": "\\"q\\""}]}')
+    host = make_host(counting)
+    ready = open_session(host, grammar=grammar, max_forced=8)
+    assert isinstance(ready, GrammarReady)
+    assert ready.forced == Forced(whole[:8], 8)
+    done = commit(host, whole[:3])
+    assert isinstance(done, GrammarCommitted)
+    assert done.forced == Forced(whole[3:11], 8)
+    assert commit(host, whole[:3]) == done  # a repeat
+    again = open_session(host, grammar=grammar, max_forced=2)
+    assert isinstance(again, GrammarReady)
+    assert again.forced == Forced(whole[3:5], 2)
+    refused = commit(host, [*whole[:3], whole[0]], seq=2)
+    assert isinstance(refused, GrammarCommitted)
+    assert refused.num_valid == 3
+    assert refused.forced == Forced(whole[3:5], 2)
+    ended = commit(host, [*whole, vocabulary.eos_ids[0]], seq=3)
+    assert isinstance(ended, GrammarCommitted)
+    assert ended.forced == NOTHING_FORCED
+    behind = commit(host, whole[:3], seq=4)  # of what is committed already
+    assert isinstance(behind, GrammarCommitted)
+    assert behind.forced == NOTHING_FORCED
+    unasked = open_session(host, "other", grammar)
+    assert isinstance(unasked, GrammarReady)
+    assert unasked.forced == NOTHING_FORCED

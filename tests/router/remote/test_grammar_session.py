@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from models.protocol.errors import UnsupportedGrammar
+from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -146,3 +148,36 @@ async def test_a_lease_outlives_no_session_that_is_cancelled_twice() -> None:
     await asyncio.gather(opening, return_exceptions=True)
     await session.close()
     assert replica.num_open == 0
+
+
+def forcing(committed_len: int) -> Script:
+    """A replica that is open at `committed_len` and forces the length of what it holds."""
+
+    def script(message: ConstraintRequest) -> list[ConstraintReply]:
+        changes: dict[str, object] = {}
+        if isinstance(message, GrammarOpen):
+            forced = Forced([committed_len] * message.max_forced, 1)
+            changes = {"committed_len": committed_len, "forced": forced}
+        if isinstance(message, GrammarCommit):
+            changes = {"forced": Forced([message.base_len + len(message.tokens)], 1)}
+        return [msgspec.structs.replace(reply, **changes) for reply in accept(message)]
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("committed_len", "forced"),
+    [(0, Forced([3], 1)), (3, Forced([3, 3], 1)), (5, NOTHING_FORCED)],
+    ids=["replayed", "there", "ahead"],
+)
+async def test_what_is_forced_is_known_from_the_first_answer_on(
+    committed_len: int, forced: Forced
+) -> None:
+    """Also after a replay; what a matcher forces that is ahead is not forced here."""
+    generated = TokenSequence([7, 8, 9])
+    grammar = Grammar(kind="json_schema", text="{}")
+    replica = ScriptedReplica(forcing(committed_len))
+    session = RemoteConstrainer(replica, "s", grammar, generated, LIMITS, max_forced=2)
+    assert await session.open() == forced
+    assert await session.reopen() == forced
+    assert (await session.commit(generated, [1, 2])).forced == Forced([5], 1)

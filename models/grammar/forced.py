@@ -1,0 +1,62 @@
+"""Finds the tokens that a grammar forces: key names, punctuation, the rest of an enum's value.
+
+llguidance walks on while only one byte is possible, and cuts those bytes as the tokenizer cuts
+them after the text's last token. It keeps the tokens at the end only if nothing that the grammar
+allows next could merge with them, as tokens of the vocabulary are written; the others are cut here
+and follow as the edge. After `{"city` a grammar for `{"city": <string>}` forces `": "`. Where the
+vocabulary has `": "` and also `": "x`, that is one token at the edge: strings may begin with an x,
+though few do, and a tokenizer that splits words from quotes would not merge the two if they did.
+
+Every question is asked of a copy of the matcher. Source: llguidance 1.9 `compute_ff_tokens`,
+`compute_ff_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import llguidance
+
+from models.protocol.forced import NOTHING_FORCED, Forced
+
+
+def forced_tokens(
+    matcher: llguidance.LLMatcher,
+    tokenizer: llguidance.LLTokenizer,
+    last: Sequence[int],
+    max_tokens: int,
+    eos_ids: Collection[int],
+) -> Forced:
+    """Up to `max_tokens` tokens that are forced next. The work is bounded as that of a mask is.
+
+    Args:
+        matcher: at the end of the text; it is moved, so a copy.
+        tokenizer: of the matcher.
+        last: the last token of the text, if it has any: it may merge with what is forced.
+        max_tokens: of the answer.
+        eos_ids: tokens that no forced text holds, be it written like one.
+    """
+    text: bytes = matcher.compute_ff_bytes()
+    settled: list[int] = matcher.compute_ff_tokens() if text else []
+    if not text:
+        return NOTHING_FORCED
+    tokens = list(settled)
+    if len(settled) < max_tokens:
+        tokens += _edge(tokenizer, last, settled, text)
+    end = next((at for at, token in enumerate(tokens) if token in eos_ids), len(tokens))
+    tokens = tokens[: min(end, max_tokens)]
+    return Forced(tokens, min(len(settled), len(tokens)))
+
+
+def _edge(
+    tokenizer: llguidance.LLTokenizer, last: Sequence[int], settled: Sequence[int], text: bytes
+) -> list[int]:
+    """The tokens of forced text after those that are settled."""
+    before = [*last, *settled]
+    whole: list[int] = tokenizer.tokenize_bytes(tokenizer.decode_bytes(list(last)) + text)
+    if whole[: len(before)] == before:
+        return whole[len(before) :]
+    # The text's own tokens are not canonical here: what follows is cut without them.
+    rest = text[len(tokenizer.decode_bytes(list(settled))) :]
+    edge: list[int] = tokenizer.tokenize_bytes(rest)
+    return edge
