@@ -15,6 +15,7 @@ from typing import Any
 
 DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 _KEYS = {"task", "prompt", "messages", "schema"}
+_SHOWN = 60  # characters of a wrong value
 
 Body = dict[str, Any]
 
@@ -108,30 +109,36 @@ def _prompt(fields: Mapping[str, Any], number: int) -> Prompt:
 def _checked(line: str) -> dict[str, Any]:
     fields = json.loads(line)
     if not isinstance(fields, dict):
-        raise ValueError("must be an object")
+        raise ValueError(f"must be an object, got {_shown(fields)}")
     if unknown := sorted(fields.keys() - _KEYS):
-        raise ValueError(f"unknown {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
-    if not isinstance(fields.get("task"), str) or not fields["task"]:
-        raise ValueError("task must be a text that is not empty")
+        raise ValueError(f"{unknown[0]}: unknown field, known are {', '.join(sorted(_KEYS))}")
+    task = fields.get("task")
+    if not isinstance(task, str) or not task.strip() or "/" in task:
+        raise ValueError(f"task: must be a name without /, got {_shown(task)}")
     if ("prompt" in fields) == ("messages" in fields):
-        raise ValueError("must have prompt or messages, one of them")
-    if "prompt" in fields and (not isinstance(fields["prompt"], str) or not fields["prompt"]):
-        raise ValueError("prompt must be a text that is not empty")
-    if "messages" in fields and not _is_chat(fields["messages"]):
-        raise ValueError("messages must be a list of objects with role and content, both texts")
+        raise ValueError("prompt, messages: give exactly one of them")
+    prompt = fields.get("prompt", "unused")
+    if not isinstance(prompt, str) or not prompt:
+        raise ValueError(f"prompt: must be a text that is not empty, got {_shown(prompt)}")
     if not isinstance(fields.get("schema", {}), dict):
-        raise ValueError("schema must be an object")
+        raise ValueError(f"schema: must be an object, got {_shown(fields['schema'])}")
+    if "messages" in fields:
+        _check_chat(fields["messages"])
     return fields
 
 
-def _is_chat(messages: object) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(
-            isinstance(one, dict)
-            and isinstance(one.get("role"), str)
-            and isinstance(one.get("content"), str)
-            for one in messages
-        )
-    )
+def _check_chat(messages: object) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"messages: must be a list that is not empty, got {_shown(messages)}")
+    for index, one in enumerate(messages):
+        if not isinstance(one, dict):
+            raise ValueError(f"messages[{index}]: must be an object, got {_shown(one)}")
+        for key in ("role", "content"):
+            if not isinstance(one.get(key), str):
+                place, value = f"messages[{index}].{key}", _shown(one.get(key))
+                raise ValueError(f"{place}: must be a text, got {value}")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
