@@ -98,6 +98,7 @@ class Plan:
         """Return the JSON to post, without what a side adds."""
         prompt = self.prompts[question.prompt_at]
         is_chat = question.route == "chat"
+        wants_usage = {"stream_options": {"include_usage": True}} if delivery == "stream" else {}
         return {
             "model": model,
             **(prompt.chat_fields() if is_chat else prompt.completion_fields()),
@@ -105,6 +106,7 @@ class Plan:
             "seed": question.seed,
             "max_tokens": self.max_tokens,
             "stream": delivery == "stream",
+            **wants_usage,
         }
 
     def in_order_of(self, way: Way, questions: Sequence[Question]) -> list[Question]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from loadtest.client.prompt_file import tasks_of
@@ -19,8 +19,9 @@ _EXCERPT = 200  # characters of a problem
 def lines(outcome: Outcome, num_shown: int) -> Iterator[str]:
     """Return the report: a table, the first `num_shown` differences, what did not come, verdict."""
     plan, readings = outcome.plan, outcome.readings
-    num_answers = sum(len(ways) for ways in readings.values())
-    yield f"{len(readings)} questions, {num_answers} answers; differing texts of those compared:"
+    for side in plan.sides:
+        yield _effort(outcome, side)
+    yield f"{len(readings)} questions; those with two texts, of those compared:"
     tasks = tasks_of(plan.prompts)
     yield f"{'':<44}" + "".join(f"{task:>10}" for task in tasks) + f"{'all':>12}  95% interval"
     for comparison in comparisons(plan):
@@ -41,12 +42,16 @@ def content(outcome: Outcome, addresses: Mapping[SideName, Address]) -> dict[str
     return {
         "verdict": outcome.verdict(),
         "sides": {
-            side: {"model": model, "fields": dict(addresses[side].fields)}
+            side: {
+                "model": model,
+                "fields": dict(addresses[side].fields),
+                "num_tokens": sum(one.num_tokens for one in _of(outcome, side)),
+                "num_draft_tokens": sum(one.num_draft_tokens for one in _of(outcome, side)),
+            }
             for side, model in outcome.models.items()
         },
         "num_questions": len(readings),
         "num_answers": len(all_readings),
-        "num_tokens": sum(reading.num_tokens for reading in all_readings),
         "num_retried": sum(reading.num_tries > 1 for reading in all_readings),
         "fates": dict(outcome.fates),
         "comparisons": [_comparison_content(outcome, one) for one in comparisons(outcome.plan)],
@@ -58,19 +63,40 @@ def content(outcome: Outcome, addresses: Mapping[SideName, Address]) -> dict[str
     }
 
 
+def _of(outcome: Outcome, side: SideName) -> list[Reading]:
+    """Return all readings of a side."""
+    found = [item for ways in outcome.readings.values() for item in ways.items()]
+    return [reading for way, reading in found if way.side == side]
+
+
+def _effort(outcome: Outcome, side: SideName) -> str:
+    own = _of(outcome, side)
+    num_tokens = sum(one.num_tokens for one in own)
+    num_draft_tokens = sum(one.num_draft_tokens for one in own)
+    counts = f"{len(own)} answers of {num_tokens} tokens, {num_draft_tokens} drafted"
+    return f"{side}: {outcome.models[side]}, {counts}"
+
+
 def _rows(outcome: Outcome, comparison: Comparison, tasks: list[str]) -> Iterator[str]:
     yield comparison.name
     cells = shares_by_task(outcome.readings, comparison, outcome.plan.prompts)
     for temperature in outcome.plan.temperatures:
         at = [cells.get((task, temperature)) for task in tasks]
         texts = ["-" if one is None else f"{one.num_differing}/{one.num_compared}" for one in at]
-        here = [one for one in at if one is not None]
-        whole = Share(
-            num_differing=sum(one.num_differing for one in here),
-            num_compared=sum(one.num_compared for one in here),
-        )
+        whole = _sum([one for one in at if one is not None])
         row = f"  temperature {temperature:g}"
         yield f"{row:<44}" + "".join(f"{text:>10}" for text in texts) + _share_text(whole)
+    by_task = [_sum([share for cell, share in cells.items() if cell[0] == task]) for task in tasks]
+    texts = [f"{one.num_differing}/{one.num_compared}" for one in by_task]
+    total = "".join(f"{text:>10}" for text in texts) + _share_text(_sum(by_task))
+    yield f"{'  all temperatures':<44}{total}"
+
+
+def _sum(shares: Sequence[Share]) -> Share:
+    return Share(
+        num_differing=sum(one.num_differing for one in shares),
+        num_compared=sum(one.num_compared for one in shares),
+    )
 
 
 def _share_text(share: Share) -> str:

@@ -69,12 +69,20 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a question got in one way; `problem` says why there is no whole answer, or is empty."""
+    """What a question got in one way.
+
+    Attributes:
+        text, finish_reason: of the answer.
+        num_tokens, num_draft_tokens: that the server counted; 0 where it counts none.
+        num_tries: requests that it took.
+        problem: why there is no whole answer, or empty.
+    """
 
     text: str
     finish_reason: str
     num_tokens: int
     num_tries: int
+    num_draft_tokens: int = 0
     problem: str = ""
 
     @property
@@ -111,6 +119,7 @@ class Server:
             finish_reason=answer.finish_reason or "",
             num_tokens=answer.num_completion_tokens,
             num_tries=num_tries,
+            num_draft_tokens=answer.num_draft_tokens,
             problem=problem,
         )
 

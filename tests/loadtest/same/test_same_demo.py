@@ -41,7 +41,9 @@ async def test_drafts_leave_every_text_as_it_is(tmp_path: Path) -> None:
     assert status == 0, result["samples"]
     # Three prompts as chats, two of them as plain texts; three temperatures.
     assert result["fates"] == {"same": 15}
-    assert result["num_tokens"] > 15 * 8 * 10
+    assert result["sides"]["A"]["num_draft_tokens"] > 100
+    assert result["sides"]["B"]["num_draft_tokens"] == 0
+    assert result["sides"]["A"]["num_tokens"] == result["sides"]["B"]["num_tokens"] > 15 * 4 * 10
     assert result["unanswered"] == []
 
 
