@@ -7,7 +7,7 @@
 Sends the same seeded requests to both sides, more than once and with more or fewer at a time, so
 that a difference can be told from a server that does not keep its own seeds. One URL: that server
 as it is against itself, or against itself with the fields of --b-body. No URL: the config of
---config is served and asked with drafts (A) and without (B). Ends with 0: all texts were the same;
+--config is served and asked with drafts of 5 tokens (A) and without (B). Ends with 0: all texts were the same;
 1: some were not; 2: a server could not be asked, or an answer did not come.
 """
 
@@ -34,7 +34,9 @@ from loadtest.same.sides import Address, CannotAsk, Patience
 from loadtest.service.served import POD_ENVIRONMENT, served
 
 _PROGRAM = "python -m loadtest.same"
-_WITHOUT_DRAFTS: Mapping[str, Any] = {"speculation": {"enabled": False}}
+# Where we serve, drafts must take part: the planner may find that they do not pay there.
+_DRAFTS: Mapping[str, Any] = {"speculation": {"k": 5}}
+_NO_DRAFTS: Mapping[str, Any] = {"speculation": {"enabled": False}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,11 +71,13 @@ def _compare(
 @contextmanager
 def _addresses(arguments: argparse.Namespace) -> Iterator[dict[SideName, Address]]:
     """Yield the sides; there is no B where it would be nothing but A."""
-    urls, fields = list(arguments.url), {"A": arguments.a_body, "B": arguments.b_body}
+    urls = list(arguments.url)
+    usual = ({}, {}) if urls else (_DRAFTS, _NO_DRAFTS)
+    given = (arguments.a_body, arguments.b_body)
+    fields = [default if own is None else own for own, default in zip(given, usual, strict=True)]
     if len(urls) > 2:
         raise ValueError(f"--url is given {len(urls)} times, at most twice are allowed")
     if not urls:
-        fields["B"] = fields["B"] or _WITHOUT_DRAFTS
         with served(arguments.config, environment=POD_ENVIRONMENT) as service:
             yield _sides([service.base_url], fields, arguments)
     else:
@@ -81,19 +85,19 @@ def _addresses(arguments: argparse.Namespace) -> Iterator[dict[SideName, Address
 
 
 def _sides(
-    urls: Sequence[str], fields: Mapping[str, Mapping[str, Any]], arguments: argparse.Namespace
+    urls: Sequence[str], fields: Sequence[Mapping[str, Any]], arguments: argparse.Namespace
 ) -> dict[SideName, Address]:
     a = Address(
         url=urls[0],
         model=arguments.a_model,
         key_variable=arguments.a_key_env,
-        fields=fields["A"],
+        fields=fields[0],
     )
     b = Address(
         url=urls[-1],
         model=arguments.b_model,
         key_variable=arguments.b_key_env,
-        fields=fields["B"],
+        fields=fields[1],
     )
     is_other = len(urls) == 2 or b != a
     return {"A": a, "B": b} if is_other else {"A": a}
@@ -165,7 +169,6 @@ def _add_sides(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{side}-body",
             type=_fields,
-            default={},
             help="JSON object of further fields of its requests; null leaves a field out",
         )
 

@@ -1,5 +1,6 @@
 """Figures of trials: hostile clients, fuzzing, clients that exist, sameness, faults, changes,
-scaling, soak, overload. Most of them pass or fail; what was measured on the way is shown next to the limit."""
+scaling, soak, overload. Most pass or fail; what was measured on the way is shown next to the limit.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.clients.catalog import CLIENTS
 from loadtest.clients.run_client import run_client
-from tests.harness.demo_http import demo_over_http
+from tests.harness.served_demo import demo_over_http
 
 NAME = "openai"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loadtest.same.__main__ import main
-from tests.harness.demo_http import demo_over_http
+from tests.harness.served_demo import demo_over_http
 
 
 @asynccontextmanager
