@@ -6,9 +6,9 @@
 
 Sends the same seeded requests to both sides, more than once and with more or fewer at a time, so
 that a difference can be told from a server that does not keep its own seeds. One URL: that server
-as it is against itself, or against itself with the fields of --b-body. No URL: the config of
---config is served and asked with drafts of 5 tokens (A) and without (B). Ends with 0: all texts were the same;
-1: some were not; 2: a server could not be asked, or an answer did not come.
+as it is against itself, or against itself with the fields of --b-body. No URL: --config is served
+and asked with drafts of 5 tokens (A) and without (B). Ends with 0: all texts were the same; 1: some
+were not; 2: a server could not be asked, or an answer did not come.
 """
 
 from __future__ import annotations

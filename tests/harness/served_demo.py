@@ -32,7 +32,7 @@ def served_demo(config: str = "demo.yaml") -> Iterator[ServedDemo]:
 
 @asynccontextmanager
 async def demo_over_http(draft: Path | None = DEMO / "draft") -> AsyncIterator[Target]:
-    """Serve in this process until the block ends, with real engines; `draft` None: nobody drafts."""
+    """Serve with real engines in this process until the block ends; `draft` None: no drafts."""
     tokenizer = demo_tokenizer()
     config = RouterConfig(model_name="demo", max_model_len=1024)
     model = served_model(config, tokenizer, created=0)
