@@ -13,6 +13,7 @@ from deployments.api.requests import ServedModel
 from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
+from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Meters, Mirror
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
@@ -61,10 +62,13 @@ class RouterService:
         )
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
+        meters = Meters({"model_name": config.model_name}, mirror)
         self.metrics = RequestMetrics(
-            Meters({"model_name": config.model_name}, mirror),
-            (lambda: 0) if keys is None else (lambda: keys.num_refused),
+            meters, (lambda: 0) if keys is None else (lambda: keys.num_refused)
         )
+        planner = services.planner
+        # A planner without a control measures no gain.
+        self.planning = PlanningMetrics(meters, planner.stats, getattr(planner, "gain", dict))
         self._admission = AdmissionControl(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,
@@ -77,7 +81,7 @@ class RouterService:
             slot=self._admission.slot,
             sinks=(self.metrics,),
             refuse_when_full=self._refuse_when_full,
-            metrics=self.metrics.text,
+            metrics=self._metrics_page,
             other_metrics=other_metrics,
             # Without a slot: whether the target answers is not a question of how many wait.
             health=HealthProbe(
@@ -97,6 +101,10 @@ class RouterService:
         except Overloaded as error:
             self.metrics.refused(error.code)
             raise
+
+    def _metrics_page(self) -> bytes:
+        self.planning.publish()
+        return self.metrics.text()
 
     async def set_limits(self, config: RouterConfig) -> None:
         """Apply the limits of `config`, which is the service's own but for its limits

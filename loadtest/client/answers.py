@@ -1,4 +1,4 @@
-"""One streamed answer: read line by line, timed, and checked against what it must be.
+"""One answer, streamed or whole: read line by line, timed, and checked against what it must be.
 
 Knows no HTTP client: it is fed lines and clock readings, so locust's users, httpx's senders
 (`client.http`) and the tests share one reader and one check.
@@ -29,6 +29,8 @@ class Answer:
         first_text_s, last_text_s: when text came first and last; None: none did.
         num_completion_tokens: by the usage event; 0 where there was none.
         speculation: the last event's `metrics.speculative_decoding`.
+        reasoning: what a model that thinks has thought, where the server tells it apart.
+        logprobs: of the choice, in the blocks in which they came and the route's own shape.
         status: of the HTTP answer; 0 when there was none.
         content: the body of an HTTP error.
         retry_after_s: its Retry-After, where that is whole seconds of at least 1.
@@ -44,6 +46,8 @@ class Answer:
     last_text_s: float | None = None
     num_completion_tokens: int = 0
     speculation: dict[str, Any] = field(default_factory=dict)
+    reasoning: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
     content: str = ""
     retry_after_s: float | None = None
@@ -67,18 +71,17 @@ class Answer:
         if data == _DONE:
             self.is_done = True
             return False
-        event = json.loads(data)
-        if "error" in event:
-            self.error = f"error event: {data[:_KEPT_CHARACTERS]}"
-            return True
-        for choice in event.get("choices") or ():
-            self._add_text(choice, now_s)
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        if event.get("usage"):
-            self.num_completion_tokens = int(event["usage"].get("completion_tokens", 0))
-        metrics = event.get("metrics") or {}
-        self.speculation = metrics.get("speculative_decoding") or self.speculation
+        self._take_event(data, now_s)
         return True
+
+    def take_whole(self, content: str, now_s: float) -> None:
+        """Take in the body of an answer that is not streamed.
+
+        Raises:
+            ValueError: it is no JSON.
+        """
+        self._take_event(content, now_s)
+        self.is_done = True
 
     def refuse(self, status: int, content: str, retry_after: str = "") -> None:
         """Take in an HTTP status other than 200 with its body and its Retry-After header."""
@@ -106,9 +109,28 @@ class Answer:
             )
         return figures
 
+    def _take_event(self, data: str, now_s: float) -> None:
+        event = json.loads(data)
+        if not isinstance(event, dict):
+            raise ValueError(f"an event that is no object: {data[:_KEPT_CHARACTERS]}")
+        if event.get("error"):
+            self.error = f"error event: {data[:_KEPT_CHARACTERS]}"
+            return
+        for choice in event.get("choices") or ():
+            self._add_text(choice, now_s)
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            if choice.get("logprobs"):
+                self.logprobs.append(choice["logprobs"])
+        if event.get("usage"):
+            self.num_completion_tokens = int(event["usage"].get("completion_tokens", 0))
+        metrics = event.get("metrics") or {}
+        self.speculation = metrics.get("speculative_decoding") or self.speculation
+
     def _add_text(self, choice: Mapping[str, Any], now_s: float) -> None:
-        """Add the text of a choice: a chat has it in `delta`, a completion in the choice itself."""
-        text = (choice.get("delta") or {}).get("content") or choice.get("text")
+        """Add the text of a choice: a chat has it in a message, a completion in the choice."""
+        message = choice.get("delta") or choice.get("message") or {}
+        self.reasoning += message.get("reasoning_content") or message.get("reasoning") or ""
+        text = message.get("content") or choice.get("text")
         if text:
             self.text += text
             self.first_text_s = now_s if self.first_text_s is None else self.first_text_s

@@ -17,6 +17,7 @@ import httpx
 from loadtest.client.answers import Answer, check_answer
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 READ_TIMEOUT_S = 300.0  # between two pieces of an answer; longer than any recovery may take
 _CONNECT_TIMEOUT_S = 30.0
 # Every request has a connection; a shared pool must not make them queue for one.
@@ -30,12 +31,23 @@ def key_headers(api_key: str = "") -> dict[str, str]:
 
 
 def open_client(
-    base_url: str, *, api_key: str = "", timeout_s: float = READ_TIMEOUT_S
+    base_url: str,
+    *,
+    api_key: str = "",
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = READ_TIMEOUT_S,
 ) -> httpx.AsyncClient:
-    """Return a client for all requests of a load, with `timeout_s` between pieces of an answer."""
+    """Return a client for all requests of a load, with `timeout_s` between pieces of an answer.
+
+    Args:
+        base_url: of the service, without /v1.
+        api_key: see `key_headers`.
+        headers: in place of the key's, for a service that our key is no business of.
+        timeout_s: see above.
+    """
     return httpx.AsyncClient(
         base_url=base_url,
-        headers=key_headers(api_key),
+        headers=key_headers(api_key) if headers is None else headers,
         timeout=httpx.Timeout(_CONNECT_TIMEOUT_S, read=timeout_s),
         limits=_LIMITS,
     )
@@ -45,22 +57,28 @@ async def ask(
     client: httpx.AsyncClient,
     body: Mapping[str, Any],
     *,
+    path: str = CHAT,
     on_event: Callable[[], None] = lambda: None,
     leave_after: int | None = None,
 ) -> Answer:
-    """Send one chat and read its stream to the end; whatever goes wrong is in the answer.
+    """Send one request and read its answer to the end; whatever goes wrong is in the answer.
 
     Args:
         client: see `open_client`.
-        body: the JSON to post.
+        body: the JSON to post; what comes may be a stream or whole.
+        path: of the route.
         on_event: called at each event of the stream but its end.
         leave_after: close the connection after this many lines, as a reader who leaves does.
     """
     answer = Answer(began_s=time.perf_counter(), status=0)
     try:
-        async with client.stream("POST", CHAT, json=body) as response:
+        async with client.stream("POST", path, json=body) as response:
             answer.status = response.status_code
-            if response.status_code == httpx.codes.OK:
+            kind = response.headers.get("content-type", "")
+            if response.status_code == httpx.codes.OK and kind.startswith("application/json"):
+                content = (await response.aread()).decode()
+                answer.take_whole(content, time.perf_counter())
+            elif response.status_code == httpx.codes.OK:
                 await _read(response, answer, on_event, leave_after)
             else:
                 content = (await response.aread()).decode(errors="replace")

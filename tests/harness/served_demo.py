@@ -1,18 +1,59 @@
-"""`serve run` on a shipped config as a user starts it, on a free port, with a private Ray."""
+"""The demo over HTTP: `serve run` on a shipped config, as a user starts it, and without Ray."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
+import uvicorn
+
+from deployments.api.health import HealthProbe
+from deployments.api.http import HttpService, create_app
+from deployments.config.schema import RouterConfig
+from deployments.ingress.service import served_model
+from loadtest.clients.catalog import Target
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Served, served
+from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
 
 ServedDemo = Served
 
 
 @contextlib.contextmanager
 def served_demo(config: str = "demo.yaml") -> Iterator[ServedDemo]:
-    """Serve configs/`config` until the block ends."""
+    """Serve configs/`config` on a free port, with a private Ray, until the block ends."""
     with served(ROOT / "configs" / config) as service:
         yield service
+
+
+@asynccontextmanager
+async def demo_over_http(draft: Path | None = DEMO / "draft") -> AsyncIterator[Target]:
+    """Serve with real engines in this process until the block ends; `draft` None: no drafts."""
+    tokenizer = demo_tokenizer()
+    config = RouterConfig(model_name="demo", max_model_len=1024)
+    model = served_model(config, tokenizer, created=0)
+    host = demo_grammar_host()
+    async with local_service(DEMO / "target", draft, grammar_host=host) as service:
+        health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)
+        routes = HttpService(
+            model=model,
+            generator=service.generator,
+            health=health,
+            body_limit_bytes=config.body_limit_bytes,
+            send_timeout_s=config.timeouts.token_gap_s,
+        )
+        app = create_app(routes)
+        listener = socket.create_server(("127.0.0.1", 0))  # who comes early waits in its backlog
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
+        task = asyncio.create_task(server.serve([listener]))
+        try:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield Target(url, model.name, DEMO / "target")
+        finally:
+            server.should_exit = True
+            await task
+            listener.close()

@@ -25,8 +25,10 @@ from deployments.config.schema import AppConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
 from deployments.ingress.metrics import RequestMetrics
+from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
 from models.protocol import errors
+from router.planning.adaptive import PlannerStats
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"
@@ -231,13 +233,15 @@ def test_alerts_ask_for_what_is_measured() -> None:
     mirror = Names()
     for make in (RequestMetrics, EngineMeters, ConstraintMeters):
         make(Meters({"model_name": "x"}, mirror))
+    PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict)
     asked = {
         alert: set(re.findall(r"ray_(?:vllm|outrider)_\w+", expression))
         for alert, expression in alert_expressions().items()
     }
     for alert, names in asked.items():
         assert names <= mirror.names, alert
-    for measure in ("kv_cache_usage_perc", "waiting_tokens", "pass_seconds", "queue_length"):
+    measures = ("kv_cache_usage_perc", "waiting_tokens", "pass_seconds", "queue_length")
+    for measure in (*measures, "speculation_gain", "task_rounds"):
         assert any(measure in name for names in asked.values() for name in names), measure
 
 

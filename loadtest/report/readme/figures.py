@@ -39,6 +39,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "loop-gaps": _of("loop-gaps", trials.loop_gaps),
     "fuzz": _of("fuzz", trials.fuzz),
     "clients": _of("clients", trials.clients),
+    "same": _of("same-demo", trials.same),
     "faults": _of("faults", trials.faults),
     "rolling": _of("rolling", trials.rolling),
     "scaling": _of("scaling", trials.scaling),

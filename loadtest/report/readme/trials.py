@@ -1,5 +1,6 @@
-"""Figures of trials: hostile clients, fuzzing, clients that exist, faults, changes, scaling, soak,
-overload. Most of them pass or fail; what was measured on the way is shown next to the limit."""
+"""Figures of trials: hostile clients, fuzzing, clients that exist, sameness, faults, changes,
+scaling, soak, overload. Most pass or fail; what was measured on the way is shown next to the limit.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +70,27 @@ def clients(result: Result) -> str:
     ]
     head = ["client", "version", "passed", "needs what is not served", "failed"]
     return f"{table(head, rows)}\n\n{result.made()}"
+
+
+def same(result: Result) -> str:
+    """Questions that got two texts, by what was compared and by temperature."""
+    temperatures = result["settings"]["temperature"]
+    rows = []
+    for line in result["comparisons"]:
+        at = [[one for one in line["by_task"] if one["temperature"] == t] for t in temperatures]
+        counts = [
+            f"{sum(one['num_differing'] for one in cells)} of "
+            f"{sum(one['num_compared'] for one in cells)}"
+            for cells in at
+        ]
+        low, high = line["interval"]
+        rows.append([line["name"], *counts, f"{low:.1%} to {high:.1%}"])
+    head = ["compared", *(f"T = {t:g}" for t in temperatures), "share that may differ, 95%"]
+    drafted = ", ".join(
+        f"{name} wrote {side['num_tokens']:,} tokens and had {side['num_draft_tokens']:,} drafted"
+        for name, side in result["sides"].items()
+    )
+    return f"{table(head, rows)}\n\n{drafted}. {result.made()}"
 
 
 def faults(result: Result) -> str:

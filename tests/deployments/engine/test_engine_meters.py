@@ -12,10 +12,12 @@ from deployments.constraint.workers import ConstraintStats
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport
 from deployments.ingress.metrics import RequestMetrics
+from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Meters
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import merged
 from models.engine.load import EngineLoad
+from router.planning.adaptive import PlannerStats
 
 LABELS = {"model_name": "tiny", "engine": "draft"}
 LOAD = EngineLoad(
@@ -174,7 +176,9 @@ def test_a_page_of_many_replicas_tells_them_apart():
 
 def test_no_name_is_both_a_routers_and_an_engines():
     """Or a router's page would have it twice, and a sum over all processes would count it so."""
-    of_router = names(RequestMetrics(Meters(LABELS)).text())
+    meters = Meters(LABELS)
+    PlanningMetrics(meters, PlannerStats(), dict)
+    of_router = names(RequestMetrics(meters).text())
     others = merged(
         [("e", EngineMeters(Meters(LABELS)).text()), ("c", ConstraintMeters(Meters(LABELS)).text())]
     )

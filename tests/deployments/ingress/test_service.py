@@ -226,3 +226,15 @@ async def test_who_finds_all_places_taken_is_refused_unread_and_counted() -> Non
         assert [response.status_code for response in await asyncio.gather(*running)] == [200, 200]
         unread = await client.post("/v1/completions", content=b"no JSON")
         assert unread.status_code == 400
+
+
+async def test_the_metrics_page_counts_the_rounds_that_the_planner_planned():
+    async with serving(config()) as (client, _, _):
+        answer = (await client.post("/v1/chat/completions", json=chat())).json()
+        page = (await client.get("/metrics")).text
+    num_rounds = sum(
+        float(line.rsplit(" ", maxsplit=1)[1])
+        for line in page.splitlines()
+        if line.startswith("outrider:planned_rounds_total{")
+    )
+    assert 0 < num_rounds <= answer["usage"]["completion_tokens"]

@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
-from deployments.api.health import HealthProbe
-from deployments.api.http import HttpService, create_app
-from deployments.config.schema import RouterConfig
-from deployments.ingress.service import served_model
-from loadtest.clients.catalog import CLIENTS, Target
+from loadtest.clients.catalog import CLIENTS
 from loadtest.clients.run_client import run_client
-from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
+from tests.harness.served_demo import demo_over_http
 
 NAME = "openai"
-
-
-@asynccontextmanager
-async def demo_over_http() -> AsyncIterator[Target]:
-    tokenizer = demo_tokenizer()
-    config = RouterConfig(model_name="demo", max_model_len=1024)
-    model = served_model(config, tokenizer, created=0)
-    host = demo_grammar_host()
-    async with local_service(DEMO / "target", DEMO / "draft", grammar_host=host) as service:
-        health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)
-        routes = HttpService(
-            model=model,
-            generator=service.generator,
-            health=health,
-            body_limit_bytes=config.body_limit_bytes,
-            send_timeout_s=config.timeouts.token_gap_s,
-        )
-        app = create_app(routes)
-        listener = socket.create_server(("127.0.0.1", 0))  # who comes early waits in its backlog
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
-        task = asyncio.create_task(server.serve([listener]))
-        try:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            yield Target(url, model.name, DEMO / "target")
-        finally:
-            server.should_exit = True
-            await task
-            listener.close()
 
 
 @pytest.mark.slow

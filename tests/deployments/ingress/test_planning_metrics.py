@@ -1,0 +1,125 @@
+"""What the planner counts, as metrics and as a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.ingress.planning_metrics import PlanningMetrics, gain_line
+from deployments.serve.instruments import Meters
+from router.planning.adaptive import PlannerStats
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A gain as a planner gives it."""
+
+    with_drafts: float
+    without_drafts: float
+    num_rounds_with: int = 100
+    num_rounds_without: int = 10
+
+    @property
+    def ratio(self) -> float | None:
+        if not self.with_drafts or not self.without_drafts:
+            return None
+        return self.with_drafts / self.without_drafts
+
+
+class Planner:
+    """Counters and gains, and the page that shows them."""
+
+    def __init__(self) -> None:
+        self.stats = PlannerStats()
+        self.gains: dict[str, Measured] = {}
+        self._meters = Meters({"model_name": "tiny"})
+        self.metrics = PlanningMetrics(self._meters, self.stats, lambda: self.gains)
+
+    def page(self) -> dict[tuple[str, frozenset[str]], float]:
+        """Values by name and by the values of their labels."""
+        self.metrics.publish()
+        text = self._meters.text().decode()
+        return {
+            (sample.name, frozenset(sample.labels.values()) - {"tiny"}): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def planner() -> Planner:
+    return Planner()
+
+
+def key(name: str, *labels: str) -> tuple[str, frozenset[str]]:
+    return f"outrider:{name}", frozenset(labels)
+
+
+def test_counters_follow_the_planners_and_count_nothing_twice(planner: Planner) -> None:
+    planner.stats.num_plans = 3
+    planner.stats.lengths.update({0: 2, 4: 5})
+    planner.stats.predicted_ms, planner.stats.actual_ms = 1500.0, 2000.0
+    for _ in range(2):
+        page = planner.page()
+        assert page[key("plans_total")] == 3
+        assert page[key("planned_rounds_total", "0")] == 2
+        assert page[key("planned_rounds_total", "4")] == 5
+        assert page[key("planned_round_seconds_total", "predicted")] == 1.5
+        assert page[key("planned_round_seconds_total", "actual")] == 2.0
+    planner.stats.lengths[4] += 1
+    planner.stats.actual_ms += 500.0
+    page = planner.page()
+    assert page[key("planned_rounds_total", "4")] == 6
+    assert page[key("planned_round_seconds_total", "actual")] == 2.5
+
+
+def test_the_gain_of_each_task_class_is_shown_with_what_it_is_made_of(planner: Planner) -> None:
+    planner.gains = {"structured": Measured(60.0, 40.0), "creative": Measured(30.0, 0.0, 7, 0)}
+    page = planner.page()
+    assert page[key("speculation_gain", "structured")] == 1.5
+    assert key("speculation_gain", "creative") not in page, "nothing to compare with"
+    assert page[key("task_tokens_per_second", "structured", "without")] == 40.0
+    assert page[key("task_tokens_per_second", "creative", "with")] == 30.0
+    assert key("task_tokens_per_second", "creative", "without") not in page
+    planner.gains = {"structured": Measured(44.0, 40.0, 130, 12)}
+    page = planner.page()
+    assert page[key("speculation_gain", "structured")] == pytest.approx(1.1)
+    assert page[key("task_rounds_total", "structured", "with")] == 130
+    assert page[key("task_rounds_total", "structured", "without")] == 12
+
+
+def test_the_line_has_the_figures_of_each_class_that_is_known() -> None:
+    gains = {
+        "structured": Measured(62.0, 46.3, 900, 118),
+        "free": Measured(50.0, 0.0),
+        "creative": Measured(40.0, 40.4),
+    }
+    assert gain_line(gains) == (
+        "speculation gains 1.34x on structured (62.0 against 46.3 tokens/s, 118 rounds without "
+        "drafts), 0.99x on creative (40.0 against 40.4 tokens/s, 10 rounds without drafts)"
+    )
+    assert gain_line({}) == gain_line({"free": Measured(1.0, 0.0)}) == ""
+
+
+async def test_a_line_comes_while_rounds_are_made_and_not_otherwise(
+    planner: Planner, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="deployments.ingress.planning_metrics")
+    publishing = asyncio.create_task(planner.metrics.publish_forever(0.001, 0.001))
+
+    async def lines_after(gains: dict[str, Measured]) -> int:
+        planner.gains = gains
+        await asyncio.sleep(0.1)
+        return len(caplog.records)
+
+    try:
+        assert await lines_after({}) == 0
+        assert await lines_after({"free": Measured(60.0, 40.0, 5, 1)}) == 1
+        assert await lines_after({"free": Measured(60.0, 40.0, 6, 1)}) == 2
+    finally:
+        publishing.cancel()
+    assert "1.50x on free" in caplog.messages[-1]
