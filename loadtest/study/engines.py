@@ -82,6 +82,7 @@ class Answer:
     num_first: int  # tokens that came first, at once
     first_s: float
     ended_s: float
+    num_cached: int  # tokens of the prompt that the target had already
     stats: SpeculationStats
 
 
@@ -96,6 +97,11 @@ class Served:
     def num_tokens(self) -> int:
         """Of all answers."""
         return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of all prompts that the target had already."""
+        return sum(answer.num_cached for answer in self.answers)
 
     @property
     def tokens_per_s(self) -> float:
@@ -272,4 +278,11 @@ async def _answer(
     if finished is None:
         raise RuntimeError("the stream ended without a finish")
     ended_s = time.perf_counter() - started_at
-    return Answer(tuple(token_ids), num_first, first_s or ended_s, ended_s, finished.speculation)
+    return Answer(
+        tuple(token_ids),
+        num_first,
+        first_s or ended_s,
+        ended_s,
+        finished.num_cached_tokens,
+        finished.speculation,
+    )

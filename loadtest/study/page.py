@@ -230,7 +230,9 @@ def _lengths(content: Content) -> list[str]:
 
 
 def _structure(content: Content) -> list[str]:
-    part = next((part for _, part in parts_of(content, "structure")), {"lines": []})
+    part = next((part for _, part in parts_of(content, "structure")), None)
+    if part is None:
+        return []
     rows = [
         [
             line["way"].replace("k=", "k = "),

@@ -90,7 +90,8 @@ def _tokens(content: Content) -> Figure | None:
         return None
     figure, panels = _figure(len(tasks))
     for panel, task in zip(panels, tasks, strict=False):
-        lines = content["parts"].get(f"speedup/{draft}/{task}", {"lines": []})["lines"]
+        part = content["parts"].get(f"speedup/{draft}/{task}")
+        lines = [] if part is None else part["lines"]
         own = {
             int(line["way"][2:]): line["tokens_per_round"]
             for line in lines

@@ -96,7 +96,9 @@ def ablation(world: World, draft: str) -> dict[str, Any]:
     models = world.models
     path = world.drafts[draft]
     can_round = path is not None and settings.device == "cpu"
-    drafts: dict[str, DraftModel | None] = {"plain": path and DraftModel(path=path)}
+    drafts: dict[str, DraftModel | None] = {
+        "plain": None if path is None else DraftModel(path=path)
+    }
     if path is not None and can_round:
         drafts["int8"] = DraftModel(path=path, quantization="int8")
     best = Way("int8" if can_round else "plain", None)
