@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.report.machine import ROOT
-from loadtest.study.findings import chosen_draft
+from loadtest.study.findings import chosen_draft, findings_of
 from loadtest.study.page import write_page
 from loadtest.study.prompts import load_prompts
 from loadtest.study.record import Record
@@ -124,11 +124,12 @@ def _study(arguments: argparse.Namespace, words: list[str]) -> int:
     if len(drafts) < len(arguments.draft or ()):
         raise ValueError(f"drafts must have different labels, got {', '.join(arguments.draft)}")
     settings = Settings.of(arguments, label, list(drafts))
-    prompts = load_prompts(arguments.prompts, settings.num_prompts, settings.seed)
+    prompts = load_prompts(arguments.prompts, settings.num_prompts, settings.seed, settings.tasks)
     record = Record(arguments.output, _lasting(words), settings)
     with ExitStack() as stack:
         world = World(settings=settings, target=target, drafts=drafts, prompts=prompts, stack=stack)
         is_whole = measure(record, world, arguments.sections, arguments.seconds)
+    record.conclude(findings_of(record.content))
     page = write_page(record.content, arguments.output)
     print(f"written: {page}")
     return 0 if is_whole else 3
@@ -179,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         default="demo",
         help="JSON lines with task, prompt or messages, and schema if any; or a set: demo, kinds",
     )
+    parser.add_argument("--tasks", nargs="+", help="of the prompts; default: all")
     parser.add_argument("--output", type=Path, default=Path("study"), help="folder")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument(

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from loadtest.acceptance.theory import constant_tokens, position_tokens
 from loadtest.study.record import parts_of
-from loadtest.study.theory import best_measured_length, speed_up
+from loadtest.study.theory import best_length, best_measured_length, speed_up
 from loadtest.study.ways import fixed
 
 Content = dict[str, Any]
 
 _AS_GOOD = 0.97  # of the best speed-up: within what one run tells apart
 _PAYS = 1.0
+LOW_COST = (
+    0.05  # c of a draft that is small next to its target, as on a GPU: for a best k in theory
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,24 @@ def choice_of(task: str, draft: str, lines: list[Mapping[str, Any]]) -> Choice:
         as_good=(low, high),
         adaptive=next(line["speed_up"] for line in lines if line["way"] == "adaptive"),
     )
+
+
+def findings_of(content: Content) -> dict[str, Any]:
+    """All of it, ready for JSON: what other pages show of a study."""
+    draft = chosen_draft(content)
+    temperature = content["settings"]["temperature"]
+    best = []
+    for choice in best_choices(content):
+        measured = accepted_at(content, choice.draft, choice.task).get(temperature)
+        rate = None if measured is None else measured["acceptance"]["value"]
+        theory = None if rate is None else best_length(rate, LOW_COST)
+        best.append({**asdict(choice), "acceptance": rate, "best_k_at_low_cost": theory})
+    return {
+        "choices": best,
+        "draft": draft,
+        "low_cost": LOW_COST,
+        "last_paying_batch": last_paying_batch(content, draft),
+    }
 
 
 def choices(content: Content) -> list[Choice]:

@@ -91,7 +91,7 @@ def _tokens(content: Content) -> Figure | None:
     figure, panels = _figure(len(tasks))
     for panel, task in zip(panels, tasks, strict=False):
         part = content["parts"].get(f"speedup/{draft}/{task}")
-        lines = [] if part is None else part["lines"]
+        lines: list[dict[str, Any]] = [] if part is None else part["lines"]
         own = {
             int(line["way"][2:]): line["tokens_per_round"]
             for line in lines

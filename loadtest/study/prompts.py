@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,14 @@ class Prompt:
         return tuple(tokenizer.encode_chat(self.messages))
 
 
-def load_prompts(name: str, num_prompts: int, seed: int) -> list[Prompt]:
+def load_prompts(
+    name: str, num_prompts: int, seed: int, tasks: Sequence[str] | None = None
+) -> list[Prompt]:
     """At most `num_prompts` of each task, of a set by its name or of a file.
 
     Raises:
-        ValueError: the file is missing, empty or wrong; the message names line, field and value.
+        ValueError: the file is missing, empty or wrong, and the message names line, field and
+            value; or one of `tasks` has no prompt.
     """
     sets: Mapping[str, Callable[[], list[Prompt]]] = {
         "demo": lambda: list(_demo_prompts(num_prompts, seed)),
@@ -67,7 +70,10 @@ def load_prompts(name: str, num_prompts: int, seed: int) -> list[Prompt]:
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
-    return [prompt for some in by_task.values() for prompt in some[:num_prompts]]
+    for task in tasks or ():
+        if task not in by_task:
+            raise ValueError(f"tasks: no prompt is of {task!r}, there are {', '.join(by_task)}")
+    return [prompt for task in tasks or by_task for prompt in by_task[task][:num_prompts]]
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -48,6 +48,12 @@ class Record:
         self.parts[name] = values | {"seconds": round(time.perf_counter() - started_at, 1)}
         write_json(self._path, self.content)
 
+    def conclude(self, findings: Part) -> None:
+        """Write what the parts say together, where there are parts."""
+        if self.parts:
+            self.content["findings"] = findings
+            write_json(self._path, self.content)
+
 
 def load(folder: Path) -> dict[str, Any]:
     """What is in a study's folder.

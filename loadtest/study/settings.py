@@ -10,6 +10,7 @@ from typing import Any
 
 from loadtest.study.engines import LOOKUP
 from models.config import DtypeName
+from models.fetch.known import known_model
 
 _QUICK: Mapping[str, Any] = {
     "temperatures": [0.0, 0.7],
@@ -40,6 +41,7 @@ class Settings:
     target: str  # label
     drafts: list[str]  # labels, in the order given
     prompts: str  # file or set
+    tasks: list[str] | None  # of the prompts; None: all
     temperatures: list[float]
     temperature: float
     k: list[int]
@@ -67,6 +69,7 @@ class Settings:
             target=target,
             drafts=drafts,
             prompts=Path(arguments.prompts).name,
+            tasks=arguments.tasks,
             temperature=arguments.temperature,
             device=arguments.device,
             dtype=arguments.dtype,
@@ -77,9 +80,9 @@ class Settings:
 
     @property
     def few_k(self) -> list[int]:
-        """Three of the k at most, spread: for sections in which k is not what is studied."""
-        middle = self.k[(len(self.k) - 1) // 2]
-        return sorted({self.k[0], middle, self.k[-1]})
+        """Three of the k at most, from the first on: for sections that do not study k."""
+        num = len(self.k)
+        return sorted({self.k[0], self.k[num // 3], self.k[2 * num // 3]})
 
     def check_same(self, kept: Mapping[str, Any]) -> None:
         """Refuse to go on with a study that was begun otherwise.
@@ -99,7 +102,8 @@ class Settings:
 def model_label(text: str) -> tuple[str, Path | None]:
     """[LABEL=]DIR as label and folder; `ngram` is prompt lookup and has no folder.
 
-    Without a label it is the folder's name, after its parent's where it is `target` or `draft`.
+    DIR may be the name of a model that `python -m models.fetch` has fetched. Without a label it is
+    the folder's name, after its parent's where it is `target` or `draft`.
 
     Raises:
         ValueError: the folder has no config.json, or the label a slash.
@@ -107,7 +111,8 @@ def model_label(text: str) -> tuple[str, Path | None]:
     if text == LOOKUP:
         return LOOKUP, None
     label, _, directory = text.rpartition("=")
-    path = Path(directory)
+    known = known_model(directory)
+    path = Path(directory) if known is None else known.folder
     if "/" in label:
         raise ValueError(f"label must have no /, got {label!r}")
     if not (path / "config.json").is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from loadtest.study.engines import Ask, Engines, Served, Way
 PLAIN = "k=0"
 Rate = Literal["decode", "all"]
 
-_WARM_UP_ASKS = 2
+_WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,9 @@ def measure_ways(
     lines: dict[str, Callable[[], Served]] = {
         way.name: partial(engines.run, asks, way, batch) for way in ways
     }
+    short = [replace(ask, max_tokens=min(_WARM_UP_TOKENS, ask.max_tokens)) for ask in asks[:batch]]
     for way in ways:
-        engines.run(asks[:_WARM_UP_ASKS], way, batch)
+        engines.run(short, way, batch)
     return lines_by_turns(lines, repeats, rate)
 
 

@@ -19,6 +19,7 @@ from loadtest.study.world import SHARED_TOKENS, World
 
 _ABLATION_BATCH = 4
 _ALL_ON = "all on"
+_LENGTH_TOKENS = 400  # of all answers of one length, about
 _PROBES = 2  # prompts of each task that say how long its answers are
 
 
@@ -40,10 +41,14 @@ def by_batch(world: World, draft: str, batch: int) -> dict[str, Any]:
 
 
 def by_length(world: World, draft: str, length: int) -> dict[str, Any]:
-    """Answers of exactly `length` tokens on the task that writes most, prompts included."""
+    """Answers of exactly `length` tokens on the task that writes most, prompts included.
+
+    Fewer prompts where answers are long, at least two.
+    """
     settings = world.settings
     task = world.longest_task = world.longest_task or _longest_task(world, draft)
-    asks = [replace(ask, max_tokens=length) for ask in world.asks(task, is_exact=True)]
+    num_asks = max(_PROBES, _LENGTH_TOKENS // length)
+    asks = [replace(ask, max_tokens=length) for ask in world.asks(task, is_exact=True)[:num_asks]]
     ways = ways_of(draft, settings.few_k)
     lines = measure_ways(world.engines, asks, ways, 1, settings.repeats, "all")
     return {"task": task, "lines": records(lines)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from loadtest.study.__main__ import SECTIONS, main, parts_to_measure
 from loadtest.study.engines import LOOKUP, Ask, DraftModel, Engines, Models, Way
 from loadtest.study.sections.acceptance import rounds_of
-from loadtest.study.settings import model_label
+from loadtest.study.settings import Settings, model_label
 from tests.harness.local import DEMO, demo_tokenizer
 
 QUICK = ["--quick", "--num-prompts", "1", "--tokens", "12", "--k", "2", "--batch", "1", "2"]
@@ -134,13 +134,36 @@ def test_a_run_that_is_cut_goes_on_where_it_stopped(tmp_path, capsys):
     assert "tokens was 12 when this study was begun, got 13" in capsys.readouterr().err
 
 
+def settings(**more):
+    values: dict[str, Any] = {
+        **{"target": "t", "drafts": ["a", "b"], "prompts": "demo", "tasks": None},
+        **{
+            "temperatures": [0.0],
+            "temperature": 0.7,
+            "k": [1],
+            "batch": [1],
+            "lengths": [8],
+            "tokens": 8,
+        },
+        **{"num_prompts": 1, "repeats": 1, "pass_repeats": 1, "device": "cpu"},
+        **{"dtype": "bfloat16", "threads": 1, "seed": 0},
+    }
+    return Settings(**(values | more))
+
+
 def test_one_draft_is_enough_for_sections_that_study_the_pair():
-    settings = SimpleNamespace(drafts=["a", "b"], batch=[1], lengths=[8])
-    names = [name for name, _ in parts_to_measure(SECTIONS, settings, ["t"], "b")]
+    names = [name for name, _ in parts_to_measure(SECTIONS, settings(), ["t"], "b")]
     assert names == [
         *("acceptance/a/t", "acceptance/b/t", "costs/a", "costs/b", "speedup/a/t", "speedup/b/t"),
         *("batch/b/1", "lengths/b/8", "structure/b", "ablation/b"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("ks", "few"), [([3], [3]), ([1, 3], [1, 3]), ([1, 2, 3, 5, 8], [1, 2, 5])]
+)
+def test_few_k_are_some_of_those_that_are_studied(ks, few):
+    assert settings(k=ks).few_k == few
 
 
 def test_labels_are_those_given_or_the_folders(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from loadtest.study.__main__ import main
 from loadtest.study.prompts import DEMO_TASKS, Prompt, load_prompts, read_prompts
-from tests.harness.local import demo_tokenizer
+from models.text.tokenizer import Tokenizer
+from tests.harness.local import DEMO, demo_tokenizer
 
 GOOD = {"task": "code", "prompt": "def f"}
 
@@ -73,18 +75,19 @@ def test_the_sets_have_the_prompts_that_were_asked_for():
     kinds = load_prompts("kinds", 2, seed=1)
     assert {"coding", "extraction"} <= {prompt.task for prompt in kinds}
     assert len(kinds) == 2 * len({prompt.task for prompt in kinds})
+    some = load_prompts("kinds", 2, seed=1, tasks=["writing", "coding"])
+    assert [prompt.task for prompt in some] == ["writing", "writing", "coding", "coding"]
+    with pytest.raises(ValueError, match="tasks: no prompt is of 'cooking', there are extraction"):
+        load_prompts("kinds", 2, seed=1, tasks=["cooking"])
 
 
 def test_raw_text_needs_no_chat_template_and_a_chat_does(tmp_path):
-    class NoTemplate:
-        has_chat_template = False
-
-        def encode(self, text):
-            return [1, 2]
-
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(DEMO / "target" / name, tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
     raw, chat = read_prompts(
         written(tmp_path, GOOD, {"task": "a", "messages": [{"role": "user", "content": "Hi"}]})
     )
-    assert raw.encode(NoTemplate()) == (1, 2)
+    assert raw.encode(tokenizer) == tuple(tokenizer.encode("def f"))
     with pytest.raises(ValueError, match="no chat template: give prompt"):
-        chat.encode(NoTemplate())
+        chat.encode(tokenizer)
