@@ -95,17 +95,25 @@ def choices(content: Content) -> list[Choice]:
     ]
 
 
+def are_compared(content: Content) -> bool:
+    """Whether the speed of several drafts was measured on the same tasks."""
+    tasks: dict[str, set[str]] = {}
+    for choice in choices(content):
+        tasks.setdefault(choice.draft, set()).add(choice.task)
+    drafts = content["settings"]["drafts"]
+    found = [tasks.get(draft, set()) for draft in drafts]
+    return len(drafts) > 1 and bool(found[0]) and all(some == found[0] for some in found)
+
+
 def chosen_draft(content: Content) -> str:
     """The draft with the largest speed-up, geometric mean over tasks; the first if unmeasured."""
-    by_draft: dict[str, list[float]] = {}
-    for choice in choices(content):
-        by_draft.setdefault(choice.draft, []).append(choice.speed_up)
     drafts: list[str] = content["settings"]["drafts"]
-    num_tasks = max(map(len, by_draft.values()), default=0)
-    whole = {draft: speeds for draft, speeds in by_draft.items() if len(speeds) == num_tasks}
-    if len(whole) < len(drafts):
+    if not are_compared(content):
         return drafts[0]
-    return max(drafts, key=lambda draft: statistics.geometric_mean(whole[draft]))
+    speeds: dict[str, list[float]] = {draft: [] for draft in drafts}
+    for choice in choices(content):
+        speeds[choice.draft].append(choice.speed_up)
+    return max(drafts, key=lambda draft: statistics.geometric_mean(speeds[draft]))
 
 
 def best_choices(content: Content) -> list[Choice]:
@@ -149,10 +157,19 @@ def expected(content: Content, draft: str, task: str, temperature: float) -> lis
     return found
 
 
-def expected_best(content: Content, draft: str, task: str, temperature: float) -> int | None:
-    """The k that measured acceptance and pass times make the best; None: not measured."""
+def expected_best(
+    content: Content, draft: str, task: str, temperature: float
+) -> tuple[int, float] | None:
+    """The k that measured acceptance and pass times make the best, and its speed-up (1.0 at 0).
+
+    None: one of them was not measured.
+    """
     lines = expected(content, draft, task, temperature)
-    return best_measured_length({line.k: line.with_growth for line in lines}) if lines else None
+    if not lines:
+        return None
+    speeds = {line.k: line.with_growth for line in lines}
+    best = best_measured_length(speeds)
+    return best, speeds.get(best, 1.0)
 
 
 def batches(content: Content, draft: str) -> dict[int, Choice]:

@@ -11,6 +11,7 @@ from loadtest.study.findings import (
     Choice,
     Content,
     accepted_at,
+    are_compared,
     batches,
     best_choices,
     chosen_draft,
@@ -89,7 +90,7 @@ def _advice(content: Content) -> list[str]:
     ]
     head = ["task", "draft", "k (as good)", "times plain decoding", "k chosen live"]
     notes = []
-    if len(content["settings"]["drafts"]) > 1:
+    if are_compared(content):
         notes = ["", f"Take the draft **{chosen_draft(content)}**: over all tasks the fastest."]
     return [table(head, rows), *notes]
 
@@ -102,22 +103,33 @@ def k_and_as_good(choice: Choice) -> str:
 
 def _drafts(content: Content) -> list[str]:
     rows = []
+    temperature = content["settings"]["temperature"]
+    tasks = list(dict.fromkeys(task for (_, task), _ in parts_of(content, "acceptance")))
     for (draft,), part in parts_of(content, "costs"):
         weights = part["weights"]
         size = f"{weights['draft_mb']:.0f} MB" if "draft_mb" in weights else _NOTHING
         growth = ", ".join(f"{k}: {value:.2f}" for k, value in part["growth"].items())
         rows.append(
-            [draft, size, f"{part['draft_ms']:.2f} ms", f"{part['cost_ratio']:.3f}", growth]
+            [
+                *(draft, size, f"{part['draft_ms']:.2f} ms", f"{part['cost_ratio']:.3f}", growth),
+                *(_expected(content, draft, task, temperature) for task in tasks),
+            ]
         )
     if not rows:
         return []
     part = next(part for _, part in parts_of(content, "costs"))
     target = (
         f"A target pass of one row takes {part['target_ms']:.2f} ms for "
-        f"{part['weights']['target_mb']:.0f} MB of weights."
+        f"{part['weights']['target_mb']:.0f} MB of weights. The tasks' columns have the speed-up "
+        "(and its k) that acceptance and these times let expect."
     )
-    head = ["draft", "weights", "a step", "c", "pass of k + 1 rows / of one, by k"]
+    head = ["draft", "weights", "a step", "c", "pass of k + 1 rows / of one, by k", *tasks]
     return [target, "", table(head, rows)]
+
+
+def _expected(content: Content, draft: str, task: str, temperature: float) -> str:
+    best = expected_best(content, draft, task, temperature)
+    return _NOTHING if best is None else f"{best[1]:.2f} ({best[0]})"
 
 
 def _acceptance(content: Content) -> list[str]:
@@ -129,7 +141,7 @@ def _acceptance(content: Content) -> list[str]:
         for temperature in temperatures:
             one = measured.get(temperature)
             best = expected_best(content, draft, task, temperature)
-            k = "" if best is None else f", k {best}"
+            k = "" if best is None else f", k {best[0]}"
             cells.append(_NOTHING if one is None else f"{one['acceptance']['value']:.2f}{k}")
         rows.append([f"{task}, {draft}", *cells])
     if not rows:

@@ -132,9 +132,10 @@ def _bars(section: str) -> Callable[[Content], Figure | None]:
     """Speed of every line of a section with one part, next to the first."""
 
     def paint(content: Content) -> Figure | None:
-        lines = next((part["lines"] for _, part in parts_of(content, section)), [])
-        if not lines:
+        part = next((part for _, part in parts_of(content, section)), None)
+        if part is None or not part["lines"]:
             return None
+        lines = part["lines"]
         figure, (panel, *_) = _figure(1)
         panel.barh([line["way"] for line in lines], [line["speed_up"] for line in lines])
         for place, line in enumerate(lines):

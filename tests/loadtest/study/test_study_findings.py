@@ -60,6 +60,7 @@ def test_the_draft_to_take_is_the_fastest_over_all_tasks():
         "speedup/large/a": {"lines": lines(k1=1.6)},
     }
     assert chosen_draft(content(parts)) == "small"  # not all is measured: the first given
+    assert "Take the draft" not in render(content(parts), [])
     parts["speedup/large/b"] = {"lines": lines(k1=1.6)}
     assert chosen_draft(content(parts)) == "large"
     assert [(one.task, one.draft) for one in best_choices(content(parts))] == [
@@ -94,7 +95,9 @@ def test_theory_takes_acceptance_costs_and_longer_passes():
     assert three.by_position == pytest.approx(1 + 0.5 + 0.25 + 0.25)
     assert three.speed_up == pytest.approx(2.952 / 1.3)
     assert three.with_growth == pytest.approx(2.0 / 1.8)
-    assert expected_best(content(parts), "small", "a", 0.7) == 1
+    assert expected_best(content(parts), "small", "a", 0.7) == (1, pytest.approx(1.5 / 1.1))
+    parts["costs/small"]["cost_ratio"] = 0.9
+    assert expected_best(content(parts), "small", "a", 0.7) == (0, 1.0)
     assert expected(content(parts), "large", "a", 0.7) == []
     assert expected_best(content({}), "small", "a", 0.7) is None
 
