@@ -45,7 +45,9 @@ class Expected:
     tokens_per_round: float  # (1 - a^(k+1)) / (1 - a)
     by_position: float  # 1 + S_1 + ... + S_k
     speed_up: float  # E / (1 + k c), E of the first formula
-    with_growth: float  # by_position / (growth + k c): a longer pass takes longer
+    # by_position / (growth + k c), as a longer pass takes longer, of rounds that have a draft, and
+    # plain steps of the others: prompt lookup does not always find something.
+    with_growth: float
 
 
 def choice_of(task: str, draft: str, lines: list[Mapping[str, Any]]) -> Choice:
@@ -139,19 +141,20 @@ def expected(content: Content, draft: str, task: str, temperature: float) -> lis
     if measured is None or costs is None:
         return []
     rate = measured["acceptance"]["value"]
+    share = measured["num_drafted_rounds"] / measured["num_rounds"]
     ratio = costs["cost_ratio"]
     found = []
     for k in content["settings"]["k"]:
         tokens = constant_tokens(rate, k)
         by_position = position_tokens(measured["hazards"], k)
-        growth = costs["growth"].get(str(k), 1.0)
+        time = costs["growth"].get(str(k), 1.0) + k * ratio
         found.append(
             Expected(
                 k=k,
                 tokens_per_round=tokens,
                 by_position=by_position,
                 speed_up=speed_up(tokens, k, ratio),
-                with_growth=speed_up(by_position, k, ratio, growth),
+                with_growth=(1 + share * (by_position - 1)) / (1 + share * (time - 1)),
             )
         )
     return found

@@ -196,7 +196,8 @@ def _speed(content: Content) -> list[str]:
         return []
     head = ["task, draft", *(f"k = {k}" for k in content["settings"]["k"]), "k chosen live"]
     note = (
-        "Measured / E / (1 + k c) / the same with E by position and the time of a longer pass. "
+        "Measured / E / (1 + k c) / the same with E by position, the time of a longer pass and the "
+        "rounds that found no draft. "
         f"{same_text_note(content, 'speedup')}"
     )
     return [note, "", table(head, rows)]

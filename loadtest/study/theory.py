@@ -18,16 +18,15 @@ from loadtest.acceptance.theory import constant_tokens
 HIGHEST_K = 16  # that the calculator looks for the best k up to
 
 
-def speed_up(tokens_per_round: float, k: int, cost_ratio: float, growth: float = 1.0) -> float:
+def speed_up(tokens_per_round: float, k: int, cost_ratio: float) -> float:
     """Tokens per time over those of plain decoding.
 
     Args:
         tokens_per_round: E, accepted tokens and one of the target.
         k: draft steps of a round.
         cost_ratio: c, a draft step over a target pass of one row.
-        growth: a target pass of k + 1 rows over one of one row.
     """
-    return tokens_per_round / (growth + k * cost_ratio)
+    return tokens_per_round / (1 + k * cost_ratio)
 
 
 def best_length(acceptance: float, cost_ratio: float, highest: int = HIGHEST_K) -> int:

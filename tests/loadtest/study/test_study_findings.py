@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from loadtest.study.engines import Ask
@@ -82,10 +84,13 @@ def test_drafting_stops_paying_at_the_first_batch_without_gain():
 
 
 def test_theory_takes_acceptance_costs_and_longer_passes():
-    parts = {
+    parts: dict[str, Any] = {
         "acceptance/small/a": {
             "temperatures": [
-                {"temperature": 0.7, "acceptance": {"value": 0.8}, "hazards": [0.5, 0.5, 1.0]}
+                {
+                    **{"temperature": 0.7, "acceptance": {"value": 0.8}},
+                    **{"hazards": [0.5, 0.5, 1.0], "num_rounds": 4, "num_drafted_rounds": 4},
+                }
             ]
         },
         "costs/small": {"cost_ratio": 0.1, "growth": {"1": 1.0, "3": 1.5}},
@@ -95,8 +100,12 @@ def test_theory_takes_acceptance_costs_and_longer_passes():
     assert three.by_position == pytest.approx(1 + 0.5 + 0.25 + 0.25)
     assert three.speed_up == pytest.approx(2.952 / 1.3)
     assert three.with_growth == pytest.approx(2.0 / 1.8)
-    assert expected_best(content(parts), "small", "a", 0.7) == (1, pytest.approx(1.5 / 1.1))
-    parts["costs/small"]["cost_ratio"] = 0.9
+    best = expected_best(content(parts), "small", "a", 0.7)
+    assert best is not None
+    assert best == pytest.approx((1, 1.5 / 1.1))
+    parts["acceptance/small/a"]["temperatures"][0]["num_drafted_rounds"] = 1  # of 4
+    assert expected_best(content(parts), "small", "a", 0.7) == pytest.approx((1, 1.125 / 1.025))
+    parts["costs/small"] = {"cost_ratio": 0.9, "growth": {}}
     assert expected_best(content(parts), "small", "a", 0.7) == (0, 1.0)
     assert expected(content(parts), "large", "a", 0.7) == []
     assert expected_best(content({}), "small", "a", 0.7) is None

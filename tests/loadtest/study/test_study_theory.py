@@ -13,7 +13,6 @@ def test_the_figures_of_the_textbook():
     assert constant_tokens(0.8, 5) == pytest.approx(3.69, abs=0.005)
     assert speed_up(constant_tokens(0.8, 5), 5, 0.1) == pytest.approx(3.68928 / 1.5)
     assert speed_up(1.0, 0, 0.3) == 1.0
-    assert speed_up(2.44, 2, 0.25, growth=1.5) == pytest.approx(1.22)
 
 
 @pytest.mark.parametrize(
