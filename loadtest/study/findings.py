@@ -20,6 +20,7 @@ Content = dict[str, Any]
 
 _AS_GOOD = 0.97  # of the best speed-up: within what one run tells apart
 _PAYS = 1.0
+_NEAR = 0.2
 LOW_COST = (
     0.05  # c of a draft that is small next to its target, as on a GPU: for a best k in theory
 )
@@ -86,7 +87,20 @@ def findings_of(content: Content) -> dict[str, Any]:
         "draft": draft,
         "low_cost": LOW_COST,
         "last_paying_batch": last_paying_batch(content, draft),
+        "shares_near_theory": shares_near_theory(content),
     }
+
+
+def shares_near_theory(content: Content) -> dict[str, float] | None:
+    """Share of measured speed-ups within a fifth of both forms of theory; None: no such pairs."""
+    temperature = content["settings"]["temperature"]
+    near: dict[str, list[bool]] = {"speed_up": [], "with_growth": []}
+    for (draft, task), part in parts_of(content, "speedup"):
+        measured = fixed(part["lines"])
+        for one in expected(content, draft, task, temperature):
+            for form, found in near.items():
+                found.append(abs(measured[one.k] / getattr(one, form) - 1.0) <= _NEAR)
+    return {form: statistics.mean(found) for form, found in near.items() if found} or None
 
 
 def choices(content: Content) -> list[Choice]:

@@ -49,7 +49,8 @@ def in_short(seen_from: Path) -> str:
     """Of every kept study: cost ratio, batch, short and long answers, structure, ablation."""
     rows = [[study, *_facts(result)] for study, result in _kept(seen_from)]
     head = [
-        *("pair", "draft", "c", "a fixed k pays up to batch"),
+        *("pair", "draft", "c", "runs within a fifth of E / (1 + k c)", "with longer passes"),
+        "a fixed k pays up to batch",
         *("8 tokens, best k", "20", "200", "JSON schema: cost without drafts", "gain with best k"),
     ]
     return table(head, rows)
@@ -79,10 +80,12 @@ def _facts(result: Result) -> list[str]:
     draft = findings["draft"]
     costs = parts.get(f"costs/{draft}")
     last = findings["last_paying_batch"]
+    near = findings["shares_near_theory"] or {}
     has_batches = any(name.startswith("batch/") for name in parts)
     return [
         draft,
         _UNKNOWN if costs is None else f"{costs['cost_ratio']:.2f}",
+        *(f"{near[form]:.0%}" if near else _UNKNOWN for form in ("speed_up", "with_growth")),
         _UNKNOWN if not has_batches else "none" if last is None else str(last),
         *(_best_fixed(parts.get(f"lengths/{draft}/{length}")) for length in (8, 20, 200)),
         *_structure(parts.get(f"structure/{draft}")),

@@ -15,6 +15,7 @@ from loadtest.study.findings import (
     expected,
     expected_best,
     last_paying_batch,
+    shares_near_theory,
 )
 from loadtest.study.page import render
 from loadtest.study.sections.speed import repeated
@@ -103,6 +104,9 @@ def test_theory_takes_acceptance_costs_and_longer_passes():
     best = expected_best(content(parts), "small", "a", 0.7)
     assert best is not None
     assert best == pytest.approx((1, 1.5 / 1.1))
+    assert shares_near_theory(content(parts)) is None
+    parts["speedup/small/a"] = {"lines": lines(k1=1.5, k3=1.2)}  # theory: 1.64, 2.27; 1.36, 1.11
+    assert shares_near_theory(content(parts)) == {"speed_up": 0.5, "with_growth": 1.0}
     parts["acceptance/small/a"]["temperatures"][0]["num_drafted_rounds"] = 1  # of 4
     assert expected_best(content(parts), "small", "a", 0.7) == pytest.approx((1, 1.125 / 1.025))
     parts["costs/small"] = {"cost_ratio": 0.9, "growth": {}}
