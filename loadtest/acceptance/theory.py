@@ -69,11 +69,16 @@ def position_tokens(hazards: Sequence[float], k: int) -> float:
     return 1.0 + float(np.cumprod(hazards[:k]).sum())
 
 
-def analyse(accepted: Mapping[int, Sequence[Sequence[int]]], seed: int = 0) -> Analysis:
+def analyse(
+    accepted: Mapping[int, Sequence[Sequence[int]]],
+    seed: int = 0,
+    drafted: Mapping[int, Sequence[Sequence[int]]] | None = None,
+) -> Analysis:
     """Estimates from `accepted[k][prompt]`, the accepted tokens of each round of that prompt.
 
-    Every k has the same prompts in the same order, and at least one round of each; a round had
-    exactly k draft tokens.
+    Every k has the same prompts in the same order, and at least one round of each. A round had
+    exactly k draft tokens, or as many as `drafted` has in that place: at the end of a text fewer
+    are drafted, and positions behind a draft were not at risk.
 
     Raises:
         ValueError: there are no rounds, other prompts for another k, or more accepted than k.
@@ -85,9 +90,10 @@ def analyse(accepted: Mapping[int, Sequence[Sequence[int]]], seed: int = 0) -> A
     at_risk = np.zeros((num_prompts, num_positions))
     for k, prompts in accepted.items():
         for index, rounds in enumerate(prompts):
-            for num_accepted in rounds:
+            lengths = [k] * len(rounds) if drafted is None else drafted[k][index]
+            for num_accepted, num_drafted in zip(rounds, lengths, strict=True):
                 accepted_counts[index, :num_accepted] += 1
-                at_risk[index, : min(num_accepted + 1, k)] += 1
+                at_risk[index, : min(num_accepted + 1, num_drafted)] += 1
     # Row 0 is the sample itself, each further row a resample: how often each prompt was drawn.
     choose = np.random.default_rng(seed)
     resamples = choose.multinomial(num_prompts, [1 / num_prompts] * num_prompts, _NUM_RESAMPLES)

@@ -28,7 +28,7 @@ Prompts = Sequence[Sequence[int]]
 SPLIT = ("draft", "verify", "queue", "link", "loop")
 _EPOCH = 1
 _HIGHEST_K = 8  # of adaptive k
-_LIMITS = SessionLimits(draft_ms=10_000)  # on a slow machine a draft is waited for
+LIMITS = SessionLimits(draft_ms=10_000)  # on a slow machine a draft is waited for
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def make_services(target: EnginePool, draft: EnginePool | None, k: int | None) -
             prompt_lookup_max=0,
             suffix_decoding_max_tree_depth=0,
         ),
-        limits=_LIMITS,
+        limits=LIMITS,
     )
 
 
@@ -113,7 +113,7 @@ async def serve_all(
     finished = await asyncio.gather(*(one(index) for index in range(len(prompts))))
     elapsed_s = time.perf_counter() - started_at
     num_generated = sum(finish.num_completion_tokens for finish in finished)
-    return _summary(num_generated / elapsed_s, [finish.speculation for finish in finished])
+    return summarise(num_generated / elapsed_s, [finish.speculation for finish in finished])
 
 
 def loop_lines(
@@ -164,7 +164,8 @@ async def _serve(
     return finished
 
 
-def _summary(tokens_per_s: float, stats: Sequence[SpeculationStats]) -> LoopRun:
+def summarise(tokens_per_s: float, stats: Sequence[SpeculationStats]) -> LoopRun:
+    """What some sessions did together."""
     num_rounds = sum(stat.num_rounds for stat in stats)
     num_steps = sum(stat.num_spec_steps for stat in stats)
     num_drafted = sum(stat.num_draft_tokens for stat in stats)

@@ -2,12 +2,14 @@
 
     python -m loadtest.grow --preset 349m-18m --acceptance 0.8 --output DIR
     python -m loadtest.grow --layers 24 --hidden-size 1024 --heads 16 --kv-heads 16 --output DIR
+    python -m loadtest.grow --draft-only --draft-layers 8 --acceptance 0.6 --output DIR
 
 A source (the shipped target by default) is grown to a target and to a draft, which therefore
-compute the same function; noise on the draft's `lm_head` makes it disagree as often as asked. Both
-are ordinary checkpoints that any engine loads: DIR/target, DIR/draft, and DIR/pair.json with the
-command, what was fitted and what was then measured on the written pair. Sizes that are not given
-stay those of the source.
+compute the same function; noise on the draft's `lm_head` makes it disagree as often as asked. So
+every draft of a source fits every target of it: --draft-only makes a further draft, measured
+against the source itself. Both are ordinary checkpoints that any engine loads: DIR/target,
+DIR/draft, and DIR/pair.json with the command, what was fitted and what was then measured on the
+written pair. Sizes that are not given stay those of the source.
 """
 
 from __future__ import annotations
@@ -99,8 +101,10 @@ def _make(arguments: argparse.Namespace, argv: Sequence[str]) -> None:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "target": _grow(source, output / "target", target_size, arguments.seed, target_head),
     }
+    if not arguments.draft_only:
+        grown = _grow(source, output / "target", target_size, arguments.seed, target_head)
+        record["target"] = grown
     if draft is not None:
         grown = _grow(source, output / "draft", draft.size, arguments.seed + 1, draft.head)
         record["draft"] = grown | draft.record
@@ -190,7 +194,8 @@ def _compare(
         record["max_logit_difference"] = _check(source, reference, some, output, draft)
     if draft is not None:
         dtype = str(source.lm_head.dtype).removeprefix("torch.")
-        record["measured"] = asdict(_measure(output, texts, dtype))
+        target = source.path if arguments.draft_only else output / "target"
+        record["measured"] = asdict(_measure(target, output / "draft", texts, dtype))
     return record
 
 
@@ -202,6 +207,8 @@ def _check(
     heads = {"target": source.lm_head} | ({} if draft is None else {"draft": draft.head})
     differences = {}
     for name, head in heads.items():
+        if not (output / name).is_dir():  # only a draft was grown
+            continue
         grown = load_reference(output / name, "float32")
         differences[name] = max_logit_difference(states, head, grown, texts)
         scale = float((states @ head.float().T).abs().max())
@@ -213,9 +220,9 @@ def _check(
     return differences
 
 
-def _measure(output: Path, texts: list[Text], dtype: str) -> Agreement:
+def _measure(target_path: Path, draft_path: Path, texts: list[Text], dtype: str) -> Agreement:
     print("measuring the written pair", flush=True)
-    target, draft = (load_reference(output / name, dtype) for name in ("target", "draft"))
+    target, draft = (load_reference(path, dtype) for path in (target_path, draft_path))
     agreement = measure_agreement(target, draft, texts)
     print(
         f"measured on {agreement.num_positions} other positions: greedy agreement "
@@ -262,7 +269,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tolerance", type=float, default=0.005, help="of acceptance, on the texts of the fit"
     )
-    parser.add_argument("--target-only", action="store_true", help="grow one checkpoint, no draft")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--target-only", action="store_true", help="grow one checkpoint, no draft")
+    parts.add_argument(
+        "--draft-only", action="store_true", help="a further draft for targets of this source"
+    )
     parser.add_argument("--check", action="store_true", help="compare logits with the source's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

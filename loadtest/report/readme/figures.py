@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.report.readme import decisions, speed, trials
+from loadtest.report.readme import decisions, speed, studies, trials
 from loadtest.report.readme.result import Result
 
 
@@ -29,6 +29,8 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "forced": _of("forced", speed.forced),
     "acceptance": _of("acceptance", speed.acceptance),
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
+    "guide-for-k": studies.guide,
+    "studies-in-short": studies.in_short,
     "simulated": _of("simulate", speed.simulated),
     "link-of-the-grown-pair": _of("bench-349m-18m", decisions.link),
     "link-of-the-demo-pair": _of("bench-demo", decisions.link),

@@ -43,6 +43,10 @@ class Result:
             links.append(f"[picture]({self._path('.png')})")
         return ", ".join(links)
 
+    def link_to(self, file: str) -> str:
+        """The path of another file in the folder of this one."""
+        return Path(relpath((RESULTS / self.name).with_name(file), self.seen_from)).as_posix()
+
     def made(self) -> str:
         """How, where and when it was measured: command, date and machine as the file has them."""
         return f"`{self['command']}`, {self.made_in_short()}"

@@ -337,6 +337,18 @@ def test_the_command_grows_a_single_checkpoint(tmp_path):
     assert Source.load(tmp_path / "target").size.num_hidden_layers == 12
 
 
+def test_the_command_grows_a_further_draft_for_targets_of_its_source(tmp_path):
+    words = ["--draft-only", "--draft-layers", "9", "--acceptance", "0.7", "--texts", "4"]
+    main(["--output", str(tmp_path), *words, "--tokens", "24", "--check"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "pair.json"]
+    assert Source.load(tmp_path / "draft").size.num_hidden_layers == 9
+    record = json.loads((tmp_path / "pair.json").read_text())
+    assert "target" not in record
+    assert record["draft"]["fit"]["greedy_agreement"] == pytest.approx(0.7, abs=0.05)
+    assert 0.4 < record["measured"]["greedy_agreement"] < 0.95
+    assert set(record["max_logit_difference"]) == {"draft"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

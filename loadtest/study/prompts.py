@@ -1,0 +1,191 @@
+"""What is asked in a study: prompts with the task that each belongs to.
+
+A file has one JSON object a line: `task`, then `prompt` (raw text) or `messages` (a chat), and
+`schema` (a JSON schema that the answer is held to in the section on structure) where there is one:
+
+    {"task": "code", "messages": [{"role": "user", "content": "Sort a list in Python."}]}
+
+Two sets are there by name: `demo`, held-out chats of the kinds that the demo pair was trained on,
+and `kinds`, this project's prompts for real models (`loadtest/kinds.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtest.kinds import read_prompts as read_kinds
+from models.demo.data.chat import Conversation
+from models.demo.data.mixture import Mixture
+from models.text.tokenizer import Tokenizer
+
+Message = dict[str, str]
+
+# By task, the kind of the demo's held-out texts.
+DEMO_TASKS = {"code": "code", "json": "extraction", "text": "short", "creative": "story"}
+_FIELDS = ("task", "prompt", "messages", "schema")
+_SCHEMA_MARK = "Schema: "  # where the demo's orders carry their schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt: raw text, or messages of a chat; `schema` is JSON text."""
+
+    task: str
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+    schema: str | None = None
+
+    def encode(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """Token ids.
+
+        Raises:
+            ValueError: it is a chat, and the model has no chat template.
+        """
+        if self.text is not None:
+            return tuple(tokenizer.encode(self.text))
+        if not tokenizer.has_chat_template:
+            raise ValueError("the target has no chat template: give prompt in place of messages")
+        return tuple(tokenizer.encode_chat(self.messages))
+
+
+def load_prompts(
+    name: str, num_prompts: int, seed: int, tasks: Sequence[str] | None = None
+) -> list[Prompt]:
+    """At most `num_prompts` of each task, of a set by its name or of a file.
+
+    Raises:
+        ValueError: the file is missing, empty or wrong, and the message names line, field and
+            value; or one of `tasks` has no prompt.
+    """
+    sets: Mapping[str, Callable[[], list[Prompt]]] = {
+        "demo": lambda: list(_demo_prompts(num_prompts, seed)),
+        "kinds": lambda: list(_kinds_prompts()),
+    }
+    prompts = sets[name]() if name in sets else read_prompts(Path(name))
+    by_task: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(prompt)
+    for task in tasks or ():
+        if task not in by_task:
+            raise ValueError(f"tasks: no prompt is of {task!r}, there are {', '.join(by_task)}")
+    return [prompt for task in tasks or by_task for prompt in by_task[task][:num_prompts]]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """All prompts of a file.
+
+    Raises:
+        ValueError: as `load_prompts`.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompts {str(path)!r} cannot be read: {error}") from error
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                prompts.append(_parse(line))
+            except ValueError as error:
+                raise ValueError(f"{path.name}, line {number}: {error}") from error
+    if not prompts:
+        raise ValueError(f"{path.name} has no prompts")
+    return prompts
+
+
+def _parse(line: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise ValueError(f"must be an object, got {_shown(entry)}")
+    for field in entry:
+        if field not in _FIELDS:
+            raise ValueError(f"{field}: unknown field, known are {', '.join(_FIELDS)}")
+    task = entry.get("task")
+    if not isinstance(task, str) or not task.strip() or "/" in task:
+        raise ValueError(f"task: must be a name without /, got {_shown(task)}")
+    if ("prompt" in entry) == ("messages" in entry):
+        raise ValueError("prompt, messages: give exactly one of them")
+    schema = entry.get("schema")
+    if schema is not None and not isinstance(schema, dict):
+        raise ValueError(f"schema: must be an object, got {_shown(schema)}")
+    return Prompt(
+        task=task,
+        text=_text(entry["prompt"]) if "prompt" in entry else None,
+        messages=_messages(entry["messages"]) if "messages" in entry else (),
+        schema=None if schema is None else json.dumps(schema),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"prompt: must be a text that is not empty, got {_shown(value)}")
+    return value
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"messages: must be a list that is not empty, got {_shown(value)}")
+    for index, message in enumerate(value):
+        place = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise ValueError(f"{place}: must be an object, got {_shown(message)}")
+        for field in ("role", "content"):
+            if not isinstance(message.get(field), str):
+                raise ValueError(
+                    f"{place}.{field}: must be a text, got {_shown(message.get(field))}"
+                )
+    return tuple({"role": one["role"], "content": one["content"]} for one in value)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _kinds_prompts() -> Iterator[Prompt]:
+    for task, texts in read_kinds().items():
+        for text in texts:
+            yield Prompt(task=task, messages=({"role": "user", "content": text},))
+
+
+def _demo_prompts(num_prompts: int, seed: int) -> Iterator[Prompt]:
+    mixture = Mixture.load(None, held_out=True)
+    for task, kind in DEMO_TASKS.items():
+        chats = _chats(mixture, random.Random(f"study:{seed}:{kind}"), kind)
+        found = 0
+        while found < num_prompts:
+            chat = next(chats)
+            schema = _schema_in(chat.turns[-2][1])
+            if task == "json" and schema is None:
+                continue
+            found += 1
+            messages = tuple({"role": role, "content": text} for role, text in chat.turns[:-1])
+            yield Prompt(task=task, messages=messages, schema=schema)
+
+
+def _chats(mixture: Mixture, rng: random.Random, kind: str) -> Iterator[Conversation]:
+    """Texts of a kind that answer something, without end."""
+    while True:
+        chat = mixture.draw(rng, kind)
+        if len(chat.turns) > 1:
+            yield chat
+
+
+def _schema_in(text: str) -> str | None:
+    """The JSON schema that a prompt of the demo quotes."""
+    _, mark, rest = text.partition(_SCHEMA_MARK)
+    if not mark:
+        return None
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(rest)
+    except json.JSONDecodeError:
+        return None
+    return json.dumps(schema)

@@ -1,0 +1,74 @@
+"""The textbook of speculative decoding, as a calculator.
+
+    python -m loadtest.study --theory 0.8 0.1 5
+
+With every draft token accepted with probability a, a round of k draft tokens commits
+E = (1 - a^(k+1)) / (1 - a) tokens. A round costs one target pass and k draft steps, each a share c
+of that pass, so drafting is E / (1 + k c) times as fast as plain decoding (Leviathan, Kalman,
+Matias, arXiv 2211.17192, theorem 3.8). That takes a pass of k + 1 rows for as long as one of one
+row, which a study of a real pair measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from loadtest.acceptance.theory import constant_tokens
+
+HIGHEST_K = 16  # that the calculator looks for the best k up to
+
+
+def speed_up(tokens_per_round: float, k: int, cost_ratio: float) -> float:
+    """Tokens per time over those of plain decoding.
+
+    Args:
+        tokens_per_round: E, accepted tokens and one of the target.
+        k: draft steps of a round.
+        cost_ratio: c, a draft step over a target pass of one row.
+    """
+    return tokens_per_round / (1 + k * cost_ratio)
+
+
+def best_length(acceptance: float, cost_ratio: float, highest: int = HIGHEST_K) -> int:
+    """The k of 0 to `highest` with the largest speed-up; the smallest of several."""
+    return max(
+        range(highest + 1),
+        key=lambda k: (speed_up(constant_tokens(acceptance, k), k, cost_ratio), -k),
+    )
+
+
+def best_measured_length(speed_ups: Mapping[int, float]) -> int:
+    """The k with the largest speed-up, 0 where none is above plain decoding's 1.0."""
+    best = max(speed_ups, key=lambda k: (speed_ups[k], -k), default=0)
+    return best if speed_ups and speed_ups[best] > 1.0 else 0
+
+
+def theory_lines(acceptance: float, cost_ratio: float, k: int) -> Iterator[str]:
+    """What the calculator prints.
+
+    Raises:
+        ValueError: a is not within 0 to 1, c is negative, or k is.
+    """
+    _check(acceptance, cost_ratio, k)
+    tokens = constant_tokens(acceptance, k)
+    best = best_length(acceptance, cost_ratio, max(HIGHEST_K, k))
+    yield f"acceptance rate a = {acceptance:g}, cost ratio c = {cost_ratio:g}, k = {k}"
+    yield f"tokens per round E = (1 - a^(k+1)) / (1 - a) = {tokens:.2f}"
+    yield f"speed-up E / (1 + k c) = {speed_up(tokens, k, cost_ratio):.2f}"
+    most = speed_up(constant_tokens(acceptance, best), best, cost_ratio)
+    yield f"best k = {best}, with a speed-up of {most:.2f}"
+    yield ""
+    yield f"{'k':>3}{'E':>8}{'speed-up':>10}"
+    for length in range(max(best + 2, k, 8) + 1):
+        tokens = constant_tokens(acceptance, length)
+        mark = "  best" if length == best else ""
+        yield f"{length:>3}{tokens:>8.2f}{speed_up(tokens, length, cost_ratio):>10.2f}{mark}"
+
+
+def _check(acceptance: float, cost_ratio: float, k: int) -> None:
+    if not 0.0 <= acceptance <= 1.0:
+        raise ValueError(f"a must be within 0 to 1, got {acceptance:g}")
+    if not 0.0 <= cost_ratio < float("inf"):
+        raise ValueError(f"c must be a number of at least 0, got {cost_ratio:g}")
+    if k < 0:
+        raise ValueError(f"k must be at least 0, got {k}")
