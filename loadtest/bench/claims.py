@@ -18,12 +18,13 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Claim:
-    """`value` should be at least or at most `goal`."""
+    """`value` should be at least or at most `goal`; `interval`: 95%, where turns give one."""
 
     text: str
     value: float
     relation: Literal["at least", "at most"]
     goal: float
+    interval: tuple[float, float] | None = None
 
     @property
     def is_met(self) -> bool:
@@ -32,7 +33,8 @@ class Claim:
 
     def __str__(self) -> str:
         verdict = "met" if self.is_met else "MISSED"
-        return f"{self.text}: {self.value:.2f} ({self.relation} {self.goal:g}: {verdict})"
+        low_high = "" if self.interval is None else " [{:.2f}, {:.2f}]".format(*self.interval)
+        return f"{self.text}: {self.value:.2f}{low_high} ({self.relation} {self.goal:g}: {verdict})"
 
     def record(self) -> dict[str, object]:
         """For the JSON file."""
@@ -42,6 +44,7 @@ class Claim:
             "relation": self.relation,
             "goal": self.goal,
             "is_met": self.is_met,
+            **({} if self.interval is None else {"interval": list(self.interval)}),
         }
 
 

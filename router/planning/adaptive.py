@@ -54,17 +54,23 @@ class PlannerStats:
 
 
 class RouterPlanner:
-    """What all sessions of a router share: a planner for each target replica."""
+    """What all sessions of a router share: a planner for each target replica.
 
-    def __init__(self, costs: PassCosts) -> None:
+    Args:
+        costs: of all sessions.
+        pinned: k that every plan is overruled with, for measuring what planning costs; None: none.
+    """
+
+    def __init__(self, costs: PassCosts, pinned: int | None = None) -> None:
         self.costs = costs
         self.stats = PlannerStats()
+        self._pinned = pinned
         self._replicas: dict[str, ReplicaPlanner] = {}
 
     def replica(self, name: str) -> ReplicaPlanner:
         """The planner of the sessions on a target replica."""
         if name not in self._replicas:
-            self._replicas[name] = ReplicaPlanner(self.costs, self.stats)
+            self._replicas[name] = ReplicaPlanner(self.costs, self.stats, self._pinned)
         return self._replicas[name]
 
     def leave(self, session: PlannedSession, name: str) -> None:
@@ -202,9 +208,10 @@ class PlannedSession:
 class ReplicaPlanner:
     """The sessions of this router on one target replica, their mode and their newest plan."""
 
-    def __init__(self, costs: PassCosts, stats: PlannerStats) -> None:
+    def __init__(self, costs: PassCosts, stats: PlannerStats, pinned: int | None = None) -> None:
         self._costs = costs
         self._stats = stats
+        self._pinned = pinned
         self.sessions: dict[PlannedSession, None] = {}  # in order
         self._waiting: dict[PlannedSession, int] = {}  # k of those that have not taken theirs yet
         self._plan = JointPlan((), 0, 0.0, 0.0)
@@ -281,6 +288,8 @@ class ReplicaPlanner:
         members = [s for s in self.sessions if self._num_plans - s.last_plan <= _PATIENCE]
         self._is_plain_trial = False
         lengths = self._choose(members, asker)
+        if self._pinned is not None:
+            lengths = [min(self._pinned, session.limit) for session in members]
         self._waiting = dict(zip(members, lengths, strict=True))
 
     def _choose(self, members: list[PlannedSession], asker: PlannedSession) -> list[int]:

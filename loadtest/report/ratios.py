@@ -1,0 +1,104 @@
+"""Ratios of rates that were measured by turns, with 95% intervals.
+
+A machine's speed changes while one measures, so a ratio is taken within a turn and the median over
+turns is the figure. The best of several lines is picked on one half of the turns and compared on
+the other: picked where it is compared, chance alone would make it look better than it is, the more
+so the more lines there are. Each half picks once for the other, so that every turn is compared.
+
+Intervals draw whole turns again, within each half, and pick again each time (bootstrap).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_INTERVAL = (2.5, 97.5)  # percentiles
+_NUM_RESAMPLES = 2000
+
+_Rates = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class BestRatio:
+    """How a line does against the best of others; `picked`: by the even turns and by the odd."""
+
+    ratio: Estimate
+    picked: tuple[str, str]
+
+
+def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """The median over turns of above / below.
+
+    Args:
+        above, below: rates of two lines, in order of turns.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: the lines have not as many turns, or none.
+    """
+    if len(above) != len(below) or not above:
+        raise ValueError(f"both lines need the same turns, got {len(above)} and {len(below)}")
+    ratios = np.asarray(above, dtype=np.float64) / np.asarray(below, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(ratios), size=(_NUM_RESAMPLES, len(ratios)))
+    return _estimate(statistics.median(ratios.tolist()), np.median(ratios[drawn], axis=1))
+
+
+def ratio_to_best(
+    line: Sequence[float], others: Mapping[str, Sequence[float]], seed: int = 0
+) -> BestRatio:
+    """The median over turns of `line` over the best of `others`, picked on the other turns.
+
+    Args:
+        line: its rates, in order of turns.
+        others: the same of every line that may be the best, by name.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: there are no others, fewer than two turns, or not the same turns everywhere.
+    """
+    num_turns = len(line)
+    if not others or num_turns < 2 or any(len(rates) != num_turns for rates in others.values()):
+        lengths = {name: len(rates) for name, rates in others.items()}
+        raise ValueError(f"at least two turns of every line are needed, got {num_turns}, {lengths}")
+    names = list(others)
+    rates = np.array([line, *others.values()], dtype=np.float64)  # [1 + others, turns]
+    halves = rates[:, 0::2], rates[:, 1::2]
+    value, picked = _cross_compared(*halves)
+    choose = np.random.default_rng(seed)
+    resampled = [
+        _cross_compared(*(_drawn_again(half, choose) for half in halves))[0]
+        for _ in range(_NUM_RESAMPLES)
+    ]
+    ratio = _estimate(value, np.array(resampled))
+    return BestRatio(ratio, (names[picked[0]], names[picked[1]]))
+
+
+def _cross_compared(even: _Rates, odd: _Rates) -> tuple[float, tuple[int, int]]:
+    """The line (row 0) over the best of the other rows, each half picking for the other half."""
+    by_even, by_odd = (int(np.median(half[1:], axis=1).argmax()) for half in (even, odd))
+    ratios = np.concatenate([odd[0] / odd[1 + by_even], even[0] / even[1 + by_odd]])
+    return float(np.median(ratios)), (by_even, by_odd)
+
+
+def _drawn_again(half: _Rates, choose: np.random.Generator) -> _Rates:
+    num_turns = half.shape[1]
+    return half[:, choose.integers(num_turns, size=num_turns)]
+
+
+def _estimate(value: float, resampled: _Rates) -> Estimate:
+    low, high = np.percentile(resampled, _INTERVAL)
+    return Estimate(float(value), float(low), float(high))
