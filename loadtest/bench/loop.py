@@ -23,7 +23,7 @@ from router.limits import SessionLimits, SpeculationLimits
 from router.planning.acceptance import AcceptancePool
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
-from router.ports import EnginePool, TaskClass
+from router.ports import EngineLease, EnginePool, TaskClass
 from router.session import Services
 from router.types import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
 
@@ -45,6 +45,7 @@ class LoopRun:
     acceptance: float  # accepted / drafted tokens
     mean_k: float
     round_ms: dict[str, float] = field(default_factory=dict)
+    drafted_share: float = 0.0  # of all rounds, plain steps included, that had a draft
     rounds_by_k: Mapping[int, int] = field(default_factory=dict)  # k = 0: plain steps
 
 
@@ -88,11 +89,18 @@ class EngineLoopBench:
     Args:
         target: of the pair.
         draft: of the pair; None: only prompt lookup drafts.
+        later_draft: drafts for the second half of a run's requests; None: `draft` does.
     """
 
-    def __init__(self, target: ModelRunner, draft: ModelRunner | None) -> None:
+    def __init__(
+        self,
+        target: ModelRunner,
+        draft: ModelRunner | None,
+        later_draft: ModelRunner | None = None,
+    ) -> None:
         self._target = target
         self._draft = draft
+        self._later_draft = later_draft
         self._num_runs = 0
         self._learnt = Learnt()
 
@@ -113,10 +121,11 @@ class EngineLoopBench:
         self, asks: Sequence[Ask], batch: int, k: int | None, learnt: Learnt
     ) -> LoopRun:
         device = InlineDevice()
-        draft_pool: EnginePool | None = None
-        if self._draft is not None:  # the first pool goes first
-            draft = DraftEngine(self._draft, NoMaskSource(), _EPOCH)
-            draft_pool = _pool(device, draft, self._draft)
+        drafts = [runner for runner in (self._draft, self._later_draft) if runner is not None]
+        pools = [  # before the target's: the first pool goes first
+            _pool(device, DraftEngine(runner, NoMaskSource(), _EPOCH), runner) for runner in drafts
+        ]
+        draft_pool = TurningPool(pools, len(asks)) if pools else None
         target = TargetEngine(self._target, NoMaskSource(), _EPOCH)
         services = make_services(_pool(device, target, self._target), draft_pool, k, learnt)
         generator = SpeculativeGenerator(services, max_model_len=self._target.max_model_len)
@@ -124,6 +133,27 @@ class EngineLoopBench:
             return await serve_asks(generator, asks, batch, f"run-{self._num_runs}")
         finally:
             await device.close()
+
+
+class TurningPool:
+    """Implements `router.ports.EnginePool` over several, one after another.
+
+    Args:
+        pools: each gives as many leases as any other, the first one first.
+        num_leases: in all; after them the last pool goes on.
+    """
+
+    def __init__(self, pools: Sequence[EnginePool], num_leases: int) -> None:
+        self._pools = pools
+        self._num_leases = num_leases
+        self._num_given = 0
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
+        """See `router.ports.Pool.lease`."""
+        place = len(self._pools) * self._num_given // self._num_leases
+        self._num_given += 1
+        pool = self._pools[min(place, len(self._pools) - 1)]
+        return await pool.lease(session_id, timeout_s=timeout_s)
 
 
 def make_services(
@@ -235,6 +265,7 @@ def _summary(tokens_per_s: float, stats: Sequence[SpeculationStats]) -> LoopRun:
             part: sum(getattr(stat.time, f"{part}_ms") for stat in stats) / max(num_rounds, 1)
             for part in SPLIT
         },
+        drafted_share=num_steps / max(num_rounds, 1),
         rounds_by_k=count_rounds((stat.num_rounds, stat.per_step_drafted) for stat in stats),
     )
 

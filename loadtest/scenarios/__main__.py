@@ -23,9 +23,10 @@ from tqdm import tqdm
 
 from loadtest.bench.claims import Claim
 from loadtest.report.record import head, write_json
-from loadtest.scenarios.catalog import CATALOG, QUICK, Scenario, select
+from loadtest.scenarios.catalog import CATALOG, GROWN, QUICK, TURNING, Scenario, select
+from loadtest.scenarios.growing import grow_pairs
 from loadtest.scenarios.measure import Plan, measure, num_runs
-from loadtest.scenarios.pairs import Missing, find_pair
+from loadtest.scenarios.pairs import MissingError, find_pair
 from loadtest.scenarios.stages import Machine, open_stage
 from loadtest.scenarios.table import lines_of
 
@@ -45,9 +46,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         plan = _plan(arguments)
     except ValueError as error:
         parser.error(str(error))
+    if arguments.grow:
+        pairs = {part for one in chosen for part in TURNING.get(one.pair, (one.pair,))}
+        grow_pairs(arguments.cache, [name for name in GROWN if name in pairs])
+        return
     content: dict[str, Any] = {
         **head("python -m loadtest.scenarios", words, vars(arguments)),
         "is_complete": False,
+        "pairs": {},
         "scenarios": _kept(arguments),
         "skipped": [],
     }
@@ -69,13 +75,16 @@ def _measure_all(
         scenarios = list(group)
         try:
             pair = find_pair(name, arguments.cache)
-        except Missing as missing:
+        except MissingError as missing:
             content["skipped"] += [{"name": s.name, "reason": str(missing)} for s in scenarios]
             continue
+        total = sum(num_runs(scenario, plan) for scenario in scenarios)
         with (
             open_stage(where, pair, machine) as stage,
-            tqdm(total=num_runs(plan) * len(scenarios), desc=f"{name}: {where}", unit="run") as bar,
+            tqdm(total=total, desc=f"{name}: {where}", unit="run") as bar,
         ):
+            if costs := stage.costs():
+                content["pairs"][name] = costs
             for scenario in scenarios:
                 outcome = measure(scenario, stage, pair.prompts, plan, lambda: bar.update())
                 content["scenarios"].append(outcome.record())
@@ -125,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
         "--scenario", nargs="+", metavar="NAME", help="names or patterns; default: all of --list"
     )
     parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument(
+        "--grow", action="store_true", help="grow the pairs of the scenarios into --cache and end"
+    )
     parser.add_argument(
         "--quick", action="store_true", help=f"shorter and fewer runs; of {', '.join(QUICK)} only"
     )

@@ -14,12 +14,37 @@ from typing import Literal
 
 Where = Literal["engine", "link", "http"]
 
-# What is asked for: a kind of prompt all along; `turning`: code first, then orders, which a draft
-# guesses worse; `mixed`: several kinds at once, at several temperatures and lengths.
+# What is asked for: a kind of prompt all along; `turning`: acceptance falls after half of the
+# requests (code, then orders, which a draft guesses worse; of grown pairs a draft with more noise
+# comes in); `mixed`: several kinds at once, at several temperatures and lengths.
 Kind = Literal["story", "code", "extraction", "turning", "mixed"]
 
 DEMO, SMOLLM2, LARGE = "demo", "smollm2", "349m-18m"
 _MIDDLE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A grown pair: greedy agreement, and a draft's pass in percent of its target's."""
+
+    acceptance: float
+    cost_percent: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder in the cache and of its scenarios."""
+        return f"a{100 * self.acceptance:.0f}-c{self.cost_percent}"
+
+
+_MIDDLE = Grown(0.8, 5)
+_SWEEPS = (
+    *(Grown(acceptance, _MIDDLE.cost_percent) for acceptance in (0.3, 0.6, 0.8, 0.95)),
+    *(Grown(_MIDDLE.acceptance, percent) for percent in (1, 15, 40)),
+)
+_CORNERS = (Grown(0.3, 40), Grown(0.95, 1))
+GROWN = {grown.name: grown for grown in (*_SWEEPS, *_CORNERS)}
+# A pair whose draft makes way for another of the same size: from which grown pair to which.
+TURNING = {"a95to30-c5": (Grown(0.95, 5).name, Grown(0.3, 5).name)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,32 +73,69 @@ class Scenario:
         return "-".join(parts)
 
 
+def _around(pair: str, batches: Sequence[int]) -> list[Scenario]:
+    """Batch, temperature and length varied one at a time."""
+    return [
+        *(Scenario(pair=pair, batch=batch) for batch in batches),
+        *(Scenario(pair=pair, temperature=heat) for heat in (0.7, 1.3)),
+        *(Scenario(pair=pair, num_tokens=length) for length in (8, 200)),
+    ]
+
+
 def _demo() -> list[Scenario]:
-    sweep = [Scenario(pair=DEMO, batch=batch) for batch in (1, 4, 8, 16)]
-    sweep += [Scenario(pair=DEMO, temperature=heat) for heat in (0.7, 1.3)]
-    sweep += [Scenario(pair=DEMO, num_tokens=length) for length in (8, 200)]
-    sweep += [Scenario(pair=DEMO, kind=kind) for kind in ("code", "extraction", "turning")]
-    corners = [
+    kinds: tuple[Kind, ...] = ("code", "extraction", "turning")
+    return [
+        *_around(DEMO, (1, 4, 8, 16)),
+        *(Scenario(pair=DEMO, kind=kind) for kind in kinds),
         Scenario(pair=DEMO, batch=1, temperature=1.3, num_tokens=8),
         Scenario(pair=DEMO, batch=1, num_tokens=200, kind="code"),
         Scenario(pair=DEMO, batch=16, temperature=1.3, num_tokens=8),
         Scenario(pair=DEMO, batch=16, num_tokens=200, kind="turning"),
         Scenario(pair=DEMO, batch=8, kind="mixed"),
-    ]
-    apart = [
-        Scenario(pair=DEMO, where=where, batch=batch)
-        for where in ("link", "http")
-        for batch in (1, 4, 8)
-    ]
-    apart += [
+        *(Scenario(pair=DEMO, where="link", batch=batch) for batch in (1, 4, 8)),
+        *(Scenario(pair=DEMO, where="http", batch=batch) for batch in (1, 4, 8)),
         Scenario(pair=DEMO, where="http", kind="code"),
         Scenario(pair=DEMO, where="http", kind="extraction"),
         Scenario(pair=DEMO, where="http", batch=8, kind="mixed"),
     ]
-    return [*sweep, *corners, *apart]
 
 
-CATALOG: tuple[Scenario, ...] = tuple(_demo())
+def _smollm2() -> list[Scenario]:
+    return [
+        *_around(SMOLLM2, (1, 4, 8, 16)),
+        *(Scenario(pair=SMOLLM2, batch=batch, kind="extraction") for batch in (1, 4)),
+        Scenario(pair=SMOLLM2, kind="turning"),
+        Scenario(pair=SMOLLM2, kind="mixed"),
+        *(Scenario(pair=SMOLLM2, where="http", batch=batch) for batch in (1, 4, 8)),
+        *(
+            Scenario(pair=SMOLLM2, where="http", batch=batch, kind="extraction")
+            for batch in (1, 4, 8)
+        ),
+    ]
+
+
+def _large() -> list[Scenario]:
+    return [
+        *_around(LARGE, (1, 4, 8, 16)),
+        Scenario(pair=LARGE, kind="turning"),
+        Scenario(pair=LARGE, kind="mixed"),
+        *(Scenario(pair=LARGE, where="link", batch=batch) for batch in (1, 4)),
+        *(Scenario(pair=LARGE, where="http", batch=batch) for batch in (1, 4)),
+    ]
+
+
+def _grown() -> list[Scenario]:
+    return [
+        *_around(_MIDDLE.name, (1, 4, 8, 16)),
+        Scenario(pair=_MIDDLE.name, kind="mixed"),
+        *(Scenario(pair=_MIDDLE.name, where="link", batch=batch) for batch in (1, 4)),
+        *(Scenario(pair=grown.name) for grown in _SWEEPS if grown != _MIDDLE),
+        *(Scenario(pair=grown.name, batch=batch) for grown in _CORNERS for batch in (1, 8)),
+        *(Scenario(pair=name, kind="turning") for name in TURNING),
+    ]
+
+
+CATALOG: tuple[Scenario, ...] = (*_demo(), *_smollm2(), *_large(), *_grown())
 QUICK = ("demo-b1", "demo-b4", "demo-b8")
 
 

@@ -120,6 +120,8 @@ class Outcome:
             "tokens_per_s": round(statistics.median(self.rates[name]), 2),
             "runs": [round(rate, 2) for rate in self.rates[name]],
             "tokens_per_round": round(statistics.median(r.tokens_per_round for r in runs), 3),
+            "mean_k": round(statistics.median(r.mean_k for r in runs), 2),
+            "drafted_share": round(statistics.median(r.drafted_share for r in runs), 3),
             "acceptance": round(statistics.median(r.acceptance for r in runs), 3),
             "rounds_by_k": self.rounds_by_k(name),
         }
@@ -151,12 +153,17 @@ def measure(
     for line in lines.values():  # learns, and makes what is made at a first pass
         line()
     runs = interleave(lines, plan.repeats, lambda name, run: on_done())
-    return Outcome(scenario=scenario, num_asks=len(asks), runs=runs, pinned=plan.pinned)
+    return Outcome(scenario=scenario, num_asks=len(asks), runs=runs, pinned=_pinned(scenario, plan))
 
 
-def num_runs(plan: Plan) -> int:
+def num_runs(scenario: Scenario, plan: Plan) -> int:
     """How often `measure` calls `on_done`."""
-    return (2 + len(plan.ks) + len(plan.pinned)) * plan.repeats
+    return (2 + len(plan.ks) + len(_pinned(scenario, plan))) * plan.repeats
+
+
+def _pinned(scenario: Scenario, plan: Plan) -> Sequence[int]:
+    """None over HTTP: a service makes its planner itself."""
+    return () if scenario.where == "http" else plan.pinned
 
 
 def _lines(scenario: Scenario, stage: Stage, asks: Sequence[Ask], plan: Plan) -> dict[str, Line]:
@@ -164,7 +171,7 @@ def _lines(scenario: Scenario, stage: Stage, asks: Sequence[Ask], plan: Plan) ->
     lines: dict[str, Line] = {
         name_of(k): partial(run, k=k, learnt=Learnt()) for k in (0, *plan.ks, None)
     }
-    for k in plan.pinned:
+    for k in _pinned(scenario, plan):
         learnt = Learnt(RouterPlanner(PassCosts(), pinned=k))
         lines[pinned_name(k)] = partial(run, k=None, learnt=learnt)
     return lines

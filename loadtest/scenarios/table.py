@@ -46,6 +46,13 @@ def _ratios(speed: Mapping[str, float]) -> str:
 
 
 def _shares(lines: Sequence[Mapping[str, Any]]) -> str:
-    rounds = next(line["rounds_by_k"] for line in lines if line["way"] == "adaptive")
-    shown = (f"{k}: {100 * share:.0f}%" for k, share in rounds.items() if share >= _LEAST_SHARE)
+    """Which k were chosen how often; of a service only their mean is known."""
+    line = next(line for line in lines if line["way"] == "adaptive")
+    if not line["rounds_by_k"]:
+        return f"; {line['mean_k']:.1f} in {100 * line['drafted_share']:.0f}%"
+    shown = (
+        f"{k}: {100 * share:.0f}%"
+        for k, share in line["rounds_by_k"].items()
+        if share >= _LEAST_SHARE
+    )
     return "; " + " ".join(shown)
