@@ -76,27 +76,36 @@ def ratio_to_best(
         raise ValueError(f"at least two turns of every line are needed, got {num_turns}, {lengths}")
     names = list(others)
     rates = np.array([line, *others.values()], dtype=np.float64)  # [1 + others, turns]
-    halves = rates[:, 0::2], rates[:, 1::2]
+    halves = [rates[:, None, start::2] for start in (0, 1)]  # [1 + others, 1, turns]
     value, picked = _cross_compared(*halves)
     choose = np.random.default_rng(seed)
-    resampled = [
-        _cross_compared(*(_drawn_again(half, choose) for half in halves))[0]
-        for _ in range(_NUM_RESAMPLES)
+    resampled, _ = _cross_compared(*(_drawn_again(half, choose) for half in halves))
+    by_even, by_odd = (names[int(which[0])] for which in picked)
+    return BestRatio(_estimate(float(value[0]), resampled), (by_even, by_odd))
+
+
+def _cross_compared(
+    even: _Rates,  # [1 + others, samples, turns]
+    odd: _Rates,
+) -> tuple[_Rates, tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """The line (row 0) over the best of the others, each half picking for the other half.
+
+    Returns:
+        The ratio of each sample, and which of the others it picked by even turns and by odd.
+    """
+    by_even, by_odd = (np.median(half[1:], axis=2).argmax(axis=0) for half in (even, odd))
+    samples = np.arange(even.shape[1])
+    compared = [
+        odd[0] / odd[1 + by_even, samples],  # [samples, turns]
+        even[0] / even[1 + by_odd, samples],
     ]
-    ratio = _estimate(value, np.array(resampled))
-    return BestRatio(ratio, (names[picked[0]], names[picked[1]]))
-
-
-def _cross_compared(even: _Rates, odd: _Rates) -> tuple[float, tuple[int, int]]:
-    """The line (row 0) over the best of the other rows, each half picking for the other half."""
-    by_even, by_odd = (int(np.median(half[1:], axis=1).argmax()) for half in (even, odd))
-    ratios = np.concatenate([odd[0] / odd[1 + by_even], even[0] / even[1 + by_odd]])
-    return float(np.median(ratios)), (by_even, by_odd)
+    return np.median(np.concatenate(compared, axis=1), axis=1), (by_even, by_odd)
 
 
 def _drawn_again(half: _Rates, choose: np.random.Generator) -> _Rates:
-    num_turns = half.shape[1]
-    return half[:, choose.integers(num_turns, size=num_turns)]
+    num_turns = half.shape[2]
+    drawn = choose.integers(num_turns, size=(_NUM_RESAMPLES, num_turns))
+    return np.asarray(half[:, 0, drawn])
 
 
 def _estimate(value: float, resampled: _Rates) -> Estimate:

@@ -27,6 +27,7 @@ from loadtest.scenarios.catalog import CATALOG, GROWN, QUICK, TURNING, Scenario,
 from loadtest.scenarios.growing import grow_pairs
 from loadtest.scenarios.measure import Plan, measure, num_runs
 from loadtest.scenarios.pairs import MissingError, find_pair
+from loadtest.scenarios.plot import draw
 from loadtest.scenarios.stages import Machine, open_stage
 from loadtest.scenarios.table import lines_of
 
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _measure_all([one for one in chosen if one.name not in done], plan, arguments, content)
     content["is_complete"] = True
     write_json(arguments.output, content)
+    if arguments.output is not None and content["scenarios"]:
+        draw(content["scenarios"], arguments.output.with_suffix(".png"))
     _show(content)
 
 
