@@ -5,7 +5,8 @@ turns is the figure. The best of several lines is picked on one half of the turn
 the other: picked where it is compared, chance alone would make it look better than it is, the more
 so the more lines there are. Each half picks once for the other, so that every turn is compared.
 
-Intervals draw whole turns again, within each half, and pick again each time (bootstrap).
+Intervals draw whole turns again (bootstrap); what was picked stays picked, so that a half of one
+or two turns has an interval too.
 """
 
 from __future__ import annotations
@@ -74,38 +75,14 @@ def ratio_to_best(
     if not others or num_turns < 2 or any(len(rates) != num_turns for rates in others.values()):
         lengths = {name: len(rates) for name, rates in others.items()}
         raise ValueError(f"at least two turns of every line are needed, got {num_turns}, {lengths}")
-    names = list(others)
-    rates = np.array([line, *others.values()], dtype=np.float64)  # [1 + others, turns]
-    halves = [rates[:, None, start::2] for start in (0, 1)]  # [1 + others, 1, turns]
-    value, picked = _cross_compared(*halves)
-    choose = np.random.default_rng(seed)
-    resampled, _ = _cross_compared(*(_drawn_again(half, choose) for half in halves))
-    by_even, by_odd = (names[int(which[0])] for which in picked)
-    return BestRatio(_estimate(float(value[0]), resampled), (by_even, by_odd))
+    by_even, by_odd = (_best(others, start) for start in (0, 1))
+    below = [others[by_odd if turn % 2 == 0 else by_even][turn] for turn in range(num_turns)]
+    return BestRatio(ratio_of(line, below, seed), (by_even, by_odd))
 
 
-def _cross_compared(
-    even: _Rates,  # [1 + others, samples, turns]
-    odd: _Rates,
-) -> tuple[_Rates, tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """The line (row 0) over the best of the others, each half picking for the other half.
-
-    Returns:
-        The ratio of each sample, and which of the others it picked by even turns and by odd.
-    """
-    by_even, by_odd = (np.median(half[1:], axis=2).argmax(axis=0) for half in (even, odd))
-    samples = np.arange(even.shape[1])
-    compared = [
-        odd[0] / odd[1 + by_even, samples],  # [samples, turns]
-        even[0] / even[1 + by_odd, samples],
-    ]
-    return np.median(np.concatenate(compared, axis=1), axis=1), (by_even, by_odd)
-
-
-def _drawn_again(half: _Rates, choose: np.random.Generator) -> _Rates:
-    num_turns = half.shape[2]
-    drawn = choose.integers(num_turns, size=(_NUM_RESAMPLES, num_turns))
-    return np.asarray(half[:, 0, drawn])
+def _best(lines: Mapping[str, Sequence[float]], start: int) -> str:
+    """The line with the highest median rate over every second turn."""
+    return max(lines, key=lambda name: statistics.median(lines[name][start::2]))
 
 
 def _estimate(value: float, resampled: _Rates) -> Estimate:

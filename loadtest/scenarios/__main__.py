@@ -54,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     content: dict[str, Any] = {
         **head("python -m loadtest.scenarios", words, vars(arguments)),
         "is_complete": False,
-        "pairs": {},
-        "scenarios": _kept(arguments),
+        **_kept(arguments),
         "skipped": [],
     }
     done = {one["name"] for one in content["scenarios"]}
@@ -107,12 +106,12 @@ def _show(content: dict[str, Any]) -> None:
         print(f"left out {one['name']}: {one['reason']}")
 
 
-def _kept(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Scenarios that a run before has measured, where it is to be gone on with."""
+def _kept(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a run before has measured, where it is to be gone on with."""
     if not arguments.resume or arguments.output is None or not arguments.output.is_file():
-        return []
+        return {"pairs": {}, "scenarios": []}
     content = json.loads(arguments.output.read_text(encoding="utf-8"))
-    return list(content["scenarios"])
+    return {part: content[part] for part in ("pairs", "scenarios")}
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

@@ -59,8 +59,13 @@ def test_the_true_best_is_found_and_the_interval_is_around_the_ratio() -> None:
     }
     found = ratio_to_best([1.2 * noise.uniform(0.97, 1.03) for _ in range(6)], others)
     assert found.picked == ("k=3", "k=3")
-    assert found.ratio.low <= found.ratio.value <= found.ratio.high
+    assert found.ratio.low < found.ratio.value < found.ratio.high
     assert found.ratio.value == pytest.approx(0.8, abs=0.04)
+
+
+def test_two_turns_have_an_interval_too() -> None:
+    ratio = ratio_to_best([0.9, 1.1], {"a": [1.0, 1.0], "b": [0.5, 0.5]}).ratio
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((0.9, 1.0, 1.1))
 
 
 @pytest.mark.parametrize(
