@@ -45,6 +45,7 @@ def runner(path: Path, *, kv_cache_tokens: int = 2048) -> ModelRunner:
             model_path=str(path),
             max_model_len=256,
             kv_cache_tokens=kv_cache_tokens,
+            enable_prefix_caching=False,  # a bench makes new engines for each run
             num_threads=1,
         )
     )
