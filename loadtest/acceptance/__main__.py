@@ -21,8 +21,9 @@ from tqdm import tqdm
 
 from loadtest.acceptance.plot import Study, draw
 from loadtest.acceptance.rounds import EnginePair
-from loadtest.acceptance.theory import Estimate, analyse
+from loadtest.acceptance.theory import analyse
 from loadtest.report.prompts import demo_prompts
+from loadtest.report.ratios import Estimate
 from loadtest.report.record import head, write_json
 from models.protocol.messages import Sampling, Verification
 from models.protocol.rules import RULES

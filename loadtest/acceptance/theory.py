@@ -21,19 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.report.ratios import Estimate
+
 Counts = NDArray[np.float64]
 
 _INTERVAL = (2.5, 97.5)  # percentiles
 _NUM_RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and its 95% interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,7 @@ def _measure_lines(
     """Run the lines of so many tokens by turns, after short ones, into the record."""
     interleave(lines(_WARM_UP_TOKENS), 1)
     measured = lines(settings.tokens)
+    measured[name_of(None)]()  # its planner is warm from here on
     with tqdm(total=len(measured) * settings.repeats, desc=f"{label}: {where}", unit="run") as bar:
         runs = interleave(measured, settings.repeats, lambda name, value: bar.update())
     record.add_lines(label, [line_of(where, way, 1, values) for way, values in runs.items()])

@@ -12,18 +12,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loadtest.report.interleaved import median_ratio
+from loadtest.report.ratios import Estimate, ratio_of, ratio_to_best
+
+ADAPTIVE_TO_BEST, ADAPTIVE_TO_PLAIN = 0.95, 0.97  # goals, everywhere
+_ADAPTIVE, _PLAIN = "adaptive", "k=0"
 
 Lines = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`value` should be at least or at most `goal`."""
+    """`value` should be at least or at most `goal`; `interval`: 95%, where turns give one."""
 
     text: str
     value: float
     relation: Literal["at least", "at most"]
     goal: float
+    interval: tuple[float, float] | None = None
 
     @property
     def is_met(self) -> bool:
@@ -32,7 +37,8 @@ class Claim:
 
     def __str__(self) -> str:
         verdict = "met" if self.is_met else "MISSED"
-        return f"{self.text}: {self.value:.2f} ({self.relation} {self.goal:g}: {verdict})"
+        low_high = "" if self.interval is None else " [{:.2f}, {:.2f}]".format(*self.interval)
+        return f"{self.text}: {self.value:.2f}{low_high} ({self.relation} {self.goal:g}: {verdict})"
 
     def record(self) -> dict[str, object]:
         """For the JSON file."""
@@ -42,6 +48,7 @@ class Claim:
             "relation": self.relation,
             "goal": self.goal,
             "is_met": self.is_met,
+            **({} if self.interval is None else {"interval": list(self.interval)}),
         }
 
 
@@ -62,7 +69,36 @@ def claims_of(content: Mapping[str, Any]) -> list[Claim]:
     if bare is not None and link is not None:
         text = "batch 1, k=0: time through the link / of the bare engine"
         claims.append(Claim(text, _ratio(bare, link), "at most", 1.03))
-    return claims + _gap_claims(content) + _pass_claims(content)
+    return claims + adaptive_claims(lines) + _gap_claims(content) + _pass_claims(content)
+
+
+def adaptive_claims(lines: Lines) -> list[Claim]:
+    """That adaptive k is never wrong: next to the best fixed k, 0 included, and to plain decoding.
+
+    For every place and batch whose lines have at least two turns.
+    """
+    claims = []
+    for where, batch in dict.fromkeys((line["where"], line["batch"]) for line in lines):
+        adaptive = _line(lines, where, _ADAPTIVE, batch)
+        fixed = {
+            line["way"]: line["runs"]
+            for line in lines
+            if (line["where"], line["batch"]) == (where, batch) and line["way"].startswith("k=")
+        }
+        if adaptive is None or _PLAIN not in fixed or len(adaptive["runs"]) < 2:
+            continue
+        to_best = ratio_to_best(adaptive["runs"], fixed).ratio
+        to_plain = ratio_of(adaptive["runs"], fixed[_PLAIN])
+        of = f"{where}, batch {batch}: adaptive"
+        claims.append(at_least(f"{of} / best fixed k", to_best, ADAPTIVE_TO_BEST))
+        claims.append(at_least(f"{of} / {_PLAIN}", to_plain, ADAPTIVE_TO_PLAIN))
+    return claims
+
+
+def at_least(text: str, estimate: Estimate, goal: float) -> Claim:
+    """The claim that a figure with an interval is at least `goal`; the figure itself decides."""
+    interval = (estimate.low, estimate.high)
+    return Claim(text, estimate.value, "at least", goal, interval=interval)
 
 
 def best(lines: Lines, where: str, way: str, batch: int = 1) -> Mapping[str, Any] | None:

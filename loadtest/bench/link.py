@@ -6,14 +6,14 @@ What serving costs over the engines: leases, frames and the waking of other proc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from deployments.config.schema import ModelConfig
 from deployments.engine.rank import EngineKind
-from loadtest.bench.loop import LoopRun, Prompts, make_services, serve_all
+from loadtest.bench.loop import Ask, Learnt, LoopRun, Prompts, make_services, serve_asks
 from loadtest.bench.ranks import ProcessPool
 from router.generator import SpeculativeGenerator
 
@@ -33,18 +33,27 @@ class LinkBench:
         self._draft = draft
         self.max_model_len = max_model_len
         self._num_runs = 0
+        self._learnt = Learnt()
 
     def run(self, prompts: Prompts, *, batch: int, k: int | None, num_tokens: int) -> LoopRun:
         """See `EngineLoopBench.run`."""
+        asks = [Ask(prompt=prompt, num_tokens=num_tokens) for prompt in prompts]
+        return self.serve(asks, batch=batch, k=k, learnt=self._learnt if k is None else Learnt())
+
+    def serve(self, asks: Sequence[Ask], *, batch: int, k: int | None, learnt: Learnt) -> LoopRun:
+        """See `EngineLoopBench.serve`."""
         self._num_runs += 1
         name = f"link-{self._num_runs}"
-        return self.use(k, lambda generator: serve_all(generator, prompts, batch, num_tokens, name))
+        return self.use(k, lambda generator: serve_asks(generator, asks, batch, name), learnt)
 
     def use(
-        self, k: int | None, work: Callable[[SpeculativeGenerator], Coroutine[Any, Any, Result]]
+        self,
+        k: int | None,
+        work: Callable[[SpeculativeGenerator], Coroutine[Any, Any, Result]],
+        learnt: Learnt | None = None,
     ) -> Result:
         """The result of `work` with a generator of its own; k None is adaptive."""
-        services = make_services(self._target, None if k == 0 else self._draft, k)
+        services = make_services(self._target, self._draft, k, learnt)
         return self._runner.run(
             work(SpeculativeGenerator(services, max_model_len=self.max_model_len))
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deployments.local.inline import InlineDevice, InlinePool
@@ -19,7 +20,10 @@ from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.ports import EnginePool
+from router.planning.acceptance import AcceptancePool
+from router.planning.adaptive import RouterPlanner
+from router.planning.costs import PassCosts
+from router.ports import EngineLease, EnginePool, TaskClass
 from router.session import Services
 from router.types import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
 
@@ -28,6 +32,7 @@ Prompts = Sequence[Sequence[int]]
 SPLIT = ("draft", "verify", "queue", "link", "loop")
 _EPOCH = 1
 _HIGHEST_K = 8  # of adaptive k
+_LOOKUP_MAX = 4  # longest n-gram of prompt lookup
 LIMITS = SessionLimits(draft_ms=10_000)  # on a slow machine a draft is waited for
 
 
@@ -40,6 +45,30 @@ class LoopRun:
     acceptance: float  # accepted / drafted tokens
     mean_k: float
     round_ms: dict[str, float] = field(default_factory=dict)
+    drafted_share: float = 0.0  # of all rounds, plain steps included, that had a draft
+    rounds_by_k: Mapping[int, int] = field(default_factory=dict)  # k = 0: plain steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One request of a run: exactly `num_tokens` tokens, sampled with `seed` above temperature 0.
+
+    `pause_s`: how long it comes after a place for it is free.
+    """
+
+    prompt: Sequence[int]
+    num_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a router keeps from request to request. Runs that share it find a warm planner."""
+
+    planner: RouterPlanner = field(default_factory=lambda: RouterPlanner(PassCosts()))
+    acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
 
 
 class NoText:
@@ -55,62 +84,117 @@ class NoText:
 
 
 class EngineLoopBench:
-    """A pair of engines and the loop over them. The runners may be used elsewhere between runs."""
+    """A pair of engines and the loop over them. The runners may be used elsewhere between runs.
 
-    def __init__(self, target: ModelRunner, draft: ModelRunner) -> None:
+    Args:
+        target: of the pair.
+        draft: of the pair; None: only prompt lookup drafts.
+        later_draft: drafts for the second half of a run's requests; None: `draft` does.
+    """
+
+    def __init__(
+        self,
+        target: ModelRunner,
+        draft: ModelRunner | None,
+        later_draft: ModelRunner | None = None,
+    ) -> None:
         self._target = target
         self._draft = draft
+        self._later_draft = later_draft
         self._num_runs = 0
+        self._learnt = Learnt()
 
     def run(self, prompts: Prompts, *, batch: int, k: int | None, num_tokens: int) -> LoopRun:
-        """Serve all prompts greedily, `batch` at a time, `num_tokens` each; k None is adaptive."""
-        self._num_runs += 1
-        return asyncio.run(self._run(prompts, batch, k, num_tokens))
+        """Serve all prompts greedily, `batch` at a time, `num_tokens` each; k None is adaptive.
 
-    async def _run(self, prompts: Prompts, batch: int, k: int | None, num_tokens: int) -> LoopRun:
+        What adaptive runs learn is kept from one to the next, as a server keeps it.
+        """
+        asks = [Ask(prompt=prompt, num_tokens=num_tokens) for prompt in prompts]
+        return self.serve(asks, batch=batch, k=k, learnt=self._learnt if k is None else Learnt())
+
+    def serve(self, asks: Sequence[Ask], *, batch: int, k: int | None, learnt: Learnt) -> LoopRun:
+        """Serve all asks, `batch` at a time; k None: `learnt` has a planner that chooses."""
+        self._num_runs += 1
+        return asyncio.run(self._serve(asks, batch, k, learnt))
+
+    async def _serve(
+        self, asks: Sequence[Ask], batch: int, k: int | None, learnt: Learnt
+    ) -> LoopRun:
         device = InlineDevice()
-        draft = DraftEngine(self._draft, NoMaskSource(), _EPOCH)
+        drafts = [runner for runner in (self._draft, self._later_draft) if runner is not None]
+        pools = [  # before the target's: the first pool goes first
+            _pool(device, DraftEngine(runner, NoMaskSource(), _EPOCH), runner) for runner in drafts
+        ]
+        draft_pool = TurningPool(pools, len(asks)) if pools else None
         target = TargetEngine(self._target, NoMaskSource(), _EPOCH)
-        draft_pool, target_pool = (
-            _pool(device, engine, runner)
-            for engine, runner in ((draft, self._draft), (target, self._target))
-        )
-        services = make_services(target_pool, None if k == 0 else draft_pool, k)
+        services = make_services(_pool(device, target, self._target), draft_pool, k, learnt)
         generator = SpeculativeGenerator(services, max_model_len=self._target.max_model_len)
         try:
-            return await serve_all(generator, prompts, batch, num_tokens, f"run-{self._num_runs}")
+            return await serve_asks(generator, asks, batch, f"run-{self._num_runs}")
         finally:
             await device.close()
 
 
-def make_services(target: EnginePool, draft: EnginePool | None, k: int | None) -> Services:
-    """What the router works with when only the draft model drafts."""
+class TurningPool:
+    """Implements `router.ports.EnginePool` over several, one after another.
+
+    Args:
+        pools: each gives as many leases as any other, the first one first.
+        num_leases: in all; after them the last pool goes on.
+    """
+
+    def __init__(self, pools: Sequence[EnginePool], num_leases: int) -> None:
+        self._pools = pools
+        self._num_leases = num_leases
+        self._num_given = 0
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> EngineLease:
+        """See `router.ports.Pool.lease`."""
+        place = len(self._pools) * self._num_given // self._num_leases
+        self._num_given += 1
+        pool = self._pools[min(place, len(self._pools) - 1)]
+        return await pool.lease(session_id, timeout_s=timeout_s)
+
+
+def make_services(
+    target: EnginePool, draft: EnginePool | None, k: int | None, learnt: Learnt | None = None
+) -> Services:
+    """What the router works with when only the draft model drafts, or, without one, prompt lookup.
+
+    `k` None: it is chosen live, with what was `learnt` before.
+    """
+    learnt = learnt or Learnt()
+    lookup = 0 if draft is not None else _LOOKUP_MAX
     return Services(
         target_pool=target,
-        draft_pool=draft,
+        draft_pool=None if k == 0 else draft,
         constraint_pool=None,
         speculation=SpeculationLimits(
             num_speculative_tokens="adaptive" if k is None else k,
             max_num_speculative_tokens=max(_HIGHEST_K, k or 0),
-            prompt_lookup_max=0,
+            prompt_lookup_max=lookup,
             suffix_decoding_max_tree_depth=0,
         ),
         limits=LIMITS,
+        planner=learnt.planner,
+        acceptance=learnt.acceptance,
     )
 
 
-async def serve_all(
-    generator: SpeculativeGenerator, prompts: Prompts, batch: int, num_tokens: int, name: str
+async def serve_asks(
+    generator: SpeculativeGenerator, asks: Sequence[Ask], batch: int, name: str
 ) -> LoopRun:
-    """Serve all prompts, `batch` at a time; `name` is unique among the runs of a generator."""
+    """Serve all asks, `batch` at a time; `name` is unique among the runs of a generator."""
     places = asyncio.Semaphore(batch)
 
     async def one(index: int) -> Finished:
         async with places:
-            return await _serve(generator, f"{name}-{index}", prompts[index], num_tokens)
+            if asks[index].pause_s > 0.0:
+                await asyncio.sleep(asks[index].pause_s)
+            return await _serve(generator, f"{name}-{index}", asks[index])
 
     started_at = time.perf_counter()
-    finished = await asyncio.gather(*(one(index) for index in range(len(prompts))))
+    finished = await asyncio.gather(*(one(index) for index in range(len(asks))))
     elapsed_s = time.perf_counter() - started_at
     num_generated = sum(finish.num_completion_tokens for finish in finished)
     return summarise(num_generated / elapsed_s, [finish.speculation for finish in finished])
@@ -138,12 +222,18 @@ def _pool(
     return device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
 
 
-def make_request(name: str, prompt: Sequence[int], num_tokens: int) -> GenerationRequest:
-    """Exactly `num_tokens` greedy tokens; `name` is unique among the requests of a generator."""
+def make_request(
+    name: str,
+    prompt: Sequence[int],
+    num_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> GenerationRequest:
+    """Exactly `num_tokens` tokens; `name` is unique among the requests of a generator."""
     return GenerationRequest(
         request_id=name,
         prompt_ids=tuple(prompt),
-        sampling=Sampling(temperature=0.0),
+        sampling=Sampling(temperature=temperature, seed=seed),
         eos_ids=(),
         max_tokens=num_tokens,
         ignore_eos=True,
@@ -151,10 +241,8 @@ def make_request(name: str, prompt: Sequence[int], num_tokens: int) -> Generatio
     )
 
 
-async def _serve(
-    generator: SpeculativeGenerator, name: str, prompt: Sequence[int], num_tokens: int
-) -> Finished:
-    request = make_request(name, prompt, num_tokens)
+async def _serve(generator: SpeculativeGenerator, name: str, ask: Ask) -> Finished:
+    request = make_request(name, ask.prompt, ask.num_tokens, ask.temperature, ask.seed)
     finished: Finished | None = None
     async for event in generator.generate(request, NoText()):  # to its end: it frees the session
         if isinstance(event, Finished):
@@ -179,4 +267,18 @@ def summarise(tokens_per_s: float, stats: Sequence[SpeculationStats]) -> LoopRun
             part: sum(getattr(stat.time, f"{part}_ms") for stat in stats) / max(num_rounds, 1)
             for part in SPLIT
         },
+        drafted_share=num_steps / max(num_rounds, 1),
+        rounds_by_k=count_rounds((stat.num_rounds, stat.per_step_drafted) for stat in stats),
     )
+
+
+def count_rounds(sessions: Iterable[tuple[int, Sequence[int]]]) -> dict[int, int]:
+    """How many rounds drafted how many tokens, of sessions with (all rounds, k of those that did).
+
+    A plain step counts as a round of k = 0.
+    """
+    counts: Counter[int] = Counter()
+    for num_rounds, lengths in sessions:
+        counts.update(lengths)
+        counts[0] += num_rounds - len(lengths)
+    return dict(sorted(counts.items()))

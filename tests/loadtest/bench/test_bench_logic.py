@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.claims import best_assisted_k, best_k, claims_of
+from loadtest.bench.claims import adaptive_claims, best_assisted_k, best_k, claims_of
 from loadtest.bench.loop import SPLIT, LoopRun
 from loadtest.bench.plot import draw
 from loadtest.bench.record import Record, line_of
@@ -76,7 +76,25 @@ def test_claims_compare_the_best_fixed_k_of_both() -> None:
     assert claims["pass of 6 rows / its products"].is_met
     assert not claims["pass of 6 rows / of 1 row"].is_met
     assert "(at most 1.25: MISSED)" in str(claims["pass of 6 rows / of 1 row"])
-    assert len(claims) == 4  # nothing was measured through links or over HTTP
+    # The best fixed k of each half is k=10, by which all turns are compared.
+    assert claims["engine, batch 1: adaptive / best fixed k"].value == pytest.approx(400 / 99)
+    assert claims["engine, batch 1: adaptive / k=0"].value == pytest.approx(8.0)
+    assert len(claims) == 6  # nothing was measured through links, over HTTP or adaptively at 8
+
+
+def test_claims_of_adaptive_k_have_intervals_and_need_two_turns() -> None:
+    lines = [line("http", "k=0", 4, 10.0), line("http", "k=3", 4, 8.0)]
+    lines.append({**line("http", "adaptive", 4, 9.0), "runs": [9.0, 20.0, 4.5]})
+    to_best, to_plain = adaptive_claims(lines)
+    assert (to_best.text, to_best.goal) == ("http, batch 4: adaptive / best fixed k", 0.95)
+    assert not to_best.is_met
+    assert to_plain.value == pytest.approx(0.9)
+    assert to_plain.interval == pytest.approx((0.9, 1.0))
+    assert "adaptive / k=0: 0.90 [0.90, 1.00] (at least 0.97: MISSED)" in str(to_plain)
+    assert to_plain.record()["interval"] == pytest.approx([0.9, 1.0])
+    for each in lines:
+        each["runs"] = each["runs"][:1]
+    assert adaptive_claims(lines) == []
 
 
 def test_claims_through_link_and_http() -> None:

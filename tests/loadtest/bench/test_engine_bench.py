@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench.lines import PairBench, num_lines
-from loadtest.bench.loop import EngineLoopBench
+from loadtest.bench.loop import Ask, EngineLoopBench, Learnt
 from loadtest.bench.passes import (
     decode_shapes,
     measure_passes,
@@ -45,6 +45,7 @@ def runner(path: Path, *, kv_cache_tokens: int = 2048) -> ModelRunner:
             model_path=str(path),
             max_model_len=256,
             kv_cache_tokens=kv_cache_tokens,
+            enable_prefix_caching=False,  # a bench makes new engines for each run
             num_threads=1,
         )
     )
@@ -85,6 +86,34 @@ def test_random_pairs_agree_as_often_as_asked(tmp_path: Path) -> None:
         lengths[acceptance] = run.tokens_per_round
     assert lengths[1.0] > 3.5  # 4 but for the last round
     assert lengths[0.0] < 1.3
+
+
+def test_a_draft_makes_way_for_another_after_half_of_the_requests(tmp_path: Path) -> None:
+    folders = {acceptance: tmp_path / str(acceptance) for acceptance in (1.0, 0.0)}
+    for acceptance, folder in folders.items():
+        make_random_pair("tiny", folder, acceptance=acceptance)
+    target, good, bad = (
+        runner(folders[acceptance] / part)
+        for acceptance, part in ((1.0, "target"), (1.0, "draft"), (0.0, "draft"))
+    )
+    asks = [Ask(prompt=prompt, num_tokens=40) for prompt in PROMPTS]
+    bench = EngineLoopBench(target, good, bad)
+    run = bench.serve(asks, batch=1, k=3, learnt=Learnt())
+    # Two texts of 10 rounds with 3 accepted tokens each, two of 40 rounds with hardly any.
+    assert 1.3 < run.tokens_per_round < 2.2
+    assert set(run.rounds_by_k) <= {0, 1, 2, 3}
+
+
+def test_what_is_learnt_is_kept_from_run_to_run(tiny_pair: Path) -> None:
+    bench = EngineLoopBench(runner(tiny_pair / "target"), runner(tiny_pair / "draft"))
+    asks = [Ask(prompt=prompt, num_tokens=8, temperature=0.7, seed=3) for prompt in PROMPTS]
+    learnt = Learnt()
+    num_plans = []
+    for _ in range(2):
+        bench.serve(asks, batch=2, k=None, learnt=learnt)
+        num_plans.append(sum(learnt.planner.stats.lengths.values()))
+    assert 0 < num_plans[0] < num_plans[1]
+    assert [name for name, _ in learnt.acceptance] == ["draft_model"]
 
 
 def test_products_are_those_of_the_whole_model(tiny_pair: Path) -> None:

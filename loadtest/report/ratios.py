@@ -1,0 +1,90 @@
+"""Ratios of rates that were measured by turns, with 95% intervals.
+
+A machine's speed changes while one measures, so a ratio is taken within a turn and the median over
+turns is the figure. The best of several lines is picked on one half of the turns and compared on
+the other: picked where it is compared, chance alone would make it look better than it is, the more
+so the more lines there are. Each half picks once for the other, so that every turn is compared.
+
+Intervals draw whole turns again (bootstrap); what was picked stays picked, so that a half of one
+or two turns has an interval too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_INTERVAL = (2.5, 97.5)  # percentiles
+_NUM_RESAMPLES = 2000
+
+_Rates = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class BestRatio:
+    """How a line does against the best of others; `picked`: by the even turns and by the odd."""
+
+    ratio: Estimate
+    picked: tuple[str, str]
+
+
+def ratio_of(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """The median over turns of above / below.
+
+    Args:
+        above, below: rates of two lines, in order of turns.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: the lines have not as many turns, or none.
+    """
+    if len(above) != len(below) or not above:
+        raise ValueError(f"both lines need the same turns, got {len(above)} and {len(below)}")
+    ratios = np.asarray(above, dtype=np.float64) / np.asarray(below, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(ratios), size=(_NUM_RESAMPLES, len(ratios)))
+    return _estimate(statistics.median(ratios.tolist()), np.median(ratios[drawn], axis=1))
+
+
+def ratio_to_best(
+    line: Sequence[float], others: Mapping[str, Sequence[float]], seed: int = 0
+) -> BestRatio:
+    """The median over turns of `line` over the best of `others`, picked on the other turns.
+
+    Args:
+        line: its rates, in order of turns.
+        others: the same of every line that may be the best, by name.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: there are no others, fewer than two turns, or not the same turns everywhere.
+    """
+    num_turns = len(line)
+    if not others or num_turns < 2 or any(len(rates) != num_turns for rates in others.values()):
+        lengths = {name: len(rates) for name, rates in others.items()}
+        raise ValueError(f"at least two turns of every line are needed, got {num_turns}, {lengths}")
+    by_even, by_odd = (_best(others, start) for start in (0, 1))
+    below = [others[by_odd if turn % 2 == 0 else by_even][turn] for turn in range(num_turns)]
+    return BestRatio(ratio_of(line, below, seed), (by_even, by_odd))
+
+
+def _best(lines: Mapping[str, Sequence[float]], start: int) -> str:
+    """The line with the highest median rate over every second turn."""
+    return max(lines, key=lambda name: statistics.median(lines[name][start::2]))
+
+
+def _estimate(value: float, resampled: _Rates) -> Estimate:
+    low, high = np.percentile(resampled, _INTERVAL)
+    return Estimate(float(value), float(low), float(high))
