@@ -38,12 +38,15 @@ LOOKUPS: Mapping[str, Sequence[str]] = {
             *("--spec-ngram-simple-size-n", str(size)),
             *("--spec-ngram-simple-size-m", str(length)),
         )
-        for size, length in ((2, 8), (3, 8), (3, 16))
+        for size, length in ((2, 8), (3, 4), (3, 8), (3, 16))
     },
-    "ngram-map-k 3/8": (
-        *("--spec-type", "ngram-map-k"),
-        *("--spec-ngram-map-k-size-n", "3", "--spec-ngram-map-k-size-m", "8"),
-    ),
+    **{
+        f"ngram-map-k 3/{length}": (
+            *("--spec-type", "ngram-map-k"),
+            *("--spec-ngram-map-k-size-n", "3", "--spec-ngram-map-k-size-m", str(length)),
+        )
+        for length in (4, 8)
+    },
     "ngram-map-k4v 3/8": (
         *("--spec-type", "ngram-map-k4v"),
         *("--spec-ngram-map-k4v-size-n", "3", "--spec-ngram-map-k4v-size-m", "8"),

@@ -53,27 +53,26 @@ class PeerLine:
 
     def decode_ms(self, turns: Sequence[int] | None = None) -> list[float]:
         """Milliseconds per token after the first, by run and prompt; `turns` None: of all runs."""
-        return [
-            one.decode_s * 1e3 / max(one.num_decoded, 1)
-            for turn, run in enumerate(self.runs)
-            if turns is None or turn in turns
-            for one in run
-        ]
+        return [one.decode_s * 1e3 / max(one.num_decoded, 1) for one in self._answers(turns)]
 
-    def whole_ms(self) -> list[float]:
-        """Milliseconds per token with the prompt's reading, by run and prompt."""
-        return [one.whole_s * 1e3 / one.num_tokens for run in self.runs for one in run]
+    def whole_ms(self, turns: Sequence[int] | None = None) -> list[float]:
+        """Milliseconds per token with the prompt's reading, as `decode_ms`."""
+        return [one.whole_s * 1e3 / one.num_tokens for one in self._answers(turns)]
+
+    def _answers(self, turns: Sequence[int] | None) -> list[Timed]:
+        runs = self.runs if turns is None else [self.runs[turn] for turn in turns]
+        return [one for run in runs for one in run]
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens after the first per second of their time, of all runs together."""
-        answers = [one for run in self.runs for one in run]
+        answers = self._answers(None)
         return sum(one.num_decoded for one in answers) / sum(one.decode_s for one in answers)
 
     @property
     def acceptance(self) -> float:
         """Accepted / drafted tokens; 0.0 without drafts, or where they are not told."""
-        answers = [one for run in self.runs for one in run]
+        answers = self._answers(None)
         num_drafted = sum(one.num_drafted for one in answers)
         return sum(one.num_accepted for one in answers) / max(num_drafted, 1)
 
@@ -95,10 +94,7 @@ class PeerLine:
         key = Key(*(values[name] for name in ("where", "threads", "task", "side", "way")))
         columns = [values[name] for name in _KEPT]
         runs = [
-            [
-                Timed(**dict(zip(_KEPT, figures, strict=True)))
-                for figures in zip(*rows, strict=True)
-            ]
+            [Timed(**dict(zip(_KEPT, figures, strict=True))) for figures in zip(*rows, strict=True)]
             for rows in zip(*columns, strict=True)
         ]
         return cls(key, runs)
