@@ -101,7 +101,9 @@ class PeerBench:
             print(f"llama.cpp was not measured: {self._record.skipped}")
 
     def _measure_task(self, runs: Mapping[Key, Run], prompts: Prompts, name: str) -> None:
-        keys = {f"{key.side} {key.way}": key for key in runs}
+        first = self._record.num_runs(next(iter(runs))) % len(runs)  # go on with the turns
+        turned = [*list(runs)[first:], *list(runs)[:first]]
+        keys = {f"{key.side} {key.way}": key for key in turned}
         num_tokens, repeats = self._arguments.tokens, self._arguments.repeats
         lines = {text: partial(runs[key], prompts, num_tokens) for text, key in keys.items()}
         with tqdm(total=len(lines) * repeats, desc=name, unit="run") as bar:

@@ -51,6 +51,10 @@ class PeerRecord:
         """All lines, in the order in which they were first measured."""
         return list(self._lines.values())
 
+    def num_runs(self, key: Key) -> int:
+        """How many runs a line has so far."""
+        return len(self._lines[key].runs) if key in self._lines else 0
+
     def add(self, runs: Mapping[Key, Sequence[list[Timed]]]) -> None:
         """Take further runs of lines, and write."""
         for key, values in runs.items():
