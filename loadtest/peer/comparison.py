@@ -24,6 +24,7 @@ from loadtest.peer.ours import Checkpoints, Engines, Way, service_of
 from loadtest.peer.record import PeerRecord, print_lines
 from loadtest.peer.timed import Key, Timed
 from loadtest.report.interleaved import interleave
+from loadtest.report.record import public_command
 from models.config import DtypeName
 from models.text.tokenizer import Tokenizer
 
@@ -63,7 +64,13 @@ class PeerBench:
             arguments.output,
             words,
             {
-                "ways": {OURS: [way.name for way in self._ways], LLAMA: self._llama_ways},
+                "ways": {
+                    OURS: [way.name for way in self._ways],
+                    LLAMA: {
+                        name: public_command("", options)
+                        for name, options in self._llama_ways.items()
+                    },
+                },
                 "num_tokens": arguments.tokens,
                 "dtype": _DTYPE,
                 "repeats": arguments.repeats,
