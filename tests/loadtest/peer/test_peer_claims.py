@@ -49,7 +49,7 @@ def test_the_best_is_picked_on_one_half_and_compared_on_the_other() -> None:
     assert "ours k=3 / llama.cpp ngram-simple 3/8" in found.claim.text
     assert found.claim.value == pytest.approx(2.0)
     assert (found.claim.goal, found.claim.is_met) == (1.0, True)
-    assert (found.low, found.high) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert (found.low, found.high) == pytest.approx((2.0, 2.0))
 
 
 def test_a_single_turn_picks_and_compares() -> None:
@@ -57,7 +57,7 @@ def test_a_single_turn_picks_and_compares() -> None:
         [line("ours", "k=5", [[4.0, 4.0]]), line("llama.cpp", "ngram-mod 4", [[2.0, 8.0]])]
     )
     assert found.claim.value == pytest.approx(1.0)
-    assert (found.low, found.high) == (pytest.approx(0.5), pytest.approx(2.0))
+    assert (found.low, found.high) == pytest.approx((0.5, 2.0))
 
 
 def test_drafts_of_a_model_have_their_goal_and_assistants_theirs() -> None:
@@ -65,9 +65,9 @@ def test_drafts_of_a_model_have_their_goal_and_assistants_theirs() -> None:
     theirs = line("llama.cpp", "draft k=3", [[13.0]], task="stories")
     assisted = line("transformers", "assisted k=5", [[31.0]], task="stories")
     draft, transformers = peer_claims([ours, theirs, assisted])
-    assert (draft.claim.value, draft.claim.goal) == (pytest.approx(1.3), 1.4)
+    assert (draft.claim.value, draft.claim.goal) == pytest.approx((1.3, 1.4))
     assert not draft.claim.is_met
-    assert (transformers.claim.value, transformers.claim.goal) == (pytest.approx(3.1), 3.0)
+    assert (transformers.claim.value, transformers.claim.goal) == pytest.approx((3.1, 3.0))
     assert "whole answers" in transformers.claim.text
 
 
