@@ -97,7 +97,10 @@ class LlamaCpp:
             log_path = Path(folder) / "llama.log"
             with log_path.open("wb") as log:
                 process = subprocess.Popen(
-                    self.command(port, threads, options), stdout=log, stderr=subprocess.STDOUT
+                    self.command(port, threads, options),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C comes to us, and we end it
                 )
             base_url = f"http://127.0.0.1:{port}"
             try:
