@@ -141,7 +141,7 @@ def started(
             preexec_fn=_take_interrupts,
         )
     try:
-        with _ended_in_order():
+        with ended_in_order():
             yield Served(f"http://127.0.0.1:{port}{prefix}", process, log_path, folder)
     finally:
         _end(process)
@@ -180,7 +180,7 @@ def _write_config(
 
 
 @contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
+def ended_in_order() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does: what it has started must not outlive it."""
     if threading.current_thread() is not threading.main_thread():  # only that one takes signals
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.report.readme import decisions, speed, studies, trials
+from loadtest.report.readme import decisions, peer, speed, studies, trials
 from loadtest.report.readme.result import Result
 
 
@@ -25,6 +25,8 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "demo-pair": _of("bench-demo", speed.bench),
     "long-prompt": _of("gap-bench", speed.long_prompt),
     "kinds": _of("smollm2-kinds", speed.kinds),
+    "llama-smollm2": _of("llama-smollm2", peer.peer),
+    "llama-349m-18m": _of("llama-349m-18m", peer.peer),
     "quantized": _of("quantized", speed.quantized),
     "forced": _of("forced", speed.forced),
     "acceptance": _of("acceptance", speed.acceptance),

@@ -12,6 +12,7 @@ from loadtest.report.machine import ROOT
 from loadtest.report.readme.__main__ import main, pages, rewritten
 from loadtest.report.readme.blocks import fill, names
 from loadtest.report.readme.figures import FIGURES
+from loadtest.report.readme.peer import peer
 from loadtest.report.readme.result import RESULTS, Result, goal
 from loadtest.report.readme.speed import bench, long_prompt
 from loadtest.report.readme.trials import loop_gaps
@@ -58,6 +59,14 @@ def test_the_bench_shows_as_many_misses_as_the_result_has(name: str) -> None:
     (pair,) = result["pairs"].values()
     missed = [claim for claim in pair["claims"] if not claim["is_met"]]
     assert bench(result).count("**missed**") == len(missed)
+
+
+@pytest.mark.parametrize("name", ["llama-smollm2", "llama-349m-18m"])
+def test_the_comparison_with_a_peer_shows_its_misses_and_both_sides(name: str) -> None:
+    result = Result.load(name, ROOT)
+    shown = peer(result)
+    assert shown.count("**missed**") == sum(not claim["is_met"] for claim in result["claims"])
+    assert "| tokens/s | ours, k = 0 | ours, best drafted | llama.cpp, k = 0 |" in shown
 
 
 def changed(name: str, change: Any) -> Result:
