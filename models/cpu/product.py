@@ -5,13 +5,15 @@ Weights are kept in panels only, in the layout that `kernels/tile.py` reads.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from models.cpu.kernels import parameters, product
 from models.cpu.kernels.compiling import Call
+from models.cpu.kernels.matrix import INPUTS_A_STEP, has_matrix_registers
 from models.cpu.kernels.tile import PANEL
 from models.cpu.ops import PassTable, buffer, new_step
 from models.layers.quantization import quantize_weight
@@ -28,6 +30,14 @@ _KERNELS = {
     (torch.bfloat16, True): product.multiply_bfloat16_int8,
     (torch.float32, True): product.multiply_float32_int8,
 }
+
+
+def _kernel(dtype: torch.dtype, is_quantized: bool, num_inputs: int) -> Callable[[Any], None]:
+    """What multiplies rows by a weight with so many inputs, however many rows there are."""
+    is_stepwise = num_inputs % INPUTS_A_STEP == 0
+    if dtype == torch.bfloat16 and not is_quantized and is_stepwise and has_matrix_registers():
+        return product.multiply_bfloat16_by_matrix
+    return _KERNELS[dtype, is_quantized]
 
 
 class Epilogue(NamedTuple):
@@ -97,7 +107,7 @@ class KernelLinear(nn.Module):
             target: field of [R, num_outputs].
             end: what becomes of the outputs.
         """
-        kernel = _KERNELS[self._dtype, self._is_quantized]
+        kernel = _kernel(self._dtype, self._is_quantized, self.in_features)
         call = new_step(
             kernel, product.NUM_PARAMETERS, table, self._panels, self._scales, self._bias
         )
