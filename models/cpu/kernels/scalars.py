@@ -8,7 +8,16 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from models.cpu.kernels.emit import F32, I64, Builder, instruction, literal, pointer, typed
+from models.cpu.kernels.emit import (
+    F32,
+    I64,
+    Builder,
+    instruction,
+    literal,
+    pointer,
+    prefetch,
+    typed,
+)
 
 
 @instruction
