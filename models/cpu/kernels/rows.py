@@ -35,6 +35,7 @@ from models.cpu.kernels.lanes import (
 from models.cpu.kernels.parameters import (
     NUM_COMMON,
     NUM_ROWS,
+    PICKED,
     POSITIONS,
     SLOTS,
     TAKEN,
@@ -43,7 +44,7 @@ from models.cpu.kernels.parameters import (
     of_pass,
     rows_at,
 )
-from models.cpu.kernels.scalars import address_of, read_float, read_int, take_next
+from models.cpu.kernels.scalars import address_of, copy_bytes, read_float, read_int, take_next
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 # Rows a thread takes at once: of one head, whose neighbours share lines of a cache; to norm.
@@ -58,6 +59,12 @@ _NORM_RUN = 4
     NORM_TARGET,  # field
 ) = range(NUM_COMMON, NUM_COMMON + 5)
 NUM_NORM_PARAMETERS = NUM_COMMON + 5
+(
+    PICK_SOURCE,  # field of rows
+    PICK_BYTES,  # of a row
+    PICK_TARGET,  # field of rows
+) = range(NUM_COMMON, NUM_COMMON + 3)
+NUM_PICK_PARAMETERS = NUM_COMMON + 3
 (
     KEYS,  # [blocks, K, D, B] of the layer
     VALUES,  # [blocks, K, B, D]
@@ -224,6 +231,20 @@ def _rotate_heads(parameters: int, like: np.generic) -> None:
             _prepare_heads(parameters, row, queries, num_groups, query_norm, like)
             _prepare_heads(parameters, row, keys, 1, key_norm, like)
             _store_head(parameters, row, head, like)
+
+
+def pick_rows(parameters: Any) -> None:
+    """Copy rows of any type: to each row of the pass the one that it is a copy of."""
+    own = address_of(parameters)
+    row_bytes = get(own, PICK_BYTES)
+    while True:
+        first, stop = _take_rows(own)
+        if first == stop:
+            break
+        for row in range(first, stop):
+            source = read_int(of_pass(own, PICKED) + WORD * row)
+            place = rows_at(own, PICK_SOURCE) + row_bytes * source
+            copy_bytes(rows_at(own, PICK_TARGET) + row_bytes * row, place, row_bytes)
 
 
 def norm_bfloat16(parameters: Any) -> None:
