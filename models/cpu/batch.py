@@ -172,7 +172,15 @@ class CpuPlanner:
         parts = (token_ids, slots, positions, kept, tasks, block_ids)
         numbers = array("q", chain.from_iterable(parts))
         whole = torch.frombuffer(numbers, dtype=torch.int64).split([len(part) for part in parts])
-        return CpuPass(self.storage, *whole[:4], AttendPlan(*whole[4:]), self._windows)
+        return CpuPass(
+            storage=self.storage,
+            token_ids=whole[0],
+            slots=whole[1],
+            positions=whole[2],
+            kept=whole[3],
+            plan=AttendPlan(tasks=whole[4], block_ids=whole[5]),
+            windows=self._windows,
+        )
 
     def _cut(self, num_rows: int) -> list[tuple[int, int]]:
         """First row and number of rows of each task, as even as can be."""

@@ -83,7 +83,6 @@ class KernelLinear(nn.Module):
         self._panels = _paired(self._in_panels(weight))
         self._table = PassTable()
         self._call = self.step(self._table, buffer(0), buffer(1), Epilogue())
-        self._adding = self.step(self._table, buffer(0), buffer(1), Epilogue(residual=buffer(2)))
 
     def _in_panels(self, values: Tensor) -> Tensor:  # [outputs, n] -> [panels, PANEL, n]
         """Outputs of each panel, zeros after the last."""
@@ -128,25 +127,14 @@ class KernelLinear(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., num_outputs]
         """Rows times the weight; each row's result is a function of that row alone."""
         out = rows.new_empty(*rows.shape[:-1], self.num_outputs)
-        self._run(self._call, rows, out)
-        return out
-
-    def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
-        """`others` + rows times the weight, added before the sums are rounded."""
-        out = torch.empty_like(others)
-        others = others.contiguous()
-        self._table.put(buffer(2), others)
-        self._run(self._adding, rows, out)
-        return out
-
-    def _run(self, call: Call, rows: Tensor, out: Tensor) -> None:
         num_rows = rows.numel() // self.in_features
         self._table.values[parameters.NUM_ROWS] = num_rows
         rows = rows.contiguous()
         self._table.put(buffer(0), rows)
         self._table.put(buffer(1), out)
         is_long = num_rows * self.in_features * self.out_features >= _PARALLEL_NUMBERS
-        call.run(torch.get_num_threads() if is_long else 1)
+        self._call.run(torch.get_num_threads() if is_long else 1)
+        return out
 
 
 def _paired(panels: Tensor) -> Tensor:
