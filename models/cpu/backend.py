@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from models.attention.backend import ModelForward, Tiling, input_ids, last_rows
+from models.attention.backend import ModelForward, Tiling
 from models.cpu.batch import CpuPass, CpuPlanner, LaneStorage
 from models.cpu.fused_decoder import FusedDecoder
 from models.kv.rows import SequenceRows
@@ -23,8 +22,7 @@ class FusedForward:
         self, token_ids: Tensor, positions: Tensor, paged: CpuPass, keep: Tensor | None
     ) -> Tensor:
         """See `ModelForward`; the pass knows the positions."""
-        rows = self.decoder(token_ids, paged)
-        return self.decoder.logits(rows if keep is None else rows.index_select(0, keep))
+        return self.decoder(token_ids, paged, paged.kept if keep is None else keep)
 
     def products(self) -> list[nn.Module]:
         """See `ModelForward`."""
@@ -58,7 +56,6 @@ class KernelBackend:
 
     def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
         """See `AttentionBackend`."""
-        ids = input_ids(sequences, self.storage.device, drawn_ids)
-        keep = torch.tensor(last_rows(sequences), dtype=torch.int64)
         paged = self._planner(sequences)
-        return self._forward(ids, paged.positions, paged, keep).float()
+        ids = paged.token_ids if drawn_ids is None else drawn_ids
+        return self._forward(ids, paged.positions, paged, paged.kept).float()

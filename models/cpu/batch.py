@@ -9,8 +9,10 @@ Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a bl
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -91,8 +93,10 @@ class CpuPass:
     """Everything the layers need to know about one pass."""
 
     storage: LaneStorage
+    token_ids: Tensor  # [R] int64
     slots: Tensor  # [R] int64 of each row's key and value
     positions: Tensor  # [R] int64
+    kept: Tensor  # int64, the rows whose logits are wanted
     plan: AttendPlan
     windows: tuple[int | None, ...]  # of each layer
 
@@ -147,29 +151,41 @@ class CpuPlanner:
     def __call__(self, sequences: Sequence[SequenceRows]) -> CpuPass:
         """What the layers need to know of a pass of `sequences`, each of another session."""
         size = self.storage.block_size
+        token_ids: list[int] = []
         slots: list[int] = []
         positions: list[int] = []
+        kept: list[int] = []
+        tasks: list[int] = []
         block_ids: list[int] = []
-        tasks: list[tuple[int, int, int, int]] = []
         for sequence in sequences:
-            for first, count in self._cut(len(sequence.token_ids)):
-                row = len(slots) + first
-                tasks.append((row, count, sequence.start + first, len(block_ids)))
-            own = range(sequence.start, sequence.start + len(sequence.token_ids))
+            first_row, start, count = len(token_ids), sequence.start, len(sequence.token_ids)
+            for first, num_rows in self._cut(count):
+                tasks += (first_row + first, num_rows, start + first, len(block_ids))
+            token_ids += sequence.token_ids
+            own = range(start, start + count)
             blocks = sequence.table.block_ids[: sequence.num_blocks_read(size)]
-            slots.extend(blocks[p // size] * size + p % size for p in own)
-            positions.extend(own)
-            block_ids.extend(blocks)
+            slots += [blocks[p // size] * size + p % size for p in own]
+            positions += own
+            kept += range(first_row + count - sequence.num_logits, first_row + count)
+            block_ids += blocks
+        # One tensor for all: each that is made costs as much as a norm.
+        parts = (token_ids, slots, positions, kept, tasks, block_ids)
+        numbers = array("q", chain.from_iterable(parts))
+        whole = torch.frombuffer(numbers, dtype=torch.int64).split([len(part) for part in parts])
         return CpuPass(
             storage=self.storage,
-            slots=torch.tensor(slots),
-            positions=torch.tensor(positions),
-            plan=AttendPlan(tasks, block_ids),
+            token_ids=whole[0],
+            slots=whole[1],
+            positions=whole[2],
+            kept=whole[3],
+            plan=AttendPlan(tasks=whole[4], block_ids=whole[5]),
             windows=self._windows,
         )
 
     def _cut(self, num_rows: int) -> list[tuple[int, int]]:
         """First row and number of rows of each task, as even as can be."""
+        if num_rows <= self.storage.task_rows:
+            return [(0, num_rows)]
         num_tasks = -(-num_rows // self.storage.task_rows)
         size = -(-num_rows // num_tasks)
         return [(first, min(size, num_rows - first)) for first in range(0, num_rows, size)]

@@ -29,6 +29,7 @@ from models.cpu.ops import (
     Rotation,
     buffer,
     norm,
+    pick,
     rotate_and_store,
     set_attend_rows,
 )
@@ -45,6 +46,8 @@ _PARALLEL_NUMBERS = 1 << 19
 
 # Buffers of a pass: rows between layers, normed, queries with keys and values, attended, gated.
 _HIDDEN, _NORMED, _MIXED, _ATTENDED, _GATED = map(buffer, range(5))
+# What the first rows of a pass are picked from, and those of its end; where logits go.
+_PICKED_FROM, _LOGITS = buffer(5), buffer(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,40 +133,47 @@ class FusedDecoder:
             for layer, window in zip(inner.layers, windows, strict=True)
         ]
         self._num_threads = num_threads
-        self._numbers_per_row = sum(p.in_features * p.out_features for p in self.products[:-1])
-        self._pass = _Buffers(self._widths(), self._embedding.weight)
-        self._end = _Buffers([self._embedding.embedding_dim] * 2, self._embedding.weight)
+        self._numbers_per_row = sum(_num_numbers(product) for product in self.products[:-1])
+        weight = self._embedding.weight.detach()
+        self._row_bytes = weight[0].nbytes
+        self._pass = _Buffers(self._widths(), weight)
+        self._pass.table.put(_PICKED_FROM, weight)
+        self._end = _Buffers([self._embedding.embedding_dim] * 2, weight)
         self._program: Program | None = None  # until the storage is known
-        final = self._final_norm.step(self._end.table)
-        wide = Epilogue(is_wide=True)
-        logits = self._head.step(self._end.table, _NORMED, _MIXED, wide)
-        self._ending = Program([final, logits], num_threads)
 
     def use(self, storage: LaneStorage) -> None:
         """Keep keys and values in `storage`. To be called once, before the first pass."""
-        steps = [layer.steps(storage, self._tables, self._pass.table) for layer in self._layers]
-        self._program = Program([step for layer in steps for step in layer], self._num_threads)
+        first, last = self._pass.table, self._end.table
+        steps = [pick(self._row_bytes, first, _PICKED_FROM, _HIDDEN)]
+        for layer in self._layers:
+            steps += layer.steps(storage, self._tables, first)
+        steps += [
+            pick(self._row_bytes, last, _PICKED_FROM, _HIDDEN),
+            self._final_norm.step(last),
+            self._head.step(last, _NORMED, _LOGITS, Epilogue(is_wide=True)),
+        ]
+        self._program = Program(steps, self._num_threads)
 
-    def __call__(self, token_ids: Tensor, paged: CpuPass) -> Tensor:
-        """Hidden rows [R, hidden] of `token_ids` [R], until the next pass; keys are stored."""
+    def __call__(self, token_ids: Tensor, paged: CpuPass, keep: Tensor) -> Tensor:
+        """Logits [n, V] float32 of rows `keep` [n] of a pass of `token_ids` [R]; keys are stored.
+
+        Indices are int64 and contiguous.
+        """
         assert self._program is not None, "the decoder has no storage yet"
-        num_rows = len(token_ids)
-        table = self._pass.table
+        num_rows, num_kept = len(token_ids), len(keep)
+        table, end = self._pass.table, self._end.table
         hidden = self._pass.room_for(num_rows)
-        torch.index_select(self._embedding.weight, 0, token_ids, out=hidden)
+        table.put(parameters.PICKED, token_ids)
         table.put(parameters.POSITIONS, paged.positions)
         table.put(parameters.SLOTS, paged.slots)
         paged.plan.enter(table)
-        self._program.run(is_short=num_rows * self._numbers_per_row < _PARALLEL_NUMBERS)
-        return hidden
-
-    def logits(self, rows: Tensor) -> Tensor:
-        """Logits [n, V] float32 of hidden rows [n, hidden]."""
-        table = self._end.table
-        self._end.room_for(len(rows)).copy_(rows)
-        logits = torch.empty(len(rows), self._head.num_outputs)
-        table.put(_MIXED, logits)
-        self._ending.run(is_short=logits.numel() * rows.shape[1] < _PARALLEL_NUMBERS)
+        self._end.room_for(num_kept)
+        logits = torch.empty(num_kept, self._head.num_outputs)
+        end.put(parameters.PICKED, keep)
+        end.put(_PICKED_FROM, hidden)
+        end.put(_LOGITS, logits)
+        num_numbers = num_rows * self._numbers_per_row + num_kept * _num_numbers(self._head)
+        self._program.run(is_short=num_numbers < _PARALLEL_NUMBERS)
         return logits
 
     def _widths(self) -> list[int]:
@@ -201,6 +211,11 @@ class _Buffers:
             for number, rows in enumerate(self._buffers):
                 self.table.put(buffer(number), rows)
         return self._buffers[0][:num_rows]
+
+
+def _num_numbers(product: KernelLinear) -> int:
+    """Numbers of its weight."""
+    return product.in_features * product.out_features
 
 
 def can_fuse(model: PreTrainedModel) -> bool:

@@ -13,9 +13,8 @@ Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a bl
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -103,6 +102,21 @@ def norm(weight: Tensor, epsilon: float, table: PassTable, source: int, target: 
     call.parameters[rows.NORM_EPSILON] = float_bits(epsilon)
     call.parameters[rows.NORM_SOURCE] = source
     call.parameters[rows.NORM_TARGET] = target
+    return call
+
+
+def pick(row_bytes: int, table: PassTable, source: int, target: int) -> Call:
+    """Copies of rows of any type, chosen by the table's `PICKED`.
+
+    Args:
+        row_bytes: of each.
+        table: of the pass.
+        source: field of [n, ...] contiguous rows.
+        target: field of as many rows as the pass has.
+    """
+    call = new_step(rows.pick_rows, rows.NUM_PICK_PARAMETERS, table)
+    call.parameters[rows.PICK_BYTES] = row_bytes
+    call.parameters[rows.PICK_SOURCE], call.parameters[rows.PICK_TARGET] = source, target
     return call
 
 
@@ -197,29 +211,21 @@ class Scratch:
         self.address = -(-self._memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT
 
 
-class AttendPlan:
+class AttendPlan(NamedTuple):
     """Who attends to what in a pass.
 
-    Args:
-        tasks: first row, number of rows, position of the first, place in the block ids; each is
-            of rows of one session that follow each other, at most `task_rows`.
-        block_ids: of the sessions, one after the other.
+    Each task is of rows of one session that follow each other, at most `task_rows`.
     """
 
-    __slots__ = ("_arrays", "block_ids", "num_tasks", "tasks")
-
-    def __init__(
-        self, tasks: Sequence[tuple[int, int, int, int]], block_ids: Sequence[int]
-    ) -> None:
-        self._arrays = (np.array(tasks, dtype=np.int64), np.array(block_ids, dtype=np.int64))
-        self.num_tasks = len(tasks)
-        self.tasks, self.block_ids = (array.ctypes.data for array in self._arrays)  # addresses
+    # [tasks * 4] int64: first row, number of rows, position of the first, place in the block ids
+    tasks: Tensor
+    block_ids: Tensor  # int64, of the sessions, one after the other
 
     def enter(self, table: PassTable) -> None:
         """Have the steps of a table's pass attend by this plan; it must be kept meanwhile."""
-        table.values[parameters.TASKS] = self.tasks
-        table.values[parameters.NUM_TASKS] = self.num_tasks
-        table.values[parameters.BLOCK_IDS] = self.block_ids
+        table.put(parameters.TASKS, self.tasks)
+        table.values[parameters.NUM_TASKS] = len(self.tasks) // attention.TASK_FIELDS
+        table.put(parameters.BLOCK_IDS, self.block_ids)
 
 
 def attend(

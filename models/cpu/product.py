@@ -5,13 +5,15 @@ Weights are kept in panels only, in the layout that `kernels/tile.py` reads.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from models.cpu.kernels import parameters, product
 from models.cpu.kernels.compiling import Call
+from models.cpu.kernels.matrix import INPUTS_A_STEP, has_matrix_registers
 from models.cpu.kernels.tile import PANEL
 from models.cpu.ops import PassTable, buffer, new_step
 from models.layers.quantization import quantize_weight
@@ -28,6 +30,14 @@ _KERNELS = {
     (torch.bfloat16, True): product.multiply_bfloat16_int8,
     (torch.float32, True): product.multiply_float32_int8,
 }
+
+
+def _kernel(dtype: torch.dtype, is_quantized: bool, num_inputs: int) -> Callable[[Any], None]:
+    """What multiplies rows by a weight with so many inputs, however many rows there are."""
+    is_stepwise = num_inputs % INPUTS_A_STEP == 0
+    if dtype == torch.bfloat16 and not is_quantized and is_stepwise and has_matrix_registers():
+        return product.multiply_bfloat16_by_matrix
+    return _KERNELS[dtype, is_quantized]
 
 
 class Epilogue(NamedTuple):
@@ -73,7 +83,6 @@ class KernelLinear(nn.Module):
         self._panels = _paired(self._in_panels(weight))
         self._table = PassTable()
         self._call = self.step(self._table, buffer(0), buffer(1), Epilogue())
-        self._adding = self.step(self._table, buffer(0), buffer(1), Epilogue(residual=buffer(2)))
 
     def _in_panels(self, values: Tensor) -> Tensor:  # [outputs, n] -> [panels, PANEL, n]
         """Outputs of each panel, zeros after the last."""
@@ -97,7 +106,7 @@ class KernelLinear(nn.Module):
             target: field of [R, num_outputs].
             end: what becomes of the outputs.
         """
-        kernel = _KERNELS[self._dtype, self._is_quantized]
+        kernel = _kernel(self._dtype, self._is_quantized, self.in_features)
         call = new_step(
             kernel, product.NUM_PARAMETERS, table, self._panels, self._scales, self._bias
         )
@@ -118,25 +127,14 @@ class KernelLinear(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:  # [..., inputs] -> [..., num_outputs]
         """Rows times the weight; each row's result is a function of that row alone."""
         out = rows.new_empty(*rows.shape[:-1], self.num_outputs)
-        self._run(self._call, rows, out)
-        return out
-
-    def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
-        """`others` + rows times the weight, added before the sums are rounded."""
-        out = torch.empty_like(others)
-        others = others.contiguous()
-        self._table.put(buffer(2), others)
-        self._run(self._adding, rows, out)
-        return out
-
-    def _run(self, call: Call, rows: Tensor, out: Tensor) -> None:
         num_rows = rows.numel() // self.in_features
         self._table.values[parameters.NUM_ROWS] = num_rows
         rows = rows.contiguous()
         self._table.put(buffer(0), rows)
         self._table.put(buffer(1), out)
         is_long = num_rows * self.in_features * self.out_features >= _PARALLEL_NUMBERS
-        call.run(torch.get_num_threads() if is_long else 1)
+        self._call.run(torch.get_num_threads() if is_long else 1)
+        return out
 
 
 def _paired(panels: Tensor) -> Tensor:

@@ -93,12 +93,6 @@ class PackedLinear(nn.Module):
         out = _packed_linear(pieces[0].contiguous(), self._packed[0], self._bias)
         return _add_pieces(out, pieces[1:], self._packed[1:])
 
-    def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
-        """`others` + rows times the weight, added inside the product."""
-        pieces = rows.split_with_sizes(self._widths, dim=-1)
-        out = _packed_linear_add(pieces[0].contiguous(), others, self._packed[0], self._bias)
-        return _add_pieces(out, pieces[1:], self._packed[1:])
-
 
 def _add_pieces(out: Tensor, pieces: Sequence[Tensor], packed: Sequence[Tensor]) -> Tensor:
     for piece, weight in zip(pieces, packed, strict=True):

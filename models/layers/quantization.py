@@ -118,10 +118,6 @@ class Int8Linear(nn.Module):
             out += self._bias
         return out.view(*rows.shape[:-1], self.out_features)
 
-    def add_to(self, others: Tensor, rows: Tensor) -> Tensor:  # [R, outputs], [R, inputs]
-        """`others` + rows times the weight."""
-        return self(rows).add_(others)
-
 
 def refuse_unquantizable(dtype: torch.dtype) -> None:
     """Refuse `dtype` where torch has no 8-bit product for it.

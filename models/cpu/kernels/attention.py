@@ -1,15 +1,18 @@
 """Paged attention on a CPU: softmax over a session's keys, block by block, where they lie.
 
-A task is some consecutive rows of one session with the query heads of one key head. For each block
-of keys it computes the scores of all its vectors, then brings each vector's running maximum, sum
-and weighted values up to date, as arXiv 2205.14135 does; nothing is ever as long as the context.
+A task is some consecutive rows of one session with the query heads of one key head. For each span
+of a few blocks of keys it computes the scores of all its vectors, then brings each vector's running
+maximum, sum and weighted values up to date, as arXiv 2205.14135 does; nothing is ever as long as
+the context. Meanwhile what comes next is on its way from memory: blocks lie anywhere, so that the
+CPU cannot guess it.
 
-What a row gets depends on its own position and keys alone: blocks it sees nothing of are left
-out, keys it does not see have a weight of exactly zero, and `mix` does not care how many rows it
-works on. So bits do not change with what is computed beside it.
+What a row gets depends on its own position and keys alone: spans begin at the same positions
+whatever the task, blocks it sees nothing of are left out, keys it does not see have a weight of
+exactly zero, and `mix` does not care how many rows it works on. So bits do not change with what is
+computed beside it.
 
-Shape letters: H query heads, K key heads, G = H / K, D head size, B tokens of a block, M vectors of
-a task, which are its rows times G.
+Shape letters: H query heads, K key heads, G = H / K, D head size, B tokens of a block, S tokens of
+a span, M vectors of a task, which are its rows times G.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from models.cpu.kernels.lanes import (
     tanh,
     total,
 )
-from models.cpu.kernels.mixing import Product, mix
+from models.cpu.kernels.mixing import FLOAT_BYTES, VECTOR_BYTES, Product, Vectors, mix, mix_into
 from models.cpu.kernels.parameters import (
     BLOCK_IDS,
     NUM_COMMON,
@@ -76,14 +79,17 @@ from models.cpu.kernels.scalars import address_of, read_float, read_int, take_ne
 NUM_PARAMETERS = NUM_COMMON + 16
 TASK_FIELDS = 4  # first row, rows, position of the first, place in the block ids
 
-_FLOAT_BYTES = 4
-_VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES
 _ZERO, _ONE, _NO_SCORE = np.float32(0), np.float32(1), np.float32(-np.inf)
+
+
+# Tokens of a span, unless a block has more: enough for four vectors of scores at a time.
+_SPAN = 4 * NUM_LANES
 
 
 def scratch_bytes(num_vectors: int, head_dim: int, block_size: int) -> int:
     """What a thread needs for tasks of at most so many vectors: all that `_places` lays out."""
-    return num_vectors * (_FLOAT_BYTES * (2 * head_dim + block_size) + 2 * _VECTOR_BYTES)
+    span = max(_SPAN, block_size)
+    return num_vectors * (FLOAT_BYTES * (2 * head_dim + span) + 2 * VECTOR_BYTES)
 
 
 class _Task(NamedTuple):
@@ -93,6 +99,14 @@ class _Task(NamedTuple):
     num_rows: int
     key_head: int
     scratch: int  # where this thread keeps what `_places` lays out
+
+
+class _Span(NamedTuple):
+    """Some blocks of a session that follow each other."""
+
+    blocks: int  # address of the number of the first
+    num_blocks: int
+    offset: int  # position of the task's first row, less that of the span's first key
 
 
 class _Vector(NamedTuple):
@@ -105,11 +119,11 @@ class _Vector(NamedTuple):
 
 @inline
 def _places(scratch: int, num_vectors: int, head_dim: int) -> tuple[int, int, int, int]:
-    """After the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, B]."""
-    sums = scratch + _FLOAT_BYTES * num_vectors * head_dim
-    totals = sums + _FLOAT_BYTES * num_vectors * head_dim
-    tops = totals + _VECTOR_BYTES * num_vectors
-    return sums, totals, tops, tops + _VECTOR_BYTES * num_vectors
+    """After the queries [M, D]: sums [M, D], totals [M, lanes], tops [M, lanes], scores [M, S]."""
+    sums = scratch + FLOAT_BYTES * num_vectors * head_dim
+    totals = sums + FLOAT_BYTES * num_vectors * head_dim
+    tops = totals + VECTOR_BYTES * num_vectors
+    return sums, totals, tops, tops + VECTOR_BYTES * num_vectors
 
 
 @inline
@@ -125,10 +139,10 @@ def _start_task(parameters: int, task: _Task, like: np.generic) -> None:
         head = task.key_head * num_groups + vector % num_groups
         place = row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE)
         query = rows_at(parameters, QUERY) + num_bytes(like) * place
-        store(totals + _VECTOR_BYTES * vector, zero, FLOAT32)
-        write_float(tops + _VECTOR_BYTES * vector, _NO_SCORE)
+        store(totals + VECTOR_BYTES * vector, zero, FLOAT32)
+        write_float(tops + VECTOR_BYTES * vector, _NO_SCORE)
         for d in range(0, head_dim, NUM_LANES):
-            offset = _FLOAT_BYTES * (vector * head_dim + d)
+            offset = FLOAT_BYTES * (vector * head_dim + d)
             store(task.scratch + offset, load(query + num_bytes(like) * d, like), FLOAT32)
             store(sums + offset, zero, FLOAT32)
 
@@ -143,14 +157,14 @@ def _scaled(parameters: int, scores: Lanes) -> Lanes:
 
 
 @inline
-def _mask_scores(parameters: int, scores: int, first: int, stop: int) -> Any:
-    """Scale one vector's scores [B], of which it sees first, ..., stop - 1; the largest."""
+def _mask_scores(parameters: int, scores: int, num_keys: int, first: int, stop: int) -> Any:
+    """Scale one vector's scores, of which it sees first, ..., stop - 1; the largest."""
     top = splat(_NO_SCORE)
-    for key in range(0, get(parameters, BLOCK_SIZE), NUM_LANES):
-        some = _scaled(parameters, load(scores + _FLOAT_BYTES * key, FLOAT32))
+    for key in range(0, num_keys, NUM_LANES):
+        some = _scaled(parameters, load(scores + FLOAT_BYTES * key, FLOAT32))
         if first > key or stop < key + NUM_LANES:
             some = keep_lanes(some, first - key, stop - key)
-        store(scores + _FLOAT_BYTES * key, some, FLOAT32)
+        store(scores + FLOAT_BYTES * key, some, FLOAT32)
         top = maximum(top, some)
     return largest(top)
 
@@ -160,14 +174,18 @@ def _raise_top(vector: _Vector, head_dim: int, factor: Lanes) -> None:
     """Weighs anew what was added below a lower maximum."""
     store(vector.total, mul(load(vector.total, FLOAT32), factor), FLOAT32)
     for d in range(0, head_dim, NUM_LANES):
-        place = vector.sums + _FLOAT_BYTES * d
+        place = vector.sums + FLOAT_BYTES * d
         store(place, mul(load(place, FLOAT32), factor), FLOAT32)
 
 
 @inline
-def _turn_to_weights(parameters: int, scores: int, vector: _Vector, first: int, stop: int) -> None:
-    """Turns one vector's scores [B] to weights, by the largest score so far."""
-    largest_here = _mask_scores(parameters, scores, first, stop)
+def _turn_to_weights(
+    parameters: int, scores: int, vector: _Vector, span: _Span, position: int
+) -> None:
+    """Turns scores of a vector at `position` of the span to weights, by the largest so far."""
+    num_keys, window = span.num_blocks * get(parameters, BLOCK_SIZE), get(parameters, WINDOW)
+    earliest = position + 1 - window if window > 0 else 0
+    largest_here = _mask_scores(parameters, scores, num_keys, earliest, position + 1)
     largest_yet = read_float(vector.top)
     if largest_here > largest_yet:
         factor = exp(splat(largest_yet - largest_here))
@@ -175,8 +193,8 @@ def _turn_to_weights(parameters: int, scores: int, vector: _Vector, first: int, 
         write_float(vector.top, largest_here)
         largest_yet = largest_here
     reference, added = splat(largest_yet), load(vector.total, FLOAT32)
-    for key in range(0, get(parameters, BLOCK_SIZE), NUM_LANES):
-        place = scores + _FLOAT_BYTES * key
+    for key in range(0, num_keys, NUM_LANES):
+        place = scores + FLOAT_BYTES * key
         weights = exp(sub(load(place, FLOAT32), reference))
         store(place, weights, FLOAT32)
         added = add(added, weights)
@@ -184,48 +202,116 @@ def _turn_to_weights(parameters: int, scores: int, vector: _Vector, first: int, 
 
 
 @inline
-def _attend_block(
-    parameters: int,
-    task: _Task,
-    block: int,  # where it lies
-    offset: int,  # position of the task's first row, less that of the block's first key
-    like: np.generic,
-) -> None:
-    num_key_heads = get(parameters, NUM_KEY_HEADS)
-    num_groups = get(parameters, NUM_HEADS) // num_key_heads
-    head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
+def _seen_by(parameters: int, task: _Task, offset: int, num_keys: int) -> tuple[int, int]:
+    """The rows of a task that see any of so many keys, first and stop.
+
+    Those before the keys see none, nor do those whose window begins after them.
+    """
     window = get(parameters, WINDOW)
-    num_vectors = task.num_rows * num_groups
-    sums, totals, tops, scores = _places(task.scratch, num_vectors, head_dim)
-    # Rows before the block see nothing of it, nor do those whose window begins after it.
-    first = max(0, -offset) * num_groups
-    stop = num_vectors
-    if window > 0:
-        stop = min(task.num_rows, block_size - 1 + window - offset) * num_groups
-    base = num_bytes(like) * (block * num_key_heads + task.key_head) * block_size * head_dim
-    queries = task.scratch + _FLOAT_BYTES * first * head_dim
-    keys, values = get(parameters, KEYS) + base, get(parameters, VALUES) + base
-    product = Product(stop - first, head_dim, head_dim, block_size)
-    mix(scores, queries, keys, product, False, like)
+    stop = min(task.num_rows, num_keys - 1 + window - offset) if window > 0 else task.num_rows
+    return max(0, -offset), stop
+
+
+@inline
+def _block_at(parameters: int, key_head: int, span: _Span, number: int, like: np.generic) -> int:
+    """Bytes from the first keys, or values, to those of a head in a block of the span."""
+    block = read_int(span.blocks + WORD * number)
+    size = num_bytes(like) * get(parameters, BLOCK_SIZE) * get(parameters, HEAD_DIM)
+    return size * (block * get(parameters, NUM_KEY_HEADS) + key_head)
+
+
+@inline
+def _keys_at(parameters: int, key_head: int, span: _Span, key: int, like: np.generic) -> int:
+    """Where sixteen keys of the span are; 0 after its last."""
+    block_size = get(parameters, BLOCK_SIZE)
+    number = key // block_size
+    if number >= span.num_blocks:
+        return 0
+    block = _block_at(parameters, key_head, span, number, like)
+    return get(parameters, KEYS) + block + num_bytes(like) * (key % block_size)
+
+
+@inline
+def _score(
+    parameters: int, task: _Task, span: _Span, seen: tuple[int, int], like: np.generic
+) -> None:
+    """Scores of the vectors from `seen` on; their values are asked for meanwhile."""
+    head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
+    scores = _places(task.scratch, task.num_rows * num_groups, head_dim)[3]
+    first, num_vectors = seen
+    queries = task.scratch + FLOAT_BYTES * first * head_dim
+    num_keys, head = span.num_blocks * block_size, task.key_head
+    ahead = get(parameters, VALUES) - get(parameters, KEYS)
+    step = num_bytes(like) * block_size
+    product = Product(head_dim, step, head_dim, num_keys, ahead)
+    for key in range(0, num_keys, 4 * NUM_LANES):
+        vectors = Vectors(
+            _keys_at(parameters, head, span, key, like),
+            _keys_at(parameters, head, span, key + NUM_LANES, like),
+            _keys_at(parameters, head, span, key + 2 * NUM_LANES, like),
+            _keys_at(parameters, head, span, key + 3 * NUM_LANES, like),
+        )
+        rows = (scores + FLOAT_BYTES * key, queries, num_vectors)
+        mix(rows, vectors, product, min(4, (num_keys - key) // NUM_LANES), like)
+
+
+@inline
+def _weigh_values(
+    parameters: int, task: _Task, span: _Span, skipped: int, like: np.generic
+) -> None:
+    """Add the weighted values of each block, whose weights begin with row `skipped`.
+
+    Meanwhile keys of the next span are asked for: its blocks are those after this one's.
+    """
+    head_dim, block_size = get(parameters, HEAD_DIM), get(parameters, BLOCK_SIZE)
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
+    num_keys = span.num_blocks * block_size
+    sums, _, _, scores = _places(task.scratch, task.num_rows * num_groups, head_dim)
+    for number in range(span.num_blocks):
+        offset = span.offset - number * block_size
+        first, stop = _seen_by(parameters, task, offset, block_size)
+        if first >= stop:
+            continue
+        block = _block_at(parameters, task.key_head, span, number, like)
+        ahead = 0
+        if offset + task.num_rows > num_keys:  # there is a block so much further on
+            later = _block_at(parameters, task.key_head, span, number + span.num_blocks, like)
+            ahead = get(parameters, KEYS) + later - get(parameters, VALUES) - block
+        # What lies after the last row is not read: it may be anything.
+        depth = min(block_size, offset + task.num_rows)
+        product = Product(depth, num_bytes(like) * head_dim, num_keys, head_dim, ahead)
+        place = (first - skipped) * num_groups * num_keys + number * block_size
+        rows = (
+            sums + FLOAT_BYTES * first * num_groups * head_dim,
+            scores + FLOAT_BYTES * place,
+            (stop - first) * num_groups,
+        )
+        mix_into(rows, get(parameters, VALUES) + block, head_dim, product, like)
+
+
+@inline
+def _attend_span(parameters: int, task: _Task, span: _Span, like: np.generic) -> None:
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
+    head_dim = get(parameters, HEAD_DIM)
+    num_keys = span.num_blocks * get(parameters, BLOCK_SIZE)
+    sums, totals, tops, scores = _places(task.scratch, task.num_rows * num_groups, head_dim)
+    skipped, stop = _seen_by(parameters, task, span.offset, num_keys)
+    first, stop = skipped * num_groups, stop * num_groups
+    _score(parameters, task, span, (first, stop - first), like)
     for vector in range(first, stop):
-        last = offset + vector // num_groups
-        earliest = last + 1 - window if window > 0 else 0
         _turn_to_weights(
             parameters,
-            scores + _FLOAT_BYTES * (vector - first) * block_size,
+            scores + FLOAT_BYTES * (vector - first) * num_keys,
             _Vector(
-                sums + _FLOAT_BYTES * vector * head_dim,
-                totals + _VECTOR_BYTES * vector,
-                tops + _VECTOR_BYTES * vector,
+                sums + FLOAT_BYTES * vector * head_dim,
+                totals + VECTOR_BYTES * vector,
+                tops + VECTOR_BYTES * vector,
             ),
-            earliest,
-            last + 1,
+            span,
+            span.offset + vector // num_groups,
         )
-    out = sums + _FLOAT_BYTES * first * head_dim
-    # What lies after the last row is not read: it may be anything.
-    depth = min(block_size, offset + task.num_rows)
-    product = Product(stop - first, depth, block_size, head_dim)
-    mix(out, scores, values, product, True, like)
+    _weigh_values(parameters, task, span, skipped, like)
 
 
 @inline
@@ -234,7 +320,7 @@ def _finish_vector(parameters: int, row: int, head: int, vector: _Vector, like: 
     weight, factor = total(load(vector.total, FLOAT32)), splat(_ONE)
     sinks = get(parameters, SINKS)
     if sinks != 0:
-        sink, largest_yet = read_float(sinks + _FLOAT_BYTES * head), read_float(vector.top)
+        sink, largest_yet = read_float(sinks + FLOAT_BYTES * head), read_float(vector.top)
         reference = splat(max(sink, largest_yet))
         factor = exp(sub(splat(largest_yet), reference))
         weights = add(mul(splat(weight), factor), exp(sub(splat(sink), reference)))
@@ -245,7 +331,7 @@ def _finish_vector(parameters: int, row: int, head: int, vector: _Vector, like: 
     place = (row * get(parameters, NUM_HEADS) + head) * head_dim
     out = rows_at(parameters, TARGET) + num_bytes(like) * place
     for d in range(0, head_dim, NUM_LANES):
-        scaled = mul(load(vector.sums + _FLOAT_BYTES * d, FLOAT32), factor)
+        scaled = mul(load(vector.sums + FLOAT_BYTES * d, FLOAT32), factor)
         store(out + num_bytes(like) * d, scaled, like)
 
 
@@ -262,11 +348,13 @@ def _attend_task(
     window = get(parameters, WINDOW)
     num_vectors = task.num_rows * num_groups
     _start_task(parameters, task, like)
+    num_blocks = (position + task.num_rows + block_size - 1) // block_size
+    at_once = max(1, _SPAN // block_size)
     index = max(0, position - window + 1) // block_size if window > 0 else 0
-    while index * block_size < position + task.num_rows:
-        block = read_int(block_ids + WORD * index)
-        _attend_block(parameters, task, block, position - index * block_size, like)
-        index += 1
+    for first in range(index - index % at_once, num_blocks, at_once):
+        count, offset = min(at_once, num_blocks - first), position - first * block_size
+        span = _Span(block_ids + WORD * first, count, offset)
+        _attend_span(parameters, task, span, like)
     sums, totals, tops, _ = _places(scratch, num_vectors, head_dim)
     for vector in range(num_vectors):
         _finish_vector(
@@ -274,9 +362,9 @@ def _attend_task(
             task.first_row + vector // num_groups,
             key_head * num_groups + vector % num_groups,
             _Vector(
-                sums + _FLOAT_BYTES * vector * head_dim,
-                totals + _VECTOR_BYTES * vector,
-                tops + _VECTOR_BYTES * vector,
+                sums + FLOAT_BYTES * vector * head_dim,
+                totals + VECTOR_BYTES * vector,
+                tops + VECTOR_BYTES * vector,
             ),
             like,
         )

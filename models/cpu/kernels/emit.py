@@ -52,6 +52,20 @@ def pointer(builder: Builder, address: ir.Value, kind: ir.Type) -> ir.Value:
     return builder.inttoptr(address, kind.as_pointer())
 
 
+def plus(builder: Builder, address: ir.Value, num_bytes: int) -> ir.Value:
+    """An address so many bytes further on."""
+    return builder.add(address, ir.Constant(I64, num_bytes))
+
+
+def prefetch(builder: Builder, address: ir.Value) -> None:
+    """Have what is there brought to the caches. Harmless where nothing is."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    how = [ir.Constant(I32, number) for number in (0, 3, 1)]  # to read, close, data
+    builder.call(function, [builder.inttoptr(address, byte), *how])
+
+
 def vector_call(builder: Builder, name: str, *values: ir.Value) -> ir.Value:
     """An LLVM intrinsic of vectors."""
     kind = ir.FunctionType(FLOATS, [value.type for value in values])

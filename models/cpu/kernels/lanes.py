@@ -92,14 +92,19 @@ def _rounded_bits(builder: Builder, lanes: ir.Value) -> ir.Value:
     return builder.select(is_nan, constant(INTS, 0x7FC00000), rounded)
 
 
+def read_lanes(builder: Builder, address: ir.Value, like: Any) -> ir.Value:
+    """Emit what `load` does."""
+    if is_float32(like):
+        return builder.load(pointer(builder, address, FLOATS), align=4)
+    return _widened(builder, builder.load(pointer(builder, address, _HALVES), align=2))
+
+
 @instruction
 def load(context: Any, address: Any, like: Any) -> Any:
     """Sixteen numbers in a row."""
 
     def build(builder: Builder, address: ir.Value, _: ir.Value) -> ir.Value:
-        if is_float32(like):
-            return builder.load(pointer(builder, address, FLOATS), align=4)
-        return _widened(builder, builder.load(pointer(builder, address, _HALVES), align=2))
+        return read_lanes(builder, address, like)
 
     return typed(build, _LANES, types.int64, like)
 

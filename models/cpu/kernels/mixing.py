@@ -1,231 +1,191 @@
 """Small matrix products that keep a row's bits: sums of rows of a matrix, each times a number.
 
 out[i, :] = (out[i, :] +) sum over k of coefficients[i, k] * matrix[k, :], added in the order of k,
-each step rounded once. Four rows are computed together, so that what is read of the matrix serves
-all of them; how many there are makes no difference to any.
+each step rounded once. A few rows and vectors of columns are computed together, so that what is
+read of the matrix serves all of the rows, and sums do not wait for each other; how many there are
+makes no difference to any.
 
-For example 6 rows of width 80, with vectors of 16 numbers: rows 0 to 3 together, two vectors of
-columns at a time (0-31, 32-63), then the last vector (64-79) row by row; rows 4 and 5 each alone,
-four vectors at a time (0-63), then the last one.
+For example 6 rows of width 80, with vectors of 16 numbers: rows 0 to 3 together, four vectors of
+columns at a time (0-63), then the last vector (64-79); rows 4 and 5 together in the same way.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
 from models.cpu.kernels.compiling import inline
-from models.cpu.kernels.emit import NUM_LANES
-from models.cpu.kernels.lanes import FLOAT32, Lanes, fma, load, num_bytes, splat, store
-from models.cpu.kernels.scalars import read_float
+from models.cpu.kernels.emit import (
+    F32,
+    FLOATS,
+    I64,
+    NUM_LANES,
+    Builder,
+    constant,
+    emit_fma,
+    instruction,
+    literal,
+    plus,
+    pointer,
+    prefetch,
+    spread,
+    typed,
+)
+from models.cpu.kernels.lanes import num_bytes, read_lanes
 
-_FLOAT_BYTES = 4
-_VECTOR_BYTES = _FLOAT_BYTES * NUM_LANES
-_ROWS_TOGETHER = 4
-_PAIR = 2 * NUM_LANES
-_ZERO = np.float32(0)
+FLOAT_BYTES = 4
+VECTOR_BYTES = FLOAT_BYTES * NUM_LANES
+
+
+class Vectors(NamedTuple):
+    """Four vectors of columns of a matrix: where they are in its first row."""
+
+    first: int
+    second: int
+    third: int
+    fourth: int
 
 
 class Product(NamedTuple):
-    """The sizes of a product."""
+    """What goes with the vectors of a product."""
 
-    num_rows: int
-    depth: int
+    depth: int  # rows of the matrix
+    step: int  # bytes from one to the next
     stride: int  # numbers from one row's coefficients to the next row's
-    width: int  # a multiple of NUM_LANES
+    out_stride: int  # numbers from one row's sums to the next row's
+    ahead: int  # bytes from what is read to what will be soon
+
+
+@instruction
+def _mix(  # noqa: PLR0913  (an instruction takes numbers one by one)
+    context: Any,
+    out: Any,
+    coefficients: Any,
+    vectors: Any,
+    product: Any,
+    num_rows: Any,
+    num_vectors: Any,
+    adds: Any,
+    like: Any,
+) -> Any:
+    """The product of `num_rows` rows and the first `num_vectors` vectors: constants of the code."""
+    counts = literal(num_rows, "num_rows"), literal(num_vectors, "num_vectors")
+    is_added = literal(adds, "adds") != 0
+
+    def build(builder: Builder, *values: ir.Value) -> None:
+        out, coefficients, vectors, product = values[:4]
+        depth, step, stride, out_stride, ahead = cgutils.unpack_tuple(builder, product)
+        starts = cgutils.unpack_tuple(builder, vectors)[: counts[1]]
+
+        def apart(number: int, stride: ir.Value) -> ir.Value:
+            return builder.mul(stride, ir.Constant(I64, FLOAT_BYTES * number))
+
+        factors = [builder.add(coefficients, apart(row, stride)) for row in range(counts[0])]
+        rows = [builder.add(out, apart(row, out_stride)) for row in range(counts[0])]
+        places = [
+            [
+                pointer(builder, plus(builder, row, VECTOR_BYTES * i), FLOATS)
+                for i in range(counts[1])
+            ]
+            for row in rows
+        ]
+        # LLVM turns this memory into registers.
+        sums = [[cgutils.alloca_once(builder, FLOATS) for _ in starts] for _ in rows]
+        zero = constant(FLOATS, 0.0)
+        for of_row, to in zip(sums, places, strict=True):
+            for each, place in zip(of_row, to, strict=True):
+                builder.store(builder.load(place, align=4) if is_added else zero, each)
+        with cgutils.for_range(builder, depth) as loop:
+            offset = builder.mul(loop.index, step)
+            at = [builder.add(start, offset) for start in starts]
+            some = [read_lanes(builder, place, like) for place in at]
+            for place in at:
+                prefetch(builder, builder.add(place, ahead))
+            index = builder.mul(loop.index, ir.Constant(I64, FLOAT_BYTES))
+            for factor, of_row in zip(factors, sums, strict=True):
+                number = builder.load(pointer(builder, builder.add(factor, index), F32), align=4)
+                number = spread(builder, number, FLOATS)
+                for each, lanes in zip(of_row, some, strict=True):
+                    builder.store(emit_fma(builder, number, lanes, builder.load(each)), each)
+        for of_row, to in zip(sums, places, strict=True):
+            for each, place in zip(of_row, to, strict=True):
+                builder.store(builder.load(each), place, align=4)
+
+    given = (types.int64, types.int64, vectors, product, num_rows, num_vectors, adds, like)
+    return typed(build, types.void, *given)
+
+
+@inline
+def _mix_rows(
+    rows: tuple[int, int, int],  # sums, coefficients, and how many
+    vectors: Vectors,
+    product: Product,
+    num_vectors: Any,
+    adds: Any,
+    like: np.generic,
+) -> None:
+    out, coefficients, num_rows = rows
+    row = 0
+    while row < num_rows:
+        if num_rows - row >= 4:
+            _mix(out, coefficients, vectors, product, 4, num_vectors, adds, like)
+            count = 4
+        elif num_rows - row >= 2:
+            _mix(out, coefficients, vectors, product, 2, num_vectors, adds, like)
+            count = 2
+        else:
+            _mix(out, coefficients, vectors, product, 1, num_vectors, adds, like)
+            count = 1
+        row += count
+        out += FLOAT_BYTES * count * product.out_stride
+        coefficients += FLOAT_BYTES * count * product.stride
 
 
 @inline
 def mix(
-    out: int,  # [num_rows, width] float32
-    coefficients: int,  # [num_rows, depth] float32, rows `stride` numbers apart
-    matrix: int,  # [depth, width] of type `like`
+    rows: tuple[int, int, int],
+    vectors: Vectors,
     product: Product,
-    adds: bool,  # to what is in `out`; else the product takes its place
+    num_vectors: int,
     like: np.generic,
 ) -> None:
-    """Computes the product."""
-    row = 0
-    while row + _ROWS_TOGETHER <= product.num_rows:
-        _mix_four(
-            out + _FLOAT_BYTES * row * product.width,
-            coefficients + _FLOAT_BYTES * row * product.stride,
-            matrix,
-            product,
-            adds,
-            like,
-        )
-        row += _ROWS_TOGETHER
-    while row < product.num_rows:
-        _mix_one(
-            out + _FLOAT_BYTES * row * product.width,
-            coefficients + _FLOAT_BYTES * row * product.stride,
-            matrix,
-            product,
-            adds,
-            like,
-        )
-        row += 1
+    """Write the product of rows and up to four vectors, which may lie anywhere.
+
+    Args:
+        rows: addresses of sums [num_rows, 16 * num_vectors] and coefficients [num_rows, depth],
+            both float32, and `num_rows`.
+        vectors: of the matrix; of those after the last nothing is read.
+        product: its sizes.
+        num_vectors: how many there are.
+        like: the matrix's type.
+    """
+    if num_vectors == 4:
+        _mix_rows(rows, vectors, product, 4, 0, like)
+        return
+    out, coefficients, num_rows = rows
+    for number in range(num_vectors):
+        some = Vectors(vectors[number], 0, 0, 0)
+        _mix_rows((out + VECTOR_BYTES * number, coefficients, num_rows), some, product, 1, 0, like)
 
 
 @inline
-def _start(out: int, adds: bool) -> Lanes:
-    return load(out, FLOAT32) if adds else splat(_ZERO)
-
-
-@inline
-def _mix_four(
-    out: int,
-    coefficients: int,
-    matrix: int,
-    product: Product,
-    adds: bool,
-    like: np.generic,
+def mix_into(
+    rows: tuple[int, int, int], matrix: int, width: int, product: Product, like: np.generic
 ) -> None:
-    size = num_bytes(like)
-    column = 0
-    while column + _PAIR <= product.width:
-        _mix_four_by_two(
-            out + _FLOAT_BYTES * column,
-            coefficients,
-            matrix + size * column,
-            product,
-            adds,
-            like,
-        )
-        column += _PAIR
-    if column < product.width:
-        for row in range(_ROWS_TOGETHER):
-            _mix_vector(
-                out + _FLOAT_BYTES * (row * product.width + column),
-                coefficients + _FLOAT_BYTES * row * product.stride,
-                matrix + size * column,
-                product,
-                adds,
-                like,
-            )
-
-
-@inline
-def _mix_four_by_two(
-    out: int,
-    coefficients: int,
-    matrix: int,
-    product: Product,
-    adds: bool,
-    like: np.generic,
-) -> None:
-    """Two vectors of columns of four rows: as many sums as the CPU can keep busy with."""
-    # Eight sums that do not wait for each other. They are variables, not an array: they must stay
-    # in registers over the whole depth.
-    out1 = out + _FLOAT_BYTES * product.width
-    out2 = out1 + _FLOAT_BYTES * product.width
-    out3 = out2 + _FLOAT_BYTES * product.width
-    low0, high0 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
-    low1, high1 = _start(out1, adds), _start(out1 + _VECTOR_BYTES, adds)
-    low2, high2 = _start(out2, adds), _start(out2 + _VECTOR_BYTES, adds)
-    low3, high3 = _start(out3, adds), _start(out3 + _VECTOR_BYTES, adds)
-    # Each step reads two vectors of the matrix once and uses them for all four rows.
-    apart, step = _FLOAT_BYTES * product.stride, num_bytes(like) * product.width
-    place = matrix
-    for k in range(product.depth):
-        low, high = load(place, like), load(place + num_bytes(like) * NUM_LANES, like)
-        place += step
-        factors = coefficients + _FLOAT_BYTES * k
-        factor = splat(read_float(factors))
-        low0, high0 = fma(factor, low, low0), fma(factor, high, high0)
-        factor = splat(read_float(factors + apart))
-        low1, high1 = fma(factor, low, low1), fma(factor, high, high1)
-        factor = splat(read_float(factors + 2 * apart))
-        low2, high2 = fma(factor, low, low2), fma(factor, high, high2)
-        factor = splat(read_float(factors + 3 * apart))
-        low3, high3 = fma(factor, low, low3), fma(factor, high, high3)
-    store(out, low0, FLOAT32)
-    store(out + _VECTOR_BYTES, high0, FLOAT32)
-    store(out1, low1, FLOAT32)
-    store(out1 + _VECTOR_BYTES, high1, FLOAT32)
-    store(out2, low2, FLOAT32)
-    store(out2 + _VECTOR_BYTES, high2, FLOAT32)
-    store(out3, low3, FLOAT32)
-    store(out3 + _VECTOR_BYTES, high3, FLOAT32)
-
-
-@inline
-def _mix_one(
-    out: int,
-    coefficients: int,
-    matrix: int,
-    product: Product,
-    adds: bool,
-    like: np.generic,
-) -> None:
-    size = num_bytes(like)
-    column = 0
-    while column + 4 * NUM_LANES <= product.width:
-        _mix_one_by_four(
-            out + _FLOAT_BYTES * column,
-            coefficients,
-            matrix + size * column,
-            product,
-            adds,
-            like,
-        )
-        column += 4 * NUM_LANES
-    while column < product.width:
-        _mix_vector(
-            out + _FLOAT_BYTES * column,
-            coefficients,
-            matrix + size * column,
-            product,
-            adds,
-            like,
-        )
-        column += NUM_LANES
-
-
-@inline
-def _mix_one_by_four(
-    out: int,
-    coefficients: int,
-    matrix: int,
-    product: Product,
-    adds: bool,
-    like: np.generic,
-) -> None:
-    """Four vectors of columns of one row."""
-    sum0, sum1 = _start(out, adds), _start(out + _VECTOR_BYTES, adds)
-    sum2, sum3 = (
-        _start(out + 2 * _VECTOR_BYTES, adds),
-        _start(out + 3 * _VECTOR_BYTES, adds),
-    )
-    step = num_bytes(like) * NUM_LANES
-    place = matrix
-    for k in range(product.depth):
-        factor = splat(read_float(coefficients + _FLOAT_BYTES * k))
-        sum0 = fma(factor, load(place, like), sum0)
-        sum1 = fma(factor, load(place + step, like), sum1)
-        sum2 = fma(factor, load(place + 2 * step, like), sum2)
-        sum3 = fma(factor, load(place + 3 * step, like), sum3)
-        place += num_bytes(like) * product.width
-    store(out, sum0, FLOAT32)
-    store(out + _VECTOR_BYTES, sum1, FLOAT32)
-    store(out + 2 * _VECTOR_BYTES, sum2, FLOAT32)
-    store(out + 3 * _VECTOR_BYTES, sum3, FLOAT32)
-
-
-@inline
-def _mix_vector(
-    out: int,
-    coefficients: int,
-    matrix: int,
-    product: Product,
-    adds: bool,
-    like: np.generic,
-) -> None:
-    """One vector of columns of one row."""
-    sum_ = _start(out, adds)
-    for k in range(product.depth):
-        factor = splat(read_float(coefficients + _FLOAT_BYTES * k))
-        sum_ = fma(factor, load(matrix + num_bytes(like) * k * product.width, like), sum_)
-    store(out, sum_, FLOAT32)
+    """Add the product of rows and a matrix [depth, width] to sums, see `mix`."""
+    out, coefficients, num_rows = rows
+    step, column = num_bytes(like) * NUM_LANES, 0
+    while column < width:
+        first = matrix + num_bytes(like) * column
+        own = (out + FLOAT_BYTES * column, coefficients, num_rows)
+        vectors = Vectors(first, first + step, first + 2 * step, first + 3 * step)
+        if column + 4 * NUM_LANES <= width:
+            _mix_rows(own, vectors, product, 4, 1, like)
+            column += 4 * NUM_LANES
+        else:
+            _mix_rows(own, vectors, product, 1, 1, like)
+            column += NUM_LANES

@@ -28,8 +28,9 @@ NUM_COMMON = 3
     TASKS,  # of attention: [tasks, 4] int64
     NUM_TASKS,
     BLOCK_IDS,  # int64
+    PICKED,  # [R] int64: what rows are copies of, token ids or rows of another pass
     FIRST_BUFFER,  # addresses of rows from here on
-) = range(7)
+) = range(8)
 NUM_BUFFERS = 6
 NUM_FIELDS = FIRST_BUFFER + NUM_BUFFERS
 

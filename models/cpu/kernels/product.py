@@ -33,6 +33,14 @@ from models.cpu.kernels.lanes import (
     store_first,
     sub,
 )
+from models.cpu.kernels.matrix import (
+    CONFIG_BYTES,
+    configure,
+    multiply_matrix,
+    multiply_row,
+    release,
+)
+from models.cpu.kernels.matrix import MAX_ROWS as MAX_MATRIX_ROWS
 from models.cpu.kernels.parameters import (
     NUM_COMMON,
     NUM_ROWS,
@@ -63,6 +71,7 @@ NUM_PARAMETERS = NUM_COMMON + 12
 
 _FLOAT_BYTES = 4
 _STACK_BYTES = MAX_ROWS * PANEL * _FLOAT_BYTES
+_MATRIX_STACK_BYTES = MAX_MATRIX_ROWS * PANEL * _FLOAT_BYTES
 _HALF = PANEL // 2
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _INT8 = np.int8(0)
@@ -155,34 +164,76 @@ def _multiply_some(
 
 
 @inline
+def _finish_rows(
+    parameters: int, row: int, count: int, panel: int, sums: int, like: np.generic
+) -> None:
+    for i in range(count):
+        of_row = sums + _FLOAT_BYTES * PANEL * i
+        if get(parameters, IS_GATED) != 0:
+            _finish_gated_row(parameters, row + i, panel, of_row, like)
+        else:
+            _finish_row(parameters, row + i, panel, of_row, like)
+
+
+@inline
 def _multiply_panel(parameters: int, panel: int, sums: int, kinds: _Kinds) -> None:
     num_rows, row = of_pass(parameters, NUM_ROWS), 0
-    is_gated = get(parameters, IS_GATED) != 0
     while row < num_rows:
         count = min(MAX_ROWS, num_rows - row)
         _multiply_some(parameters, row, count, panel, sums, kinds)
-        for i in range(count):
-            of_row = sums + _FLOAT_BYTES * PANEL * i
-            if is_gated:
-                _finish_gated_row(parameters, row + i, panel, of_row, kinds.rows)
-            else:
-                _finish_row(parameters, row + i, panel, of_row, kinds.rows)
+        _finish_rows(parameters, row, count, panel, sums, kinds.rows)
         row += count
+
+
+@inline
+def _take_panels(parameters: int) -> tuple[int, int]:
+    """The next panels that no thread has taken, first and stop; equal when there are no more."""
+    columns = _HALF if get(parameters, IS_GATED) != 0 else PANEL
+    num_panels = (get(parameters, NUM_OUTPUTS) + columns - 1) // columns
+    at_once = get(parameters, PANELS_AT_ONCE)
+    first = at_once * take_next(parameters + WORD * TAKEN)
+    return min(first, num_panels), min(first + at_once, num_panels)
 
 
 @inline
 def _multiply(parameters: int, kinds: _Kinds) -> None:
     """One thread's work: panels as long as there are any."""
     sums = stack_bytes(_STACK_BYTES)
-    columns = _HALF if get(parameters, IS_GATED) != 0 else PANEL
-    num_panels = (get(parameters, NUM_OUTPUTS) + columns - 1) // columns
-    at_once = get(parameters, PANELS_AT_ONCE)
     while True:
-        first = at_once * take_next(parameters + WORD * TAKEN)
-        if first >= num_panels:
+        first, stop = _take_panels(parameters)
+        if first == stop:
             break
-        for panel in range(first, min(first + at_once, num_panels)):
+        for panel in range(first, stop):
             _multiply_panel(parameters, panel, sums, kinds)
+
+
+def multiply_bfloat16_by_matrix(parameters: Any) -> None:
+    """Rows and weights of bfloat16, on matrix registers; inputs a multiple of `INPUTS_A_STEP`."""
+    own = address_of(parameters)
+    sums, config = stack_bytes(_MATRIX_STACK_BYTES), stack_bytes(CONFIG_BYTES)
+    num_rows, num_inputs = of_pass(own, NUM_ROWS), get(own, NUM_INPUTS)
+    row_bytes = num_bytes(BFLOAT16) * num_inputs
+    num_parts = max(1, (num_rows + MAX_MATRIX_ROWS - 1) // MAX_MATRIX_ROWS)
+    most, configured = max(1, (num_rows + num_parts - 1) // num_parts), 0
+    while True:
+        first, stop = _take_panels(own)
+        if first == stop:
+            break
+        for panel in range(first, stop):
+            weight = get(own, WEIGHT) + panel * get(own, PANEL_BYTES)
+            for row in range(0, num_rows, most):
+                count = min(most, num_rows - row)
+                rows = rows_at(own, SOURCE) + row * row_bytes
+                if num_rows == 1:
+                    multiply_row(sums, rows, weight, num_inputs)
+                else:
+                    if count != configured:
+                        configure(config, count)
+                        configured = count
+                    multiply_matrix(sums, rows, row_bytes, weight, num_inputs)
+                _finish_rows(own, row, count, panel, sums, BFLOAT16)
+    if configured != 0:
+        release()
 
 
 def multiply_bfloat16(parameters: Any) -> None:

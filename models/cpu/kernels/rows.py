@@ -1,7 +1,7 @@
 """What a decoder layer does to each row by itself, between its matrix products.
 
 Each number is rounded to its type wherever transformers rounds it, so that results agree. A row's
-result is a function of that row alone. Threads take turns at runs of rows.
+result is a function of that row alone. Threads take turns at runs of rows, heads one by one.
 
 Shape letters: R rows, H query heads, K key heads, D head size, B tokens of a block, I the width of
 """
@@ -35,6 +35,7 @@ from models.cpu.kernels.lanes import (
 from models.cpu.kernels.parameters import (
     NUM_COMMON,
     NUM_ROWS,
+    PICKED,
     POSITIONS,
     SLOTS,
     TAKEN,
@@ -43,10 +44,12 @@ from models.cpu.kernels.parameters import (
     of_pass,
     rows_at,
 )
-from models.cpu.kernels.scalars import address_of, read_float, read_int, take_next
+from models.cpu.kernels.scalars import address_of, copy_bytes, read_float, read_int, take_next
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_RUN = 16  # rows a thread takes at once
+# Rows a thread takes at once: of one head, whose neighbours share lines of a cache; to norm.
+_RUN = 16
+_NORM_RUN = 4
 
 (
     NORM_WEIGHT,  # [width]
@@ -56,6 +59,12 @@ _RUN = 16  # rows a thread takes at once
     NORM_TARGET,  # field
 ) = range(NUM_COMMON, NUM_COMMON + 5)
 NUM_NORM_PARAMETERS = NUM_COMMON + 5
+(
+    PICK_SOURCE,  # field of rows
+    PICK_BYTES,  # of a row
+    PICK_TARGET,  # field of rows
+) = range(NUM_COMMON, NUM_COMMON + 3)
+NUM_PICK_PARAMETERS = NUM_COMMON + 3
 (
     KEYS,  # [blocks, K, D, B] of the layer
     VALUES,  # [blocks, K, B, D]
@@ -119,8 +128,17 @@ def _norm(row: int, out: int, weight: int, width: int, epsilon: Any, like: np.ge
 def _take_rows(parameters: int) -> tuple[int, int]:
     """The next rows that no thread has taken, first and stop; equal when there are no more."""
     num_rows = of_pass(parameters, NUM_ROWS)
-    first = _RUN * take_next(parameters + WORD * TAKEN)
-    return min(first, num_rows), min(first + _RUN, num_rows)
+    first = _NORM_RUN * take_next(parameters + WORD * TAKEN)
+    return min(first, num_rows), min(first + _NORM_RUN, num_rows)
+
+
+@inline
+def _take_heads(parameters: int) -> tuple[int, int, int]:
+    """The next key head of some rows that no thread has taken, first and stop; see above."""
+    num_rows, num_key_heads = of_pass(parameters, NUM_ROWS), get(parameters, NUM_KEY_HEADS)
+    taken = take_next(parameters + WORD * TAKEN)
+    first = _RUN * (taken // num_key_heads)
+    return taken % num_key_heads, min(first, num_rows), min(first + _RUN, num_rows)
 
 
 @inline
@@ -176,8 +194,8 @@ def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
     block_size = get(parameters, BLOCK_SIZE)
     slot = read_int(of_pass(parameters, SLOTS) + WORD * row)
     block, place = slot // block_size, slot % block_size
-    source = size * (row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE))
     base = size * (block * get(parameters, NUM_KEY_HEADS) + head) * head_dim * block_size
+    source = size * (row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE))
     key = rows_at(parameters, KEY_SOURCE) + get(parameters, KEY_OFFSET) + source
     target = get(parameters, KEYS) + base
     for d in range(head_dim):
@@ -189,36 +207,44 @@ def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
 
 
 @inline
-def _store_run(parameters: int, first: int, stop: int, like: np.generic) -> None:
-    """Rows within heads: rows of one session write to the same lines of a cache."""
-    for head in range(get(parameters, NUM_KEY_HEADS)):
+def _store_heads(parameters: int, like: np.generic) -> None:
+    while True:
+        head, first, stop = _take_heads(parameters)
+        if first == stop:
+            break
         for row in range(first, stop):
             _store_head(parameters, row, head, like)
 
 
 @inline
-def _store_rows(parameters: int, like: np.generic) -> None:
+def _rotate_heads(parameters: int, like: np.generic) -> None:
+    num_groups = get(parameters, NUM_HEADS) // get(parameters, NUM_KEY_HEADS)
+    query_norm, key_norm = get(parameters, QUERY_NORM), get(parameters, KEY_NORM)
+    head_bytes = num_bytes(like) * get(parameters, HEAD_STRIDE)
     while True:
-        first, stop = _take_rows(parameters)
+        head, first, stop = _take_heads(parameters)
         if first == stop:
             break
-        _store_run(parameters, first, stop, like)
+        queries = rows_at(parameters, QUERIES) + num_groups * head * head_bytes
+        keys = rows_at(parameters, KEY_SOURCE) + get(parameters, KEY_OFFSET) + head * head_bytes
+        for row in range(first, stop):
+            _prepare_heads(parameters, row, queries, num_groups, query_norm, like)
+            _prepare_heads(parameters, row, keys, 1, key_norm, like)
+            _store_head(parameters, row, head, like)
 
 
-@inline
-def _rotate_rows(parameters: int, like: np.generic) -> None:
-    num_heads, num_key_heads = get(parameters, NUM_HEADS), get(parameters, NUM_KEY_HEADS)
-    query_norm, key_norm = get(parameters, QUERY_NORM), get(parameters, KEY_NORM)
+def pick_rows(parameters: Any) -> None:
+    """Copy rows of any type: to each row of the pass the one that it is a copy of."""
+    own = address_of(parameters)
+    row_bytes = get(own, PICK_BYTES)
     while True:
-        first, stop = _take_rows(parameters)
+        first, stop = _take_rows(own)
         if first == stop:
             break
         for row in range(first, stop):
-            queries = rows_at(parameters, QUERIES)
-            keys = rows_at(parameters, KEY_SOURCE) + get(parameters, KEY_OFFSET)
-            _prepare_heads(parameters, row, queries, num_heads, query_norm, like)
-            _prepare_heads(parameters, row, keys, num_key_heads, key_norm, like)
-        _store_run(parameters, first, stop, like)
+            source = read_int(of_pass(own, PICKED) + WORD * row)
+            place = rows_at(own, PICK_SOURCE) + row_bytes * source
+            copy_bytes(rows_at(own, PICK_TARGET) + row_bytes * row, place, row_bytes)
 
 
 def norm_bfloat16(parameters: Any) -> None:
@@ -233,19 +259,19 @@ def norm_float32(parameters: Any) -> None:
 
 def store_bfloat16(parameters: Any) -> None:
     """Store keys and values, bfloat16."""
-    _store_rows(address_of(parameters), BFLOAT16)
+    _store_heads(address_of(parameters), BFLOAT16)
 
 
 def store_float32(parameters: Any) -> None:
     """Store keys and values, float32."""
-    _store_rows(address_of(parameters), FLOAT32)
+    _store_heads(address_of(parameters), FLOAT32)
 
 
 def rotate_bfloat16(parameters: Any) -> None:
     """Norm and rotate queries and keys, and store keys and values, bfloat16."""
-    _rotate_rows(address_of(parameters), BFLOAT16)
+    _rotate_heads(address_of(parameters), BFLOAT16)
 
 
 def rotate_float32(parameters: Any) -> None:
     """Norm and rotate queries and keys, and store keys and values, float32."""
-    _rotate_rows(address_of(parameters), FLOAT32)
+    _rotate_heads(address_of(parameters), FLOAT32)

@@ -8,7 +8,15 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from models.cpu.kernels.emit import F32, I64, Builder, instruction, literal, pointer, typed
+from models.cpu.kernels.emit import (
+    F32,
+    I64,
+    Builder,
+    instruction,
+    literal,
+    pointer,
+    typed,
+)
 
 
 @instruction
@@ -31,6 +39,19 @@ def write_float(context: Any, address: Any, number: Any) -> Any:
 def read_int(context: Any, address: Any) -> Any:
     """The int64 there."""
     return typed(lambda b, a: b.load(pointer(b, a, I64), align=8), types.int64, types.int64)
+
+
+@instruction
+def copy_bytes(context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy so many bytes, which do not overlap."""
+
+    def build(builder: Builder, target: ir.Value, source: ir.Value, count: ir.Value) -> None:
+        byte = ir.IntType(8)
+        cgutils.raw_memcpy(
+            builder, pointer(builder, target, byte), pointer(builder, source, byte), count, 1
+        )
+
+    return typed(build, types.void, *[types.int64] * 3)
 
 
 @instruction

@@ -35,7 +35,9 @@ from models.cpu.kernels.emit import (
     instruction,
     is_float32,
     literal,
+    plus,
     pointer,
+    prefetch,
     spread,
     typed,
 )
@@ -46,10 +48,10 @@ _VECTOR_BYTES = 4 * NUM_LANES
 _NUM_VECTORS = PANEL // NUM_LANES
 
 # Weights are asked for so long before they are used: a page has more, and memory is slow to begin.
-_AHEAD_BYTES = 2048
+AHEAD_BYTES = 2048
 
 
-def _has(feature: str) -> bool:
+def has_feature(feature: str) -> bool:
     """Whether numba compiles for CPUs with a feature: this one's, unless its settings say else."""
     settings: Any = numba.config
     features = settings.CPU_FEATURES
@@ -59,24 +61,11 @@ def _has(feature: str) -> bool:
 
 
 binding.initialize_native_asmparser()  # of `vdpbf16ps`, whose type llvmlite does not know
-_HAS_PAIR_PRODUCT = _has("avx512bf16")
+_HAS_PAIR_PRODUCT = has_feature("avx512bf16")
 # The sums of a tile should fill the registers: AVX-512 has 32 of sixteen numbers each.
-_VECTORS_TOGETHER = _NUM_VECTORS if _has("avx512f") else 1
+_VECTORS_TOGETHER = _NUM_VECTORS if has_feature("avx512f") else 1
 
 _SIXTEEN_BYTES = ir.VectorType(ir.IntType(8), NUM_LANES)
-
-
-def _plus(builder: Builder, address: ir.Value, num_bytes: int) -> ir.Value:
-    return builder.add(address, ir.Constant(I64, num_bytes))
-
-
-def _prefetch(builder: Builder, address: ir.Value) -> None:
-    """Have what is there brought to the caches. Harmless where nothing is."""
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    how = [ir.Constant(I32, number) for number in (0, 3, 1)]  # to read, close, data
-    builder.call(function, [builder.inttoptr(address, byte), *how])
 
 
 def _fma(builder: Builder, sums: ir.Value, *words: ir.Value) -> ir.Value:
@@ -122,7 +111,7 @@ class _Tile(NamedTuple):
         builder = self.builder
         size = 1 if self.is_int8 else 4  # bytes of a step for each column
         base = builder.add(self.panel, builder.mul(index, ir.Constant(I64, size * PANEL)))
-        weights = [_plus(builder, base, size * NUM_LANES * vector) for vector in self.vectors]
+        weights = [plus(builder, base, size * NUM_LANES * vector) for vector in self.vectors]
         weights = [self._weights(at) for at in weights]
         bytes_read = 4 if self.is_wide or not self.is_int8 else 2
         offset = builder.mul(index, ir.Constant(I64, bytes_read))
@@ -138,12 +127,12 @@ class _Tile(NamedTuple):
         for row, of_row in enumerate(sums):
             for vector, each in zip(self.vectors, of_row, strict=True):
                 offset = _VECTOR_BYTES * (row * _NUM_VECTORS + vector)
-                at = pointer(self.builder, _plus(self.builder, out, offset), FLOATS)
+                at = pointer(self.builder, plus(self.builder, out, offset), FLOATS)
                 self.builder.store(self.builder.load(each), at, align=4)
 
     def _weights(self, address: ir.Value) -> ir.Value:
         builder = self.builder
-        _prefetch(builder, _plus(builder, address, _AHEAD_BYTES))
+        prefetch(builder, plus(builder, address, AHEAD_BYTES))
         if not self.is_int8:
             return builder.load(pointer(builder, address, INTS), align=4)
         some = builder.load(pointer(builder, address, _SIXTEEN_BYTES), align=1)

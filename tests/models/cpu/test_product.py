@@ -23,7 +23,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 each_kind = pytest.mark.parametrize("is_quantized", [False, True], ids=["whole", "int8"])
 # Of the last number kept, and of a chain of float32 sums.
 ROUNDING = {torch.float32: 4e-5, torch.bfloat16: 2**-8}
-ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 13, 64)
+ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 13, 17, 64)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -47,6 +47,17 @@ def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype, times: flo
     torch.testing.assert_close(
         found.double(), expected, rtol=times * ROUNDING[dtype], atol=times * ROUNDING[dtype] / 8
     )
+
+
+def added(layer: KernelLinear, others: Tensor, rows: Tensor) -> Tensor:
+    """Others [R, N] plus the product, in one step."""
+    rows, others = rows.contiguous(), others.contiguous()
+    table, out = PassTable(), torch.empty_like(others)
+    table.values[NUM_ROWS] = len(rows)
+    for number, tensor in enumerate((rows, out, others)):
+        table.put(buffer(number), tensor)
+    layer.step(table, buffer(0), buffer(1), Epilogue(residual=buffer(2))).run(1)
+    return out
 
 
 @each_dtype
@@ -82,14 +93,26 @@ def test_a_rows_bits_are_its_own(
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        whole, added = layer(rows), layer.add_to(others, rows)
+        whole, sums = layer(rows), added(layer, others, rows)
         for count in ROW_COUNTS:
             for start in (0, 1, 37):
                 part = slice(start, start + count)
                 assert torch.equal(layer(rows[part].clone()), whole[part]), (count, start)
-                assert torch.equal(layer.add_to(others[part], rows[part]), added[part])
+                assert torch.equal(added(layer, others[part], rows[part]), sums[part])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20, 1e-36], ids=["ordinary", "small", "below normal"])
+def test_a_rows_bits_are_its_own_where_numbers_are_far_apart(size: float) -> None:
+    """One row is multiplied by other instructions than several are."""
+    far = torch.exp(8 * random(300, 512, seed=7))
+    weight = (size * far * random(300, 512, seed=8)).bfloat16()
+    rows = (max(size, 1e-3) * far[:33] * random(33, 512, seed=9)).bfloat16()
+    layer = KernelLinear(weight, None)
+    one_by_one = torch.cat([layer(row) for row in rows.split(1)])
+    assert one_by_one.any()
+    assert torch.equal(one_by_one, layer(rows))
 
 
 @each_dtype
@@ -97,7 +120,7 @@ def test_what_is_added_is_added_before_rounding(dtype: torch.dtype) -> None:
     weight = weight_of(130, 200, dtype)
     rows, others = random(9, 200).to(dtype), random(9, 130, seed=5).to(dtype)
     expected = others.double() + rows.double() @ weight.double().T
-    assert_close(KernelLinear(weight, None).add_to(others, rows), expected, dtype)
+    assert_close(added(KernelLinear(weight, None), others, rows), expected, dtype)
 
 
 @each_dtype
@@ -143,11 +166,9 @@ def test_wide_outputs_are_the_rounded_ones_as_float32(dtype: torch.dtype) -> Non
 def test_a_layer_holds_no_rows_of_a_pass_that_is_over() -> None:
     """A model has hundreds of layers, and a prompt hundreds of rows."""
     layer = KernelLinear(weight_of(32, 64, torch.float32), None)
-    rows, others = random(9, 64), random(9, 32)
-    held = [
-        weakref.ref(tensor) for tensor in (rows, others, layer(rows), layer.add_to(others, rows))
-    ]
-    del rows, others
+    rows = random(9, 64)
+    held = [weakref.ref(tensor) for tensor in (rows, layer(rows))]
+    del rows
     assert [ref() for ref in held] == [None] * len(held)
 
 
