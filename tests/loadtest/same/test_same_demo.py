@@ -36,6 +36,7 @@ async def ask(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.timeout(300)
 async def test_drafts_leave_every_text_as_it_is(tmp_path: Path) -> None:
     ways = ["--route", "chat", "completions", "--delivery", "stream", "whole", "--runs", "1"]
+    ways += ["--a-body", '{"speculation": {"k": 4}}']  # adaptive k may find that drafts do not pay
     async with two_demos() as urls:
         status, result = await ask(tmp_path, *urls, *ways, "--task", "json", "story", "chat")
     assert status == 0, result["samples"]
