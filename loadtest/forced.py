@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 
@@ -47,6 +47,9 @@ from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
 from router.types import Finished, GenerationRequest
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 _EPOCH = 1
 _MAX_MODEL_LEN = 512
 _ORDERS = (
@@ -66,7 +69,7 @@ def _object(**properties: object) -> dict[str, object]:
     }
 
 
-_WHITESPACE: Mapping[str, Mapping[str, object]] = {
+_WHITESPACE: Mapping[str, JsonCompileOptions] = {
     "fixed": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "any": {"whitespace_flexible": True},
 }
@@ -238,15 +241,13 @@ def settled_share(
     vocabulary: VocabularyInfo,
     schema: dict[str, object],
     texts: Sequence[Sequence[int]],
-    whitespace: Mapping[str, object],
+    whitespace: JsonCompileOptions,
 ) -> float:
     """Share of tokens that a grammar with such whitespace settles before they come."""
     tokenizer = llguidance.LLTokenizer(
         vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size, eos_token=list(vocabulary.eos_ids)
     )
-    source = llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema), overrides=dict(whitespace)
-    )
+    source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=whitespace)
     num_forced = num_tokens = 0
     for text in texts:
         matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)

@@ -13,9 +13,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from deployments.serve import instruments
+from router.planning.measured import Gain, PlannerStats
+from router.ports import TaskClass
 
 logger = logging.getLogger(__name__)
 
@@ -23,51 +24,7 @@ _PUBLISH_PERIOD_S = 1.0
 _LINE_PERIOD_S = 60.0
 
 
-class Stats(Protocol):
-    """Counters of a planner since its start; see `router.planning`."""
-
-    @property
-    def num_plans(self) -> int:
-        """Plans that were made."""
-
-    @property
-    def lengths(self) -> Mapping[int, int]:
-        """Rounds by the draft length that was chosen for them."""
-
-    @property
-    def predicted_ms(self) -> float:
-        """What the measured rounds were to take, all together."""
-
-    @property
-    def actual_ms(self) -> float:
-        """What they took."""
-
-
-class Gain(Protocol):
-    """What drafting brings to one task class, in tokens per second of a session."""
-
-    @property
-    def with_drafts(self) -> float:
-        """Tokens per second of rounds with a draft; 0.0: there were none."""
-
-    @property
-    def without_drafts(self) -> float:
-        """Tokens per second of rounds without."""
-
-    @property
-    def num_rounds_with(self) -> int:
-        """Rounds behind the first, since the start."""
-
-    @property
-    def num_rounds_without(self) -> int:
-        """Rounds behind the second."""
-
-    @property
-    def ratio(self) -> float | None:
-        """The first over the second; None: one of them was not measured."""
-
-
-Gains = Callable[[], Mapping[str, Gain]]  # by task class
+Gains = Callable[[], Mapping[TaskClass, Gain]]
 
 
 class PlanningMetrics:
@@ -79,7 +36,7 @@ class PlanningMetrics:
         gains: what drafting brings now, by task class; without a class that had no round.
     """
 
-    def __init__(self, meters: instruments.Meters, stats: Stats, gains: Gains) -> None:
+    def __init__(self, meters: instruments.Meters, stats: PlannerStats, gains: Gains) -> None:
         self._stats, self._gains = stats, gains
         self._num_plans = meters.counter("outrider:plans", "Plans of draft lengths that were made")
         self._rounds = meters.counter(
@@ -166,7 +123,7 @@ class PlanningMetrics:
         return max(0, grown)
 
 
-def gain_line(gains: Mapping[str, Gain]) -> str:
+def gain_line(gains: Mapping[TaskClass, Gain]) -> str:
     """Return the line of the log; empty where no gain is known."""
     parts = [
         f"{gain.ratio:.2f}x on {task} ({gain.with_drafts:.1f} against {gain.without_drafts:.1f} "

@@ -67,8 +67,7 @@ class RouterService:
             meters, (lambda: 0) if keys is None else (lambda: keys.num_refused)
         )
         planner = services.planner
-        # A planner without a control measures no gain.
-        self.planning = PlanningMetrics(meters, planner.stats, getattr(planner, "gain", dict))
+        self.planning = PlanningMetrics(meters, planner.stats, planner.gain)
         self._admission = AdmissionControl(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,

@@ -28,7 +28,7 @@ from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
 from models.protocol import errors
-from router.planning.adaptive import PlannerStats
+from router.planning.measured import PlannerStats
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "k8s"

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ingress.planning_metrics import PlanningMetrics, gain_line
 from deployments.serve.instruments import Meters
-from router.planning.adaptive import PlannerStats
+from router.planning.measured import Gain, PlannerStats
+from router.ports import TaskClass
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A gain as a planner gives it."""
-
-    with_drafts: float
-    without_drafts: float
-    num_rounds_with: int = 100
-    num_rounds_without: int = 10
-
-    @property
-    def ratio(self) -> float | None:
-        if not self.with_drafts or not self.without_drafts:
-            return None
-        return self.with_drafts / self.without_drafts
+def measured(
+    with_drafts: float, without_drafts: float, num_with: int = 100, num_without: int = 10
+) -> Gain:
+    return Gain(with_drafts, without_drafts, num_with, num_without)
 
 
 class Planner:
@@ -35,7 +25,7 @@ class Planner:
 
     def __init__(self) -> None:
         self.stats = PlannerStats()
-        self.gains: dict[str, Measured] = {}
+        self.gains: dict[TaskClass, Gain] = {}
         self._meters = Meters({"model_name": "tiny"})
         self.metrics = PlanningMetrics(self._meters, self.stats, lambda: self.gains)
 
@@ -78,14 +68,14 @@ def test_counters_follow_the_planners_and_count_nothing_twice(planner: Planner) 
 
 
 def test_the_gain_of_each_task_class_is_shown_with_what_it_is_made_of(planner: Planner) -> None:
-    planner.gains = {"structured": Measured(60.0, 40.0), "creative": Measured(30.0, 0.0, 7, 0)}
+    planner.gains = {"structured": measured(60.0, 40.0), "creative": measured(30.0, 0.0, 7, 0)}
     page = planner.page()
     assert page[key("speculation_gain", "structured")] == 1.5
     assert key("speculation_gain", "creative") not in page, "nothing to compare with"
     assert page[key("task_tokens_per_second", "structured", "without")] == 40.0
     assert page[key("task_tokens_per_second", "creative", "with")] == 30.0
     assert key("task_tokens_per_second", "creative", "without") not in page
-    planner.gains = {"structured": Measured(44.0, 40.0, 130, 12)}
+    planner.gains = {"structured": measured(44.0, 40.0, 130, 12)}
     page = planner.page()
     assert page[key("speculation_gain", "structured")] == pytest.approx(1.1)
     assert page[key("task_rounds_total", "structured", "with")] == 130
@@ -93,16 +83,16 @@ def test_the_gain_of_each_task_class_is_shown_with_what_it_is_made_of(planner: P
 
 
 def test_the_line_has_the_figures_of_each_class_that_is_known() -> None:
-    gains = {
-        "structured": Measured(62.0, 46.3, 900, 118),
-        "free": Measured(50.0, 0.0),
-        "creative": Measured(40.0, 40.4),
+    gains: dict[TaskClass, Gain] = {
+        "structured": measured(62.0, 46.3, 900, 118),
+        "free": measured(50.0, 0.0),
+        "creative": measured(40.0, 40.4),
     }
     assert gain_line(gains) == (
         "speculation gains 1.34x on structured (62.0 against 46.3 tokens/s, 118 rounds without "
         "drafts), 0.99x on creative (40.0 against 40.4 tokens/s, 10 rounds without drafts)"
     )
-    assert gain_line({}) == gain_line({"free": Measured(1.0, 0.0)}) == ""
+    assert gain_line({}) == gain_line({"free": measured(1.0, 0.0)}) == ""
 
 
 async def test_a_line_comes_while_rounds_are_made_and_not_otherwise(
@@ -111,15 +101,15 @@ async def test_a_line_comes_while_rounds_are_made_and_not_otherwise(
     caplog.set_level(logging.INFO, logger="deployments.ingress.planning_metrics")
     publishing = asyncio.create_task(planner.metrics.publish_forever(0.001, 0.001))
 
-    async def lines_after(gains: dict[str, Measured]) -> int:
+    async def lines_after(gains: dict[TaskClass, Gain]) -> int:
         planner.gains = gains
         await asyncio.sleep(0.1)
         return len(caplog.records)
 
     try:
         assert await lines_after({}) == 0
-        assert await lines_after({"free": Measured(60.0, 40.0, 5, 1)}) == 1
-        assert await lines_after({"free": Measured(60.0, 40.0, 6, 1)}) == 2
+        assert await lines_after({"free": measured(60.0, 40.0, 5, 1)}) == 1
+        assert await lines_after({"free": measured(60.0, 40.0, 6, 1)}) == 2
     finally:
         publishing.cancel()
     assert "1.50x on free" in caplog.messages[-1]
