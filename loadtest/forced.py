@@ -244,9 +244,8 @@ def settled_share(
     tokenizer = llguidance.LLTokenizer(
         vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size, eos_token=list(vocabulary.eos_ids)
     )
-    source = llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema), overrides=dict(whitespace)
-    )
+    options: Any = dict(whitespace)  # a typed dict there
+    source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     num_forced = num_tokens = 0
     for text in texts:
         matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
