@@ -15,7 +15,7 @@ from router.rounds import Round, RoundWatch
 
 _NO_CHAINS = ChainTerms()
 # Expected tokens of a free draft for which plain steps are given up: the one under way is lost.
-_WORTH_A_STEP = 2.0
+_WORTH_A_STEP = 1.5
 
 
 class Drafting:

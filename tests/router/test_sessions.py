@@ -140,7 +140,7 @@ async def test_answers_are_drafted_from_by_those_who_may(
         )
         ids, finished = await run(front, asked)
         assert ids == continuation(PROMPT, 60)
-    assert (finished.speculation.num_accepted_draft_tokens > 0) == is_known
+    assert (finished.speculation.num_accepted_draft_tokens > 10) == is_known
 
 
 async def test_a_faultless_session_sends_each_token_once() -> None:
