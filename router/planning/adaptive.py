@@ -139,6 +139,7 @@ class PlannedSession:
         self.last_round = 0  # of the replica, when it last asked
         self._newest = RoundPlan(0, 0)
         self._length = 0  # by the plan of this version, and this limit
+        self._survival: tuple[float, ...] = ()
         self._length_of = (-1, -1)
         self._num_new = 0  # rounds observed since
         self._num_plain = 0  # plain rounds in a row
@@ -190,10 +191,15 @@ class PlannedSession:
         """Its k by a plan; kept while plan and room stay and its survival is hardly newer."""
         if self._length_of != (version, self.limit) or self._num_new >= _REFRESH:
             is_free = self.drafter is not None and self.drafter.is_free
-            self._length = plan.length_of(self.survival(), is_free=is_free)
+            self._survival = self.survival()
+            self._length = plan.length_of(self._survival, is_free=is_free)
             self._length_of = (version, self.limit)
             self._num_new = 0
         return self._length
+
+    def expected_tokens(self, num_draft_tokens: int) -> float:
+        """Tokens that a round with such a draft brings, by the survival of its newest k."""
+        return 1.0 + sum(self._survival[:num_draft_tokens])
 
     def survival(self) -> tuple[float, ...]:
         """S_1..S_limit of its next draft; empty before it has asked for a plan."""

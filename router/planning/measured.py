@@ -37,16 +37,18 @@ class PlannerStats:
 class Delivery:
     """Of what a mode's plans promise, the part that its rounds give: 0.8 is a fifth too little.
 
-    Both are forgotten alike, so that the ratio follows a machine that slows down. A mode that was
-    never tried is believed.
+    It is about time. How many tokens of a draft are accepted is chance, and estimated elsewhere
+    (`acceptance`): a round with a draft counts with the tokens that were to be expected of it, so
+    that a few unlucky drafts call nothing off. Given and promised are forgotten alike, so that the
+    ratio follows a machine that slows down. A mode that was never tried is believed.
     """
 
     def __init__(self) -> None:
         self._tokens = self._promised = 0.0
         self.num_rounds = 0
 
-    def observe(self, num_tokens: int, elapsed_ms: float, promised_per_ms: float) -> None:
-        """Take in a session's round that gave `num_tokens` where a rate was promised."""
+    def observe(self, num_tokens: float, elapsed_ms: float, promised_per_ms: float) -> None:
+        """Take in a session's round that brings `num_tokens` where a rate was promised."""
         self.num_rounds += 1
         self._tokens = _FORGETTING * self._tokens + num_tokens
         self._promised = _FORGETTING * self._promised + promised_per_ms * elapsed_ms

@@ -15,6 +15,7 @@ drafter drafts beside plain steps (a shadow draft): as often as takes a hundredt
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -135,10 +136,11 @@ class ReplicaPlanner:
         """Take in what a planned round of a session gave, and in which time."""
         if plan.mode is None or plan.tokens_per_ms <= 0.0:
             return
+        expected = plan.expected_tokens or num_tokens
         if plan.is_settled:
-            self._deliveries[plan.mode].observe(num_tokens, elapsed_ms, plan.tokens_per_ms)
+            self._deliveries[plan.mode].observe(expected, elapsed_ms, plan.tokens_per_ms)
         if plan.reason in _STRETCH.values():
-            self._note_stretch_round(plan.mode, num_tokens, elapsed_ms)
+            self._note_stretch_round(plan.mode, expected, elapsed_ms)
         elif plan.num_draft_tokens > 0 and plan.is_typical:
             self._stats.predicted_ms += self.plans[Mode.DRAFTING].round_ms
             self._stats.actual_ms += elapsed_ms
@@ -157,76 +159,59 @@ class ReplicaPlanner:
     def _plan_in_arm(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> RoundPlan:
         reason = _STRETCH[self.arm] if self._stretches.is_on else ""
         if self.arm is Mode.PLAIN:
-            return self._plain_plan(session, now_s, reason, is_ready=is_ready)
+            asked = self._plain_plan(session, now_s, reason, is_ready=is_ready)
+            return self._promised(Mode.PLAIN, asked)
         self.end_shadow(session)  # given up, if it is under way
-        if not is_ready or session.limit == 0:
-            return self._round_plan(Mode.DRAFTING, 0, 1, reason or "no draft to be had")
         plan = self.plans.get(Mode.DRAFTING)
-        if plan is None or self._pinned is not None:
+        if not is_ready or session.limit == 0:
+            asked = RoundPlan(0, 1, reason=reason or "no draft to be had")
+        elif plan is None or self._pinned is not None:
             length = _initial_length(session) if self._pinned is None else self._pinned
-            return self._round_plan(
-                Mode.DRAFTING,
-                min(length, session.limit),
-                0,
-                reason or "learning",
-            )
-        return self._drafting_plan(session, plan, reason)
+            asked = RoundPlan(min(length, session.limit), 0, reason=reason or "learning")
+        else:
+            asked = self._drafting_plan(session, plan, reason)
+        return self._promised(Mode.DRAFTING, asked)
 
     def _drafting_plan(self, session: PlannedSession, plan: JointPlan, reason: str) -> RoundPlan:
         length = session.length_by(plan, self.version)
-        if reason:  # all take part in a trial
-            length = max(1, length)
+        if reason:  # a trial shows what rows cost, and all take part in it
+            length = max(length, min(_initial_length(session), session.limit))
         if length == 0:
-            return self._round_plan(
-                Mode.DRAFTING, 0, PLAIN_STEPS[0], reason or "others draft", is_typical=False
-            )
+            return RoundPlan(0, PLAIN_STEPS[0], is_typical=False, reason="others draft")
         is_free = session.drafter is not None and session.drafter.is_free
         is_deepest = is_free or length >= plan.depth
         if self.num_rounds % _LONGER_EVERY == 0:
             length = min(length + 1, session.limit)
-        return self._round_plan(
-            Mode.DRAFTING,
+        return RoundPlan(
             length,
             0,
-            reason or ("depth" if is_deepest else "price"),
             is_typical=is_deepest,
+            expected_tokens=session.expected_tokens(length),
+            reason=reason or ("depth" if is_deepest else "price"),
         )
 
     def _plain_plan(
         self, session: PlannedSession, now_s: float, reason: str, *, is_ready: bool
     ) -> RoundPlan:
         if reason:
-            return self._round_plan(Mode.PLAIN, 0, _CONTROL_STEPS, reason)
-        run_on = session.next_run_on(PLAIN_STEPS)
-        return self._round_plan(
-            Mode.PLAIN,
+            return RoundPlan(0, _CONTROL_STEPS, reason=reason)
+        return RoundPlan(
             0,
-            run_on,
-            PLAIN_REASON,
+            session.next_run_on(PLAIN_STEPS),
             num_shadow_tokens=self._shadow_length(session, now_s, is_ready=is_ready),
+            reason=PLAIN_REASON,
         )
 
-    def _round_plan(
-        self,
-        mode: Mode,
-        length: int,
-        run_on: int,
-        reason: str,
-        *,
-        num_shadow_tokens: int = 0,
-        is_typical: bool = True,
-    ) -> RoundPlan:
-        plan = self.plans.get(mode)
-        return RoundPlan(
-            length,
-            run_on,
-            num_shadow_tokens=num_shadow_tokens,
-            is_typical=is_typical and self._is_settled,
-            is_settled=self._is_settled,
-            min_survival=_min_survival(plan, reason),
+    def _promised(self, mode: Mode, asked: RoundPlan) -> RoundPlan:
+        """A round of `mode` with what the newest plan promises of it."""
+        plan, is_settled = self.plans.get(mode), self._is_settled
+        return dataclasses.replace(
+            asked,
             mode=mode,
+            is_typical=asked.is_typical and is_settled,
+            is_settled=is_settled,
+            min_survival=_min_survival(plan, asked.reason),
             tokens_per_ms=0.0 if plan is None else plan.tokens_per_ms / len(plan.lengths),
-            reason=reason,
         )
 
     def _shadow_length(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> int:
@@ -251,7 +236,7 @@ class ReplicaPlanner:
             self._costs.halve_waits()
             self._make_plans(now_s)
 
-    def _note_stretch_round(self, mode: Mode, num_tokens: int, elapsed_ms: float) -> None:
+    def _note_stretch_round(self, mode: Mode, num_tokens: float, elapsed_ms: float) -> None:
         num_sessions = max(1, len(self.sessions))
         usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
         lost_ms = (elapsed_ms - num_tokens / usual_per_ms) / num_sessions

@@ -30,6 +30,7 @@ class RoundPlan:
             of the pass if it survives with at least that.
         mode: of the sessions that plan together; None: the round is in no common plan.
         tokens_per_ms: what the plan promises of each of these sessions; 0.0: not known.
+        expected_tokens: of the round, its draft's by their survival; 0.0: not known.
         reason: why this k, in a word or two.
     """
 
@@ -41,6 +42,7 @@ class RoundPlan:
     min_survival: float = 0.0
     mode: Mode | None = None
     tokens_per_ms: float = 0.0
+    expected_tokens: float = 0.0
     reason: str = ""
 
 
