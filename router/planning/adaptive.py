@@ -21,6 +21,7 @@ from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits, TaskClass
 
 _MAX_EMPTY_REPLICAS = 16  # replicas come and go under new names: the last ones are remembered
+_SHADOW_WEIGHT = 4  # drafts that a shadow draft counts for: what it outweighs is of long ago
 _REFRESH = 4  # rounds with a draft after which a session's survival is looked at again
 
 
@@ -244,7 +245,8 @@ class PlannedSession:
         if self._replica is not None:
             self._replica.end_shadow(self, elapsed_ms)
         if num_drafted > 0 and self.drafter is not None:
-            self.observe(self.drafter, num_drafted, num_matched)
+            for _ in range(_SHADOW_WEIGHT):
+                self.observe(self.drafter, num_drafted, num_matched)
 
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """Take in a whole round: its tokens, and its time without waits for the client."""

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 # Shares of the time.
 _LOSING = 0.005  # that may be lost by stretches of the other mode
 _STRETCHING = 0.05  # that stretches may take, also where nothing is lost
-_SHADOWING = 0.01  # that drafters may be kept busy by shadow drafts
+_SHADOWING = 0.02  # that drafters may be kept busy by shadow drafts
 
 _ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # of each session in a stretch, half of them to settle
 _WAITS = 4  # rounds without a draft for each that was to have one, then a stretch is given up
 _HOPELESS = 4  # times as long are pauses before a mode that does not even promise to be better
+_LEAST_PRICE = 0.1  # of a shadow draft, for the router's own work
+_PRICE_SMOOTHING = 0.2
 _FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each next one doubles
 
 
@@ -80,7 +82,9 @@ class Stretches:
 class ShadowTurn:
     """Whose turn it is to have a shadow draft: one session's at a time, then a pause.
 
-    A drafter is idle while nobody drafts, but its machine may be the target's.
+    A drafter is idle while nobody drafts, but its machine may be the target's. So a shadow draft is
+    paid for with the part of its time that rounds were seen to take longer by; before that is
+    known, with all of it.
     """
 
     def __init__(self) -> None:
@@ -88,6 +92,12 @@ class ShadowTurn:
         self._is_out = False
         self._next_s = 0.0
         self._num_begun = 0  # since the mode changed
+        self._delay_ms = 0.0  # of the round that had the newest one
+        self._price = 1.0  # part of a shadow draft's time that it takes from the target
+
+    def note_delay(self, delay_ms: float) -> None:
+        """Take in by how much a round with a shadow draft took longer than others."""
+        self._delay_ms = delay_ms
 
     def take(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> bool:
         """Return whether a session is to have a shadow draft in its next round.
@@ -107,7 +117,11 @@ class ShadowTurn:
         """Give the turn back, if it is this session's; the draft took so long."""
         if self.session is session:
             self.session = None
-            self._next_s = now_s + elapsed_ms / 1e3 / _SHADOWING * _early(self._num_begun)
+            if elapsed_ms > 0.0:
+                # Rounds differ by more than that, so it is the mean that counts.
+                self._price += _PRICE_SMOOTHING * (self._delay_ms / elapsed_ms - self._price)
+            paid_s = min(1.0, max(_LEAST_PRICE, self._price)) * elapsed_ms / 1e3
+            self._next_s = now_s + paid_s / _SHADOWING * _early(self._num_begun)
 
     def restart(self, now_s: float) -> None:
         """The mode has changed: shadow drafts may begin at once."""

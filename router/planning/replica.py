@@ -10,7 +10,7 @@ The mode, to draft or not, is the one whose promise, times what its rounds deliv
 promises (`measured.Delivery`), is higher. What the other mode would give is tried now and then, in
 both directions: all sessions go on alone for a round, or draft for a few. Such a stretch is
 followed by a pause so long that all of them together lose half a hundredth. In the same way an idle
-drafter drafts beside plain steps (a shadow draft): as often as takes a hundredth of the time.
+drafter drafts beside plain steps (a shadow draft): as often as takes a fiftieth of the time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DWELL = 5  # rounds of each session that drafting is given before it may be cal
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
-_CONTROL_STEPS = 15  # that the target goes on alone in a round made to be measured
+_CONTROL_STEPS = 7  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
 _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
 _PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
@@ -139,6 +139,9 @@ class ReplicaPlanner:
         expected = plan.expected_tokens or num_tokens
         if plan.is_settled:
             self._deliveries[plan.mode].observe(expected, elapsed_ms, plan.tokens_per_ms)
+        if plan.num_shadow_tokens > 0:
+            usual_per_ms = plan.tokens_per_ms * self._deliveries[plan.mode].share
+            self._shadow.note_delay(elapsed_ms - num_tokens / usual_per_ms)
         if plan.reason in _STRETCH.values():
             self._note_stretch_round(plan.mode, expected, elapsed_ms)
         elif plan.num_draft_tokens > 0 and plan.is_typical:
@@ -185,7 +188,8 @@ class ReplicaPlanner:
         return RoundPlan(
             length,
             0,
-            is_typical=is_deepest,
+            # Where only some draft they miss passes of the others, which the plan knows of.
+            is_typical=is_deepest and min(plan.lengths) > 0,
             expected_tokens=session.expected_tokens(length),
             reason=reason or ("depth" if is_deepest else "price"),
         )
