@@ -1,7 +1,7 @@
 """A round's draft as a chain of segments: text that is certain, a drafter's, text that repeats.
 
 Free drafters (`ports.FreeDrafter`) may begin a draft, before the drafter that costs steps is asked
-to go on behind them, and may continue it behind that drafter's last token. A token stands only if
+to go on behind them, and may continue it behind that drafter's last token. A token is accepted only if
 all before it do, so what a free token is worth falls along the chain: it is taken while the product
 of survivals is at least what a row of the pass must bring (`RoundPlan.min_survival`).
 
@@ -46,7 +46,7 @@ class ChainTerms:
         max_tokens: of a draft altogether.
         max_free_tokens: of these, tokens of free drafters beside the planned ones.
         survival: for a drafter and a number of tokens: the probabilities that at least 1, 2, ...
-            of its tokens stand.
+            of its tokens are accepted.
     """
 
     front: Sequence[NamedFree] = ()
@@ -66,7 +66,7 @@ class Chain:
 
     Attributes:
         tokens: the draft.
-        survival: probability that at least 1, 2, ... of its tokens stand.
+        survival: probability that at least 1, 2, ... of its tokens are accepted.
         segments: who drafted them.
         room: for so many tokens more.
     """

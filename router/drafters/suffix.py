@@ -2,7 +2,7 @@
 
 Looks in the prompt, in this answer, and in recent answers of the same `cache_salt`
 (`text_memory.TextMemory`), which prompt lookup (`ngram`) does not; a longer match drafts further,
-and each draft says how likely it is to stand (`match_odds.MatchOdds`). Costs no model and no step:
+and each draft says how likely it is to be accepted (`match_odds.MatchOdds`). Costs no model and no step:
 some 25 us a look and less than 1 us per token of the text on the machine of the kept results.
 SuffixDecoding (arXiv 2411.04975) is the idea, and its limits keep their names.
 
@@ -119,14 +119,14 @@ class SuffixDrafter:
         forecast, ids = self._forecast, self._committed.ids
         start = forecast.start
         if start >= len(ids) or ids[start - len(forecast.tail) : start] != forecast.tail:
-            return  # nothing is known yet, or it followed a draft that did not stand
+            return  # nothing is known yet, or it followed a draft that was rejected
         for cell, token_id, said in zip(forecast.cells, forecast.tokens, ids[start:], strict=False):
             self._odds.observe(cell, is_right=token_id == said)
             if token_id != said:
                 return
 
     def _best(self, ids: list[int], num_tokens: int) -> FreeDraft:
-        """The draft of which most tokens are expected to stand."""
+        """The draft of which most tokens are expected to be accepted."""
         best = FreeDraft()
         most, found_cells = 0.0, list[int]()
         for index in (self._own, *self._others()):
