@@ -57,7 +57,8 @@ def chat(service: Served, request_id: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_text_is_drafted_and_constrained(service: Served) -> None:
-    plain = chat(service, "plain", speculation={"k": 3})
+    # Long enough for the draft model to be leased and to read the prompt.
+    plain = chat(service, "plain", speculation={"k": 3}, max_tokens=400, ignore_eos=True)
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     constrained = chat(service, "constrained", structured_outputs={"json": schema})
