@@ -180,7 +180,8 @@ async def test_a_grammar_process_that_dies_midway_changes_no_text(draft: Path | 
                 host.kill()
         assert ids == expected
         assert host.num_deaths >= 3
-        assert stats.num_accepted_by["forced"] > len(ids) / 3
+        # Some rounds have no draft: until a new process is there, and as the planner's control.
+        assert stats.num_accepted_by["forced"] > len(ids) / 8
         assert await service.freed()
 
 

@@ -37,6 +37,7 @@ async def ask(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
 async def test_drafts_leave_every_text_as_it_is(tmp_path: Path) -> None:
     ways = ["--route", "chat", "completions", "--delivery", "stream", "whole", "--runs", "1"]
     ways += ["--a-body", '{"speculation": {"k": 4}}']  # adaptive k may find that drafts do not pay
+    ways += ["--b-body", '{"speculation": {"enabled": false}}']  # nor is forced text drafted
     async with two_demos() as urls:
         status, result = await ask(tmp_path, *urls, *ways, "--task", "json", "story", "chat")
     assert status == 0, result["samples"]
