@@ -1,9 +1,9 @@
 """A round's draft as a chain of segments: text that is certain, a drafter's, text that repeats.
 
 Free drafters (`ports.FreeDrafter`) may begin a draft, before the drafter that costs steps is asked
-to go on behind them, and may continue it behind that drafter's last token. A token is accepted only if
-all before it do, so what a free token is worth falls along the chain: it is taken while the product
-of survivals is at least what a row of the pass must bring (`RoundPlan.min_survival`).
+to go on behind them, and may continue it behind that drafter's last token. A token is accepted only
+if all before it are, so what a free token is worth falls along the chain: it is taken while the
+product of survivals is at least what a row of the pass must bring (`RoundPlan.min_survival`).
 
     committed  ... {"name": |          front: `"Ada"` is all that the grammar allows
     draft      " Ada " | , "age | ": 3    front, then the draft model, then what followed before
