@@ -30,7 +30,6 @@ from deployments.local.pool import LocalConstraintPool
 from loadtest.bench.claims import Claim
 from loadtest.bench.loop import NoText
 from loadtest.report.interleaved import interleave, median_ratio
-from loadtest.report.machine import ROOT
 from loadtest.report.pairs import PairPath
 from loadtest.report.record import head, write_json
 from models.config import EngineConfig
@@ -316,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench from the command line; exit status 1: a text was not the same."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="loadtest.forced", description=__doc__)
-    parser.add_argument("--pair", default=str(ROOT / "models" / "demo"), help="[LABEL=]DIR")
+    parser.add_argument("--pair", default="models/demo", help="[LABEL=]DIR")
     parser.add_argument("--schemas", nargs="+", choices=sorted(SCHEMAS), default=list(SCHEMAS))
     parser.add_argument("--tokens", type=int, default=96, help="of each answer, at most")
     parser.add_argument("--repeats", type=int, default=3, help="of each way, by turns")
