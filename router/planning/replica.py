@@ -144,8 +144,8 @@ class ReplicaPlanner:
             self._shadow.note_delay(elapsed_ms - num_tokens / usual_per_ms)
         if plan.reason in _STRETCH.values():
             self._note_stretch_round(plan.mode, expected, elapsed_ms)
-        elif plan.num_draft_tokens > 0 and plan.is_typical:
-            self._stats.predicted_ms += self.plans[Mode.DRAFTING].round_ms
+        elif plan.expected_tokens > 0.0 and plan.is_typical:
+            self._stats.predicted_ms += plan.expected_tokens / plan.tokens_per_ms
             self._stats.actual_ms += elapsed_ms
 
     def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
@@ -230,7 +230,7 @@ class ReplicaPlanner:
         other = _other(self.mode)
         if other not in self.plans or self._pinned is not None or self._age < _FIRST_TRY:
             return False
-        return self._deliveries[other].num_rounds == 0 or self._stretches.is_due(now_s)
+        return self._stretches.is_due(now_s)
 
     def _begin_stretch(self, now_s: float) -> None:
         other = _other(self.mode)
@@ -244,8 +244,7 @@ class ReplicaPlanner:
         num_sessions = max(1, len(self.sessions))
         usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
         lost_ms = (elapsed_ms - num_tokens / usual_per_ms) / num_sessions
-        other, usual = self.plans[_other(self.mode)], self.plans[self.mode]
-        is_promising = other.tokens_per_ms > usual.tokens_per_ms
+        is_promising = self._promise(_other(self.mode)) > self._promise(self.mode)
         self._stretches.note_loss(lost_ms, self._clock(), is_promising=is_promising)
         if mode is Mode.PLAIN:
             self._stats.num_control_rounds += 1
@@ -314,8 +313,12 @@ class ReplicaPlanner:
 
     def rate(self, mode: Mode) -> float:
         """Tokens per ms that a mode would deliver; 0.0: it is not to be had."""
+        return self._promise(mode) * self._deliveries[mode].share
+
+    def _promise(self, mode: Mode) -> float:
+        """What the newest plan says of that, if there is one for the mode."""
         plan = self.plans.get(mode)
-        return 0.0 if plan is None else plan.tokens_per_ms * self._deliveries[mode].share
+        return 0.0 if plan is None else plan.tokens_per_ms
 
     @property
     def _is_settled(self) -> bool:
