@@ -66,7 +66,7 @@ class PlanningMetrics:
         )
         self._counted: Counter[tuple[str, ...]] = Counter()
         self._sums_ms: dict[str, float] = {}
-        self._num_told = 0  # rounds, when the last line was written
+        self._num_logged = 0  # rounds, when the last line was written
 
     def publish(self) -> None:
         """Write all instruments as the planner stands now. Idempotent."""
@@ -86,12 +86,12 @@ class PlanningMetrics:
         self, period_s: float = _PUBLISH_PERIOD_S, line_period_s: float = _LINE_PERIOD_S
     ) -> None:
         """Publish every `period_s` seconds, and log every `line_period_s`. Endless."""
-        told_at_s = time.monotonic()
+        logged_at_s = time.monotonic()
         while True:
             await asyncio.sleep(period_s)
             self.publish()
-            if time.monotonic() - told_at_s >= line_period_s:
-                told_at_s = time.monotonic()
+            if time.monotonic() - logged_at_s >= line_period_s:
+                logged_at_s = time.monotonic()
                 self.log_gain()
 
     def log_gain(self) -> None:
@@ -99,8 +99,8 @@ class PlanningMetrics:
         gains = self._gains()
         num_rounds = sum(one.num_rounds_with + one.num_rounds_without for one in gains.values())
         line = gain_line(gains)
-        if line and num_rounds > self._num_told:
-            self._num_told = num_rounds
+        if line and num_rounds > self._num_logged:
+            self._num_logged = num_rounds
             logger.info(line)
 
     def _publish_gain(self, task: str, gain: Gain) -> None:

@@ -7,7 +7,7 @@ none of them knows a drafter by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from models.protocol.token_sequence import TokenSequence
@@ -70,3 +70,11 @@ class DrafterKind:
     def is_available(self, allowed: SpeculationLimits, pools: Collection[str]) -> bool:
         """Whether it can draft within these limits in a deployment that has these pools."""
         return self.is_switched_on(allowed) and (not self.uses_pool or self.uses_pool in pools)
+
+
+def before_eos(tokens: Sequence[int], eos_ids: Collection[int]) -> Sequence[int]:
+    """The tokens before the first eos: a draft ends there, for nothing follows it."""
+    for index, token_id in enumerate(tokens):
+        if token_id in eos_ids:
+            return tokens[:index]
+    return tokens

@@ -19,7 +19,7 @@ from collections.abc import Collection
 
 from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.kind import DrafterContext, DrafterKind
+from router.drafters.kind import DrafterContext, DrafterKind, before_eos
 from router.ports import DraftCost, DrafterTraits
 
 _TOKENS_AT_ONCE = 512  # indexed before other sessions get a turn; about 1 ms
@@ -62,7 +62,7 @@ class NgramDrafter:
             if self._num_indexed < len(ids) - 1:
                 await asyncio.sleep(0)
         found = self._following(ids, num_draft_tokens)
-        tokens = self._until_eos(found)
+        tokens = list(before_eos(found, self._eos_ids))
         return Proposal(
             session_id=self._session_id,
             seq=0,
@@ -90,12 +90,6 @@ class NgramDrafter:
                 period = len(ids) - end
                 return [ids[end + offset % period] for offset in range(num_tokens)]
         return []
-
-    def _until_eos(self, tokens: list[int]) -> list[int]:
-        for index, token_id in enumerate(tokens):
-            if token_id in self._eos_ids:
-                return tokens[:index]
-        return tokens
 
 
 def _make(context: DrafterContext) -> NgramDrafter:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.kind import DrafterContext, DrafterKind
+from router.drafters.kind import DrafterContext, DrafterKind, before_eos
 from router.drafters.match_odds import MatchOdds, cells
 from router.drafters.suffix_index import MatchTerms, SuffixIndex
 from router.limits import SpeculationLimits
@@ -132,7 +132,7 @@ class SuffixDrafter:
         for index in (self._own, *self._others()):
             is_own = index is self._own
             for match in index.matches(ids, num_tokens, self._terms, is_own=is_own):
-                tokens = self._until_eos(match.tokens)
+                tokens = before_eos(match.tokens, self._eos_ids)
                 match_cells = cells(match.length, match.shares[: len(tokens)])
                 survival = self._odds.survival(match_cells)
                 if sum(survival) > most:
@@ -141,12 +141,6 @@ class SuffixDrafter:
         start = len(ids)
         self._forecast = _Forecast(start, ids[len(self._own) :], best.tokens, found_cells)
         return best
-
-    def _until_eos(self, tokens: Sequence[int]) -> Sequence[int]:
-        for index, token_id in enumerate(tokens):
-            if token_id in self._eos_ids:
-                return tokens[:index]
-        return tokens
 
 
 def _terms(limits: SpeculationLimits) -> MatchTerms:
