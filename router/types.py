@@ -109,6 +109,8 @@ class SpeculationStats:
     per_step_accepted: tuple[int, ...] = ()
     num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
     num_accepted_by: Mapping[str, int] = field(default_factory=dict)
+    num_guess_tokens: int = 0  # sent to the draft model as a guess of its draft
+    num_right_guess_tokens: int = 0  # that it drafted too: each saved it a step
     time: TimeSplit = field(default_factory=TimeSplit)
 
     @property

@@ -126,6 +126,12 @@ class _Speculation:
             "Draft tokens that were accepted, by who drafted",
             ["source"],
         )
+        self._guessed = meters.counter(
+            "outrider:guess_tokens", "Tokens sent to the draft model as a guess of its draft"
+        )
+        self._guessed_right = meters.counter(
+            "outrider:right_guess_tokens", "Those of them that it drafted: each saved it a step"
+        )
         self._k = meters.histogram(
             "outrider:draft_length", "Tokens drafted in a round with a draft", _DRAFT_LENGTHS
         )
@@ -145,6 +151,8 @@ class _Speculation:
         for source, num_drafted in stats.num_drafted_by.items():
             self._drafted_by.add(num_drafted, source=source)
             self._accepted_by.add(stats.num_accepted_by.get(source, 0), source=source)
+        self._guessed.add(stats.num_guess_tokens)
+        self._guessed_right.add(stats.num_right_guess_tokens)
         for num_drafted, times in Counter(stats.per_step_drafted).items():
             self._k.observe(num_drafted, times=times)
         self._rounds.add(stats.num_rounds)

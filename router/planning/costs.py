@@ -17,14 +17,43 @@ from router.ports import DrafterTraits
 # Weight of the newest wait in its running value. Sessions that are out of step wait long for each
 # other, which is no reason to draft otherwise: a wait counts by what it is when things go well.
 _RISE, _FALL = 0.01, 0.1
+# What a further row of a draft pass costs before any was measured, in steps.
+_ROW_SHARE = 0.15
 
 
 @dataclass(slots=True)
 class _DrafterCosts:
-    """What one drafter costs: its steps by sessions, and the wait for a draft beyond them."""
+    """What one drafter costs: a token by sessions, and the wait for a draft beyond them.
+
+    A token takes a step, or less where a guess of the draft saved some. For what a further guess is
+    worth: the newest step, its sessions, and what a row of a guess takes.
+    """
 
     steps: CostTable = field(default_factory=CostTable)
     wait_ms: float | None = None
+    step_ms: float = 0.0
+    num_sessions: int = 1
+    row_ms: float | None = None
+
+    def observe(self, proposal: Proposal, num_guessed: int, num_right: int) -> None:
+        """Take in what the tokens of a draft took."""
+        timing, num_tokens = proposal.timing, len(proposal.tokens)
+        self.step_ms, self.num_sessions = proposal.step_ms, max(1, timing.num_sessions)
+        token_ms = proposal.step_ms
+        if num_guessed > 0 and num_tokens > 0:
+            # The last token of a guess that is right throughout comes with a further one, if it is
+            # no eos; a step after another sampled all others.
+            num_steps = num_tokens - 1 - min(num_right, num_tokens - 1)
+            guess_ms = timing.pass_ms - num_steps * self.step_ms
+            row_ms = max(0.0, guess_ms - self.step_ms) / num_guessed
+            self.row_ms = _mean(self.a_row_ms, row_ms)
+            token_ms = timing.pass_ms / num_tokens
+        self.steps.observe(self.num_sessions, token_ms)
+
+    @property
+    def a_row_ms(self) -> float:
+        """What a row of a guess takes: measured, else a share of a step."""
+        return _ROW_SHARE * self.step_ms if self.row_ms is None else self.row_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +92,22 @@ class PassCosts:
         self._passes.observe(num_rows, pass_ms)
         return True
 
-    def observe_draft(self, drafter: DrafterTraits, proposal: Proposal, elapsed_ms: float) -> None:
-        """Take in one proposal of `drafter` that came after `elapsed_ms`."""
+    def observe_draft(
+        self,
+        drafter: DrafterTraits,
+        proposal: Proposal,
+        elapsed_ms: float,
+        num_guessed: int = 0,
+        num_right: int = 0,
+    ) -> None:
+        """Take in one proposal of `drafter` that came after `elapsed_ms`.
+
+        It was sent a guess of so many tokens, of which so many were right.
+        """
         if drafter.is_free or proposal.step_ms <= 0.0:
             return
         costs = self._drafters.setdefault(drafter.name, _DrafterCosts())
-        costs.steps.observe(max(1, proposal.timing.num_sessions), proposal.step_ms)
+        costs.observe(proposal, num_guessed, num_right)
         costs.wait_ms = _mean(costs.wait_ms, max(0.0, elapsed_ms - proposal.timing.pass_ms))
 
     def observe_verify(self, verdict: Verdict, elapsed_ms: float, num_drafted: int) -> None:
@@ -95,6 +134,16 @@ class PassCosts:
         """Expected time of a step of the drafter `name` for so many sessions."""
         costs = self._drafters.get(name)
         return 0.0 if costs is None else costs.steps.at(num_sessions)
+
+    def guess_price(self, name: str) -> float:
+        """What a token of a guess must survive with to be worth its row in a draft pass.
+
+        A right token saves the session its part of a step; 1.0, so none, while nothing is known.
+        """
+        costs = self._drafters.get(name)
+        if costs is None or costs.step_ms <= 0.0:
+            return 1.0
+        return costs.a_row_ms * costs.num_sessions / costs.step_ms
 
     def draft_wait_ms(self, name: str) -> float:
         """From asking the drafter `name` to having its draft, beyond its steps."""
