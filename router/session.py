@@ -27,6 +27,7 @@ from router.drafters.guesses import Guesses
 from router.drafters.kind import DrafterContext
 from router.drafters.match_odds import MatchOdds
 from router.drafters.side_by_side import SessionDrafters
+from router.drafters.suffix import SUFFIX
 from router.drafters.suffix_index import SuffixIndex
 from router.drafters.text_memory import TextMemory
 from router.guard import GrammarGuard, NoGrammar
@@ -234,7 +235,8 @@ class _Builder:
     @property
     def _guesses(self) -> bool:
         """Whether text that repeats is guessed for the draft model."""
-        return self._services.speculation.suffix_decoding_for_draft
+        allowed = self._services.speculation
+        return allowed.suffix_decoding_for_draft and SUFFIX.is_available(allowed, ())
 
     def _drafters(self) -> SessionDrafters:
         context = DrafterContext(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from models.costs.running_mean import running_mean
 from models.costs.table import CostTable
 from models.protocol.messages import Proposal, Verdict
 from router.ports import DrafterTraits
@@ -19,6 +20,7 @@ from router.ports import DrafterTraits
 _RISE, _FALL = 0.01, 0.1
 # What a further row of a draft pass costs before any was measured, in steps.
 _ROW_SHARE = 0.15
+_ROW_WEIGHT = 0.05  # of the newest measurement in their running mean
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class _DrafterCosts:
             num_steps = num_tokens - 1 - min(num_right, num_tokens - 1)
             guess_ms = timing.pass_ms - num_steps * self.step_ms
             row_ms = max(0.0, guess_ms - self.step_ms) / num_guessed
-            self.row_ms = _mean(self.a_row_ms, row_ms)
+            self.row_ms = running_mean(self.a_row_ms, row_ms, _ROW_WEIGHT)
             token_ms = timing.pass_ms / num_tokens
         self.steps.observe(self.num_sessions, token_ms)
 
