@@ -62,6 +62,7 @@ async def test_guesses_change_no_text(
 
 
 async def test_right_guesses_save_draft_passes(tiny_target: str) -> None:
+    """A question asked again: what was answered before is what the draft model says again."""
     num_passes, stats = {}, {}
     for name, speculation in {"off": OFF, "on": ON}.items():
         async with local_service(
@@ -71,11 +72,13 @@ async def test_right_guesses_save_draft_passes(tiny_target: str) -> None:
             limits=IN_TIME,
         ) as service:
             assert service.draft is not None
-            _, finished, _ = await service.generate(
-                make_request("s", PROMPTS[0], k=6, max_tokens=200)
-            )
-            num_passes[name] = service.draft.load().num_passes
-            stats[name] = finished.speculation
+            for turn in ("first", "again"):
+                before = service.draft.load().num_passes
+                _, finished, _ = await service.generate(
+                    make_request(turn, PROMPTS[0], k=6, max_tokens=200)
+                )
+                num_passes[name] = service.draft.load().num_passes - before
+                stats[name] = finished.speculation
     assert stats["off"].num_guess_tokens == stats["off"].num_right_guess_tokens == 0
     assert 0 < stats["on"].num_right_guess_tokens <= stats["on"].num_guess_tokens
     assert num_passes["on"] < num_passes["off"]
