@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
-from models.protocol.messages import Proposal, Timing, Verdict
+from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.costs import PassCosts
 from router.planning.round_plan import RoundPlan

@@ -13,6 +13,7 @@ from models.costs.table import CostTable
 from models.protocol.messages import Proposal
 from router.ports import DrafterTraits
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
     """Implements `joint.Costs` for a round that certain drafters draft for."""

@@ -154,7 +154,7 @@ def _depths(max_depth: int, num_sessions: int) -> list[int]:
 
 
 def _tokens(forecasts: Sequence[DraftForecast], above: int, depth: int) -> list[_Token]:
-    """Second and later tokens that can be there after `depth` steps, not after `above` (0: none)."""
+    """Tokens behind the first that can be there after `depth` steps, not after `above`; 0: none."""
     return [
         (-alive, length, index)
         for index, forecast in enumerate(forecasts)
