@@ -9,9 +9,10 @@ of it is scored,
 
     (tokens of the round - tokens others lose) / (pass(rows) + depth * step(sessions) + overhead)
 
-and the best is compared with going on without drafts. Overhead is what whole rounds were measured
-to take beyond what engines do (`measured.Overheads`). Rows that other routers send are in the pass
-with ours; what our drafts add to its time delays their tokens, and that is taken off.
+(or with two halves in turn, as often as they are) and the best is compared with going on without
+drafts. Overhead is what whole rounds were measured to take beyond what engines do
+(`measured.Overheads`). Rows that other routers send are in the pass with ours; what our drafts add
+to its time delays their tokens, and that is taken off.
 
 Pure functions of survival and costs. Goodput as in SmartSpec (2406.14066), rows by survival as in
 D-Cut (2607.14647); depth as a cost shared by all of a batch is our own.
@@ -65,6 +66,9 @@ class Others:
     num_sessions: float = 0.0  # of theirs in a target pass
     num_rows: float = 0.0
     num_drafting: float = 0.0  # of theirs in a draft step; negative: ours are on several drafters
+    our_share: float = (
+        1.0  # of our sessions in a pass, while all draft: 0.5 where halves take turns
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,11 @@ class _Rounds:
         self._first_tokens = len(forecasts) + sum(firsts)
         num_away = sum(1 for each in forecasts if each.survival and not each.is_free)
         self._step_ms = costs.step_ms(max(1.0, num_away + others.num_drafting)) if num_away else 0.0
+        half_rows = len(forecasts) / 2 + others.num_rows  # half of ours, with all of the others
+        self._half_pass_ms = _Curve(lambda more: costs.pass_ms(half_rows + more / 2))
+        num_half = num_away / 2 + others.num_drafting
+        self._half_step_ms = costs.step_ms(max(1.0, num_half))
+        self._apart = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share)) if num_away > 1 else 0.0
         self._num_others = others.num_sessions
         self._overhead_ms = overhead_ms
 
@@ -220,27 +229,38 @@ class _Rounds:
             return self.best_at(deepest, within)
         num_rows = self._num_firsts + num_offered
         tokens = self._first_tokens - sum(token[0] for token in offered[:num_offered])
-        engine_ms = self._pass_ms.up_to(num_rows)[num_rows] + deepest * self._step_ms
+        engine_ms = self._engine_ms(num_rows, deepest)
         rate = self._rate(tokens, num_rows, engine_ms)
         price = self._min_survival(offered, num_offered, rate)
         return JointPlan(tuple(lengths), deepest, engine_ms, self._overhead_ms, rate, price)
 
     def _best_number(self, depth: int, offered: Sequence[_Token]) -> int:
         first = self._num_firsts
-        pass_ms = self._pass_ms.up_to(first + len(offered))
-        steps_ms = depth * self._step_ms
         expected = self._first_tokens
         hope = expected - sum(token[0] for token in offered)
-        best, best_rate = 0, self._rate(expected, first, pass_ms[first] + steps_ms)
+        best, best_rate = 0, self._rate(expected, first, self._engine_ms(first, depth))
         for number, (minus_alive, _, _) in enumerate(offered, start=1):
             expected -= minus_alive
-            engine_ms = pass_ms[first + number] + steps_ms
+            engine_ms = self._engine_ms(first + number, depth)
             rate = self._rate(expected, first + number, engine_ms)
             if rate > best_rate:
                 best, best_rate = number, rate
             elif self._rate(hope * _ROUNDING, first + number, engine_ms) <= best_rate:
                 break  # more rows are never faster, and all that is left to gain would not do
         return best
+
+    def _engine_ms(self, num_rows: int, depth: int) -> float:
+        """All in one pass, or in two halves of which one drafts while the other is verified.
+
+        Engines bring sessions together where that is better (`models.scheduler.batch_window`); they
+        do not part them where it is not, so how often they are apart is measured.
+        """
+        together_ms = self._pass_ms.up_to(num_rows)[num_rows] + depth * self._step_ms
+        if self._apart == 0.0:
+            return together_ms
+        half_ms = self._half_pass_ms.up_to(num_rows)[num_rows]
+        apart_ms = max(2.0 * half_ms, half_ms + depth * self._half_step_ms)
+        return together_ms - self._apart * max(0.0, together_ms - apart_ms)
 
     def _rate(self, tokens: float, num_rows: int, engine_ms: float) -> float:
         """Tokens per ms, less what others lose by our rows."""

@@ -50,14 +50,18 @@ class Overheads:
         newest = self._newest.setdefault(num_sessions, deque(maxlen=_NUM_OVERHEADS))
         newest.append(overhead_ms)
 
-    def of(self, num_sessions: int) -> float | None:
-        """What is expected for so many sessions, by the nearest number measured; None: nothing."""
+    def of(self, num_sessions: int, *, is_current: bool = True) -> float | None:
+        """What is expected for so many sessions, by the nearest number measured; None: nothing.
+
+        `is_current`: rounds are as they were. No: they are of long ago or of a start, when sessions
+        had yet to come into step, and what they take when things go well is what is hoped for.
+        """
         if not self._newest:
             return None
         nearest = min(self._newest, key=lambda number: (abs(number - num_sessions), number))
         values = sorted(self._newest[nearest])
         quarter = len(values) // 4
-        return fmean(values[quarter : len(values) - quarter])
+        return fmean(values[quarter : len(values) - quarter]) if is_current else values[quarter]
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ class OthersEstimate:
     def __init__(self) -> None:
         self._sessions = self._rows = 0.0
         self._drafting: dict[str, float] = {}  # by drafter
+        self._our_share = 1.0
 
     def observe_pass(self, timing: Timing, own_sessions: int, own_rows: int) -> None:
         """Take in a target pass, in which `own_sessions` of ours had `own_rows`."""
@@ -31,7 +32,12 @@ class OthersEstimate:
         others = self._drafting.get(name, 0.0)
         self._drafting[name] = others + _SMOOTHING * (timing.num_sessions - own_drafting - others)
 
+    def observe_share(self, timing: Timing, own_sessions: int) -> None:
+        """Take in how many of our sessions, which all draft, a pass brought together."""
+        share = max(1.0, timing.num_sessions - self._sessions) / own_sessions
+        self._our_share += _SMOOTHING * (min(share, 1.0) - self._our_share)
+
     def now(self, names: Iterable[str]) -> Others:
         """The load for a round that the drafters `names` draft for: at the busiest of them."""
         drafting = [self._drafting[name] for name in names if name in self._drafting]
-        return Others(self._sessions, self._rows, max(drafting, default=0.0))
+        return Others(self._sessions, self._rows, max(drafting, default=0.0), self._our_share)

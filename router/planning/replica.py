@@ -126,6 +126,8 @@ class ReplicaPlanner:
         """Take in how many sessions and rows were in a target pass."""
         own_rows = sum(session.num_rows for session in self.sessions)
         self._others.observe_pass(timing, len(self.sessions), own_rows)
+        if self.is_drafting and self._is_settled and own_rows >= 2 * len(self.sessions):
+            self._others.observe_share(timing, len(self.sessions))
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
         """Take in how many sessions were in the draft steps of a round."""
@@ -263,7 +265,10 @@ class ReplicaPlanner:
             for s in members
         ]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
-        overheads = {mode: each.of(len(members)) or 0.0 for mode, each in self._overheads.items()}
+        overheads = {
+            mode: each.of(len(members), is_current=mode is self.mode) or 0.0
+            for mode, each in self._overheads.items()
+        }
         plain = plain_plan(len(members), costs, others, overheads[Mode.PLAIN])
         drafting = best_drafting_plan(forecasts, costs, others, overheads[Mode.DRAFTING])
         self.plans = {Mode.PLAIN: plain}

@@ -59,6 +59,13 @@ class SlowRounds:
         lost = others.num_sessions * (rows_ms - plain_ms) / max(plain_ms, 1e-9)
         steps_ms = depth * costs.step_ms(max(1.0, len(away) + others.num_drafting)) if away else 0.0
         engine_ms = rows_ms + steps_ms
+        if len(away) > 1:
+            half_rows = (num_sessions + sum(lengths)) / 2 + others.num_rows
+            half_ms = costs.pass_ms(half_rows)
+            half_step_ms = costs.step_ms(max(1.0, len(away) / 2 + others.num_drafting))
+            apart_ms = max(2 * half_ms, half_ms + depth * half_step_ms)
+            share = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
+            engine_ms -= share * max(0.0, engine_ms - apart_ms)
         rate = (expected - lost) / max(engine_ms + OVERHEAD_MS, 1e-9)
         return JointPlan(tuple(lengths), max(away, default=0), engine_ms, OVERHEAD_MS, rate)
 
@@ -94,6 +101,7 @@ def some_others(rng: random.Random) -> Others:
         num_sessions=rng.choice([0.0, 5.5]),
         num_rows=rng.choice([0.0, 11.5]),
         num_drafting=rng.choice([-0.5, 0.0, 3.0]),
+        our_share=rng.choice([1.0, 1.0, 0.7, 0.5]),
     )
 
 
