@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 _FORGETTING = 0.98  # a session remembers about 50 rounds
 _POOL_FORGETTING = 0.995  # a pool, fed by many sessions, about 200
-_POOL_WEIGHT = 8.0  # observations a session needs to outweigh its pool
+_POOL_WEIGHT = 20.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
 _NUM_POSITIONS = 4
 

@@ -114,9 +114,14 @@ def plain_plan(num_sessions: int, costs: Costs, others: Others, overhead_ms: flo
 
 
 def best_drafting_plan(
-    forecasts: Sequence[DraftForecast], costs: Costs, others: Others, overhead_ms: float
+    forecasts: Sequence[DraftForecast],
+    costs: Costs,
+    others: Others,
+    overhead_ms: Callable[[int], float],
 ) -> JointPlan | None:
     """The best plan that drafts; None where no session can or nothing is known of time.
+
+    `overhead_ms` is by depth.
 
     A and B survive with (0.9, 0.8) and (0.5, 0.2); a pass of r rows takes 20 + 2.5 r ms, a step
     2 ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. With both in step the rates are
@@ -191,7 +196,7 @@ class _Rounds:
         forecasts: Sequence[DraftForecast],
         costs: Costs,
         others: Others,
-        overhead_ms: float,
+        overhead_ms: Callable[[int], float],
     ) -> None:
         self._forecasts = forecasts
         plain_rows = len(forecasts) + others.num_rows
@@ -230,22 +235,25 @@ class _Rounds:
         num_rows = self._num_firsts + num_offered
         tokens = self._first_tokens - sum(token[0] for token in offered[:num_offered])
         engine_ms = self._engine_ms(num_rows, deepest)
-        rate = self._rate(tokens, num_rows, engine_ms)
+        overhead_ms = self._overhead_ms(deepest)
+        rate = self._rate(tokens, num_rows, engine_ms + overhead_ms)
         price = self._min_survival(offered, num_offered, rate)
-        return JointPlan(tuple(lengths), deepest, engine_ms, self._overhead_ms, rate, price)
+        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms, rate, price)
 
     def _best_number(self, depth: int, offered: Sequence[_Token]) -> int:
         first = self._num_firsts
         expected = self._first_tokens
         hope = expected - sum(token[0] for token in offered)
-        best, best_rate = 0, self._rate(expected, first, self._engine_ms(first, depth))
+        overhead_ms = self._overhead_ms(depth)
+        round_ms = self._engine_ms(first, depth) + overhead_ms
+        best, best_rate = 0, self._rate(expected, first, round_ms)
         for number, (minus_alive, _, _) in enumerate(offered, start=1):
             expected -= minus_alive
-            engine_ms = self._engine_ms(first + number, depth)
-            rate = self._rate(expected, first + number, engine_ms)
+            round_ms = self._engine_ms(first + number, depth) + overhead_ms
+            rate = self._rate(expected, first + number, round_ms)
             if rate > best_rate:
                 best, best_rate = number, rate
-            elif self._rate(hope * _ROUNDING, first + number, engine_ms) <= best_rate:
+            elif self._rate(hope * _ROUNDING, first + number, round_ms) <= best_rate:
                 break  # more rows are never faster, and all that is left to gain would not do
         return best
 
@@ -262,11 +270,11 @@ class _Rounds:
         apart_ms = max(2.0 * half_ms, half_ms + depth * self._half_step_ms)
         return together_ms - self._apart * max(0.0, together_ms - apart_ms)
 
-    def _rate(self, tokens: float, num_rows: int, engine_ms: float) -> float:
+    def _rate(self, tokens: float, num_rows: int, round_ms: float) -> float:
         """Tokens per ms, less what others lose by our rows."""
         pass_ms = self._pass_ms.up_to(num_rows)
         lost = self._num_others * (pass_ms[num_rows] - pass_ms[0]) / max(pass_ms[0], 1e-9)
-        return (tokens - lost) / max(engine_ms + self._overhead_ms, 1e-9)
+        return (tokens - lost) / max(round_ms, 1e-9)
 
     def _min_survival(self, offered: Sequence[_Token], num_offered: int, rate: float) -> float:
         """The survival that parts what was admitted from what was not.

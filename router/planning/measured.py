@@ -35,7 +35,7 @@ class PlannerStats:
 
 
 class Overheads:
-    """What rounds take beyond what a plan counts engines with, by how many sessions go together.
+    """What rounds take beyond what a plan counts engines with, by sessions and draft steps.
 
     Links, queues, passes that bring only some of the sessions, the router's own work: it is fitted
     to whole rounds as they happened, and may be negative where engines work side by side. The mean
@@ -43,22 +43,25 @@ class Overheads:
     """
 
     def __init__(self) -> None:
-        self._newest: dict[int, deque[float]] = {}
+        self._newest: dict[tuple[int, int], deque[float]] = {}
 
-    def observe(self, num_sessions: int, overhead_ms: float) -> None:
-        """Take in a round, or for each of its tokens where nobody drafts."""
-        newest = self._newest.setdefault(num_sessions, deque(maxlen=_NUM_OVERHEADS))
+    def observe(self, num_sessions: int, depth: int, overhead_ms: float) -> None:
+        """Take in a round, or for each of its tokens where nobody drafts (depth 0)."""
+        newest = self._newest.setdefault((num_sessions, depth), deque(maxlen=_NUM_OVERHEADS))
         newest.append(overhead_ms)
 
-    def of(self, num_sessions: int, *, is_current: bool = True) -> float | None:
-        """What is expected for so many sessions, by the nearest number measured; None: nothing.
+    def of(self, num_sessions: int, depth: int, *, is_current: bool = True) -> float:
+        """What is expected, by the nearest number of sessions and depth measured; else 0.0.
 
         `is_current`: rounds are as they were. No: they are of long ago or of a start, when sessions
         had yet to come into step, and what they take when things go well is what is hoped for.
         """
         if not self._newest:
-            return None
-        nearest = min(self._newest, key=lambda number: (abs(number - num_sessions), number))
+            return 0.0
+        nearest = min(
+            self._newest,
+            key=lambda cell: (abs(cell[0] - num_sessions), abs(cell[1] - depth), cell),
+        )
         values = sorted(self._newest[nearest])
         quarter = len(values) // 4
         return fmean(values[quarter : len(values) - quarter]) if is_current else values[quarter]

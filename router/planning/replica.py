@@ -21,6 +21,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from models.protocol.messages import Timing
@@ -150,7 +151,7 @@ class ReplicaPlanner:
             self._shadow.note_delay(elapsed_ms - promise.round_ms / share)
         elif plan.is_typical:
             overhead_ms = share * elapsed_ms - promise.engine_ms
-            self._overheads[plan.mode].observe(max(1, len(self.sessions)), overhead_ms)
+            self._overheads[plan.mode].observe(len(self.sessions), promise.depth, overhead_ms)
             self._stats.predicted_ms += promise.round_ms / share
             self._stats.actual_ms += elapsed_ms
 
@@ -265,17 +266,21 @@ class ReplicaPlanner:
             for s in members
         ]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
-        overheads = {
-            mode: each.of(len(members), is_current=mode is self.mode) or 0.0
-            for mode, each in self._overheads.items()
-        }
-        plain = plain_plan(len(members), costs, others, overheads[Mode.PLAIN])
-        drafting = best_drafting_plan(forecasts, costs, others, overheads[Mode.DRAFTING])
+        plain = plain_plan(
+            len(members), costs, others, self._overhead_ms(Mode.PLAIN, len(members), 0)
+        )
+        drafting = best_drafting_plan(
+            forecasts, costs, others, partial(self._overhead_ms, Mode.DRAFTING, len(members))
+        )
         self.plans = {Mode.PLAIN: plain}
         if drafting is not None:
             fair_tokens = _FAIR * drafting.round_ms / plain.round_ms
             self.plans[Mode.DRAFTING] = dataclasses.replace(drafting, min_tokens=fair_tokens)
         self.version += 1
+
+    def _overhead_ms(self, mode: Mode, num_sessions: int, depth: int) -> float:
+        is_current = mode is self.mode
+        return self._overheads[mode].of(num_sessions, depth, is_current=is_current)
 
     def _choose_mode(self, now_s: float) -> None:
         """Choose the mode that promises more tokens per ms.
@@ -338,7 +343,7 @@ def _min_survival(plan: JointPlan | None, reason: str) -> float:
 def _promise(plan: JointPlan) -> Promise:
     """What a plan says of each of its sessions."""
     num_tokens = plan.tokens_per_ms * plan.round_ms / len(plan.lengths)
-    return Promise(num_tokens, plan.engine_ms, plan.round_ms)
+    return Promise(num_tokens, plan.depth, plan.engine_ms, plan.round_ms)
 
 
 def _other(mode: Mode) -> Mode:

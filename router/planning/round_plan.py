@@ -21,11 +21,13 @@ class Promise:
 
     Args:
         num_tokens: that it brings, on average over sessions.
+        depth: draft steps.
         engine_ms: what engines take for it.
         round_ms: what it takes altogether.
     """
 
     num_tokens: float
+    depth: int
     engine_ms: float
     round_ms: float
 

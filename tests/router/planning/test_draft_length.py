@@ -54,7 +54,7 @@ def test_misses_in_a_row_let_the_target_go_on_ever_further() -> None:
 
 
 def test_a_missed_round_is_held_against_what_was_promised() -> None:
-    promise = Promise(num_tokens=3.0, engine_ms=20.0, round_ms=24.0)
+    promise = Promise(num_tokens=3.0, depth=3, engine_ms=20.0, round_ms=24.0)
     plan = Misses().next_plan(RoundPlan(3, 0, mode=Mode.DRAFTING, promise=promise))
     assert (plan.mode, plan.promise, plan.is_typical) == (Mode.DRAFTING, promise, True)
 

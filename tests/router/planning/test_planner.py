@@ -42,7 +42,7 @@ def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> Draf
 def choose(forecasts: list[DraftForecast], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
     """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
     plain = plain_plan(len(forecasts), costs, others, costs.plain_overhead_ms)
-    drafting = best_drafting_plan(forecasts, costs, others, costs.drafting_overhead_ms)
+    drafting = best_drafting_plan(forecasts, costs, others, lambda _: costs.drafting_overhead_ms)
     if drafting is None or drafting.tokens_per_ms <= plain.tokens_per_ms:
         return plain
     return drafting
@@ -79,7 +79,7 @@ def test_no_plan_of_all_combinations_is_better(seed: int) -> None:
     forecasts = [
         outlook(random_.uniform(0.3, 0.95), 4, is_free=index < num_free) for index in range(4)
     ]
-    plan = best_drafting_plan(forecasts, costs, ALONE, costs.drafting_overhead_ms)
+    plan = best_drafting_plan(forecasts, costs, ALONE, lambda _: costs.drafting_overhead_ms)
     assert plan is not None
     best = max(
         rate_together(lengths, forecasts, costs)
@@ -186,7 +186,9 @@ def test_what_plain_decoding_takes_beyond_passes_counts() -> None:
 def test_all_that_can_draft_stay_in_step() -> None:
     """One that drafts while the others go on alone parts the passes: no plan has that."""
     costs = LinearCosts(row_ms=2.0)
-    plan = best_drafting_plan([outlook(0.05), outlook(0.9), DraftForecast(())], costs, ALONE, 2.0)
+    plan = best_drafting_plan(
+        [outlook(0.05), outlook(0.9), DraftForecast(())], costs, ALONE, lambda _: 2.0
+    )
     assert plan is not None
     assert plan.lengths[0] == 1
     assert plan.lengths[1] > 1
@@ -204,13 +206,13 @@ def test_a_session_that_drafts_hold_up_goes_on_alone() -> None:
 
 def test_nothing_measured_gives_no_plan() -> None:
     unknown = LinearCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert best_drafting_plan([outlook(0.9)], unknown, ALONE, 0.0) is None
+    assert best_drafting_plan([outlook(0.9)], unknown, ALONE, lambda _: 0.0) is None
 
 
 def test_the_example_of_the_docstring() -> None:
     costs = LinearCosts(row_ms=2.5, drafting_overhead_ms=0.0)
     forecasts = [DraftForecast([0.9, 0.8]), DraftForecast([0.5, 0.2])]
-    plan = best_drafting_plan(forecasts, costs, ALONE, costs.drafting_overhead_ms)
+    plan = best_drafting_plan(forecasts, costs, ALONE, lambda _: costs.drafting_overhead_ms)
     assert plan is not None
     assert (plan.lengths, plan.depth) == ((2, 1), 2)
     assert plan.tokens_per_ms == pytest.approx(4.2 / 36.5)
