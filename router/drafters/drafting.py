@@ -48,13 +48,6 @@ class Drafting:
         if self._watch.planner.wants_drafter:
             self._drafters.start()
 
-    def free_survival(self, num_tokens: int) -> Sequence[float]:
-        """Survival of up to `num_tokens` tokens that the session could draft now without a step.
-
-        For planning: it looks into text that is known, waits for nothing and changes nothing.
-        """
-        return self._free_chain(num_tokens, 0.0).survival
-
     @property
     def is_awaited(self) -> bool:
         """Whether a free draft has come up that is worth more than the plain step under way."""

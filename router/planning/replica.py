@@ -47,7 +47,7 @@ _DWELL = 5  # rounds of each session that drafting is given before it may be cal
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
-_HOPELESS = 0.9  # of what the mode gives: the other one is tried seldom where it promises less
+_PROMISING = 0.9  # of what the mode gives: the other one is tried seldom where it promises less
 _FAIR = 0.5  # of what a session would get if all went on alone: it does so where a draft gives less
 _CONTROL_STEPS = 7  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
@@ -143,9 +143,10 @@ class ReplicaPlanner:
             return
         # How many tokens of a draft are accepted is chance, and estimated elsewhere (`acceptance`).
         # A round that was to have a draft and had none took as long for less.
-        expected = promise.num_tokens if plan.num_draft_tokens else float(num_tokens)
-        share = promise.num_tokens / expected
+        has_draft = plan.num_draft_tokens > 0
+        share = 1.0 if has_draft else promise.num_tokens / num_tokens
         if plan.reason in _STRETCH.values():
+            expected = promise.num_tokens if has_draft else num_tokens
             self._note_stretch_round(plan.mode, expected, elapsed_ms)
         if plan.num_shadow_tokens > 0:
             self._shadow.note_delay(elapsed_ms - promise.round_ms / share)
@@ -239,7 +240,7 @@ class ReplicaPlanner:
         num_sessions = max(1, len(self.sessions))
         usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
         lost_ms = (elapsed_ms - num_tokens / usual_per_ms) / num_sessions
-        is_promising = self.rate(_other(self.mode)) > _HOPELESS * self.rate(self.mode)
+        is_promising = self.rate(_other(self.mode)) > _PROMISING * self.rate(self.mode)
         self._stretches.note_loss(lost_ms, self._clock(), is_promising=is_promising)
         if mode is Mode.PLAIN:
             self._stats.num_control_rounds += 1
