@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms

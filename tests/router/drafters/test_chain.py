@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from models.protocol.messages import DraftProbs, Proposal
+from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.chain import Chain, ChainTerms, NamedFree
+from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.drafting import Drafting
 from router.drafters.ngram import NGRAM
@@ -25,7 +25,6 @@ from router.session import Session
 from router.stats import RoundStats
 from router.stops import StopChecker
 from tests.fakes.router import (
-    TIMING,
     LetterDetokenizer,
     ScriptedDrafter,
     ScriptedVerifier,
