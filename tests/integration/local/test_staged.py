@@ -21,7 +21,7 @@ from tests.harness.local import (
     make_request,
 )
 
-ON, OFF = SpeculationLimits(), SpeculationLimits(suffix_decoding_for_draft=False)
+OFF, ON = (SpeculationLimits(suffix_decoding_for_draft=is_on) for is_on in (False, True))
 IN_TIME = SessionLimits(draft_ms=20_000)
 # Their greedy text falls into loops, where what followed before mostly follows again.
 PROMPTS = ([7, 8, 9, 7, 8], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(40, 80)) * 2)
