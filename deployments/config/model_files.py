@@ -73,6 +73,23 @@ def resolved(config: AppConfig) -> AppConfig:
     return config.model_copy(update={**models, "router": router})
 
 
+def fitted(config: AppConfig) -> AppConfig:
+    """The same tree; a `max_model_len` that it leaves open is no longer than the checkpoint's own.
+
+    Raises:
+        Fault: a model folder does not exist.
+        ValueError: its config.json cannot be read.
+    """
+    models = {}
+    for section, model in config.models.items():
+        if "max_model_len" not in model.model_fields_set:
+            longest = _text_config(_folder_of(model, section)).get("max_position_embeddings")
+            if isinstance(longest, int):
+                window = min(longest, model.max_model_len)
+                models[section] = model.model_copy(update={"max_model_len": window})
+    return config.model_copy(update=models)
+
+
 def _folder_of(model: ModelConfig, section: str) -> Path:
     return resolve_model(model.model_path, model.dtype, f"{section}.model_path")
 
