@@ -115,8 +115,8 @@ class LLM:
         self._engines = LocalEngines(self.config)
         self._model = served_model(self.config.router, self._engines.tokenizer, created=0)
         self._thread = LoopThread("llm")
-        # Also at the end of the interpreter, while its threads still run.
         self._end = weakref.finalize(self, _end, self._thread, self._engines)
+        self._end.atexit = False  # no thread can be waited for by then, and all memory goes
         logger.info(
             "%s: loaded in %.1f s", self.config.target.model_path, time.monotonic() - began_s
         )

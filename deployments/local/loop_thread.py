@@ -54,6 +54,9 @@ class LoopThread:
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
         """Cancel what runs, run `last`, and end the thread. Call it once."""
+        if threading.current_thread() is self._thread:  # the garbage collector may call from there
+            threading.Thread(target=self.close, args=(last,), daemon=True).start()
+            return
         self.run(_cancel_others())
         self.run(last)
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -205,6 +207,32 @@ def test_the_page_shows_it_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out.splitlines()
     said = [line.partition("# ")[2] for line in code.splitlines() if "print(" in line]
     assert printed == said
+
+
+SCRIPT = """
+import deployments.llm as api
+llm = api.LLM(max_model_len=256)
+print("loaded", flush=True)
+try:
+    llm.generate(["The cat"] * 400, api.SamplingParams(max_tokens=200, ignore_eos=True))
+except KeyboardInterrupt:
+    print("sessions", llm.loads()["target"].num_sessions)
+print(len(llm.generate("The cat", use_tqdm=False)), flush=True)
+"""  # and no close: the interpreter ends
+
+
+def test_ctrl_c_in_a_script_and_an_end_without_close() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "loaded\n"
+        time.sleep(0.5)
+        script.send_signal(signal.SIGINT)
+        printed, errors = script.communicate(timeout=60)
+    assert printed == "sessions 0\n1\n"
+    assert script.returncode == 0
+    assert "Error" not in errors
 
 
 def test_it_needs_no_ray() -> None:
