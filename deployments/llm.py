@@ -42,6 +42,8 @@ from deployments.local.outputs import (
 )
 from deployments.local.sampling_params import SamplingParams
 from models.engine.load import EngineLoad
+from models.fetch.hub import bring
+from models.fetch.sources import say
 from models.protocol.errors import InvalidRequest
 from router.types import GenerationRequest
 
@@ -110,6 +112,8 @@ class LLM:
             tree["router"]["speculation"] = dict(speculation)
         config = resolved(fitted(AppConfig.model_validate(tree)))
         check_models(config)
+        for model in config.models.values():
+            bring(Path(model.model_path), say)
         self.config = with_shared_vocabulary(config)
         began_s = time.monotonic()
         self._engines = LocalEngines(self.config)

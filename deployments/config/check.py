@@ -22,10 +22,11 @@ from deployments.config.cluster import Cluster, connected_cluster, deployed_over
 from deployments.config.explain import admission_notes, drafting_notes
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
-from deployments.config.model_files import file_faults, resolve_model, resolved
+from deployments.config.model_files import file_faults, resolve_model, resolved, to_come
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
 from deployments.config.serve_file import ServeFile
+from models.fetch.hub import snapshot_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -147,10 +148,15 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
         return findings
     for section, model in resolved(config).models.items():
         try:
+            missing = to_come(Path(model.model_path), f"{section}.model_path")
+            if missing is not None:
+                findings.unknown[section] = str(missing)
+                continue
             findings.sizes[section] = measured(model, cluster.gpu_bytes)
         except ValueError as error:
             findings.refusals.append(Fault(section, str(error)))
             findings.unknown[section] = "the model cannot be served"
+    findings.notes += _revision_notes(config)
     if not findings.refusals:
         ranks = {section: sizes.rank for section, sizes in findings.sizes.items()}
         found = memory_faults(config, ranks, served.placements, cluster)
@@ -200,12 +206,27 @@ def _why_unknown(config: AppConfig) -> dict[str, str]:
     reasons = {}
     for section, model in config.models.items():
         try:
-            resolve_model(model.model_path, model.dtype, f"{section}.model_path")
+            key = f"{section}.model_path"
+            resolve_model(model.model_path, model.dtype, key, model.revision)
         except ValueError as error:
             reasons[section] = str(error)
         else:
             reasons[section] = "not computed, because the config is refused"
     return reasons
+
+
+def _revision_notes(config: AppConfig) -> list[str]:
+    """Which commits the models of the hub would be served at, where the config may mean others."""
+    notes = []
+    for section, model in config.models.items():
+        snapshot = snapshot_of(Path(resolved(config).models[section].model_path))
+        if snapshot is not None and model.revision != snapshot.commit:
+            branch = model.revision or "main"
+            notes.append(
+                f"{section}: {branch} of {snapshot.repository} may move; "
+                f"{section}.revision={snapshot.commit} keeps what it is now"
+            )
+    return notes
 
 
 # --- faults of the small kinds --------------------------------------------------------------------
