@@ -65,7 +65,7 @@ class RequestRecord(Sink):
             "stream": is_stream,
         }
 
-    def first_tokens(self, choice: int, after_s: float) -> None:
+    def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
         """See `Sink.first_tokens`. The line says when the first choice had tokens."""
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter()

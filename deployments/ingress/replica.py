@@ -77,6 +77,7 @@ class Router:
             loop.create_task(self._announce()),
             loop.create_task(self._service.metrics.publish_forever()),
             loop.create_task(self._service.planning.publish_forever()),
+            loop.create_task(self._service.traffic.log_forever()),
         ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:

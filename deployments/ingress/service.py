@@ -14,6 +14,7 @@ from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
+from deployments.ingress.traffic import TrafficLine
 from deployments.serve.instruments import Meters, Mirror
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
@@ -66,6 +67,7 @@ class RouterService:
         self.metrics = RequestMetrics(
             meters, (lambda: 0) if keys is None else (lambda: keys.num_refused)
         )
+        self.traffic = TrafficLine(lambda: self.metrics.load)
         planner = services.planner
         self.planning = PlanningMetrics(meters, planner.stats, planner.gain)
         self._admission = AdmissionControl(
@@ -78,7 +80,7 @@ class RouterService:
             model=served_model(config, tokenizer, created=int(time.time())),
             generator=self._generator,
             slot=self._admission.slot,
-            sinks=(self.metrics,),
+            sinks=(self.metrics, self.traffic),
             refuse_when_full=self._refuse_when_full,
             metrics=self._metrics_page,
             other_metrics=other_metrics,
@@ -99,6 +101,7 @@ class RouterService:
             self._admission.refuse_when_full()
         except Overloaded as error:
             self.metrics.refused(error.code)
+            self.traffic.refused(error.code)
             raise
 
     def _metrics_page(self) -> bytes:
