@@ -8,6 +8,7 @@ same sentence, which `serve status` shows as DEPLOY_FAILED, before minutes of lo
 from __future__ import annotations
 
 import errno
+import importlib.util
 import logging
 import socket
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from models.fetch.hub import snapshot_of
 logger = logging.getLogger("ray.serve")
 
 _KEYS = "router.api_keys_file"
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 class CannotServe(RayServeException, ValueError):
@@ -56,7 +58,7 @@ def check(
         http: address and port that must be free on this machine, if that is to be looked at.
     """
     files = file_faults(config)
-    faults = [*shortages(placements, cluster), *files, *_key_faults(config)]
+    faults = [*shortages(placements, cluster), *files, *_key_faults(config), *_span_faults(config)]
     if http is not None:
         faults += _port_faults(*http)
     if not files:
@@ -237,6 +239,20 @@ def _key_faults(config: AppConfig) -> list[Fault]:
         return []
     found = faults_of_keys(Path(config.router.api_keys_file))
     return [Fault(_KEYS, text.removeprefix(f"{_KEYS}: "), "keys") for text in found]
+
+
+def _span_faults(config: AppConfig) -> list[Fault]:
+    key = "router.otlp_traces_endpoint"
+    if not config.router.otlp_traces_endpoint or _has_exporter():
+        return []
+    return [Fault(key, "needs packages that are missing: pip install 'outrider[otel]'")]
+
+
+def _has_exporter() -> bool:
+    try:
+        return importlib.util.find_spec(_EXPORTER) is not None
+    except ModuleNotFoundError:  # one of the packages that it is in
+        return False
 
 
 def _least_memory_faults(

@@ -109,6 +109,7 @@ class Router:
     async def __del__(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await asyncio.to_thread(self._service.close)
         await self._links.close()
 
     async def _announce(self) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
 from router.limits import SessionLimits, SpeculationLimits
@@ -13,7 +14,7 @@ from tests.k8s.test_dashboard import exported
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "deployments" / "TROUBLESHOOTING.md").read_text(encoding="utf-8")
-SECTIONS = {
+SECTIONS: dict[str, type[BaseModel]] = {
     "draft": ModelConfig,
     "target": ModelConfig,
     "router": RouterConfig,
