@@ -18,6 +18,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -40,12 +41,12 @@ from deployments.local.outputs import (
     RequestOutput,
     request_output,
 )
+from deployments.local.room import Room
 from deployments.local.sampling_params import SamplingParams
 from models.engine.load import EngineLoad
 from models.fetch.hub import bring
 from models.fetch.sources import say
 from models.protocol.errors import InvalidRequest
-from router.types import GenerationRequest
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
 
@@ -63,6 +64,7 @@ _TIMEOUTS = {
     "first_token_s": 3600,
     "token_gap_s": 3600,
     "queue_timeout_s": 86_400,
+    "failover_s": 0.1,  # there is no other engine
 }
 
 
@@ -118,9 +120,13 @@ class LLM:
         began_s = time.monotonic()
         self._engines = LocalEngines(self.config)
         self._model = served_model(self.config.router, self._engines.tokenizer, created=0)
+        self._room = Room(
+            self._engines.loads()["target"],
+            self.config.target.block_size,
+            self.config.target.max_num_seqs,
+        )
         self._thread = LoopThread("llm")
         self._end = weakref.finalize(self, _end, self._thread, self._engines)
-        self._end.atexit = False  # no thread can be waited for by then, and all memory goes
         logger.info(
             "%s: loaded in %.1f s", self.config.target.model_path, time.monotonic() - began_s
         )
@@ -147,6 +153,7 @@ class LLM:
             InvalidRequest: a prompt or a parameter is refused; names prompt and field. Nothing
                 was generated.
             ServingError: a generation failed; the others are ended.
+            RuntimeError: it was closed.
         """
         listed = [_plain(prompt) for prompt in _listed(prompts)]
         jobs = []
@@ -217,47 +224,47 @@ class LLM:
         if not self._end.alive:
             raise RuntimeError("this LLM is closed")
         with tqdm(total=len(jobs), desc="prompts", dynamic_ncols=True, disable=not use_tqdm) as bar:
-            answers = self._thread.run(self._all(jobs, bar.update))
+            try:
+                answers = self._thread.run(self._all(jobs, bar.update))
+            except CancelledError:
+                raise RuntimeError("this LLM was closed") from None
         return [
             request_output(prompt, of_prompt, self._model.tokenizer)
             for prompt, of_prompt in zip(prompts, answers, strict=True)
         ]
 
     async def _all(self, jobs: Sequence[Job], count: Callable[[], object]) -> list[list[Answer]]:
-        places = asyncio.Semaphore(self.config.target.max_num_seqs)
+        """Answer all jobs, in their order as far as there is room; the first error ends all."""
+        answers = [[Answer(request) for request in job.requests] for job in jobs]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for job, of_job in zip(jobs, answers, strict=True):
+                    for answer in of_job:
+                        await self._room.enter(answer.request)
+                        tasks.create_task(self._one(job, of_job, answer, count))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return answers
 
-        async def one(job: Job) -> list[Answer]:
-            answers = await _gathered([self._one(job, each, places) for each in job.requests])
-            count()
-            return answers
-
-        return await _gathered([one(job) for job in jobs])
-
-    async def _one(self, job: Job, request: GenerationRequest, places: asyncio.Semaphore) -> Answer:
-        answer = Answer(request)
-        detokenizer = self._model.tokenizer.detokenizer(job.after(request))
-        async with places:
+    async def _one(
+        self, job: Job, of_job: Sequence[Answer], answer: Answer, count: Callable[[], object]
+    ) -> None:
+        request = answer.request
+        try:
+            detokenizer = self._model.tokenizer.detokenizer(job.after(request))
             items = self._engines.generator.generate(request, detokenizer)
             with naming_field(job.grammar_field):
                 async with aclosing(items):
                     async for item in items:
                         answer.add(item)
-        return answer
+        finally:
+            await self._room.leave(request)
+        if all(one.end is not None for one in of_job):
+            count()
 
 
 def _end(thread: LoopThread, engines: LocalEngines) -> None:
     thread.close(engines.close())
-
-
-async def _gathered(works: Sequence[Any]) -> list[Any]:
-    """The results in order; the first error ends all, and is raised when they have ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _section(choice: ModelChoice) -> dict[str, Any]:

@@ -6,6 +6,7 @@ first, so that one pass of the target verifies the drafts of all sessions.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from deployments.config.fault import Fault
@@ -81,7 +82,10 @@ class LocalEngines:
     async def close(self) -> None:
         """End the engines; sessions that run are lost. Idempotent."""
         await self._device.close()
-        await self._constraint.close()
+        with contextlib.suppress(
+            RuntimeError
+        ):  # at the interpreter's end no thread begins any more
+            await self._constraint.close()
 
     def _add(self, name: str, engine: DraftEngine | TargetEngine, runner: ModelRunner) -> None:
         self._pools[name] = self._device.pool(

@@ -17,6 +17,7 @@ Result = TypeVar("Result")
 
 _CANCEL_S = 30.0  # for what was interrupted to free what it holds; a pass may be under way
 _JOIN_S = 10.0
+_LOOK_S = 0.5  # between looks for an interrupt
 
 
 class LoopThread:
@@ -45,6 +46,8 @@ class LoopThread:
 
         self._loop.call_soon_threadsafe(begin)
         try:
+            while not ended.done():  # a wait without end is not interrupted on every system
+                concurrent.futures.wait([ended], _LOOK_S)
             return ended.result()
         except BaseException:
             if not ended.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -175,12 +176,20 @@ async def test_it_works_inside_a_running_loop_and_from_several_threads(llm: LLM)
     assert texts(there) == texts(here)
 
 
-def test_an_interrupt_ends_the_call_and_frees_its_sessions(llm: LLM) -> None:
-    import _thread
+def test_more_than_the_cache_holds_is_answered_without_losing_any(llm: LLM) -> None:
+    params = SamplingParams(seed=9, max_tokens=200, ignore_eos=True, n=8)
+    before = llm.loads()["target"].num_preemptions
+    few = SamplingParams(seed=9, max_tokens=200, ignore_eos=True)
+    assert 8 * 3 * 200 > 4096
+    many = llm.generate(STARTS[:3], params)
+    assert llm.loads()["target"].num_preemptions == before
+    assert [one.outputs[0].text for one in many] == texts(llm.generate(STARTS[:3], few))
 
+
+def test_an_interrupt_ends_the_call_and_frees_its_sessions(llm: LLM) -> None:
     before = llm.generate("The cat", SamplingParams(seed=4, max_tokens=8))
     params = SamplingParams(max_tokens=200, ignore_eos=True, n=8)
-    timer = threading.Timer(0.15, _thread.interrupt_main)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(STARTS * 4, params)
@@ -196,6 +205,15 @@ def test_a_closed_one_says_so() -> None:
     made.close()
     with pytest.raises(RuntimeError, match="closed"):
         made.generate("The cat")
+
+
+def test_a_call_ends_when_another_thread_closes_it() -> None:
+    made = LLM("models/demo/draft", max_model_len=256, kv_cache_tokens=1024)
+    closing = threading.Timer(0.3, made.close)
+    closing.start()
+    with pytest.raises(RuntimeError, match="closed"):
+        made.generate(STARTS * 40, SamplingParams(max_tokens=200, ignore_eos=True))
+    closing.join()
 
 
 def test_the_page_shows_it_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,6 +251,7 @@ def test_ctrl_c_in_a_script_and_an_end_without_close() -> None:
     assert printed == "sessions 0\n1\n"
     assert script.returncode == 0
     assert "Error" not in errors
+    assert "destroyed" not in errors
 
 
 def test_it_needs_no_ray() -> None:
