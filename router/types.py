@@ -64,7 +64,8 @@ class Delta:
     the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
     (`models.protocol.packed_logprobs`).
 
-    `finish_reason` is set in the last delta of a text.
+    `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the
+    verdict was on; 0: none were drafted.
     """
 
     text: str
@@ -72,6 +73,7 @@ class Delta:
     shown: tuple[ShownToken, ...] = ()
     prompt_logprobs: tuple[bytes, ...] | None = None
     finish_reason: FinishReason | None = None
+    num_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,6 +186,11 @@ class RequestMetrics(Sink):
         self._state.num_running, self._state.num_waiting = num_running, num_waiting
         self._state.publish()
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests run and wait now."""
+        return self._state.num_running, self._state.num_waiting
+
     def set_refused(self, is_refused: bool) -> None:
         """Take in whether the newest `user_config` was refused."""
         self._state.is_refused = is_refused
@@ -197,7 +202,7 @@ class RequestMetrics(Sink):
             await asyncio.sleep(period_s)
             self._state.publish()
 
-    def first_tokens(self, choice: int, after_s: float) -> None:
+    def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
         """See `Sink.first_tokens`."""
         self.last_progress_s = time.monotonic()
         self._requests.first_token_s.observe(after_s)
