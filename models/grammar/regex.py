@@ -41,7 +41,7 @@ def regex_grammar(text: str, limits: RegexLimits) -> str:
             f"the pattern has {size} characters with its repeats written out, "
             f"the limit is {limits.max_expanded}"
         )
-    writer = _LarkWriter()
+    writer = LarkWriter()
     body = writer.write(tree)
     return "\n".join(["start: TEXT", f"TEXT: {body}", *writer.terminals(), ""])
 
@@ -112,7 +112,7 @@ def expanded_size(node: Node) -> int:
             return 1
 
 
-class _LarkWriter:
+class LarkWriter:
     """Writes a tree as one Lark terminal, and the terminals that one uses."""
 
     def __init__(self) -> None:
@@ -166,3 +166,22 @@ def quantifier(low: int, high: int | None) -> str:
 def spelt(ranges: Ranges) -> str:
     """A set as Rust's regular expressions write it, in code points."""
     return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges) + "]"
+
+
+def spelt_node(node: Node) -> str:
+    """A tree without anchors as Rust's regular expressions write it, in code points."""
+    match node:
+        case Chars():
+            return spelt(node.ranges)
+        case Sequence():
+            return "".join(map(_spelt_operand, node.parts))
+        case Choice():
+            return "|".join(map(spelt_node, node.options))
+        case Repeat():
+            return _spelt_operand(node.part) + quantifier(node.low, node.high)
+        case Anchor():
+            raise AssertionError("anchors are resolved before")
+
+
+def _spelt_operand(node: Node) -> str:
+    return spelt_node(node) if isinstance(node, Chars) else f"(?:{spelt_node(node)})"
