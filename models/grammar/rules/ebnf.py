@@ -54,11 +54,19 @@ _SELF = "\\\"'/[]-^"
 _ANY = Regular(Chars(((0, 0xD7FF), (0xE000, LAST))), 1, 1)
 
 
+_DEFINES = re.compile(r"^[ \t]*[A-Za-z_][A-Za-z0-9_.-]*[ \t]*::=", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
 class _Token:
     kind: str
     text: str
     start: int
+
+
+def is_ebnf(text: str) -> bool:
+    """Whether a grammar is EBNF rather than Lark: a line begins with `name ::=`."""
+    return _DEFINES.search(text) is not None
 
 
 def parse_ebnf(text: str, limits: RuleLimits) -> Rules:
