@@ -122,9 +122,11 @@ def stops_at(compiled: CompiledGrammar, vocabulary: Vocabulary, text: str) -> in
     """At which byte the grammar leaves a text that is fed byte by byte; None: it takes all."""
     state = compiled.start()
     tokenizer = vocabulary.tokenizer
-    byte_ids = {i: tokenizer.token_to_id(char) for i, char in _byte_chars().items()}
+    chars = _byte_chars()
     for at, byte in enumerate(text.encode()):
-        if not state.advance(byte_ids[byte]):
+        token = tokenizer.token_to_id(chars[byte])
+        assert token is not None
+        if not state.advance(token):
             return at
     return None
 

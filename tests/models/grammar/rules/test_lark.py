@@ -77,7 +77,7 @@ def test_a_schema_within_means_what_it_means_alone(
 def test_special_tokens_are_named_and_no_text_spells_them(
     vocabulary: Vocabulary, compiler: GrammarCompiler
 ) -> None:
-    pad = vocabulary.tokenizer.token_to_id("<|pad|>")
+    [pad] = vocabulary.encode("<|pad|>")
     state = compiler.compile(lark('start: "a" <|pad|> "b"')).start()
     assert state.advance(vocabulary.encode("a")[0])
     assert allowed(state.row()) == [pad]
