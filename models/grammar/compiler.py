@@ -245,11 +245,11 @@ class CompiledGrammar:
     ) -> None:
         self._matcher = matcher
         self._rows = rows
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def start(self) -> GrammarState:
         """The state of an empty text."""
-        return GrammarState(self._matcher.deep_copy(), self._rows, self._tokenizer)
+        return GrammarState(self._matcher.deep_copy(), self._rows, self.tokenizer)
 
 
 class GrammarState:
@@ -272,6 +272,11 @@ class GrammarState:
 
     def __len__(self) -> int:
         return self._num_consumed + self.has_ended
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        return self._rows.eos_ids
 
     @property
     def is_complete(self) -> bool:
