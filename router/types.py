@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from models.protocol.messages import Grammar, GrammarChecked, Sampling, TokenLogprobs
+from models.protocol.grammars import GrammarChecked
+from models.protocol.messages import Grammar, Sampling, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
 

@@ -33,10 +33,10 @@ from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
+from models.protocol.grammars import GrammarCheck
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
-    GrammarCheck,
     GrammarClose,
     GrammarOpen,
     GrammarRefused,

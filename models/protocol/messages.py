@@ -21,6 +21,8 @@ from typing import Literal
 import msgspec
 
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import Grammar as Grammar  # most know it from here
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
@@ -68,22 +70,6 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
-
-
-class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the generated text.
-
-    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
-    (`regex`, which the whole text must match), the JSON text of a list of strings (`choice`), a
-    grammar with rules (`lark`, in which `%json {...}` stands for JSON that obeys a schema; `ebnf`)
-    or the JSON text of a structural tag (`structural_tag`).
-    """
-
-    kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]
-    text: str
-    # Of JSON kinds: a pattern for whitespace, "" for none; None: as `json.dumps` writes it.
-    whitespace: str | None = None
-    is_closed: bool = False  # of JSON kinds: declared properties are all that an object may have
 
 
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,15 +291,6 @@ class GrammarClose(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_close
     epoch: int
 
 
-class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_check"):
-    """Compare `text` with `grammar`, for no session: nothing is opened. Idempotent."""
-
-    session_id: str
-    epoch: int
-    grammar: Grammar
-    text: str
-
-
 # --- constraint service -> router -----------------------------------------------------------------
 
 
@@ -332,18 +309,6 @@ class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ref
     session_id: str
     message: str
     is_client_error: bool
-
-
-class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_checked"):
-    """How far the text goes with the grammar: `num_bytes` of its UTF-8.
-
-    `may_end`: what goes is a whole text of the grammar. `expected`: some texts that may come next.
-    """
-
-    session_id: str
-    num_bytes: int
-    may_end: bool
-    expected: list[str] = []
 
 
 class GrammarCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_committed"):
