@@ -21,6 +21,8 @@ from typing import Literal
 import msgspec
 
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import Grammar as Grammar  # most know it from here
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
@@ -68,17 +70,6 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
-
-
-class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the generated text.
-
-    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
-    (`regex`, which the whole text must match) or the JSON text of a list of strings (`choice`).
-    """
-
-    kind: Literal["json_schema", "json_object", "regex", "choice"]
-    text: str
 
 
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
@@ -396,5 +387,13 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
 
 EngineRequest = Open | Propose | Verify | Close
 EngineReply = Proposal | Verdict | Queued | NeedPrefix | NeedOpen | Failed
-ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest
-ConstraintReply = GrammarReady | GrammarRefused | GrammarCommitted | GrammarStale | Masks | MaskMiss
+ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest | GrammarCheck
+ConstraintReply = (
+    GrammarReady
+    | GrammarRefused
+    | GrammarCommitted
+    | GrammarStale
+    | GrammarChecked
+    | Masks
+    | MaskMiss
+)
