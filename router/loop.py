@@ -56,8 +56,9 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                 # Emit.
                 shown = session.logprobs.shown(verdict, tokens, taken)
                 of_prompt = session.logprobs.of_prompt(verdict)
+                details = session.details.of(asked, verdict, taken)
                 watch.note_emitting()
-                yield Delta(taken.text, tuple(new), shown, of_prompt, taken.finish_reason)
+                yield Delta(taken.text, tuple(new), shown, of_prompt, taken.finish_reason, details)
                 watch.note_emitted()
                 if taken.finish_reason is not None:
                     return

@@ -17,6 +17,7 @@ from router.planning.fixed import FixedPlanner
 from router.planning.round_plan import RoundPlan
 from router.ports import DraftCost, DrafterTraits
 from router.stats import RoundStats
+from router.types import Explanation
 
 SessionPlanner = FixedPlanner | PlannedSession
 
@@ -32,13 +33,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round has the target do. `draft_probs` are those of exactly this draft."""
+    """What one round has the target do. `draft_probs` are those of exactly this draft.
+
+    `why` explains the plan, where the request asks for it.
+    """
 
     plan: RoundPlan
     planned_at: float
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
     segments: Sequence[Segment] = ()  # of the draft, in order
+    why: Explanation | None = None
 
 
 class RoundWatch:

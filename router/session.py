@@ -38,6 +38,7 @@ from router.ports import ConstraintPool, DrafterTraits, EnginePool, TaskClass, V
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
+from router.round_log import RoundLog
 from router.rounds import RoundWatch, SessionPlanner
 from router.stats import RoundStats
 from router.stops import StopChecker
@@ -80,6 +81,7 @@ class Session:
     guard: GrammarGuard | NoGrammar
     watch: RoundWatch
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
+    details: RoundLog = field(default_factory=RoundLog)
 
 
 @asynccontextmanager
@@ -173,7 +175,13 @@ class _Builder:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            drafting=Drafting(self._drafters(), self._committed, watch, self._terms()),
+            drafting=Drafting(
+                self._drafters(),
+                self._committed,
+                watch,
+                self._terms(),
+                explains=request.speculation.details,
+            ),
             verifier=verifier,
             guard=guard,
             watch=watch,
@@ -182,6 +190,7 @@ class _Builder:
                 is_asked=request.sampling.num_logprobs >= 0,
                 is_asked_for_prompt=request.sampling.num_prompt_logprobs >= 0,
             ),
+            details=RoundLog(stats if request.speculation.details else None),
         )
 
     def remember(self) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from deployments.api.choices import choices_of
 from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
+from deployments.api.sampling_terms import num_logprobs_of
 from deployments.api.schemas.grammar_fields import asked_field
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
@@ -20,11 +21,16 @@ from deployments.api.schemas.requests import (
     GenerationFields,
 )
 from deployments.api.writing.chat_writer import ChatWriter
+from deployments.api.writing.details_writer import DetailsWriter
 from deployments.api.writing.obfuscation import sealing
 from deployments.api.writing.text_writer import Echo, TextWriter
 from deployments.api.writing.writers import AnswerHead, Writer
 from models.protocol.errors import InvalidRequest
 from router.types import GenerationRequest
+
+# What the details of a token and of its round count as, next to a logprob of 75 bytes: they have
+# up to 750 bytes where each round brings one token and has a plan, and a stream tells them twice.
+_LOGPROBS_PER_DETAIL = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +54,30 @@ def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/chat/completions; raises what refuses it."""
     prompts = [prepare_chat(asked, model, f"chatcmpl-{uuid.uuid4().hex}")]
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    return _job(asked, prompts, ChatWriter(_head(asked, prompts, model)), continues_prompt=False)
+    head = _head(asked, prompts, model)
+    return _job(asked, prompts, ChatWriter(head), head)
 
 
 def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/completions; raises what refuses it."""
     prompts = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    writer = TextWriter(_head(asked, prompts, model), _echoes(asked, prompts, model))
-    return _job(asked, prompts, writer, continues_prompt=True)
+    head = _head(asked, prompts, model)
+    return _job(asked, prompts, TextWriter(head, _echoes(asked, prompts, model)), head)
 
 
 def _job(
     asked: GenerationFields,
     prompts: Sequence[GenerationRequest],
     writer: Writer,
-    *,
-    continues_prompt: bool,
+    head: AnswerHead,
 ) -> Job:
     options = asked.stream_options
     job = Job(
         choices_of(prompts, asked.n, is_stream=asked.stream),
-        writer,
+        DetailsWriter(writer, head) if asked.speculation.details else writer,
         asked.stream,
-        continues_prompt,
+        isinstance(asked, CompletionRequest),
         asked_field(asked.response_format, asked.structured_outputs),
         len(prompts),
     )
@@ -109,7 +115,7 @@ def _head(
         tokenizer=model.tokenizer,
         prompt_lens=tuple(len(prompt.prompt_ids) for prompt in prompts),
         choices_per_prompt=asked.n,
-        num_logprobs=request.sampling.num_logprobs,
+        num_logprobs=num_logprobs_of(asked),
         num_prompt_logprobs=-1 if asked.prompt_logprobs is None else asked.prompt_logprobs,
         include_usage=options is not None and options.wants_usage,
         has_continuous_usage=options is not None and options.continuous_usage_stats,
@@ -133,7 +139,7 @@ def check_logprob_entries(
     prompts: Sequence[GenerationRequest],
     limit: int,
 ) -> None:
-    """Check the number of logprobs in an answer against the limit.
+    """Check the number of logprobs and details in an answer against the limit.
 
     An answer has an entry for the token at a position and one for each of the likeliest in its
     place: (1 + top) at every position of its choices and, where they are asked for, of its prompts.
@@ -166,7 +172,7 @@ def check_logprob_entries(
 def _parts(
     asked: ChatCompletionRequest | CompletionRequest, prompts: Sequence[GenerationRequest]
 ) -> list[_Part]:
-    sampling = prompts[0].sampling
+    num_logprobs = num_logprobs_of(asked)
     num_generated = asked.n * sum(request.max_tokens for request in prompts)
     num_prompt = sum(len(request.prompt_ids) for request in prompts)
     parts = []
@@ -177,8 +183,10 @@ def _parts(
             parts.append(_Part("echo", num_prompt, 1 + asked.logprobs))
     elif asked.top_logprobs:
         field = "top_logprobs"
-    if sampling.num_logprobs >= 0:
-        parts.append(_Part(field, num_generated, 1 + sampling.num_logprobs))
+    if num_logprobs >= 0:
+        parts.append(_Part(field, num_generated, 1 + num_logprobs))
+    if asked.speculation.details:
+        parts.append(_Part("speculation.details", num_generated, _LOGPROBS_PER_DETAIL))
     if asked.prompt_logprobs is not None:
         parts.append(_Part("prompt_logprobs", num_prompt, 1 + asked.prompt_logprobs))
     return parts

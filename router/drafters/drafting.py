@@ -26,6 +26,7 @@ class Drafting:
         committed: prompt and generated tokens.
         watch: where it is noted what drafts cost; its planner plans.
         terms: of the chains that drafts are.
+        explains: whether each round says why its plan is what it is.
     """
 
     def __init__(
@@ -34,11 +35,14 @@ class Drafting:
         committed: TokenSequence,
         watch: RoundWatch,
         terms: ChainTerms = _NO_CHAINS,
+        *,
+        explains: bool = False,
     ) -> None:
         self._drafters = drafters
         self._committed = committed
         self._watch = watch
         self._terms = terms
+        self._explains = explains
         self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
         self._min_survival = LEAST_SURVIVAL  # of the newest plan
@@ -77,6 +81,8 @@ class Drafting:
         # The round emits one token of the target's own, so a draft leaves room for it.
         room = max(0, remaining_tokens - 1)
         drafter, plan = self._plan(room)
+        # Now: while the draft is waited for, the others' plan may become another.
+        why = planner.explain() if self._explains else None
         self._min_survival = plan.min_survival or LEAST_SURVIVAL
         chain = Chain(self._committed, self._terms, room, self._min_survival)
         chain.add_free(self._terms.front)
@@ -96,6 +102,7 @@ class Drafting:
             draft=chain.tokens,
             draft_probs=chain.draft_probs,
             segments=chain.segments,
+            why=why,
         )
 
     def _plan(self, room: int) -> tuple[DrafterTraits | None, RoundPlan]:
