@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,9 @@ def test_a_round_is_a_line_and_a_plan_another() -> None:
 
 
 async def test_the_demo_is_traced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    schema = {"type": "object", "properties": {"quantity": {"type": "integer", "maximum": 9}}}
-    schema |= {"required": ["quantity"], "additionalProperties": False}
+    schema: dict[str, Any] = {"type": "object", "required": ["quantity"]}
+    schema["properties"] = {"quantity": {"type": "integer", "minimum": 0, "maximum": 9}}
+    schema["additionalProperties"] = False
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     async with demo_over_http() as target:
         base = ["--url", f"{target.root_url}/", "--temperature", "0"]

@@ -10,8 +10,8 @@ import asyncio
 import base64
 import json
 import shutil
-import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +21,10 @@ import httpx
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--no-first-run", "--remote-debugging-port=0"),
+)
 START_S = 30.0
 WAIT_S = 30.0
 KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9}
@@ -28,20 +32,24 @@ CONTROL = 2  # a modifier
 
 
 class BrowserPage:
-    """One tab. `problems` are what its console has of errors and warnings."""
+    """One tab.
+
+    Attributes:
+        problems: what its console has of errors and warnings.
+        requests: the ids of the requests that its pages have made, by their URL's last part.
+    """
 
     def __init__(self, socket: Any) -> None:
         self._socket = socket
         self._num_sent = 0
         self.problems: list[str] = []
+        self.requests: dict[str, str] = {}
 
     async def call(self, method: str, **parameters: Any) -> Any:
         """Call a method of the protocol and give its result."""
         self._num_sent += 1
         number = self._num_sent
-        await self._socket.send(
-            json.dumps({"id": number, "method": method, "params": parameters})
-        )
+        await self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
             async with asyncio.timeout(WAIT_S):
                 message = json.loads(await self._socket.recv())
@@ -54,14 +62,22 @@ class BrowserPage:
         params = message.get("params", {})
         if message["method"] == "Runtime.exceptionThrown":
             self.problems.append(json.dumps(params["exceptionDetails"])[:500])
-        if message["method"] == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
+        if message["method"] == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "warning",
+        ):
             self.problems.append(json.dumps(params["args"])[:500])
-        if message["method"] == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+        if message["method"] == "Log.entryAdded" and params["entry"]["level"] in (
+            "error",
+            "warning",
+        ):
             self.problems.append(params["entry"]["text"][:500])
+        if message["method"] == "Network.responseReceived":
+            self.requests[params["response"]["url"].rsplit("/", 1)[-1]] = params["requestId"]
 
     async def open(self, url: str) -> None:
         """Go to a page and wait until its script has run."""
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
@@ -77,6 +93,11 @@ class BrowserPage:
         )
         assert "exceptionDetails" not in found, (script[:200], found["exceptionDetails"])
         return found["result"].get("value")
+
+    async def answered(self, name: str) -> str:
+        """What the last request to a URL that ends so was answered."""
+        found = await self.call("Network.getResponseBody", requestId=self.requests[name])
+        return str(found["body"])
 
     async def until(self, script: str, limit_s: float = WAIT_S) -> None:
         """Wait until an expression is true."""
@@ -117,7 +138,8 @@ class BrowserPage:
     async def press(self, key: str, modifiers: int = 0) -> None:
         """Press a key and let it go."""
         code = KEYS[key]
-        for kind in ("rawKeyDown", "keyUp"):
+        typed = {"text": "\r"} if key == "Enter" and not modifiers else {}
+        for kind in ("keyDown" if typed else "rawKeyDown", "keyUp"):
             await self.call(
                 "Input.dispatchKeyEvent",
                 type=kind,
@@ -125,6 +147,7 @@ class BrowserPage:
                 code=key,
                 windowsVirtualKeyCode=code,
                 modifiers=modifiers,
+                **typed,
             )
 
     async def look(self, *, width: int, height: int, is_dark: bool) -> None:
@@ -139,10 +162,10 @@ class BrowserPage:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    async def shoot(self, path: Path) -> None:
-        """Save a picture of the whole page."""
+    async def picture(self) -> bytes:
+        """A picture of the whole page, a PNG."""
         shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        return base64.b64decode(shot["data"])
 
 
 def chromium_path() -> str:
@@ -159,31 +182,28 @@ async def browser_page() -> AsyncIterator[BrowserPage]:
     client = pytest.importorskip("websockets.asyncio.client", reason="websockets is not installed")
     path = chromium_path()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
-        options += ("--remote-debugging-port=0", f"--user-data-dir={folder}", "--no-first-run")
-        process = subprocess.Popen(
-            [path, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        quiet = asyncio.subprocess.DEVNULL
+        options = [*OPTIONS, f"--user-data-dir={folder}", "about:blank"]
+        process = await asyncio.create_subprocess_exec(path, *options, stdout=quiet, stderr=quiet)
         try:
-            url = await _tab(Path(folder))
+            url = await asyncio.to_thread(tab_url, Path(folder))
             async with client.connect(url, max_size=2**26) as socket:
                 yield BrowserPage(socket)
         finally:
             process.terminate()
-            await asyncio.to_thread(process.wait, 20)
+            async with asyncio.timeout(START_S):
+                await process.wait()
 
 
-async def _tab(folder: Path) -> str:
+def tab_url(folder: Path) -> str:
     """Where the first tab is spoken to, as soon as the browser says so."""
     file = folder / "DevToolsActivePort"
-    async with asyncio.timeout(START_S):
-        while not (file.exists() and "\n" in file.read_text()):
-            await asyncio.sleep(0.05)
-        port = file.read_text().split("\n")[0]
-        async with httpx.AsyncClient() as http:
-            while True:
-                tabs = (await http.get(f"http://127.0.0.1:{port}/json")).json()
-                pages = [tab for tab in tabs if tab["type"] == "page"]
-                if pages:
-                    return str(pages[0]["webSocketDebuggerUrl"])
-                await asyncio.sleep(0.05)
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if file.exists() and "\n" in (text := file.read_text()):
+            port = text.split("\n")[0]
+            for tab in httpx.get(f"http://127.0.0.1:{port}/json").json():
+                if tab["type"] == "page":
+                    return str(tab["webSocketDebuggerUrl"])
+        time.sleep(0.05)
+    raise TimeoutError(f"the browser opened no tab within {START_S} s")

@@ -9,7 +9,7 @@ import { asCurl, asPython } from "./snippets.js";
 const at = (id) => document.getElementById(id);
 const single = new AnswerView(at("single"));
 const race = new Race(at("lane-on"), at("lane-off"), at("verdict"));
-const page = { model: "", needsKey: false, running: null, afterKey: null };
+const page = { model: "", needsKey: false, running: null };
 
 async function connect() {
   try {
@@ -17,11 +17,11 @@ async function connect() {
     page.model = model.id;
     at("model-name").textContent = `${model.id}, ${model.max_model_len} tokens`;
     at("model").querySelector(".dot").className = "dot online";
+    showSnippet();
     const { k, maxTokens } = await limits();
     at("k").max = k;
     at("max-tokens").max = maxTokens;
     clearProblem();
-    showSnippet();
     return true;
   } catch (error) {
     at("model").querySelector(".dot").className = "dot offline";
