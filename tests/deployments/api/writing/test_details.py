@@ -137,7 +137,8 @@ async def test_an_answer_tells_its_rounds(demo: httpx.AsyncClient, mode: str, ro
     for choice, of_choice, of_plain in zip(
         answer["choices"], details, plain["choices"], strict=True
     ):
-        assert text_of(choice) == text_of(of_plain)
+        if mode != "rejection":  # whose text depends on what was drafted
+            assert text_of(choice) == text_of(of_plain)
         check(of_choice, text_of(choice), logprobs_of(choice))
     check_totals(answer, details)
     reasons = {each["why"]["reason"] for of in details for each in of["rounds"] if each["why"]}
