@@ -58,7 +58,14 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                 of_prompt = session.logprobs.of_prompt(verdict)
                 details = session.details.of(asked, verdict, taken)
                 watch.note_emitting()
-                yield Delta(taken.text, tuple(new), shown, of_prompt, taken.finish_reason, details)
+                yield Delta(
+                    taken.text,
+                    tuple(new),
+                    shown,
+                    of_prompt,
+                    taken.finish_reason,
+                    details=details,
+                )
                 watch.note_emitted()
                 if taken.finish_reason is not None:
                     return

@@ -54,7 +54,8 @@ class RoundLog:
             for segment in counted
             for _ in range(segment.num_accepted)
         ]
-        origins.append(TokenOrigin(TARGET, number))
+        num_own = 1 + verdict.num_accepted - len(origins)  # more where it drew a whole text
+        origins += [TokenOrigin(TARGET, number)] * num_own
         self._waiting.extend(origins[: taken.num_tokens])
         return DeltaDetails(
             RoundDetails(

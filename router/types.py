@@ -56,6 +56,26 @@ class ShownToken:
     logprobs: TokenLogprobs
 
 
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text and the tokens committed with it; the text may come later than the tokens.
+
+    Where the request asks for logprobs: `shown` are the tokens of the text shown so far that were
+    not in an earlier delta (a character of several tokens is shown with the last of them), and
+    the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
+    (`models.protocol.packed_logprobs`).
+
+    `finish_reason` is set in the last delta of a text, `details` where the request asks for them.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    shown: tuple[ShownToken, ...] = ()
+    prompt_logprobs: tuple[bytes, ...] | None = None
+    finish_reason: FinishReason | None = None
+    details: DeltaDetails | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
     """Where a request's rounds spent their time, in milliseconds, summed over all rounds.
@@ -72,6 +92,45 @@ class TimeSplit:
     grammar_ms: float = 0.0
     loop_ms: float = 0.0
     emit_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats:
+    """What speculation did for one request. Counts in vLLM's terms (tokens, steps = rounds).
+
+    `num_draft_tokens` counts those drafted and verified; `acceptance_histogram[a]` the rounds in
+    which a draft tokens were accepted, up to the longest draft, so it has at least one entry.
+    """
+
+    num_rounds: int = 0  # every verify answered, plain steps included
+    num_spec_steps: int = 0  # rounds that had a draft
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = (0,)
+    per_step_drafted: tuple[int, ...] = ()
+    per_step_accepted: tuple[int, ...] = ()
+    num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
+    num_accepted_by: Mapping[str, int] = field(default_factory=dict)
+    time: TimeSplit = field(default_factory=TimeSplit)
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """The longest draft of a round. k varies here; where it is fixed, this is k."""
+        return len(self.acceptance_histogram) - 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round that had a draft: 1 + accepted / rounds. 1.0 without drafts."""
+        if self.num_spec_steps == 0:
+            return 1.0
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; 0.0 without drafts."""
+        if self.num_draft_tokens == 0:
+            return 0.0
+        return self.num_accepted_draft_tokens / self.num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,65 +211,6 @@ class DeltaDetails:
 
     round: RoundDetails
     origins: tuple[TokenOrigin, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text and the tokens committed with it; the text may come later than the tokens.
-
-    Where the request asks for logprobs: `shown` are the tokens of the text shown so far that were
-    not in an earlier delta (a character of several tokens is shown with the last of them), and
-    the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
-    (`models.protocol.packed_logprobs`).
-
-    `finish_reason` is set in the last delta of a text, `details` where the request asks for them.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    shown: tuple[ShownToken, ...] = ()
-    prompt_logprobs: tuple[bytes, ...] | None = None
-    finish_reason: FinishReason | None = None
-    details: DeltaDetails | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationStats:
-    """What speculation did for one request. Counts in vLLM's terms (tokens, steps = rounds).
-
-    `num_draft_tokens` counts those drafted and verified; `acceptance_histogram[a]` the rounds in
-    which a draft tokens were accepted, up to the longest draft, so it has at least one entry.
-    """
-
-    num_rounds: int = 0  # every verify answered, plain steps included
-    num_spec_steps: int = 0  # rounds that had a draft
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    acceptance_histogram: tuple[int, ...] = (0,)
-    per_step_drafted: tuple[int, ...] = ()
-    per_step_accepted: tuple[int, ...] = ()
-    num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
-    num_accepted_by: Mapping[str, int] = field(default_factory=dict)
-    time: TimeSplit = field(default_factory=TimeSplit)
-
-    @property
-    def num_spec_tokens(self) -> int:
-        """The longest draft of a round. k varies here; where it is fixed, this is k."""
-        return len(self.acceptance_histogram) - 1
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens per round that had a draft: 1 + accepted / rounds. 1.0 without drafts."""
-        if self.num_spec_steps == 0:
-            return 1.0
-        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted / drafted tokens; 0.0 without drafts."""
-        if self.num_draft_tokens == 0:
-            return 0.0
-        return self.num_accepted_draft_tokens / self.num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,13 @@ def test_plain_steps_are_rounds_without_a_plan_of_their_own() -> None:
     assert rounds[1].round.last == "plain"
 
 
+def test_tokens_that_nobody_drafted_are_the_targets() -> None:
+    """Also where it takes several at once: a text that it drew whole."""
+    details = told(RoundLog(RoundStats()), asked(()), verdict(3), taken(4))
+    assert [origin.source for origin in details.origins] == [TARGET] * 4
+    assert details.round.last == "plain"
+
+
 def test_an_origin_waits_for_its_text_and_keeps_its_round() -> None:
     stops = StopChecker(LetterDetokenizer(), eos_ids=[0], stop=["cde"], max_tokens=9)
     log = RoundLog(RoundStats())

@@ -58,6 +58,7 @@ export class AnswerView {
     if (event.usage) this.usage = event.usage;
     const [details] = event.speculation_details ?? [];
     if (details) this.takeDetails(details, Boolean(choice?.finish_reason));
+    if (!this.tokens.length) this.part("text").textContent = this.text; // nothing is told of tokens
     this.showFigures();
   }
 
@@ -80,6 +81,7 @@ export class AnswerView {
     const tokens = isAll ? details.tokens.slice(this.tokens.length) : details.tokens;
     const place = this.part("text");
     const before = this.tokens.length;
+    if (!before && tokens.length) place.replaceChildren();
     for (const token of tokens) {
       const round = this.rounds.all[token.round];
       const isLast = token.origin === "target" && round?.last === "recovered";
