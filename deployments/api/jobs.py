@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
+
 from deployments.api.choices import choices_of
 from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
-from deployments.api.sampling_terms import num_logprobs_of
 from deployments.api.schemas.grammar_fields import asked_field
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
@@ -54,36 +55,48 @@ def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/chat/completions; raises what refuses it."""
     prompts = [prepare_chat(asked, model, f"chatcmpl-{uuid.uuid4().hex}")]
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    head = _head(asked, prompts, model)
-    return _job(asked, prompts, ChatWriter(head), head)
+    return _job(asked, prompts, ChatWriter(_head(asked, prompts, model)), continues_prompt=False)
 
 
 def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/completions; raises what refuses it."""
     prompts = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    head = _head(asked, prompts, model)
-    return _job(asked, prompts, TextWriter(head, _echoes(asked, prompts, model)), head)
+    writer = TextWriter(_head(asked, prompts, model), _echoes(asked, prompts, model))
+    return _job(asked, prompts, writer, continues_prompt=True)
 
 
 def _job(
     asked: GenerationFields,
     prompts: Sequence[GenerationRequest],
     writer: Writer,
-    head: AnswerHead,
+    *,
+    continues_prompt: bool,
 ) -> Job:
     options = asked.stream_options
     job = Job(
         choices_of(prompts, asked.n, is_stream=asked.stream),
-        DetailsWriter(writer, head) if asked.speculation.details else writer,
+        writer,
         asked.stream,
-        isinstance(asked, CompletionRequest),
+        continues_prompt,
         asked_field(asked.response_format, asked.structured_outputs),
         len(prompts),
     )
+    if asked.speculation.details:
+        job = _with_details(job)
     if options is None or not options.include_obfuscation:
         return job
     return replace(job, sealed=sealing(asked.model))
+
+
+def _with_details(job: Job) -> Job:
+    """The job, its rounds told: with its tokens' logprobs, whether the answer lists them or not."""
+    requests = []
+    for request in job.requests:
+        num_logprobs = max(request.sampling.num_logprobs, 0)
+        sampling = msgspec.structs.replace(request.sampling, num_logprobs=num_logprobs)
+        requests.append(replace(request, sampling=sampling))
+    return replace(job, requests=requests, writer=DetailsWriter(job.writer))
 
 
 def _echoes(
@@ -115,7 +128,7 @@ def _head(
         tokenizer=model.tokenizer,
         prompt_lens=tuple(len(prompt.prompt_ids) for prompt in prompts),
         choices_per_prompt=asked.n,
-        num_logprobs=num_logprobs_of(asked),
+        num_logprobs=request.sampling.num_logprobs,
         num_prompt_logprobs=-1 if asked.prompt_logprobs is None else asked.prompt_logprobs,
         include_usage=options is not None and options.wants_usage,
         has_continuous_usage=options is not None and options.continuous_usage_stats,
@@ -139,7 +152,7 @@ def check_logprob_entries(
     prompts: Sequence[GenerationRequest],
     limit: int,
 ) -> None:
-    """Check the number of logprobs and details in an answer against the limit.
+    """Check the number of logprobs in an answer against the limit.
 
     An answer has an entry for the token at a position and one for each of the likeliest in its
     place: (1 + top) at every position of its choices and, where they are asked for, of its prompts.
@@ -172,7 +185,7 @@ def check_logprob_entries(
 def _parts(
     asked: ChatCompletionRequest | CompletionRequest, prompts: Sequence[GenerationRequest]
 ) -> list[_Part]:
-    num_logprobs = num_logprobs_of(asked)
+    sampling = prompts[0].sampling
     num_generated = asked.n * sum(request.max_tokens for request in prompts)
     num_prompt = sum(len(request.prompt_ids) for request in prompts)
     parts = []
@@ -183,8 +196,8 @@ def _parts(
             parts.append(_Part("echo", num_prompt, 1 + asked.logprobs))
     elif asked.top_logprobs:
         field = "top_logprobs"
-    if num_logprobs >= 0:
-        parts.append(_Part(field, num_generated, 1 + num_logprobs))
+    if sampling.num_logprobs >= 0:
+        parts.append(_Part(field, num_generated, 1 + sampling.num_logprobs))
     if asked.speculation.details:
         parts.append(_Part("speculation.details", num_generated, _LOGPROBS_PER_DETAIL))
     if asked.prompt_logprobs is not None:

@@ -55,7 +55,7 @@ def sampling_of(
         logit_bias=tuple(request.logit_bias),
         min_tokens=request.min_tokens,
         bad_words=bad_word_ids(request.bad_words, tokenizer),
-        num_logprobs=max(num_logprobs_of(request), 0 if request.speculation.details else -1),
+        num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=num_prompt_logprobs,
     )
 
@@ -86,12 +86,7 @@ def _check_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def num_logprobs_of(request: GenerationFields) -> int:
-    """How many likeliest tokens the answer names for each of its own; -1: no logprobs at all.
-
-    Raises:
-        InvalidRequest: `top_logprobs` without `logprobs`.
-    """
+def _num_logprobs(request: GenerationFields) -> int:
     if isinstance(request, CompletionRequest):
         return -1 if request.logprobs is None else request.logprobs
     if not isinstance(request, ChatCompletionRequest):
@@ -113,7 +108,7 @@ def _num_prompt_logprobs(request: GenerationFields) -> int:
             )
         asked = request.prompt_logprobs
     if isinstance(request, CompletionRequest) and request.echo:
-        return max(asked, num_logprobs_of(request))  # an echoed prompt has its logprobs as well
+        return max(asked, _num_logprobs(request))  # an echoed prompt has its logprobs as well
     return asked
 
 

@@ -53,14 +53,19 @@ class DetailsWriter:
 
     Args:
         inner: writes JSON objects, which get one more member.
-        head: of the answer.
     """
 
-    def __init__(self, inner: Writer, head: AnswerHead) -> None:
+    def __init__(self, inner: Writer) -> None:
         self._inner = inner
+        head = inner.head
         self._names = TokenNames(head.tokenizer)
         self._whole = [self._new(index) for index in range(head.num_choices)]
         self._unsent = [self._new(index) for index in range(head.num_choices)]  # of a stream
+
+    @property
+    def head(self) -> AnswerHead:
+        """See `Writer`."""
+        return self._inner.head
 
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
