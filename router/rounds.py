@@ -54,6 +54,9 @@ class RoundWatch:
         costs: of all sessions of the router.
         planner: of the session.
         replica: the target replica that the session is on, by name; "" for none.
+
+    Attributes:
+        explains: whether each round is to say why its plan is what it is.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RoundWatch:
         self.stats = stats
         self.costs = costs
         self.planner = planner
+        self.explains = False
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt

@@ -156,6 +156,7 @@ class _Builder:
         watch = RoundWatch(
             stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
         )
+        watch.explains = request.speculation.details
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
             guard = GrammarGuard(
@@ -175,13 +176,7 @@ class _Builder:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            drafting=Drafting(
-                self._drafters(),
-                self._committed,
-                watch,
-                self._terms(),
-                explains=request.speculation.details,
-            ),
+            drafting=Drafting(self._drafters(), self._committed, watch, self._terms()),
             verifier=verifier,
             guard=guard,
             watch=watch,

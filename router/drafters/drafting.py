@@ -26,7 +26,6 @@ class Drafting:
         committed: prompt and generated tokens.
         watch: where it is noted what drafts cost; its planner plans.
         terms: of the chains that drafts are.
-        explains: whether each round says why its plan is what it is.
     """
 
     def __init__(
@@ -35,14 +34,11 @@ class Drafting:
         committed: TokenSequence,
         watch: RoundWatch,
         terms: ChainTerms = _NO_CHAINS,
-        *,
-        explains: bool = False,
     ) -> None:
         self._drafters = drafters
         self._committed = committed
         self._watch = watch
         self._terms = terms
-        self._explains = explains
         self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
         self._min_survival = LEAST_SURVIVAL  # of the newest plan
@@ -82,7 +78,7 @@ class Drafting:
         room = max(0, remaining_tokens - 1)
         drafter, plan = self._plan(room)
         # Now: while the draft is waited for, the others' plan may become another.
-        why = planner.explain() if self._explains else None
+        why = planner.explain() if self._watch.explains else None
         self._min_survival = plan.min_survival or LEAST_SURVIVAL
         chain = Chain(self._committed, self._terms, room, self._min_survival)
         chain.add_free(self._terms.front)
