@@ -64,16 +64,19 @@ async def test_the_demo_is_traced(capsys: pytest.CaptureFixture[str], tmp_path: 
     (tmp_path / "schema.json").write_text(json.dumps(schema))
     async with demo_over_http() as target:
         base = ["--url", f"{target.root_url}/", "--temperature", "0"]
-        assert await asyncio.to_thread(main, [*base, "--k", "3", "--max-tokens", "30"]) == 0
+        assert await asyncio.to_thread(main, [*base, "--k", "3", "--max-tokens", "60"]) == 0
         printed = capsys.readouterr().out
         schema_path = str(tmp_path / "schema.json")
-        assert await asyncio.to_thread(main, [*base, "6 lamps", "--schema", schema_path]) == 0
+        assert (
+            await asyncio.to_thread(main, [*base, "6 lamps", "--k", "3", "--schema", schema_path])
+            == 0
+        )
         constrained = capsys.readouterr().out
         assert await asyncio.to_thread(main, [*base, "--k", "99"]) == 1
         assert "speculation.k: at most 8" in capsys.readouterr().err
     rows = re.findall(r"^ +(\d+)  \S+ +(\S.*?) +(-|\d+/\d+) +\d", printed, re.MULTILINE)
     assert [int(number) for number, _, _ in rows] == list(range(len(rows)))
-    assert f"30 tokens in {len(rows)} rounds" in printed
+    assert f"60 tokens in {len(rows)} rounds" in printed
     pairs = [tuple(map(int, counts.split("/"))) for _, _, counts in rows if counts != "-"]
     num_accepted, num_drafted = map(sum, zip(*pairs, strict=True))
     assert f"draft_model: {num_accepted} of {num_drafted} tokens accepted" in printed

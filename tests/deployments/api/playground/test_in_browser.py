@@ -175,6 +175,7 @@ async def test_hovering_a_token_shows_its_probability_and_k(
 
 
 async def test_a_pasted_schema_is_obeyed_and_forced_text_is_coloured(page: BrowserPage) -> None:
+    await choose(page, "speculation", "fixed")
     await choose(page, "shape", "json")
     await page.fill("#shape-text", json.dumps(SCHEMA))
     await page.fill("#prompt", "Turn this order into JSON.\nImogen wants 6 blue lamps.")
