@@ -65,6 +65,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                     of_prompt,
                     taken.finish_reason,
                     details=details,
+                    num_draft_tokens=len(asked.draft) if verdict.part == 0 else 0,
                 )
                 watch.note_emitted()
                 if taken.finish_reason is not None:

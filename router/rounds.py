@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from router.planning.adaptive import PlannedSession
@@ -80,14 +81,21 @@ class RoundWatch:
         self._asked_of = ""
 
     def note_proposal(
-        self, drafter: DrafterTraits, proposal: Proposal | None, elapsed_ms: float
+        self,
+        drafter: DrafterTraits,
+        proposal: Proposal | None,
+        elapsed_ms: float,
+        guess: Sequence[int] = (),
     ) -> None:
-        """A drafter answered, or was lost (None), after `elapsed_ms`."""
+        """A drafter answered, or was lost (None), after `elapsed_ms`; it was sent `guess`."""
         is_remote = drafter.cost is DraftCost.REMOTE and proposal is not None
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
             return
-        self.costs.observe_draft(drafter, proposal, elapsed_ms)
+        num_right = _num_common(guess, proposal.tokens)
+        if guess:
+            self.stats.add_guess(len(guess), num_right)
+        self.costs.observe_draft(drafter, proposal, len(guess), num_right)
         if is_remote:
             self.planner.observe_steps(drafter, proposal.timing)
 
@@ -109,7 +117,7 @@ class RoundWatch:
         # another replica was looked for, which has to read all there is.
         self._is_prefill = self._is_prefill or self._replica() != self._asked_of
         if not self._is_prefill:
-            self._observe_pass(asked, verdict)
+            self._observe_pass(verdict)
         if verdict.part == 0 and asked.draft:
             self._observe_draft(asked, verdict)
 
@@ -132,13 +140,10 @@ class RoundWatch:
             self.planner.observe_round(asked.plan, self._num_tokens, elapsed_ms)
         self._num_tokens, self._emit_ms = 0, 0.0
 
-    def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
+    def _observe_pass(self, verdict: Verdict) -> None:
         timing = verdict.timing
         if self.costs.observe_pass(timing.num_rows, timing.pass_ms):
             self.planner.observe_pass(timing)
-        if verdict.part == 0 and (asked.plan.is_typical or not asked.draft):
-            elapsed_ms = (time.perf_counter() - self._since) * 1e3
-            self.costs.observe_verify(verdict, elapsed_ms, len(asked.draft))
 
     def _observe_draft(self, asked: Round, verdict: Verdict) -> None:
         num_accepted, draft = verdict.num_accepted, asked.draft
@@ -156,3 +161,8 @@ class RoundWatch:
             num_right -= segment.num_tokens
             if num_right < 0:  # what follows was never looked at
                 return
+
+
+def _num_common(guess: Sequence[int], drafted: Sequence[int]) -> int:
+    pairs = zip(guess, drafted, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
