@@ -41,6 +41,7 @@ from router.ports import ConstraintPool, DrafterTraits, EnginePool, TaskClass, V
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
+from router.round_log import RoundLog
 from router.rounds import RoundWatch, SessionPlanner
 from router.stats import RoundStats
 from router.stops import StopChecker
@@ -83,6 +84,7 @@ class Session:
     guard: GrammarGuard | NoGrammar
     watch: RoundWatch
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
+    details: RoundLog = field(default_factory=RoundLog)
 
 
 @asynccontextmanager
@@ -157,6 +159,7 @@ class _Builder:
         watch = RoundWatch(
             stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
         )
+        watch.explains = request.speculation.details
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
             guard = GrammarGuard(
@@ -185,6 +188,7 @@ class _Builder:
                 is_asked=request.sampling.num_logprobs >= 0,
                 is_asked_for_prompt=request.sampling.num_prompt_logprobs >= 0,
             ),
+            details=RoundLog(stats if request.speculation.details else None),
         )
 
     def remember(self) -> None:

@@ -39,6 +39,7 @@ from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
+from deployments.api.playground.page import add_playground
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.running import event_stream, first_item, run_choice, whole_body
@@ -130,6 +131,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/version", routes.version, methods=["GET"])
     app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
+    add_playground(app)
     return app
 
 
