@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from models.protocol.messages import Grammar, Sampling, TokenLogprobs
+from router.drafters.prediction import PredictedText
 
 FinishReason = Literal["stop", "length"]
 
@@ -44,6 +45,7 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     includes_stop: bool = False
     cache_salt: str = ""
+    prediction: PredictedText | None = None  # what the client says the answer mostly repeats
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
 

@@ -29,7 +29,13 @@ Request = TypeVar("Request", bound=GenerationFields)
 MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
 _MAX_SHOWN = 80  # characters of a refused value that the message repeats
-_OPTIONS = ("stream_options", "speculation", "response_format", "structured_outputs")
+_OPTIONS = (
+    "stream_options",
+    "speculation",
+    "response_format",
+    "structured_outputs",
+    "prediction",
+)
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
 _DECODER = msgspec.json.Decoder(float_hook=float)
@@ -128,7 +134,7 @@ def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict
             )
     if isinstance(messages := kept.get("messages"), list):
         kept["messages"] = [_without_empty(item) for item in messages]
-    for name in ("stream_options", "speculation", "response_format"):
+    for name in ("stream_options", "speculation", "response_format", "prediction"):
         if isinstance(options := kept.get(name), dict):
             kept[name] = {key: value for key, value in options.items() if value is not None}
     if isinstance(outputs := kept.get("structured_outputs"), dict):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from deployments.api.bodies import shown
+from deployments.api.schemas.prediction_fields import Prediction
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
+from router.drafters.prediction import PredictedText
 
 
 def chat_ids(
@@ -31,6 +33,28 @@ def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) ->
     """
     _check_text([text], tokenizer, max_model_len, param)
     return tokenizer.encode(text)
+
+
+def predicted_text(
+    prediction: Prediction | None, tokenizer: Tokenizer, max_model_len: int
+) -> PredictedText | None:
+    """What the answer is predicted to be, ready to be drafted from; None: nothing.
+
+    Raises:
+        InvalidRequest: it is longer than any answer can be.
+    """
+    if prediction is None or not prediction.content:
+        return None
+    text, field = prediction.content, "prediction.content"
+    least = tokenizer.least_tokens(len(text.encode()))
+    ids = [] if least > max_model_len else tokenizer.encode_piece(text)
+    if (num_tokens := max(least, len(ids))) > max_model_len:
+        raise InvalidRequest(
+            f"{field}: at most {max_model_len} tokens (max_model_len) are allowed (got "
+            f"{'at least ' if not ids else ''}{num_tokens})",
+            param=field,
+        )
+    return PredictedText(ids)
 
 
 def checked_ids(

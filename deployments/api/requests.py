@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from deployments.api.bodies import shown
-from deployments.api.prompts import chat_ids, checked_ids, text_ids
+from deployments.api.prompts import chat_ids, checked_ids, predicted_text, text_ids
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_grammar
 from deployments.api.schemas.requests import (
@@ -82,7 +82,9 @@ def prepare_chat(
         )
     prompt_ids = chat_ids(messages, model.tokenizer, model.max_model_len)
     max_tokens = _max_tokens(asked, len(prompt_ids), model, "messages", tokens_param)
-    return _prepare(request, model, request_id, prompt_ids, max_tokens)
+    prepared = _prepare(request, model, request_id, prompt_ids, max_tokens)
+    prediction = predicted_text(request.prediction, model.tokenizer, model.max_model_len)
+    return replace(prepared, prediction=prediction)
 
 
 def prepare_completions(

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from router.drafters.prediction import PREDICTION
 from router.types import Finished, SpeculationStats
 
 
@@ -45,10 +46,22 @@ class TokenCounts(BaseModel):
     total_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """What became of the tokens that were drafted from a `prediction`, in all rounds.
+
+    A token that was rejected in several rounds counts in each. They cost time and are not part of
+    `completion_tokens`.
+    """
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(TokenCounts):
     """Tokens of one request."""
 
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class SpeculativeDecoding(BaseModel):
@@ -199,11 +212,17 @@ def counts_of(num_prompt_tokens: int, num_completion_tokens: int) -> TokenCounts
 
 def usage_of(finished: Finished) -> Usage:
     """All tokens of a request in OpenAI's words."""
+    stats, name = finished.speculation, PREDICTION.name
+    num_accepted = stats.num_accepted_by.get(name, 0)
     return Usage(
         prompt_tokens=finished.num_prompt_tokens,
         completion_tokens=finished.num_completion_tokens,
         total_tokens=finished.num_prompt_tokens + finished.num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=finished.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=num_accepted,
+            rejected_prediction_tokens=stats.num_drafted_by.get(name, 0) - num_accepted,
+        ),
     )
 
 

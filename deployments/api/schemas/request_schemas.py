@@ -36,6 +36,7 @@ _ABSENT = {
     "SpeculationOptions": _NULL,
     "ResponseFormat": _NULL,
     "StructuredOutputs": _NULL,
+    "Prediction": _NULL,
     "Message": _NULL_OR_EMPTY,
 }
 

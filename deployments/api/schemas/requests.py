@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
 from deployments.api.schemas.names import DrafterName, RuleName
+from deployments.api.schemas.prediction_fields import Prediction
 from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value
 from models.protocol.errors import (
@@ -190,6 +191,7 @@ class ChatCompletionRequest(GenerationFields):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    prediction: Prediction | None = None
 
 
 class CompletionRequest(GenerationFields):
@@ -227,7 +229,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
