@@ -13,7 +13,7 @@ that are not committed yet, and they are compared with what is kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence

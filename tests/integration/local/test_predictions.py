@@ -92,8 +92,9 @@ async def test_under_a_schema_it_is_drafted_from_and_obeyed():
         "required": ["name", "item"],
         "properties": {"name": {"type": "string"}, "item": {"type": "string"}},
     }
-    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}}
-    form["response_format"]["json_schema"]["schema"] = schema
+    form = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    }
     async with demo_http() as client:
         response = await client.post("/v1/chat/completions", json=CHAT | form | predicted("{"))
         assert response.status_code == 400  # this harness has no constraint service
