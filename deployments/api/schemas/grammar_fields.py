@@ -8,6 +8,7 @@ constraint: `naming_field` puts the field into its refusals.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from pydantic import Field
 from deployments.api.schemas.strict_fields import StrictFields
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
+
+_LINE = re.compile(r"line (\d+)(?:, column \d+)?: (?:%json: )?")
 
 
 class JsonSchema(StrictFields):
@@ -85,8 +88,12 @@ def asked_grammar(
 
 
 @contextmanager
-def naming_field(field: str | None) -> Iterator[None]:
+def naming_field(field: str | None = None, *of_lines: str) -> Iterator[None]:
     """Make refusals of a grammar within the block refusals of the request's field.
+
+    Args:
+        field: that asks for the grammar.
+        of_lines: fields that the grammar's lines are made of, from the second on.
 
     Raises:
         UnsupportedGrammar: as raised in the block; with a `field` it names that.
@@ -96,9 +103,13 @@ def naming_field(field: str | None) -> Iterator[None]:
     except UnsupportedGrammar as error:
         if field is None:
             raise
-        raise UnsupportedGrammar(
-            f"{field}: {error.message}", param=field, code=error.code
-        ) from error
+        message = error.message
+        place = _LINE.match(message) if of_lines else None
+        if place is not None:
+            message = message[place.end() :]
+            if 0 <= int(place[1]) - 2 < len(of_lines):
+                field = of_lines[int(place[1]) - 2]
+        raise UnsupportedGrammar(f"{field}: {message}", param=field, code=error.code) from error
 
 
 def _format_field(response_format: ResponseFormat) -> str | None:
