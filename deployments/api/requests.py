@@ -21,7 +21,7 @@ from deployments.api.schemas.requests import (
 )
 from deployments.api.schemas.strict_fields import shown
 from deployments.api.schemas.tool_fields import check_tools
-from deployments.api.turns import AskedTurn, asked_turn
+from deployments.api.turns.asked_turn import AskedTurn, asked_turn
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Verification
 from models.text.tokenizer import Tokenizer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value, shown
 from deployments.api.schemas.tool_fields import FunctionName, check_depth
@@ -24,8 +24,6 @@ def _joined_text(content: Any, info: ValidationInfo) -> str | None:
     """
     if content is None and info.data.get("tool_calls"):
         return None
-    if content is _ABSENT:
-        refuse_value("is required")
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -66,7 +64,6 @@ class TextPart(BaseModel):
 
 
 _ContentIn = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
-_ABSENT: Any = object()
 
 
 class CalledFunction(StrictFields):
@@ -87,32 +84,50 @@ class ToolCall(StrictFields):
     index: int | None = None  # some clients leave a stream's in
 
 
+def _only_of(role: str) -> BeforeValidator:
+    """Refuse a field with a value in turns of other roles."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("role", role) != role:
+            refuse_value(f"is only allowed with role {role!r} (got {info.data['role']!r})")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _check_answered(call_id: Any, info: ValidationInfo) -> Any:
+    if call_id is None and info.data.get("role") == "tool":
+        refuse_value("is required with role 'tool'")
+    return call_id
+
+
+def _add_rules(schema: dict[str, Any]) -> None:
+    """Rules between fields, for the OpenAPI page."""
+    with_text = {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}}
+    calls = {"type": "array", "minItems": 1}
+    with_calls = {"required": ["tool_calls"], "properties": {"tool_calls": calls}}
+    is_result = {"properties": {"role": {"const": "tool"}}}
+    answers = {"required": ["tool_call_id"], "properties": {"tool_call_id": {"type": "string"}}}
+    schema |= {"anyOf": [with_text, with_calls], "if": is_result, "then": answers}
+
+
 class Message(StrictFields):
     """One turn. `developer` is today's word for `system`; `tool` is the result of a call."""
 
+    model_config = ConfigDict(json_schema_extra=_add_rules)
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_CALLS_OF_TURN)
+    tool_calls: Annotated[list[ToolCall], _only_of("assistant")] = Field(
+        default_factory=list, max_length=MAX_CALLS_OF_TURN
+    )
     content: Annotated[
         str | None, BeforeValidator(_joined_text, json_schema_input_type=_ContentIn | None)
-    ] = Field(default=_ABSENT, validate_default=True)
+    ] = Field(default=None, validate_default=True)
     name: str | None = None
-    tool_call_id: _Id | None = None
-    reasoning_content: str | None = None
-
-    @model_validator(mode="after")
-    def _check_role(self) -> Self:
-        """Refuse what only other roles have."""
-        if self.tool_calls and self.role != "assistant":
-            refuse_value(f"only an assistant has tool_calls (got role {self.role!r})")
-        if self.reasoning_content is not None and self.role != "assistant":
-            refuse_value(f"only an assistant has reasoning_content (got role {self.role!r})")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            refuse_value(
-                "tool_call_id is required with role 'tool'"
-                if self.role == "tool"
-                else f"tool_call_id is only allowed with role 'tool' (got {self.role!r})"
-            )
-        return self
+    tool_call_id: Annotated[_Id | None, _only_of("tool"), BeforeValidator(_check_answered)] = Field(
+        default=None, validate_default=True
+    )
+    reasoning_content: Annotated[str | None, _only_of("assistant")] = None
 
     def as_turn(self) -> dict[str, Any]:
         """The message as chat templates read it."""

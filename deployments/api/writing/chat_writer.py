@@ -16,9 +16,9 @@ from deployments.api.schemas.answers import (
     usage_of,
 )
 from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
+from deployments.api.turns.turn_writer import TurnWriter
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
-from deployments.api.writing.turn_writer import TurnWriter
 from deployments.api.writing.writers import AnswerHead, RunningCounts, closed, listed, trailed
 from models.text.tools.turn import Turn
 from router.types import Delta, Finished
@@ -70,8 +70,10 @@ class ChatWriter:
 
     def opening(self) -> list[bytes]:
         """See `Writer`."""
-        delta: ChatDelta = {"role": "assistant", "content": ""}
-        return [self._chunk(index, delta).to_json() for index in range(self._head.num_choices)]
+        return [
+            self._chunk(index, turn.first_delta()).to_json()
+            for index, turn in enumerate(self._turns)
+        ]
 
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
         """See `Writer`."""

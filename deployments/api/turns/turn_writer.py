@@ -63,6 +63,11 @@ class TurnWriter:
             return ReasonedMessage(content=content, reasoning_content=reasoning)
         return AssistantMessage(content=content)
 
+    def first_delta(self) -> ChatDelta:
+        """What a stream begins with; as OpenAI has it, a turn of calls has no content."""
+        is_calls = self._turn is not None and self._turn.must_call
+        return {"role": "assistant", "content": None if is_calls else ""}
+
     def deltas(self, text: str) -> list[ChatDelta]:
         """What further text of a stream adds to the message."""
         if self._reader is None:
