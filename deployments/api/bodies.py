@@ -35,7 +35,6 @@ _OPTIONS = ("stream_options", "speculation", "response_format", "structured_outp
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
 _DECODER = msgspec.json.Decoder(float_hook=float)
-_UNSERVED_CONSTRAINTS = ("grammar", "structural_tag")
 
 
 def parse(body: bytes, schema: type[Request]) -> Request:
@@ -171,20 +170,15 @@ def _without_empty(message: Any) -> Any:
 
 def _with_schema_read(outputs: Mapping[str, Any]) -> dict[str, Any]:
     present = {name: value for name, value in outputs.items() if value is not None}
-    for name in _UNSERVED_CONSTRAINTS:
-        if name in present:
-            raise InvalidRequest(
-                f"structured_outputs.{name} is not supported",
-                param=f"structured_outputs.{name}",
-                code="unsupported_parameter",
-            )
-    if isinstance(text := present.get("json"), str):
+    for name in ("json", "structural_tag"):
+        if not isinstance(text := present.get(name), str):
+            continue
+        field = f"structured_outputs.{name}"
         try:
-            present["json"] = _DECODER.decode(text)
+            present[name] = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
-                f"structured_outputs.json is not valid JSON: {_fault(text.encode(), error)}",
-                param="structured_outputs.json",
+                f"{field} is not valid JSON: {_fault(text.encode(), error)}", param=field
             ) from None
     return present
 

@@ -32,7 +32,9 @@ from models.grammar.limits import (
     refuse,
 )
 from models.grammar.regex import regex_grammar
+from models.grammar.rules import ebnf, structural_tag
 from models.grammar.rules.lark import LarkSource, lark_source
+from models.grammar.rules.write import written
 from models.grammar.schema.source import SchemaSource, one_line, schema_source
 from models.protocol.errors import ServingError, UnsupportedGrammar
 from models.protocol.forced import NOTHING_FORCED, Forced
@@ -140,6 +142,11 @@ class GrammarCompiler:
                 source = LarkSource(choice_grammar(grammar.text, ChoiceLimits()))
             case "lark":
                 source = lark_source(grammar.text, RuleLimits(), self._schema_limits)
+            case "ebnf":
+                rules = ebnf.parse_ebnf(grammar.text, RuleLimits())
+                source = LarkSource(written(rules, ebnf.START, RuleLimits()))
+            case "structural_tag":
+                source = self._tag_source(grammar.text)
         return self._compile_rules(source)
 
     def _compile_schema(self, grammar: Grammar) -> CompiledGrammar:
@@ -161,6 +168,19 @@ class GrammarCompiler:
                 self._check_schema(place, schema)
             refuse(_complaint(matcher.get_error()))
         return self._compiled(matcher)
+
+    def _tag_source(self, text: str) -> LarkSource:
+        rules, schemas = structural_tag.parse_structural_tag(
+            text, RuleLimits(), self._schema_limits, self._special_id
+        )
+        return LarkSource(written(rules, structural_tag.START, RuleLimits()), schemas)
+
+    def _special_id(self, token: str | int) -> int | None:
+        """The id of a special token that may stand within a text, by name or number."""
+        ids = [token] if isinstance(token, int) else self._tokenizer.tokenize_str(token)
+        if len(ids) != 1 or not 0 <= ids[0] < self._rows.vocab_size or ids[0] in self._rows.eos_ids:
+            return None
+        return ids[0] if self._tokenizer.is_special_token(ids[0]) else None
 
     def _check_schema(self, place: str, source: SchemaSource) -> None:
         """Refuse a schema within a grammar that cannot be served on its own either."""

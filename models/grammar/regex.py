@@ -113,9 +113,10 @@ def expanded_size(node: Node) -> int:
 
 
 class LarkWriter:
-    """Writes a tree as one Lark terminal, and the terminals that one uses."""
+    """Writes trees for Lark, and the terminals (by another `part`: rules) that they use."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: str = "PART") -> None:
+        self._part = part
         self._sets: dict[Ranges, str] = {}
         self._parts: list[str] = []
         self._level = 0
@@ -137,7 +138,7 @@ class LarkWriter:
     def terminals(self) -> list[str]:
         """The definitions of the terminals."""
         sets = (f"{name}: /{spelt(ranges)}/" for ranges, name in self._sets.items())
-        return [*sets, *(f"PART{i}: {text}" for i, text in enumerate(self._parts))]
+        return [*sets, *(f"{self._part}{i}: {text}" for i, text in enumerate(self._parts))]
 
     def _operand(self, node: Node) -> str:
         if isinstance(node, Chars):
@@ -148,7 +149,7 @@ class LarkWriter:
         if (self._level + 1) % _PART_LEVELS:
             return f"({text})"
         self._parts.append(text)
-        return f"PART{len(self._parts) - 1}"
+        return f"{self._part}{len(self._parts) - 1}"
 
     def _chars(self, ranges: Ranges) -> str:
         low, high = ranges[0]

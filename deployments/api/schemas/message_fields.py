@@ -24,6 +24,8 @@ def _joined_text(content: Any, info: ValidationInfo) -> str | None:
     """
     if content is None and info.data.get("tool_calls"):
         return None
+    if content is None:
+        refuse_value("is required and must be a string or a non-empty list of text parts")
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:

@@ -53,7 +53,8 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         schemas[request.__name__]["properties"]["logit_bias"]["additionalProperties"] = False
     outputs = schemas["StructuredOutputs"]["properties"]
     as_text = {"type": "string", "contentMediaType": "application/json"}
-    outputs["json"] = _either(outputs["json"], as_text)
+    for name in ("json", "structural_tag"):
+        outputs[name] = _either(outputs[name], as_text)
     logprobs = schemas["CompletionRequest"]["properties"]
     logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
     for name, absent in _ABSENT.items():

@@ -145,16 +145,24 @@ def walk(expression: Expr) -> Iterator[Expr]:
         yield from walk(child)
 
 
-def rebuilt(expression: Expr, found: dict[str, Regular]) -> Expr:
-    """The expression with what rules describe put in place of their names."""
+def rebuilt(expression: Expr, found: dict[str, Regular], *, merges: bool) -> Expr:
+    """The expression with what rules describe put in place of their names.
+
+    `merges`: also where only some neighbours in a sequence are regular.
+    """
     match expression:
         case Ref():
             return found.get(expression.name, expression)
         case Group():
-            parts = [rebuilt(part, found) for part in expression.parts]
-            return sequence(parts) if expression.kind == "sequence" else choice(parts)
+            parts = [rebuilt(part, found, merges=merges) for part in expression.parts]
+            if expression.kind == "choice":
+                return choice(parts)
+            if merges or all(isinstance(part, Regular) for part in parts):
+                return sequence(parts)
+            return Group("sequence", tuple(_flat("sequence", parts)))
         case Repeated():
-            return repeated(rebuilt(expression.part, found), expression.low, expression.high)
+            part = rebuilt(expression.part, found, merges=merges)
+            return repeated(part, expression.low, expression.high)
         case _:
             return expression
 

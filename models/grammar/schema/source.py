@@ -17,8 +17,10 @@ from models.grammar.pattern import parse_regex
 from models.grammar.pattern_tree import Chars, Choice, Node, Repeat, Sequence
 from models.grammar.regex import simplified, spelt_node
 from models.grammar.schema.rewrite import ALLOWED_ESCAPES, close_objects, rewrite
+from models.protocol.errors import UnsupportedGrammar
 
 _SPACE = frozenset(map(ord, " \t\n\r"))
+_OPTION = "whitespace_pattern"
 _FUEL_IS_SPENT = "too many expressions constructed"
 
 
@@ -98,11 +100,14 @@ def _options(whitespace: str | None) -> dict[str, object]:
 
 def _space_pattern(pattern: str) -> str:
     """A pattern of whitespace as the compiler takes it. It takes none at all everywhere too."""
-    tree = simplified(parse_regex(pattern, RegexLimits()), at_start=True, at_end=True)
+    try:
+        tree = simplified(parse_regex(pattern, RegexLimits()), at_start=True, at_end=True)
+    except UnsupportedGrammar as error:
+        refuse(error.message, path=_OPTION)
     if not _is_space(tree):
-        refuse("may match only space, tab, line feed and carriage return, as JSON does")
+        refuse("may match only space, tab, line feed and carriage return", path=_OPTION)
     if not _may_be_empty(tree):
-        refuse("must match the empty text too")
+        refuse("must match the empty text too", path=_OPTION)
     return spelt_node(tree)
 
 
