@@ -15,6 +15,7 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from deployments.api.schemas.message_fields import MAX_CALLS_OF_TURN
 from deployments.api.schemas.requests import (
     FORMER_FIELDS,
     IGNORED_FIELDS,
@@ -22,13 +23,14 @@ from deployments.api.schemas.requests import (
     NEUTRAL_VALUES,
     GenerationFields,
 )
+from deployments.api.schemas.strict_fields import shown
+from deployments.api.schemas.tool_fields import MAX_TOOLS
 from models.protocol.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=GenerationFields)
 
 MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
-_MAX_SHOWN = 80  # characters of a refused value that the message repeats
 _OPTIONS = (
     "stream_options",
     "speculation",
@@ -39,7 +41,6 @@ _OPTIONS = (
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
 _DECODER = msgspec.json.Decoder(float_hook=float)
-_UNSERVED_CONSTRAINTS = ("grammar", "structural_tag")
 
 
 def parse(body: bytes, schema: type[Request]) -> Request:
@@ -93,11 +94,26 @@ def _check_sizes(fields: Mapping[str, Any]) -> None:
             )
         for index, message in enumerate(messages):
             _check_object(message, f"messages[{index}]")
+            _check_calls(message, f"messages[{index}].tool_calls", MAX_CALLS_OF_TURN)
+    _check_calls({"tool_calls": fields.get("tools")}, "tools", MAX_TOOLS)
     for name in _OPTIONS:
         _check_object(fields.get(name), name)
     response_format = fields.get("response_format")
     if isinstance(response_format, dict):
         _check_object(response_format.get("json_schema"), "response_format.json_schema")
+
+
+def _check_calls(message: object, path: str, limit: int) -> None:
+    """Check the sizes of a list of tools or calls, which are objects with a function."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list):
+        return
+    if len(calls) > limit:
+        raise InvalidRequest(f"{path}: at most {limit} are allowed (got {len(calls)})", param=path)
+    for index, call in enumerate(calls):
+        _check_object(call, f"{path}[{index}]")
+        if isinstance(call, dict):
+            _check_object(call.get("function"), f"{path}[{index}].function")
 
 
 def _check_object(value: object, path: str | None) -> None:
@@ -160,20 +176,15 @@ def _without_empty(message: Any) -> Any:
 
 def _with_schema_read(outputs: Mapping[str, Any]) -> dict[str, Any]:
     present = {name: value for name, value in outputs.items() if value is not None}
-    for name in _UNSERVED_CONSTRAINTS:
-        if name in present:
-            raise InvalidRequest(
-                f"structured_outputs.{name} is not supported",
-                param=f"structured_outputs.{name}",
-                code="unsupported_parameter",
-            )
-    if isinstance(text := present.get("json"), str):
+    for name in ("json", "structural_tag"):
+        if not isinstance(text := present.get(name), str):
+            continue
+        field = f"structured_outputs.{name}"
         try:
-            present["json"] = _DECODER.decode(text)
+            present[name] = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
-                f"structured_outputs.json is not valid JSON: {_fault(text.encode(), error)}",
-                param="structured_outputs.json",
+                f"{field} is not valid JSON: {_fault(text.encode(), error)}", param=field
             ) from None
     return present
 
@@ -205,16 +216,3 @@ def _path(fault: ErrorDetails) -> str:
     for part in fault["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path.removeprefix(".")
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
-
-
-def shown(value: object) -> str:
-    """A refused value as JSON, cut to a length that fits in a message."""
-    text = ""
-    for piece in _ENCODER.iterencode(value):  # not to its end, which may be far
-        text += piece
-        if len(text) > _MAX_SHOWN:
-            break
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

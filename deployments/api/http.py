@@ -238,13 +238,13 @@ class _Routes:
 
     def _choice(self, job: Job, index: int, record: RequestRecord) -> ChoiceItems:
         service, request = self._service, job.requests[index]
-        detokenizer = service.model.tokenizer.detokenizer(job.after(request))
+        detokenizer = service.model.tokenizer.detokenizer(job.after(request), job.shown_ids)
         return run_choice(
             index,
             service.generator.generate(request, detokenizer),
             slot=service.slot(),
             observer=ChoiceObserver(index, (record, *service.sinks)),
-            grammar_field=job.grammar_field,
+            grammar_fields=job.grammar_fields,
         )
 
 

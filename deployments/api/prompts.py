@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from deployments.api.bodies import shown
 from deployments.api.schemas.prediction_fields import Prediction
+from deployments.api.schemas.strict_fields import shown
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
 from router.drafters.prediction import PredictedText
 
+_END_CHARS = 128  # more than a template writes after the last message
 
-def chat_ids(
-    messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, max_model_len: int
-) -> list[int]:
-    """Ids of a conversation up to the assistant's next turn.
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt of a conversation up to the assistant's next turn, and the end of its text."""
+
+    ids: list[int]
+    end: str
+
+
+def chat_prompt(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    max_model_len: int,
+) -> ChatPrompt:
+    """The prompt of messages and tools as the chat template wants them.
 
     Raises:
-        ContextTooLong: they must be more than the context window has.
+        ContextTooLong: it must be more tokens than the context window has.
         InvalidRequest: the chat template refuses the messages.
     """
-    pieces = tokenizer.chat_pieces(messages)
+    pieces = tokenizer.chat_pieces(messages, tools)
     _check_text(pieces, tokenizer, max_model_len, "messages")
-    return tokenizer.encode_pieces(pieces)
+    return ChatPrompt(tokenizer.encode_pieces(pieces), pieces[-1][-_END_CHARS:])
 
 
 def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 
 from deployments.api.choices import ChoiceItems
@@ -20,7 +20,7 @@ async def run_choice(
     *,
     slot: AbstractAsyncContextManager[None],
     observer: ChoiceObserver,
-    grammar_field: str | None,
+    grammar_fields: Sequence[str],
 ) -> ChoiceItems:
     """Run one choice in its slot; the only generator between the router's and the answer's.
 
@@ -29,10 +29,10 @@ async def run_choice(
         items: of the choice, not begun yet; closed in any case.
         slot: the right to run, waited for before `items` begin and kept until they end.
         observer: is shown all of it, the wait for the slot included.
-        grammar_field: the request's field that constrains the answer, for refusals.
+        grammar_fields: the request's fields that constrain the answer, for refusals.
     """
     async with aclosing(items):
-        with observer, naming_field(grammar_field):
+        with observer, naming_field(*grammar_fields):
             async with slot:
                 async for item in items:
                     observer.add(item)

@@ -17,6 +17,7 @@ from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Meters, Mirror
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
+from models.text.tools.prompt import turn_formats
 from router.generator import SpeculativeGenerator
 from router.ports import ConstraintPool, EnginePool
 from router.session import Services
@@ -139,4 +140,5 @@ def served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) ->
         max_logprob_entries=config.max_logprob_entries,
         max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
         verification=config.speculation.verification,
+        formats=turn_formats(tokenizer.templates, config.tool_call_parser, config.reasoning_parser),
     )

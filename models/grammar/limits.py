@@ -28,6 +28,9 @@ NOUNS = {
     "json_object": "schema",
     "regex": "pattern",
     "choice": "list of choices",
+    "lark": "grammar",
+    "ebnf": "grammar",
+    "structural_tag": "structural tag",
 }
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
@@ -78,6 +81,17 @@ class ChoiceLimits:
     max_choices: int = 1024
     max_choice_bytes: int = 4096  # of UTF-8, each
     max_total_bytes: int = 32_768
+
+
+@dataclass(frozen=True)
+class RuleLimits:
+    """Bounds on one grammar with rules, beside its size (`SchemaLimits.max_schema_bytes`)."""
+
+    max_rules: int = 1_000
+    max_repeat: int = 10_000  # of one part
+    max_expanded: int = 100_000  # characters of what is regular, with its repeats written out
+    max_depth: int = 48  # groups within groups
+    max_schemas: int = 128
 
 
 @dataclass(frozen=True)

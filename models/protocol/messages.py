@@ -74,11 +74,16 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint on the generated text.
 
     `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
-    (`regex`, which the whole text must match) or the JSON text of a list of strings (`choice`).
+    (`regex`, which the whole text must match), the JSON text of a list of strings (`choice`), a
+    grammar with rules (`lark`, in which `%json {...}` stands for JSON that obeys a schema; `ebnf`)
+    or the JSON text of a structural tag (`structural_tag`).
     """
 
-    kind: Literal["json_schema", "json_object", "regex", "choice"]
+    kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]
     text: str
+    # Of JSON kinds: a pattern for whitespace, "" for none; None: as `json.dumps` writes it.
+    whitespace: str | None = None
+    is_closed: bool = False  # of JSON kinds: declared properties are all that an object may have
 
 
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):

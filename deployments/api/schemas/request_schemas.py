@@ -54,11 +54,13 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         schemas[request.__name__]["properties"]["logit_bias"]["additionalProperties"] = False
     outputs = schemas["StructuredOutputs"]["properties"]
     as_text = {"type": "string", "contentMediaType": "application/json"}
-    outputs["json"] = _either(outputs["json"], as_text)
+    for name in ("json", "structural_tag"):
+        outputs[name] = _either(outputs[name], as_text)
     logprobs = schemas["CompletionRequest"]["properties"]
     logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
     for name, absent in _ABSENT.items():
         _take_absent(schemas[name], absent)
+    _take_no_empty_content(schemas["Message"])
     for request in requests:
         _limit(schemas[request.__name__]["properties"], model)
     _bound(
@@ -86,6 +88,12 @@ def _take_absent(shape: Schema, absent: Schema) -> None:
             shape["properties"][name] = _either(schema, absent)
     shape["additionalProperties"] = absent
     shape["maxProperties"] = MAX_FIELDS
+
+
+def _take_no_empty_content(message: Schema) -> None:
+    """Content may be missing beside calls, or null, but is never an empty list."""
+    content = message["properties"]["content"]
+    content["anyOf"] = [option for option in content["anyOf"] if option.get("maxItems") != 0]
 
 
 def _takes_anything(schema: Schema) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
+
+_MAX_SHOWN = 80  # characters of a refused value that the message repeats
 
 
 class StrictFields(BaseModel):
@@ -17,3 +20,16 @@ class StrictFields(BaseModel):
 def refuse_value(message: str) -> NoReturn:
     """Refuse a value within a validator; `bodies.py` adds the field's path to the message."""
     raise PydanticCustomError("refused", "{reason}", {"reason": message})
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
+
+
+def shown(value: object) -> str:
+    """A refused value as JSON, cut to a length that fits in a message."""
+    text = ""
+    for piece in _ENCODER.iterencode(value):  # not to its end, which may be far
+        text += piece
+        if len(text) > _MAX_SHOWN:
+            break
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

@@ -38,7 +38,7 @@ class Door(AdmissionControl):
             self._generator.generate(REQUEST, DETOKENIZER),
             slot=self.slot(),
             observer=ChoiceObserver(0, ()),
-            grammar_field=None,
+            grammar_fields=(),
         )
 
 

@@ -84,7 +84,7 @@ async def run(
         generator.generate(REQUEST, tiny_tokenizer().detokenizer()),
         slot=nullcontext() if slot is None else slot,
         observer=ChoiceObserver(0, (metrics,)),
-        grammar_field=None,
+        grammar_fields=(),
     )
     async with aclosing(choice) as items:
         taken = 0

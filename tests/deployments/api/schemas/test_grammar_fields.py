@@ -41,6 +41,9 @@ BOTH = pytest.mark.parametrize(
         ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -102,3 +105,48 @@ def test_the_openai_client_sends_every_field():
         verification="rejection",
     )
     assert chat.speculation.drafter == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "param", "part"),
+    [
+        ({"grammar": "x", "regex": "a"}, "structured_outputs", "got regex and grammar"),
+        ({}, "structured_outputs", "got none"),
+        (
+            {"regex": "a", "whitespace_pattern": " ?"},
+            "structured_outputs.whitespace_pattern",
+            "only allowed with json and json_object (got regex)",
+        ),
+        (
+            {"grammar": "a", "disable_additional_properties": True},
+            "structured_outputs.disable_additional_properties",
+            "(got grammar)",
+        ),
+        (
+            {"json": {}, "whitespace_pattern": " ?", "disable_any_whitespace": True},
+            "structured_outputs.whitespace_pattern",
+            "not allowed with disable_any_whitespace",
+        ),
+    ],
+)
+@BOTH
+async def test_options_that_do_not_fit_are_refused_by_name(path, body, outputs, param, part):
+    async with client_of(ScriptedGenerator()) as client:
+        answer = await client.post(path, json=body | {"structured_outputs": outputs})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert part in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "owner"),
+    [("json_schema", "json_schema"), ("format", "structural_tag"), ("triggers", "structural_tag")],
+)
+async def test_a_format_takes_only_its_own_fields(field, owner):
+    value = {"json_schema": {"name": "x", "schema": {}}, "format": {}, "triggers": ["<a"]}[field]
+    body = CHAT | {"response_format": {"type": "json_object", field: value}}
+    async with client_of(ScriptedGenerator()) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert error["param"] == f"response_format.{field}"
+    assert f"only allowed with type '{owner}'" in error["message"]

@@ -97,7 +97,7 @@ def test_escaped_surrogate_pairs_are_text():
         ({"messages": "hi"}, "messages", "list"),
         ({"messages": None}, "messages", "is required"),
         ({"model": None}, "model", "is required"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", '"tool"'),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "required"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "must be"),
         ({"messages": [*MESSAGES, {"role": "user", "content": 3}]}, "messages[1].content", "must"),
@@ -131,7 +131,13 @@ def test_escaped_surrogate_pairs_are_text():
         ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "got 3"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]", "got 1"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not supported"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "at least 1"),
+        ({"structured_outputs": {"grammar": 3}}, "structured_outputs.grammar", "got 3"),
+        (
+            {"structured_outputs": {"structural_tag": 3}},
+            "structured_outputs.structural_tag",
+            "got 3",
+        ),
         ({"structured_outputs": {"rgx": "x"}}, "structured_outputs.rgx", "unknown field"),
         ({"min_p": 1.5}, "min_p", "less than or equal to 1 (got 1.5)"),
         ({"min_p": -0.1}, "min_p", "greater than or equal to 0 (got -0.1)"),
@@ -166,7 +172,7 @@ def test_escaped_surrogate_pairs_are_text():
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs", "greater than or equal to 0 (got -1)"),
         ({"echo": True}, "echo", "true is not supported"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ({"temprature": 1}, "temprature", "unknown field"),
     ],
 )
@@ -189,7 +195,7 @@ def test_several_faults_are_told_together_and_long_values_are_cut():
     [
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
-        {"logprobs": False, "tools": [], "tool_choice": "none", "min_p": 0.0},
+        {"logprobs": False, "tools": [], "tool_choice": "auto", "min_p": 0.0},
         {"temperature": None, "stop": None, "speculation": None, "tools": None, "anything": None},
     ],
     ids=["metadata", "neutral", "neutral-too", "null"],
@@ -315,9 +321,9 @@ def test_our_own_faults_say_only_the_request_id():
         ("guided_json", "structured_outputs.json"),
         ("guided_regex", "structured_outputs.regex"),
         ("guided_choice", "structured_outputs.choice"),
-        ("guided_grammar", "structured_outputs.regex"),
+        ("guided_grammar", "structured_outputs.grammar"),
         ("guided_decoding_backend", "structured_outputs"),
-        ("guided_whitespace_pattern", "structured_outputs"),
+        ("guided_whitespace_pattern", "structured_outputs.whitespace_pattern"),
     ],
 )
 def test_former_fields_name_their_successors(name, successor):
