@@ -37,6 +37,7 @@ _OPTIONS = (
     "response_format",
     "structured_outputs",
     "prediction",
+    "chat_template_kwargs",
 )
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.

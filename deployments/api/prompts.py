@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from deployments.api.schemas.prediction_fields import Prediction
 from deployments.api.schemas.strict_fields import shown
@@ -13,6 +13,20 @@ from models.text.tokenizer import Tokenizer
 from router.drafters.prediction import PredictedText
 
 _END_CHARS = 128  # more than a template writes after the last message
+
+
+class Model(Protocol):
+    """What prompts depend on."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the served model."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of its context window."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +40,18 @@ class ChatPrompt:
 def chat_prompt(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
-    tokenizer: Tokenizer,
-    max_model_len: int,
+    settings: Mapping[str, Any],
+    model: Model,
 ) -> ChatPrompt:
-    """The prompt of messages and tools as the chat template wants them.
+    """The prompt of messages and tools as the chat template wants them, with its other settings.
 
     Raises:
         ContextTooLong: it must be more tokens than the context window has.
         InvalidRequest: the chat template refuses the messages.
     """
-    pieces = tokenizer.chat_pieces(messages, tools)
-    _check_text(pieces, tokenizer, max_model_len, "messages")
+    tokenizer = model.tokenizer
+    pieces = tokenizer.chat_pieces(messages, tools, settings)
+    _check_text(pieces, tokenizer, model.max_model_len, "messages")
     return ChatPrompt(tokenizer.encode_pieces(pieces), pieces[-1][-_END_CHARS:])
 
 

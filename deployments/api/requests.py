@@ -94,7 +94,7 @@ def prepare_turn(
             "send one of them",
             param="max_tokens",
         )
-    prompt = chat_prompt(messages, tools, model.tokenizer, model.max_model_len)
+    prompt = chat_prompt(messages, tools, request.chat_template_kwargs, model)
     max_tokens = _max_tokens(asked, len(prompt.ids), model, "messages", tokens_param)
     turn = asked_turn(request, model.formats, model.tokenizer, prompt.end)
     prepared = _prepare(request, model, request_id, prompt.ids, max_tokens)

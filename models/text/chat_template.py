@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.protocol.errors import InvalidRequest
 
+NO_SETTINGS: Mapping[str, Any] = {}
 _WITH_TOOLS = "tool_use"
 
 
@@ -44,11 +45,21 @@ class ChatTemplates:
         self.takes_tools = "tools" in names
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> str:
         """The prompt of a conversation, up to where the assistant's next turn starts.
 
         Arguments of calls are objects, which most templates want, or where that fails JSON texts.
+
+        Args:
+            messages: with `role` and `content`, and what else the template knows.
+            tools: that the template lists.
+            settings: further variables, such as `enable_thinking`; with `add_generation_prompt`
+                false the prompt ends with the last message. One that the template does not know
+                has no effect.
 
         Raises:
             InvalidRequest: there is no template, or it refuses the messages.
@@ -60,11 +71,11 @@ class ChatTemplates:
             )
         try:
             try:
-                return self._rendered(template, messages, tools)
+                return self._rendered(template, messages, tools, settings)
             except TypeError:
                 if not any("tool_calls" in message for message in messages):
                     raise
-                return self._rendered(template, _with_argument_texts(messages), tools)
+                return self._rendered(template, _with_argument_texts(messages), tools, settings)
         except (jinja2.TemplateError, TypeError) as error:
             raise InvalidRequest(
                 f"messages: the model's chat template refuses them: {error}", param="messages"
@@ -75,14 +86,12 @@ class ChatTemplates:
         template: jinja2.Template,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
     ) -> str:
-        return template.render(
-            messages=messages,
-            tools=list(tools) or None,
-            documents=None,
-            add_generation_prompt=True,
-            **self._special_texts,
-        )
+        variables: dict[str, Any] = {"documents": None, "add_generation_prompt": True}
+        variables |= settings
+        variables |= {"messages": messages, "tools": list(tools) or None}
+        return template.render(variables | dict(self._special_texts))
 
 
 def _with_argument_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

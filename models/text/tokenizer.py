@@ -26,7 +26,7 @@ from typing import Any
 
 import tokenizers
 
-from models.text.chat_template import ChatTemplates
+from models.text.chat_template import NO_SETTINGS, ChatTemplates
 from models.text.detokenizer import ByteTable, IncrementalDetokenizer
 from models.text.token_bounds import longest_token_bytes
 
@@ -144,7 +144,10 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> list[int]:
         """Ids of a conversation up to where the assistant's next turn starts.
 
@@ -152,14 +155,18 @@ class Tokenizer:
             messages: with `role` and `content`, and what else the template knows. Special tokens
                 in any text stay text.
             tools: that the template lists, as OpenAI has them.
+            settings: further variables of the template, see `ChatTemplates.render`.
 
         Raises:
             InvalidRequest: the checkpoint has no chat template, or its template refuses them.
         """
-        return self.encode_pieces(self.chat_pieces(messages, tools))
+        return self.encode_pieces(self.chat_pieces(messages, tools, settings))
 
     def chat_pieces(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> list[str]:
         """The text that `encode_chat` encodes, in pieces; special tokens count within each.
 
@@ -169,7 +176,8 @@ class Tokenizer:
         mark = "".join(chr(_MARKS + secrets.randbelow(0xFFFE)) for _ in range(_MARK_CHARS))
         marked = [self._marked_within(message, mark) for message in messages]
         listed = [self._marked_within(tool, mark) for tool in tools]
-        return self._templates.render(marked, listed).split(mark)
+        others = {name: self._marked_within(value, mark) for name, value in settings.items()}
+        return self._templates.render(marked, listed, others).split(mark)
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         """Ids of pieces of text, each encoded on its own."""

@@ -22,6 +22,7 @@ from deployments.api.schemas.names import DrafterName, RuleName
 from deployments.api.schemas.prediction_fields import Prediction
 from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value
+from deployments.api.schemas.template_fields import TemplateSettings
 from deployments.api.schemas.tool_fields import ToolChoiceField, ToolList
 from models.protocol.errors import (
     ContextTooLong,
@@ -161,6 +162,7 @@ class ChatCompletionRequest(GenerationFields):
     tool_choice: ToolChoiceField = "auto"
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
+    chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
 
 
 class CompletionRequest(GenerationFields):
@@ -205,7 +207,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
 }
 
 # vLLM's former fields for constraints, and what has taken their places.
