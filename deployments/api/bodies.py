@@ -18,16 +18,13 @@ from pydantic_core import ErrorDetails
 from deployments.api.schemas.message_fields import MAX_CALLS_OF_TURN
 from deployments.api.schemas.requests import (
     FORMER_FIELDS,
-    IGNORED_FIELDS,
     MAX_MESSAGES,
-    NEUTRAL_VALUES,
-    GenerationFields,
 )
-from deployments.api.schemas.strict_fields import shown
+from deployments.api.schemas.strict_fields import BodyFields, shown
 from deployments.api.schemas.tool_fields import MAX_TOOLS
 from models.protocol.errors import InvalidRequest
 
-Request = TypeVar("Request", bound=GenerationFields)
+Request = TypeVar("Request", bound=BodyFields)
 
 MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
@@ -129,11 +126,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict[str, Any]:
+def _screened(fields: Mapping[str, Any], schema: type[BodyFields]) -> dict[str, Any]:
     """The fields the schema is to see: no nulls, nothing ignored, nothing neutral."""
     kept: dict[str, Any] = {}
     for name, value in fields.items():
-        if value is None or name in IGNORED_FIELDS:
+        if value is None or name in schema.ignored:
             continue
         if name in FORMER_FIELDS:
             raise InvalidRequest(
@@ -141,9 +138,9 @@ def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict
                 param=name,
                 code="unsupported_parameter",
             )
-        if name in schema.model_fields or name not in NEUTRAL_VALUES:
+        if name in schema.model_fields or name not in schema.neutral:
             kept[name] = value
-        elif not any(_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):
+        elif not _asks_for_nothing(name, value, fields, schema):
             raise InvalidRequest(
                 f"{name}: {shown(value)} is not supported by this server",
                 param=name,
@@ -157,6 +154,14 @@ def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict
     if isinstance(outputs := kept.get("structured_outputs"), dict):
         kept["structured_outputs"] = _with_schema_read(outputs)
     return kept
+
+
+def _asks_for_nothing(
+    name: str, value: object, fields: Mapping[str, Any], schema: type[BodyFields]
+) -> bool:
+    if name == "best_of" and _same(value, fields.get("n")):  # nothing is chosen from
+        return True
+    return any(_same(value, neutral) for neutral in schema.neutral[name])
 
 
 def _same(value: object, neutral: object) -> bool:

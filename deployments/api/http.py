@@ -1,4 +1,4 @@
-"""The HTTP routes: OpenAI's chat and text completions, models, health. No Ray inside.
+"""The HTTP routes: OpenAI's, tokens, models, health. No Ray inside.
 
 A request for which there is no room is refused unread. Others are read within the body limit
 (`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`),
@@ -46,6 +46,7 @@ from deployments.api.schemas.answers import ModelCard, ModelList
 from deployments.api.schemas.openapi import OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.writing.json_chunks import coalesced
 from deployments.api.writing.sse import ChunkedJson, EventStream
 from deployments.serve.instruments import CONTENT_TYPE
@@ -56,7 +57,7 @@ from router.types import Generator
 _INLINE_BODY_BYTES = 16_384
 _LONG_BODY_S = 30.0  # a megabyte takes about two seconds
 
-Asked = TypeVar("Asked", ChatCompletionRequest, CompletionRequest)
+Made = TypeVar("Made")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +112,8 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     routes = _Routes(service)
     app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", routes.completions, methods=["POST"])
+    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
@@ -133,10 +136,16 @@ class _Routes:
         self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._complete(request, ChatCompletionRequest, chat_job)
+        return await self._complete(request, _chat_job)
 
     async def completions(self, request: Request) -> Response:
-        return await self._complete(request, CompletionRequest, completion_job)
+        return await self._complete(request, _completion_job)
+
+    async def tokenize(self, request: Request) -> Response:
+        return json_response(await self._worked(request, tokenized))
+
+    async def detokenize(self, request: Request) -> Response:
+        return json_response(await self._worked(request, detokenized))
 
     async def models(self) -> Response:
         return json_response(ModelList(data=[self._card()]).to_json())
@@ -187,29 +196,18 @@ class _Routes:
         model = self._service.model
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
-    async def _job(
-        self,
-        request: Request,
-        schema: type[Asked],
-        make_job: Callable[[Asked, ServedModel], Job],
-    ) -> Job:
+    async def _worked(self, request: Request, work: Callable[[bytes, ServedModel], Made]) -> Made:
+        """What `work` makes of the body; of a long one it does so in a thread."""
         body, model = await self._body(request), self._service.model
-
-        def job() -> Job:
-            return make_job(parse(body, schema), model)
-
         if len(body) <= _INLINE_BODY_BYTES:
-            return job()
-        return await until_disconnect(request, self._off_loop.run(len(body), job))
+            return work(body, model)
+        return await until_disconnect(request, self._off_loop.run(len(body), work, body, model))
 
     async def _complete(
-        self,
-        request: Request,
-        schema: type[Asked],
-        make_job: Callable[[Asked, ServedModel], Job],
+        self, request: Request, make_job: Callable[[bytes, ServedModel], Job]
     ) -> Response:
         self._service.refuse_when_full()
-        job = await self._job(request, schema, make_job)
+        job = await self._worked(request, make_job)
         record: RequestRecord = request.state.record
         record.start(
             self._service.model.name,
@@ -246,6 +244,14 @@ class _Routes:
             observer=ChoiceObserver(index, (record, *service.sinks)),
             grammar_fields=job.grammar_fields,
         )
+
+
+def _chat_job(body: bytes, model: ServedModel) -> Job:
+    return chat_job(parse(body, ChatCompletionRequest), model)
+
+
+def _completion_job(body: bytes, model: ServedModel) -> Job:
+    return completion_job(parse(body, CompletionRequest), model)
 
 
 def _status(shape: BaseModel, status: int = 200) -> Response:

@@ -27,6 +27,12 @@ from deployments.api.schemas.answers import (
 from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest, ErrorBody
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.tokens.shapes import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
 
 _ABOUT = """OpenAI's routes for chat and text completions, with vLLM's and own extensions.
 
@@ -49,6 +55,7 @@ _MEANINGS = {
     503: "A part of the service cannot be reached now.",
     504: "A wait reached its limit.",
 }
+_OF_A_TEXT = (400, 404, 413, 429, 500, 504)
 _OF_A_COMPLETION = (400, 404, 413, 429, 500, 503, 504)
 
 
@@ -88,6 +95,24 @@ _ROUTES = (
         answers={200: Completion},
         streams=Completion,
         errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
+        path="/tokenize",
+        name="tokenize",
+        about="The tokens of a prompt or of a conversation, which may be too long to be answered.",
+        takes=TokenizeRequest,
+        answers={200: TokenizeAnswer},
+        errors=_OF_A_TEXT,
+        is_open=False,
+    ),
+    _Route(
+        path="/detokenize",
+        name="detokenize",
+        about="The text of tokens, special ones by their names.",
+        takes=DetokenizeRequest,
+        answers={200: DetokenizeAnswer},
+        errors=_OF_A_TEXT,
         is_open=False,
     ),
     _Route(

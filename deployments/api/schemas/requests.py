@@ -21,7 +21,7 @@ from deployments.api.schemas.message_fields import Message
 from deployments.api.schemas.names import DrafterName, RuleName
 from deployments.api.schemas.prediction_fields import Prediction
 from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
-from deployments.api.schemas.strict_fields import StrictFields, refuse_value
+from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value
 from deployments.api.schemas.template_fields import TemplateSettings
 from deployments.api.schemas.tool_fields import ToolChoiceField, ToolList
 from models.protocol.errors import (
@@ -118,8 +118,50 @@ class SpeculationOptions(StrictFields):
     drafter: DrafterName | None = None  # None: the config's
 
 
-class GenerationFields(StrictFields):
+# Accepted and without effect: they describe the client or its billing, not the text.
+IGNORED_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+
+# Fields with an effect we do not offer: only the values that ask for nothing are accepted.
+# `null` is accepted everywhere and means absent.
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "prediction": (),
+    "chat_template_kwargs": ({},),
+    "suffix": ("",),
+    "top_logprobs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+}
+
+
+class GenerationFields(BodyFields):
     """What both routes understand."""
+
+    ignored = IGNORED_FIELDS
+    neutral = NEUTRAL_VALUES
 
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
@@ -172,42 +214,6 @@ class CompletionRequest(GenerationFields):
     echo: bool = False
     logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
-
-# Accepted and without effect: they describe the client or its billing, not the text.
-IGNORED_FIELDS = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-    }
-)
-
-# Fields with an effect we do not offer: only the values that ask for nothing are accepted.
-# `null` is accepted everywhere and means absent.
-NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "top_logprobs": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "skip_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-}
 
 # vLLM's former fields for constraints, and what has taken their places.
 FORMER_FIELDS: Mapping[str, str] = {

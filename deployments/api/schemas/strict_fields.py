@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import ClassVar, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -15,6 +16,18 @@ class StrictFields(BaseModel):
     """Base of all request shapes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class BodyFields(StrictFields):
+    """Base of whole bodies, and what `bodies.py` does with fields that are no fields of the shape.
+
+    Attributes:
+        ignored: accepted, without effect.
+        neutral: accepted with one of these values, which ask for nothing; others are refused.
+    """
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
 
 def refuse_value(message: str) -> NoReturn:
