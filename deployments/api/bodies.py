@@ -35,6 +35,8 @@ _OPTIONS = (
     "structured_outputs",
     "prediction",
     "chat_template_kwargs",
+    "text",
+    "metadata",
 )
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
@@ -54,7 +56,7 @@ def parse(body: bytes, schema: type[Request]) -> Request:
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
-        _raise_invalid(error)
+        raise_invalid(error)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _screened(fields: Mapping[str, Any], schema: type[BodyFields]) -> dict[str, 
             )
     if isinstance(messages := kept.get("messages"), list):
         kept["messages"] = [_without_empty(item) for item in messages]
-    for name in ("stream_options", "speculation", "response_format", "prediction"):
+    for name in ("stream_options", "speculation", "response_format", "prediction", "text"):
         if isinstance(options := kept.get(name), dict):
             kept[name] = {key: value for key, value in options.items() if value is not None}
     if isinstance(outputs := kept.get("structured_outputs"), dict):
@@ -195,7 +197,7 @@ def _with_schema_read(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return present
 
 
-def _raise_invalid(error: ValidationError) -> NoReturn:
+def raise_invalid(error: ValidationError) -> NoReturn:
     """Several faults make one message; the first names the `param`."""
     faults = error.errors(include_url=False)
     shown = [_describe(fault) for fault in faults[:3]]

@@ -41,6 +41,7 @@ from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
+from deployments.api.responses.job import responses_job
 from deployments.api.running import event_stream, first_item, run_choice, whole_body
 from deployments.api.schemas.answers import ModelCard, ModelList
 from deployments.api.schemas.openapi import OpenApiPage, own_version
@@ -112,6 +113,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     routes = _Routes(service)
     app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", routes.completions, methods=["POST"])
+    app.add_api_route("/v1/responses", routes.responses, methods=["POST"])
     app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
@@ -140,6 +142,9 @@ class _Routes:
 
     async def completions(self, request: Request) -> Response:
         return await self._complete(request, _completion_job)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._complete(request, responses_job)
 
     async def tokenize(self, request: Request) -> Response:
         return json_response(await self._worked(request, tokenized))
@@ -222,9 +227,7 @@ class _Routes:
             return self._whole(await until_disconnect(request, whole))
         first = await until_disconnect(request, first_item(items))
         return EventStream(
-            event_stream(
-                items, first, num_choices, job.writer, partial(error_body, record), job.sealed
-            ),
+            event_stream(items, first, job, partial(error_body, record)),
             send_timeout_s=self._service.send_timeout_s,
         )
 

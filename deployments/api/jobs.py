@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from deployments.api.schemas.requests import (
 )
 from deployments.api.writing.chat_writer import ChatWriter
 from deployments.api.writing.obfuscation import sealing
+from deployments.api.writing.sse import DONE, encode_events
 from deployments.api.writing.text_writer import Echo, TextWriter
 from deployments.api.writing.writers import AnswerHead, Writer
 from models.protocol.errors import InvalidRequest
@@ -41,6 +42,9 @@ class Job:
     num_prompts: int = 1
     sealed: Callable[[bytes], bytes] = lambda body: body  # what a stream does to its events' bodies
     shown_ids: tuple[int, ...] = ()  # special tokens that are part of the text
+    encode: Callable[[Iterable[bytes]], bytes] = encode_events  # bodies as events of a stream
+    done: bytes = DONE  # the end of a stream without a fault
+    failed: Callable[[bytes], bytes] = lambda body: body  # an error's body as an event's
 
     def after(self, request: GenerationRequest) -> tuple[int, ...]:
         """The ids whose text the answer to one of the requests continues."""
@@ -51,7 +55,7 @@ def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/chat/completions; raises what refuses it."""
     prompt, turn = prepare_turn(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, [prompt], model.max_logprob_entries)
-    writer = ChatWriter(_head(asked, [prompt], model), turn.turn)
+    writer = ChatWriter(answer_head(asked, [prompt], model), turn.turn)
     job = _job(asked, [prompt], writer, turn.fields, continues_prompt=False)
     return replace(job, shown_ids=turn.shown_ids)
 
@@ -60,7 +64,7 @@ def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/completions; raises what refuses it."""
     prompts = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    writer = TextWriter(_head(asked, prompts, model), _echoes(asked, prompts, model))
+    writer = TextWriter(answer_head(asked, prompts, model), _echoes(asked, prompts, model))
     field = asked_field(asked.response_format, asked.structured_outputs)
     fields = () if field is None else (field,)
     return _job(asked, prompts, writer, fields, continues_prompt=True)
@@ -102,11 +106,12 @@ def _echoes(
     ]
 
 
-def _head(
+def answer_head(
     asked: ChatCompletionRequest | CompletionRequest,
     prompts: Sequence[GenerationRequest],
     model: ServedModel,
 ) -> AnswerHead:
+    """What all parts of the answer repeat."""
     options = asked.stream_options
     request = prompts[0]
     return AnswerHead(

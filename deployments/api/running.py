@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 
 from deployments.api.choices import ChoiceItems
+from deployments.api.jobs import Job
 from deployments.api.observer import ChoiceObserver
 from deployments.api.schemas.grammar_fields import naming_field
-from deployments.api.writing.sse import DONE, encode_events
 from deployments.api.writing.writers import Writer
 from models.protocol.errors import InternalError
 from router.types import Delta, Finished
@@ -67,21 +67,18 @@ async def first_item(items: ChoiceItems) -> tuple[int, Delta | Finished]:
 async def event_stream(
     items: ChoiceItems,
     first: tuple[int, Delta | Finished],
-    num_choices: int,
-    writer: Writer,
+    job: Job,
     error_body: Callable[[Exception], bytes],
-    sealed: Callable[[bytes], bytes] = lambda body: body,
 ) -> AsyncGenerator[bytes, None]:
     """Encoded events: one for each block of text, then the ends or one error.
 
     Args:
         items: of all choices; closed in any case.
         first: the first of them.
-        num_choices: how many end.
-        writer: of the answer.
-        error_body: the last event, for what broke the stream.
-        sealed: what is done to the body of every event.
+        job: whose answer it is.
+        error_body: an error's body, for what broke the stream.
     """
+    writer, num_choices = job.writer, len(job.requests)
     async with aclosing(items):
         bodies = writer.opening()  # sent together with the first text
         ends: dict[int, Finished] = {}
@@ -96,10 +93,10 @@ async def event_stream(
                     if len(ends) == num_choices:
                         break
                 if bodies:
-                    yield encode_events(map(sealed, bodies))
+                    yield job.encode(map(job.sealed, bodies))
                     bodies = []
                 index, item = await anext(items)
             bodies += writer.trailing([ends[i] for i in range(num_choices)])
-            yield encode_events(map(sealed, bodies)) + DONE
+            yield job.encode(map(job.sealed, bodies)) + job.done
         except Exception as error:  # noqa: BLE001 - the edge: the stream must end with its error
-            yield encode_events([sealed(error_body(error))])
+            yield job.encode([job.sealed(job.failed(error_body(error)))])

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.api.requests import ServedModel
+from deployments.api.responses.shapes import ResponsesAnswer, ResponsesEvent, ResponsesRequest
 from deployments.api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -94,6 +95,16 @@ _ROUTES = (
         takes=CompletionRequest,
         answers={200: Completion},
         streams=Completion,
+        errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
+        path="/v1/responses",
+        name="createResponse",
+        about="An answer as items: messages, reasoning, calls of functions. Nothing is stored.",
+        takes=ResponsesRequest,
+        answers={200: ResponsesAnswer},
+        streams=ResponsesEvent,
         errors=_OF_A_COMPLETION,
         is_open=False,
     ),

@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.api.bodies import MAX_FIELDS
 from deployments.api.requests import ServedModel
+from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.strict_fields import BodyFields
 from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
@@ -29,6 +30,8 @@ _NULL_OR_EMPTY: Schema = {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]}
 _ABSENT = {
     "ChatCompletionRequest": _NULL,
     "CompletionRequest": _NULL,
+    "ResponsesRequest": _NULL,
+    "TextOptions": _NULL,
     "TokenizeRequest": _NULL,
     "DetokenizeRequest": _NULL,
     "StreamOptions": _NULL,
@@ -43,7 +46,12 @@ _ABSENT = {
 def request_schemas(model: ServedModel) -> dict[str, Schema]:
     """Schemas of all bodies by name, and of what they refer to."""
     requests = (ChatCompletionRequest, CompletionRequest)
-    bodies: list[type[BodyFields]] = [*requests, TokenizeRequest, DetokenizeRequest]
+    bodies: list[type[BodyFields]] = [
+        *requests,
+        ResponsesRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    ]
     _, described = models_json_schema(
         [(body, "validation") for body in bodies], ref_template=REF_TEMPLATE
     )
