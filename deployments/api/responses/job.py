@@ -28,7 +28,7 @@ _RENAMED = (
     (re.compile(r"\bmax_(?:completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\btools\[(\d+)\]\.function\b"), r"tools[\1]"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
-    (re.compile(r"\bmessages\[\d+\](?:\.\w+)*"), "input"),
+    (re.compile(r"\bmessages\[\d+\](?:\.\w+|\[\d+\])*"), "input"),
     (re.compile(r"\bmessages\b"), "input"),
 )
 _SHARED = (

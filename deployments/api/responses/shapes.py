@@ -16,7 +16,7 @@ from deployments.api.responses.items import Items
 from deployments.api.schemas.answers import Metrics
 from deployments.api.schemas.requests import SpeculationOptions
 from deployments.api.schemas.sampling_fields import LogitBias
-from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value
+from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value, shown
 from deployments.api.schemas.template_fields import TemplateSettings
 from deployments.api.schemas.tool_fields import MAX_TOOLS, FunctionDefinition
 
@@ -36,6 +36,13 @@ def _metadata(content: Any) -> dict[str, str]:
                 f"keys have at most {_MAX_KEY_CHARS} characters and values {_MAX_VALUE_CHARS} "
                 f"(got {len(key)} and {len(value)})"
             )
+    return content
+
+
+def _only_function(content: Any) -> Any:
+    kind = content.get("type") if isinstance(content, dict) else None
+    if isinstance(content, dict) and kind != "function":
+        refuse_value(f"type {shown(kind)} is not supported, only 'function'")
     return content
 
 
@@ -90,6 +97,9 @@ _ChoiceIn = Literal["none", "auto", "required"] | ChosenTool
 _MetadataIn = Annotated[dict[str, str], Field(max_length=_MAX_METADATA)]
 
 
+_Tools = list[Annotated[FunctionTool, BeforeValidator(_only_function)]]
+
+
 class ResponsesRequest(BodyFields):
     """Body of POST /v1/responses."""
 
@@ -128,7 +138,9 @@ class ResponsesRequest(BodyFields):
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     text: TextOptions = Field(default_factory=TextOptions)
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: list[Annotated[FunctionTool, BeforeValidator(_only_function)]] = Field(
+        default_factory=list, max_length=MAX_TOOLS
+    )
     tool_choice: Annotated[str, BeforeValidator(_choice, json_schema_input_type=_ChoiceIn)] = "auto"
     parallel_tool_calls: bool = True
     stream: bool = False
