@@ -221,7 +221,8 @@ class _Routes:
             num_prompts=job.num_prompts,
         )
         num_choices = len(job.requests)
-        items = merged([self._choice(job, index, record) for index in range(num_choices)])
+        turns = asyncio.Semaphore(self._service.model.max_choices_at_once)
+        items = merged([self._choice(job, index, record, turns) for index in range(num_choices)])
         if not job.is_stream:
             whole = whole_body(items, num_choices, job.writer)
             return self._whole(await until_disconnect(request, whole))
@@ -237,12 +238,15 @@ class _Routes:
             return json_response(chunks[0])
         return ChunkedJson(chunks, send_timeout_s=self._service.send_timeout_s)
 
-    def _choice(self, job: Job, index: int, record: RequestRecord) -> ChoiceItems:
+    def _choice(
+        self, job: Job, index: int, record: RequestRecord, turns: asyncio.Semaphore
+    ) -> ChoiceItems:
         service, request = self._service, job.requests[index]
         detokenizer = service.model.tokenizer.detokenizer(job.after(request), job.shown_ids)
         return run_choice(
             index,
             service.generator.generate(request, detokenizer),
+            turn=turns,
             slot=service.slot(),
             observer=ChoiceObserver(index, (record, *service.sinks)),
             grammar_fields=job.grammar_fields,

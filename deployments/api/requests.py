@@ -41,6 +41,7 @@ class ServedModel:
     max_tokens_limit: int
     max_num_speculative_tokens: int
     max_choices: int  # answers to one request, of all its prompts; each a session of its own
+    max_choices_at_once: int  # of these, as many run or wait for a place at once
     max_logprob_entries: int  # in one answer, see `jobs.py`
     verification: Verification  # when the request does not say
     max_stop_strings: int = 16

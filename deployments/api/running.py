@@ -18,6 +18,7 @@ async def run_choice(
     index: int,
     items: AsyncGenerator[Delta | Finished, None],
     *,
+    turn: AbstractAsyncContextManager[None],
     slot: AbstractAsyncContextManager[None],
     observer: ChoiceObserver,
     grammar_fields: Sequence[str],
@@ -27,11 +28,12 @@ async def run_choice(
     Args:
         index: the choice's, within the request.
         items: of the choice, not begun yet; closed in any case.
+        turn: of the choice among those of its request; waited for before anything else.
         slot: the right to run, waited for before `items` begin and kept until they end.
         observer: is shown all of it, the wait for the slot included.
         grammar_fields: the request's fields that constrain the answer, for refusals.
     """
-    async with aclosing(items):
+    async with aclosing(items), turn:
         with observer, naming_field(*grammar_fields):
             async with slot:
                 async for item in items:

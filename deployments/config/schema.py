@@ -150,8 +150,13 @@ class RouterConfig(Section):
         default=4096, description="most completion tokens that a request may ask for"
     )
     max_choices: PositiveInt = Field(
-        default=16,
+        default=128,
         description="answers to one request (n for each of its prompts), a session each",
+    )
+    max_choices_at_once: PositiveInt = Field(
+        default=16,
+        description="of these, sessions that run or wait for a place at once; the others begin as "
+        "these end",
     )
     max_logprob_entries: Annotated[int, Field(gt=0, le=1_000_000)] = Field(
         default=262_144,

@@ -137,6 +137,7 @@ def served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) ->
         default_max_tokens=config.default_max_tokens,
         max_tokens_limit=config.max_tokens_limit,
         max_choices=config.max_choices,
+        max_choices_at_once=config.max_choices_at_once,
         max_logprob_entries=config.max_logprob_entries,
         max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
         verification=config.speculation.verification,

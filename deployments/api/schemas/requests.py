@@ -127,6 +127,7 @@ IGNORED_FIELDS = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
     }
 )
@@ -148,6 +149,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
+    "moderation": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "skip_special_tokens": (True,),

@@ -82,6 +82,7 @@ async def run(
     choice = run_choice(
         0,
         generator.generate(REQUEST, tiny_tokenizer().detokenizer()),
+        turn=nullcontext(),
         slot=nullcontext() if slot is None else slot,
         observer=ChoiceObserver(0, (metrics,)),
         grammar_fields=(),
