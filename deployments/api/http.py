@@ -39,6 +39,7 @@ from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
+from deployments.api.pages.docs import docs_page
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
@@ -124,6 +125,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/version", routes.version, methods=["GET"])
     app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
+    app.add_api_route("/docs", routes.docs, methods=["GET"])
     return app
 
 
@@ -182,6 +184,9 @@ class _Routes:
 
     async def version(self) -> Response:
         return _status(VersionStatus(version=own_version()))
+
+    async def docs(self) -> Response:
+        return docs_page()
 
     async def openapi(self, request: Request) -> Response:
         root_path = request.scope.get("root_path", "")

@@ -178,6 +178,13 @@ _ROUTES = (
         about="This page.",
         answers={200: "application/json"},
     ),
+    _Route(
+        path="/docs",
+        name="getDocs",
+        about="This page for people.",
+        answers={200: "text/html"},
+        is_open=False,
+    ),
 )
 
 

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
 import openai
 import pydantic
 import pytest
 
 from models.protocol.errors import Unavailable
 from tests.fakes.http import ScriptedGenerator
-from tests.harness.demo_http import demo_app
+from tests.harness.demo_http import demo_url
 from tests.harness.http_clients import client_of
 from tests.harness.local import demo_grammar_host
 
@@ -36,15 +35,11 @@ WEATHER = {
 
 @asynccontextmanager
 async def client(**options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with demo_app(max_model_len=512, **options) as app:
-        transport = httpx2.ASGITransport(app)
-        async with openai.AsyncOpenAI(
-            base_url="http://test/v1",
-            api_key="none",
-            max_retries=0,
-            http_client=httpx2.AsyncClient(transport=transport, timeout=60.0),
-        ) as asking:
-            yield asking
+    async with (
+        demo_url(max_model_len=512, **options) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as asking,
+    ):
+        yield asking
 
 
 async def chat_text(asking: openai.AsyncOpenAI, messages: list[Any], **options: Any) -> str:
@@ -214,7 +209,7 @@ async def test_items_are_the_messages_of_a_chat():
         assert answer.output_text == await chat_text(asking, turns, max_tokens=12, temperature=0)
 
 
-BODY = {"model": "demo", "input": "hi"}
+BODY = {"model": "tiny", "input": "hi"}
 
 
 @pytest.mark.parametrize(
@@ -252,10 +247,8 @@ BODY = {"model": "demo", "input": "hi"}
     ],
 )
 async def test_what_is_not_served_is_refused_by_the_name_that_the_client_wrote(fields, param):
-    async with demo_app() as app:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as asking:
-            response = await asking.post("/v1/responses", json=BODY | fields)
+    async with client_of(ScriptedGenerator()) as asking:
+        response = await asking.post("/v1/responses", json=BODY | fields)
     assert response.status_code == (404 if param == "model" else 400)
     assert response.json()["error"]["param"] == param
 

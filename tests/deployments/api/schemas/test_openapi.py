@@ -263,6 +263,7 @@ def test_fields_of_a_completion(fields, is_right):
         ("get", "/livez", None),
         ("get", "/metrics", None),
         ("get", "/version", None),
+        ("get", "/docs", None),
         ("get", "/openapi.json", None),
     ],
 )
