@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from models.protocol.messages import Grammar, Sampling, TokenLogprobs
-from router.drafters.prediction import PredictedText
+from router.predicted_text import PredictedText
 
 FinishReason = Literal["stop", "length"]
 

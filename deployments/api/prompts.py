@@ -10,7 +10,7 @@ from deployments.api.schemas.prediction_fields import Prediction
 from deployments.api.schemas.strict_fields import shown
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
-from router.drafters.prediction import PredictedText
+from router.predicted_text import PredictedText
 
 _END_CHARS = 128  # more than a template writes after the last message
 

@@ -7,9 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.demo_http import demo_http
 from tests.harness.http_clients import events_of
-from tests.harness.local import NO_LOOKUP, demo_grammar_host
+from tests.harness.local import NO_LOOKUP, demo_grammar_host, demo_http
 
 CHAT = {
     "model": "demo",

@@ -6,7 +6,8 @@ import pytest
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.match_odds import MatchOdds, OddsPool
-from router.drafters.prediction import PredictedText, PredictionDrafter
+from router.drafters.prediction import PredictionDrafter
+from router.predicted_text import PredictedText
 
 PROMPT = [90, 91]
 TEXT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]

@@ -13,9 +13,8 @@ import pytest
 
 from models.protocol.errors import Unavailable
 from tests.fakes.http import ScriptedGenerator
-from tests.harness.demo_http import demo_url
 from tests.harness.http_clients import client_of
-from tests.harness.local import demo_grammar_host
+from tests.harness.local import demo_grammar_host, demo_url
 
 STORY = "Write a short story about a dog and a ball."
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
@@ -34,7 +33,7 @@ WEATHER = {
 
 
 @asynccontextmanager
-async def client(**options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(**options: Any) -> AsyncIterator[Any]:
     async with (
         demo_url(max_model_len=512, **options) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as asking,
@@ -42,7 +41,7 @@ async def client(**options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
         yield asking
 
 
-async def chat_text(asking: openai.AsyncOpenAI, messages: list[Any], **options: Any) -> str:
+async def chat_text(asking: Any, messages: list[Any], **options: Any) -> str:
     answer = await asking.chat.completions.create(model="demo", messages=messages, **options)
     return answer.choices[0].message.content or ""
 

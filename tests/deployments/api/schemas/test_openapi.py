@@ -252,6 +252,8 @@ def test_fields_of_a_completion(fields, is_right):
         ("post", "/v1/chat/completions", CHAT | {"model": "other"}),
         ("post", "/v1/completions", TEXT),
         ("post", "/v1/completions", TEXT | {"stream": True}),
+        ("post", "/v1/responses", {"model": "tiny", "input": "hi", "store": True}),
+        ("post", "/v1/responses", {"model": "tiny", "input": [], "stream": True}),
         ("post", "/tokenize", {"prompt": "hi", "return_token_strs": True}),
         ("post", "/tokenize", {"prompt": "hi", "messages": CHAT["messages"]}),
         ("post", "/detokenize", {"tokens": [5, 6]}),
