@@ -179,10 +179,11 @@ def test_a_name_wins_over_the_template():
 def test_a_template_that_knows_tools_gets_them_as_they_are():
     formats = turn_formats(ChatTemplates(HERMES_LIKE, {}), "auto", "none")
     assert formats == TurnFormats(layout=HERMES, reasoning=None, is_described=False)
-    assert formats.prompted(TURNS, [TOOL]) == (TURNS, [TOOL])
-    named = turn_formats(ChatTemplates(HERMES_LIKE, {}), "json", "deepseek_r1")
-    assert named.is_described
-    assert named.reasoning is not None
+    named = {"name": "get_weather", **TURNS[2]}
+    assert formats.prompted(TURNS, [TOOL]) == ([*TURNS[:2], named], [TOOL])
+    other = turn_formats(ChatTemplates(HERMES_LIKE, {}), "json", "deepseek_r1")
+    assert other.is_described
+    assert other.reasoning is not None
 
 
 def test_a_layout_that_could_not_be_read_is_refused():
