@@ -43,6 +43,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     includes_stop: bool = False
+    is_mostly_free: bool = False  # the grammar lets free text come first: planners count it as such
     cache_salt: str = ""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 

@@ -98,7 +98,8 @@ def prepare_turn(
     max_tokens = _max_tokens(asked, len(prompt.ids), model, "messages", tokens_param)
     turn = asked_turn(request, model.formats, model.tokenizer, prompt.end)
     prepared = _prepare(request, model, request_id, prompt.ids, max_tokens)
-    return replace(prepared, grammar=turn.grammar), turn
+    is_mostly_free = turn.turn is not None and turn.turn.begins_free
+    return replace(prepared, grammar=turn.grammar, is_mostly_free=is_mostly_free), turn
 
 
 def prepare_completions(

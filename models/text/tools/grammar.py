@@ -48,7 +48,7 @@ class _Writer:
         if turn.body:
             self._rules.append(f"body: {turn.body}")
             options.append("body")
-        elif turn.tools and not turn.must_call:
+        elif turn.begins_free:
             options.append("FREE")
         if turn.tools:
             options.append(self._calls())
@@ -66,7 +66,7 @@ class _Writer:
         self._rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(turn.tools))))
         head = layout.opening + layout.before_name
         first = self._literal(head)
-        if not turn.must_call and not turn.body:
+        if turn.begins_free:
             first = _sequence(self._lead(), self._literal(head.removeprefix(layout.trigger)))
         parts = [first, "call", self._literal(layout.after)]
         if turn.max_calls > 1:
@@ -106,8 +106,7 @@ class _Writer:
         )
         block = _sequence(begin, "/(?s:.*)/", end)
         self._rules.append(f"reasoning{'[lazy]' if is_text else ''}: {block}")
-        is_free = turn.tools and not turn.must_call and not turn.body
-        whole = "reasoning" if is_free else f"reasoning /{_SPACES}/"
+        whole = "reasoning" if turn.begins_free else f"reasoning /{_SPACES}/"
         return whole if is_open else f"({whole})?"
 
     def _literal(self, text: str) -> str:
