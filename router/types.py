@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from models.protocol.messages import Grammar, Sampling, TokenLogprobs
+from models.protocol.messages import Grammar, GrammarChecked, Sampling, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
 
@@ -167,3 +167,15 @@ class Generator(Protocol):
             ServingError: what the client gets as an error; no `Finished` is yielded then.
         """
         ...
+
+
+class GrammarChecker(Protocol):
+    """Compares texts with grammars."""
+
+    async def __call__(self, grammar: Grammar, text: str) -> GrammarChecked:
+        """How far a text goes with a grammar.
+
+        Raises:
+            UnsupportedGrammar: the grammar is refused, or the text is too long.
+            Unavailable: nobody answers.
+        """

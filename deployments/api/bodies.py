@@ -21,13 +21,12 @@ from deployments.api.schemas.requests import (
     IGNORED_FIELDS,
     MAX_MESSAGES,
     NEUTRAL_VALUES,
-    GenerationFields,
 )
-from deployments.api.schemas.strict_fields import shown
+from deployments.api.schemas.strict_fields import StrictFields, shown
 from deployments.api.schemas.tool_fields import MAX_TOOLS
 from models.protocol.errors import InvalidRequest
 
-Request = TypeVar("Request", bound=GenerationFields)
+Request = TypeVar("Request", bound=StrictFields)
 
 MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
@@ -122,7 +121,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict[str, Any]:
+def _screened(fields: Mapping[str, Any], schema: type[StrictFields]) -> dict[str, Any]:
     """The fields the schema is to see: no nulls, nothing ignored, nothing neutral."""
     kept: dict[str, Any] = {}
     for name, value in fields.items():

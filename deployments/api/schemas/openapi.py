@@ -24,6 +24,7 @@ from deployments.api.schemas.answers import (
     ModelCard,
     ModelList,
 )
+from deployments.api.schemas.grammar_check import GrammarCheckAnswer, GrammarCheckRequest
 from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest, ErrorBody
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
@@ -87,6 +88,15 @@ _ROUTES = (
         takes=CompletionRequest,
         answers={200: Completion},
         streams=Completion,
+        errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
+        path="/v1/grammar/check",
+        name="checkGrammar",
+        about="How far a text goes with a constraint, and what could come next. No generation.",
+        takes=GrammarCheckRequest,
+        answers={200: GrammarCheckAnswer},
         errors=_OF_A_COMPLETION,
         is_open=False,
     ),

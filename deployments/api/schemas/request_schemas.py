@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.api.bodies import MAX_FIELDS
 from deployments.api.requests import ServedModel
+from deployments.api.schemas.grammar_check import GrammarCheckRequest
 from deployments.api.schemas.requests import (
     IGNORED_FIELDS,
     NEUTRAL_VALUES,
@@ -32,6 +33,7 @@ _NULL_OR_EMPTY: Schema = {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]}
 _ABSENT = {
     "ChatCompletionRequest": _NULL,
     "CompletionRequest": _NULL,
+    "GrammarCheckRequest": _NULL,
     "StreamOptions": _NULL,
     "SpeculationOptions": _NULL,
     "ResponseFormat": _NULL,
@@ -44,7 +46,8 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
     """Schemas by name: `ChatCompletionRequest`, `CompletionRequest` and what they refer to."""
     requests = (ChatCompletionRequest, CompletionRequest)
     _, described = models_json_schema(
-        [(request, "validation") for request in requests], ref_template=REF_TEMPLATE
+        [(request, "validation") for request in (*requests, GrammarCheckRequest)],
+        ref_template=REF_TEMPLATE,
     )
     schemas: dict[str, Schema] = described["$defs"]
     for request in requests:

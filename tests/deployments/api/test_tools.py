@@ -122,7 +122,8 @@ async def test_a_stream_adds_up_to_the_answer(size):
         response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
     *events, done = events_of(response.text)
     assert done == "[DONE]"
-    content, calls = "", []
+    content = ""
+    calls: list[dict[str, str]] = []
     for event in events:
         [choice] = event["choices"]
         content += choice["delta"].get("content") or ""

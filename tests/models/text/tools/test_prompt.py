@@ -187,7 +187,7 @@ def test_a_template_that_knows_tools_gets_them_as_they_are():
 
 
 def test_a_layout_that_could_not_be_read_is_refused():
-    fields = {"name": "x", "before_name": "<", "after": ">"}
+    fields: Any = {"name": "x", "before_name": "<", "after": ">"}
     with pytest.raises(ValueError, match="trigger"):
         ToolLayout(trigger="[", before_arguments=" ", **fields)
     with pytest.raises(ValueError, match="no name ends"):
