@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletion
 from loadtest.clients.scripts.checks import (
     ORDER,
     STORY,
+    CheckFailed,
     Checks,
     Service,
     expect,
@@ -79,8 +80,9 @@ def parsed(service: Service) -> str:
     answer = client_of(service).chat.completions.parse(**body(service, tool_choice=NAMED))
     calls = answer.choices[0].message.tool_calls or []
     order = calls[0].function.parsed_arguments
-    expect(isinstance(order, Order), f"parsed {order!r}")
-    return expect_order(order.model_dump())  # type: ignore[union-attr]
+    if not isinstance(order, Order):
+        raise CheckFailed(f"parsed {order!r}")
+    return expect_order(order.model_dump())
 
 
 @checks.named("tools: stream, several chunks of arguments")
@@ -93,7 +95,7 @@ def stream(service: Service) -> str:
         found = order_in(events.get_final_completion())
     whole = client_of(service).chat.completions.create(**body(service, tool_choice=NAMED))
     call = (whole.choices[0].message.tool_calls or [])[0]
-    expect("".join(parts) == call.function.arguments, f"the stream said {''.join(parts)!r}")  # type: ignore[union-attr]
+    expect("".join(parts) == call.function.arguments, f"the stream said {''.join(parts)!r}")
     expect(len([part for part in parts if part]) > 2, f"{len(parts)} parts")
     return found
 

@@ -18,7 +18,7 @@ from models.text.tools.hermes import HERMES
 from models.text.tools.layout import ToolLayout
 from models.text.tools.prompt import TurnFormats
 from models.text.tools.registry import LAYOUTS
-from tests.cases.tool_lists import drawn_tools
+from tests.cases.tools.lists import drawn_tools
 from tests.harness.served_demo import demo_over_http
 
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."

@@ -12,7 +12,7 @@ from models.text.tools.plain import PLAIN_JSON
 from models.text.tools.reader import ArgumentsPart, CallBegun, Piece, Said, Thought, TurnReader
 from models.text.tools.reasoning import REASONING
 from models.text.tools.turn import Turn
-from tests.cases.tool_turns import ALL_LAYOUTS, LAYOUT_IDS, TOOLS, TurnCase, cases_of, turn_of
+from tests.cases.tools.turns import ALL_LAYOUTS, LAYOUT_IDS, TOOLS, TurnCase, cases_of, turn_of
 
 _NUM_SPLITS = 40
 

@@ -15,7 +15,7 @@ from models.text.tools.hermes import HERMES
 from models.text.tools.mistral import MISTRAL
 from models.text.tools.reasoning import REASONING
 from models.text.tools.turn import CallableTool, Turn
-from tests.cases.tool_turns import ALL_LAYOUTS, CALLS, LAYOUT_IDS, TOOLS, cases_of, turn_of
+from tests.cases.tools.turns import ALL_LAYOUTS, CALLS, LAYOUT_IDS, TOOLS, cases_of, turn_of
 from tests.harness.local import DEMO, VOCAB_SIZE, demo_tokenizer
 
 

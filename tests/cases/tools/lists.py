@@ -33,10 +33,9 @@ def _object(randomness: random.Random, depth: int) -> Schema:
 
 def _value(randomness: random.Random, depth: int) -> Schema:
     kinds = [_string, _choice, _integer, _number, _flag]
-    if depth > 0:
-        kinds += [_list, _object]  # type: ignore[list-item]  # of two arguments as well
-    kind = randomness.choice(kinds)
-    return kind(randomness, depth) if kind in (_list, _object) else kind(randomness)  # type: ignore[call-arg]
+    deep = [_list, _object] if depth > 0 else []
+    at = randomness.randrange(len(kinds) + len(deep))
+    return kinds[at](randomness) if at < len(kinds) else deep[at - len(kinds)](randomness, depth)
 
 
 def _string(randomness: random.Random) -> Schema:
