@@ -37,8 +37,9 @@ fit in the context window, when `max_tokens` and `max_completion_tokens` differ,
 exceeds `max_tokens`, with `stream_options` without `stream: true`, with `prompt_logprobs` and
 `stream: true`, with `top_logprobs` without `logprobs: true`, with two constraints on one answer or
 one that cannot be compiled, with `json_schema` in a `response_format` of another type or missing
-in its own, and when a key of `logit_bias` is no token id of the model. The body has a limit of
-bytes (413).
+in its own, with two tools of one name, a `tool_choice` that is not among the tools, a `tool`
+message whose call is not before it, and when a key of `logit_bias` is no token id of the model. The
+body has a limit of bytes (413).
 """
 _MEANINGS = {
     400: "The request is at fault: message, `param` and `code` say how.",

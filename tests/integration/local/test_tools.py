@@ -16,7 +16,9 @@ from pydantic import BaseModel
 
 from models.text.tools.hermes import HERMES
 from models.text.tools.layout import ToolLayout
+from models.text.tools.plain import PLAIN_JSON
 from models.text.tools.prompt import TurnFormats
+from models.text.tools.reasoning import ReasoningLayout
 from models.text.tools.registry import LAYOUTS
 from tests.cases.tools.lists import drawn_tools
 from tests.harness.served_demo import demo_over_http
@@ -51,9 +53,26 @@ EAGER = ToolLayout(
 )
 
 
+# Signs that are special tokens of the demo, as Mistral's are of its own tokenizer.
+SPECIAL = ToolLayout(
+    name="special",
+    trigger="<|system|>",
+    before_name="<|system|>",
+    before_arguments="<|user|>",
+    after="",
+    separator="",
+)
+# What the demo begins an order with ends its reasoning.
+REASONING = ReasoningLayout(name="reasoning", end='", "', is_certain=True)
+
+
 @asynccontextmanager
-async def demo(layout: ToolLayout | None = None) -> AsyncIterator[openai.AsyncOpenAI]:
-    formats = None if layout is None else TurnFormats(layout=layout)
+async def demo(
+    layout: ToolLayout | None = None, reasoning: ReasoningLayout | None = None
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    formats = None
+    if layout is not None or reasoning is not None:
+        formats = TurnFormats(layout=layout or PLAIN_JSON, reasoning=reasoning)
     async with (
         demo_over_http(formats=formats) as target,
         openai.AsyncOpenAI(
@@ -151,6 +170,35 @@ async def test_every_format_calls_over_http(name):
     [call] = whole.choices[0].message.tool_calls or []
     assert call.function.name in ("save_order", "save")
     assert len(call.id) == LAYOUTS[name].num_id_chars + len(LAYOUTS[name].id_prefix)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+async def test_a_format_of_special_tokens_calls_as_well(k):
+    async with demo(SPECIAL) as client:
+        fields = body(k=k, tool_choice="required", temperature=1, seed=4)
+        whole = await client.chat.completions.create(**fields)
+        parts = await streamed(client, **fields)
+        text = await client.chat.completions.create(**body(k=k, temperature=0))
+    assert told(whole.choices[0]) == told(parts.choices[0])
+    assert whole.choices[0].message.tool_calls
+    assert text.choices[0].message.content
+
+
+@pytest.mark.parametrize("k", [0, 4])
+async def test_constraints_and_calls_come_after_reasoning(k):
+    async with demo(reasoning=REASONING) as client:
+        fields = body(k=k, temperature=0)
+        calling = await client.chat.completions.create(**fields | {"tool_choice": "required"})
+        chosen = {"speculation": {"k": k}, "structured_outputs": {"choice": ["yes", "no"]}}
+        saying = await client.chat.completions.create(
+            **fields | {"tools": [], "extra_body": chosen}
+        )
+    for answer in (calling, saying):
+        extra = answer.choices[0].message.model_extra or {}
+        assert extra["reasoning_content"] == '{"customer": "Imogen'
+    assert calling.choices[0].finish_reason == "tool_calls"
+    assert calling.choices[0].message.content is None
+    assert saying.choices[0].message.content in ("yes", "no")
 
 
 async def test_text_comes_first_where_the_model_writes_some():
