@@ -52,13 +52,17 @@ async def answer_check(
     """Have the text compared.
 
     Raises:
-        InvalidRequest: no constraint, or several.
+        InvalidRequest: the text is too long; no constraint, or several.
         UnsupportedGrammar: it is refused, or there is nobody to ask.
     """
+    num_text = len(asked.text.encode())
+    if num_text > MAX_CHECKED_BYTES:
+        raise InvalidRequest(
+            f"text: at most {MAX_CHECKED_BYTES} bytes are allowed (got {num_text})", param="text"
+        )
     field = asked_field(asked.response_format, asked.structured_outputs)
     with naming_field(field):
         found = await _checked(asked, checker)
-    num_text = len(asked.text.encode())
     is_whole = found.num_bytes == num_text
     return GrammarCheckAnswer(
         valid=is_whole and found.may_end,

@@ -270,6 +270,19 @@ def test_arguments_are_an_object_that_is_closed_unless_the_schema_opens_it(param
     assert schema == {"type": "object", **(parameters or {}), **added}
 
 
+def test_what_only_describes_is_no_part_of_the_grammar():
+    inner = {"type": "string", "title": "T", "default": "a", "enum": ["title"]}
+    properties = {"title": {**inner, "description": "d"}, "examples": {"items": inner}}
+    described = [tool("f", parameters={"properties": properties})]
+    line = grammar_of(tools=described).splitlines()[1]
+    bare = {"type": "string", "enum": ["title"]}
+    schema = json.loads(line.partition("%json ")[2])
+    assert schema["properties"] == {"title": bare, "examples": {"items": bare}}
+    assert '"description": "d"' in prompt_of(
+        tools=[tool("f", parameters={"properties": properties})]
+    )
+
+
 def test_a_constraint_stands_beside_tools_until_one_must_be_called():
     constraint = {"structured_outputs": {"choice": ["yes"]}}
     assert 'body: "yes"' in grammar_of(**constraint)

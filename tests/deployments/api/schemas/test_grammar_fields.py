@@ -182,6 +182,7 @@ async def test_a_text_is_compared_without_generation():
         ({"response_format": {"type": "text"}}, 400, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "text": 3}, 400, "text"),
         ({"structured_outputs": {"regex": "a"}, "text": "a" * 65_537}, 400, "text"),
+        ({"structured_outputs": {"regex": "a"}, "text": "\u00e4" * 40_000}, 400, "text"),
         ({"structured_outputs": {"regex": "a"}, "model": "other"}, 404, "model"),
         ({"structured_outputs": {"regex": "a"}, "more": 1}, 400, "more"),
         ({"structured_outputs": {"regex": "a"}}, 400, "structured_outputs.regex"),
