@@ -332,7 +332,7 @@ class _Builder:
         return AcceptanceEstimate(pool)
 
     def _task_class(self) -> TaskClass:
-        if self._request.grammar is not None:
+        if self._request.grammar is not None and not self._request.is_mostly_free:
             return "structured"
         is_creative = self._request.sampling.temperature > _CREATIVE_TEMPERATURE
         return "creative" if is_creative else "free"

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from models.protocol.messages import Grammar, Sampling, TokenLogprobs
+from models.protocol.messages import Grammar, GrammarChecked, Sampling, TokenLogprobs
 from router.predicted_text import PredictedText
 
 FinishReason = Literal["stop", "length"]
@@ -44,6 +44,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     includes_stop: bool = False
+    is_mostly_free: bool = False  # the grammar lets free text come first: planners count it as such
     cache_salt: str = ""
     prediction: PredictedText | None = None  # what the client says the answer mostly repeats
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
@@ -168,3 +169,15 @@ class Generator(Protocol):
             ServingError: what the client gets as an error; no `Finished` is yielded then.
         """
         ...
+
+
+class GrammarChecker(Protocol):
+    """Compares texts with grammars."""
+
+    async def __call__(self, grammar: Grammar, text: str) -> GrammarChecked:
+        """How far a text goes with a grammar.
+
+        Raises:
+            UnsupportedGrammar: the grammar is refused, or the text is too long.
+            Unavailable: nobody answers.
+        """

@@ -45,6 +45,7 @@ from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
 from deployments.api.running import event_stream, first_item, run_choice, whole_body
 from deployments.api.schemas.answers import ModelCard, ModelList
+from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
 from deployments.api.schemas.openapi import OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
@@ -53,7 +54,7 @@ from deployments.api.writing.json_chunks import coalesced
 from deployments.api.writing.sse import ChunkedJson, EventStream
 from deployments.serve.instruments import CONTENT_TYPE
 from models.protocol.errors import DeadlineExceeded
-from router.types import Generator
+from router.types import Generator, GrammarChecker
 
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
 _INLINE_BODY_BYTES = 16_384
@@ -76,6 +77,7 @@ class HttpService:
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
+        check_grammar: compares a text with a grammar; None: there is no constraint service.
         api_keys: the clients that may use the routes that are not open; None: all may.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
@@ -94,6 +96,7 @@ class HttpService:
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
+    check_grammar: GrammarChecker | None = None
     body_timeout_s: float = 30.0
 
 
@@ -117,6 +120,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/v1/responses", routes.responses, methods=["POST"])
     app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
+    app.add_api_route("/v1/grammar/check", routes.check_grammar, methods=["POST"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
@@ -153,6 +157,16 @@ class _Routes:
 
     async def detokenize(self, request: Request) -> Response:
         return json_response(await self._worked(request, detokenized))
+
+    async def check_grammar(self, request: Request) -> Response:
+        """Compares a text with a constraint; see `schemas.grammar_check`."""
+        self._service.refuse_when_full()
+        asked = await self._worked(request, _grammar_check)
+        if asked.model is not None:
+            self._service.model.check_name(asked.model)
+        async with self._service.slot():
+            answer = answer_check(asked, self._service.check_grammar)
+            return json_response((await until_disconnect(request, answer)).to_json())
 
     async def models(self) -> Response:
         return json_response(ModelList(data=[self._card()]).to_json())
@@ -264,6 +278,10 @@ def _chat_job(body: bytes, model: ServedModel) -> Job:
 
 def _completion_job(body: bytes, model: ServedModel) -> Job:
     return completion_job(parse(body, CompletionRequest), model)
+
+
+def _grammar_check(body: bytes, _: ServedModel) -> GrammarCheckRequest:
+    return parse(body, GrammarCheckRequest)
 
 
 def _status(shape: BaseModel, status: int = 200) -> Response:

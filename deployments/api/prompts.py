@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deployments.api.schemas.prediction_fields import Prediction
+from deployments.api.schemas.chat_fields import Prediction
 from deployments.api.schemas.strict_fields import shown
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer

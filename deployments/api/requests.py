@@ -100,7 +100,9 @@ def prepare_turn(
     turn = asked_turn(request, model.formats, model.tokenizer, prompt.end)
     prepared = _prepare(request, model, request_id, prompt.ids, max_tokens)
     prediction = predicted_text(request.prediction, model.tokenizer, model.max_model_len)
-    return replace(prepared, grammar=turn.grammar, prediction=prediction), turn
+    is_mostly_free = turn.turn is not None and turn.turn.begins_free
+    prepared = replace(prepared, prediction=prediction, is_mostly_free=is_mostly_free)
+    return replace(prepared, grammar=turn.grammar), turn
 
 
 def prepare_completions(

@@ -47,6 +47,7 @@ class MatcherBroken(ServingError):
     code = "grammar_too_complex"
 
 
+_SPECIAL_BYTE = b"\xff"  # begins a special token in forced bytes; no text has it
 _NO_TEXT = "no text obeys it"
 _NOTHING_FITS = "NoExtensionBias"  # the compiler's name for a first mask without a token
 _PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column; the column is of our rewriting
@@ -109,7 +110,8 @@ class GrammarCompiler:
         self._tokenizer = llguidance.LLTokenizer(
             vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size, eos_token=list(eos_ids)
         )
-        self._rows = RowLayout(vocabulary.vocab_size, frozenset(eos_ids))
+        special = sum(1 << i for i in range(vocabulary.vocab_size) if self._is_special(i))
+        self._rows = RowLayout(vocabulary.vocab_size, frozenset(eos_ids), special)
 
     @property
     def row_bytes(self) -> int:
@@ -180,7 +182,10 @@ class GrammarCompiler:
         ids = [token] if isinstance(token, int) else self._tokenizer.tokenize_str(token)
         if len(ids) != 1 or not 0 <= ids[0] < self._rows.vocab_size or ids[0] in self._rows.eos_ids:
             return None
-        return ids[0] if self._tokenizer.is_special_token(ids[0]) else None
+        return ids[0] if self._is_special(ids[0]) else None
+
+    def _is_special(self, token: int) -> bool:
+        return token < self._tokenizer.vocab_size and self._tokenizer.is_special_token(token)
 
     def _check_schema(self, place: str, source: SchemaSource) -> None:
         """Refuse a schema within a grammar that cannot be served on its own either."""
@@ -210,21 +215,26 @@ class GrammarCompiler:
 
 
 class RowLayout:
-    """The mask rows of one vocabulary: little-endian 32-bit words, bit t is token t."""
+    """The mask rows of one vocabulary: little-endian 32-bit words, bit t is token t.
 
-    def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    `special` has the bits of all special tokens.
+    """
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int], special: int = 0) -> None:
         self.vocab_size = vocab_size
         self.eos_ids = eos_ids
         self.row_bytes = (vocab_size + 31) // 32 * 4
         self._eos = sum(1 << i for i in eos_ids)
         self._not_eos = ((1 << vocab_size) - 1) & ~self._eos
+        self.special = special & self._not_eos
 
-    def with_eos(self, row: bytes, *, is_allowed: bool) -> bytes:
-        """The row with every eos bit set or cleared, and the padding bits cleared."""
-        bits = int.from_bytes(row, "little") & self._not_eos
-        if is_allowed:
-            bits |= self._eos
-        return bits.to_bytes(self.row_bytes, "little")
+    def bits(self, row: bytes) -> int:
+        """The row as a number, with every eos bit and the padding bits cleared."""
+        return int.from_bytes(row, "little") & self._not_eos
+
+    def with_eos(self, bits: int, *, is_allowed: bool) -> bytes:
+        """The row of these bits, and of all eos bits where they are allowed."""
+        return (bits | self._eos if is_allowed else bits).to_bytes(self.row_bytes, "little")
 
 
 class CompiledGrammar:
@@ -235,11 +245,11 @@ class CompiledGrammar:
     ) -> None:
         self._matcher = matcher
         self._rows = rows
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def start(self) -> GrammarState:
         """The state of an empty text."""
-        return GrammarState(self._matcher.deep_copy(), self._rows, self._tokenizer)
+        return GrammarState(self._matcher.deep_copy(), self._rows, self.tokenizer)
 
 
 class GrammarState:
@@ -262,6 +272,11 @@ class GrammarState:
 
     def __len__(self) -> int:
         return self._num_consumed + self.has_ended
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        return self._rows.eos_ids
 
     @property
     def is_complete(self) -> bool:
@@ -324,7 +339,28 @@ class GrammarState:
             return bytes(self._rows.row_bytes)
         row: bytes = self._matcher.compute_bitmask()
         self._check()
-        return self._rows.with_eos(row, is_allowed=self.is_complete)
+        bits = self._rows.bits(row)
+        if not bits or bits & self._rows.special:
+            bits = self._without_names(bits)
+        return self._rows.with_eos(bits, is_allowed=self.is_complete)
+
+    def _without_names(self, bits: int) -> int:
+        """The bits without special tokens whose names the grammar has as text.
+
+        Where the next text is forced and spells a special token's name, llguidance's mask has that
+        token alone, which its matcher then refuses. The text's first byte stands in for it.
+        """
+        left = bits & self._rows.special
+        while left:
+            token = left.bit_length() - 1
+            left ^= 1 << token
+            if not self._matcher.validate_tokens([token]):
+                bits ^= 1 << token
+        text: bytes = b"" if bits else self._matcher.deep_copy().compute_ff_bytes()
+        if text.startswith(_SPECIAL_BYTE):
+            return bits
+        first: list[int] = self._tokenizer.tokenize_bytes(text[:1])
+        return bits | sum(1 << token for token in first)
 
     def _check(self) -> None:
         if self._matcher.is_error():

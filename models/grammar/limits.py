@@ -104,6 +104,9 @@ class HostLimits:
     max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
 
 
+MAX_CHECKED_BYTES = 65_536  # of a text that is compared with a grammar
+
+
 def refuse(message: str, *, path: str = "") -> NoReturn:
     """Raise `UnsupportedGrammar` that names the place in the grammar.
 

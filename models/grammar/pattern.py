@@ -17,7 +17,7 @@ from functools import lru_cache
 # Private, and the only reader whose dialect is Python's by definition. Its tree has kept its form
 # since Python 2; an operator it may gain would end in a refusal (`_Walker.part`), never in a wrong
 # answer. The tests compare with `re.fullmatch` on whatever Python they run.
-from re import _parser  # type: ignore[attr-defined]  # the library's stubs leave it out
+from re import _parser
 from typing import Any
 
 from models.grammar.charsets import (

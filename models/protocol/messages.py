@@ -305,6 +305,15 @@ class GrammarClose(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_close
     epoch: int
 
 
+class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_check"):
+    """Compare `text` with `grammar`, for no session: nothing is opened. Idempotent."""
+
+    session_id: str
+    epoch: int
+    grammar: Grammar
+    text: str
+
+
 # --- constraint service -> router -----------------------------------------------------------------
 
 
@@ -323,6 +332,18 @@ class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ref
     session_id: str
     message: str
     is_client_error: bool
+
+
+class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_checked"):
+    """How far the text goes with the grammar: `num_bytes` of its UTF-8.
+
+    `may_end`: what goes is a whole text of the grammar. `expected`: some texts that may come next.
+    """
+
+    session_id: str
+    num_bytes: int
+    may_end: bool
+    expected: list[str] = []
 
 
 class GrammarCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_committed"):
@@ -401,5 +422,13 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
 
 EngineRequest = Open | Propose | Verify | Close
 EngineReply = Proposal | Verdict | Queued | NeedPrefix | NeedOpen | Failed
-ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest
-ConstraintReply = GrammarReady | GrammarRefused | GrammarCommitted | GrammarStale | Masks | MaskMiss
+ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest | GrammarCheck
+ConstraintReply = (
+    GrammarReady
+    | GrammarRefused
+    | GrammarCommitted
+    | GrammarStale
+    | GrammarChecked
+    | Masks
+    | MaskMiss
+)

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -18,6 +19,7 @@ from deployments.ingress.service import served_model
 from loadtest.clients.catalog import Target
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Served, served
+from models.text.tools.prompt import TurnFormats
 from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
 
 ServedDemo = Served
@@ -31,11 +33,17 @@ def served_demo(config: str = "demo.yaml") -> Iterator[ServedDemo]:
 
 
 @asynccontextmanager
-async def demo_over_http(draft: Path | None = DEMO / "draft") -> AsyncIterator[Target]:
-    """Serve with real engines in this process until the block ends; `draft` None: no drafts."""
+async def demo_over_http(
+    draft: Path | None = DEMO / "draft", formats: TurnFormats | None = None
+) -> AsyncIterator[Target]:
+    """Serve with real engines in this process until the block ends.
+
+    `draft` None: no drafts; `formats` None: those of the demo's own template.
+    """
     tokenizer = demo_tokenizer()
     config = RouterConfig(model_name="demo", max_model_len=1024)
     model = served_model(config, tokenizer, created=0)
+    model = replace(model, formats=formats or model.formats)
     host = demo_grammar_host()
     async with local_service(DEMO / "target", draft, grammar_host=host) as service:
         health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)

@@ -14,10 +14,10 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from deployments.api.responses.items import Items
 from deployments.api.schemas.answers import Metrics
+from deployments.api.schemas.chat_fields import TemplateSettings
 from deployments.api.schemas.requests import SpeculationOptions
 from deployments.api.schemas.sampling_fields import LogitBias
 from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value, shown
-from deployments.api.schemas.template_fields import TemplateSettings
 from deployments.api.schemas.tool_fields import MAX_TOOLS, FunctionDefinition
 
 _MAX_METADATA = 16  # entries, keys and values: OpenAI's limits

@@ -25,6 +25,7 @@ from deployments.api.schemas.answers import (
     ModelCard,
     ModelList,
 )
+from deployments.api.schemas.grammar_check import GrammarCheckAnswer, GrammarCheckRequest
 from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest, ErrorBody
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
@@ -43,8 +44,9 @@ fit in the context window, when `max_tokens` and `max_completion_tokens` differ,
 exceeds `max_tokens`, with `stream_options` without `stream: true`, with `prompt_logprobs` and
 `stream: true`, with `top_logprobs` without `logprobs: true`, with two constraints on one answer or
 one that cannot be compiled, with `json_schema` in a `response_format` of another type or missing
-in its own, and when a key of `logit_bias` is no token id of the model. The body has a limit of
-bytes (413).
+in its own, with two tools of one name, a `tool_choice` that is not among the tools, a `tool`
+message whose call is not before it, and when a key of `logit_bias` is no token id of the model. The
+body has a limit of bytes (413).
 """
 _MEANINGS = {
     400: "The request is at fault: message, `param` and `code` say how.",
@@ -105,6 +107,15 @@ _ROUTES = (
         takes=ResponsesRequest,
         answers={200: ResponsesAnswer},
         streams=ResponsesEvent,
+        errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
+        path="/v1/grammar/check",
+        name="checkGrammar",
+        about="How far a text goes with a constraint, and what could come next. No generation.",
+        takes=GrammarCheckRequest,
+        answers={200: GrammarCheckAnswer},
         errors=_OF_A_COMPLETION,
         is_open=False,
     ),

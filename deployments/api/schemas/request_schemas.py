@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 from deployments.api.bodies import MAX_FIELDS
 from deployments.api.requests import ServedModel
 from deployments.api.responses.shapes import ResponsesRequest
+from deployments.api.schemas.grammar_check import GrammarCheckRequest
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.strict_fields import BodyFields
 from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
@@ -34,6 +35,7 @@ _ABSENT = {
     "TextOptions": _NULL,
     "TokenizeRequest": _NULL,
     "DetokenizeRequest": _NULL,
+    "GrammarCheckRequest": _NULL,
     "StreamOptions": _NULL,
     "SpeculationOptions": _NULL,
     "ResponseFormat": _NULL,
@@ -51,6 +53,7 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         ResponsesRequest,
         TokenizeRequest,
         DetokenizeRequest,
+        GrammarCheckRequest,
     ]
     _, described = models_json_schema(
         [(body, "validation") for body in bodies], ref_template=REF_TEMPLATE

@@ -16,13 +16,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
+from deployments.api.schemas.chat_fields import Prediction, TemplateSettings
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
 from deployments.api.schemas.message_fields import Message
 from deployments.api.schemas.names import DrafterName, RuleName
-from deployments.api.schemas.prediction_fields import Prediction
 from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
 from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value
-from deployments.api.schemas.template_fields import TemplateSettings
 from deployments.api.schemas.tool_fields import ToolChoiceField, ToolList
 from models.protocol.errors import (
     ContextTooLong,

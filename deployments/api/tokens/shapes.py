@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from deployments.api.schemas.answers import Answer
+from deployments.api.schemas.chat_fields import TemplateSettings
 from deployments.api.schemas.message_fields import Message
 from deployments.api.schemas.strict_fields import BodyFields, refuse_value
-from deployments.api.schemas.template_fields import TemplateSettings
 from deployments.api.schemas.tool_fields import ToolList
 
 MAX_MESSAGES = 4096

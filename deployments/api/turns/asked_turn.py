@@ -7,6 +7,7 @@ call begins. Without tools and reasoning the request's constraint stands alone.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 from deployments.api.schemas.grammar_fields import asked_field, asked_grammar
 from deployments.api.schemas.requests import ChatCompletionRequest
+from models.grammar.limits import Schema, subschemas
 from models.protocol.errors import InvalidRequest
 from models.protocol.messages import Grammar
 from models.text.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ _OPENING_KEYWORDS = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
     | {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "minProperties"}
 )
+_ANNOTATIONS = frozenset({"title", "description", "examples", "default", "$comment", "deprecated"})
 _REGEX_PART = re.compile(r"\\(.)|/|\n", re.DOTALL)
 
 
@@ -133,9 +136,12 @@ def _arguments_schema(parameters: Mapping[str, Any] | None) -> str:
     """The JSON text of the schema that a call's arguments are written by.
 
     A function takes the parameters that its schema lists: where that does not say whether there
-    may be others, none are written.
+    may be others, none are written. What only describes is for the prompt, not for the grammar.
     """
-    schema = {"type": "object", **(parameters or {})}
+    schema: Schema = copy.deepcopy({"type": "object", **(parameters or {})})
+    for _, inner in list(subschemas(schema)):
+        for keyword in _ANNOTATIONS & inner.keys():
+            del inner[keyword]
     if not _OPENING_KEYWORDS & schema.keys():
         schema["additionalProperties"] = False
     return json.dumps(schema, ensure_ascii=False)

@@ -90,7 +90,7 @@ def two_turns(service: Service) -> str:
     return repr(asyncio.run(ask()))
 
 
-@checks.named("run: a function tool", needs="tools")
+@checks.named("run: a function tool")
 def tools(service: Service) -> str:
     calls: list[str] = []
 

@@ -150,8 +150,8 @@ class _Follows:
         is_growing = True
         while is_growing:
             before = dict(self._follow)
-            for name, expression in rules.items():
-                self._spread(expression, self._follow[name])
+            for name in _both_ways(rules):
+                self._spread(rules[name], self._follow[name])
             is_growing = before != self._follow
 
     def positions(self, node: Node) -> Positions:
@@ -163,7 +163,8 @@ class _Follows:
 
     def _grow_first(self) -> bool:
         is_growing = False
-        for name, expression in self._rules.items():
+        for name in _both_ways(self._rules):
+            expression = self._rules[name]
             found = (self._nullable(expression), self._firsts(expression))
             if found != (self._is_nullable[name], self._first[name]):
                 self._is_nullable[name], self._first[name] = found
@@ -232,3 +233,9 @@ class _Follows:
                     after = union(after, first) if self._nullable(part) else first
             case _:
                 pass
+
+
+def _both_ways(rules: Rules) -> list[str]:
+    """The rules last to first and back, so that what is found runs along a chain in one go."""
+    names = list(rules)
+    return names[::-1] + names

@@ -63,11 +63,12 @@ def _reached(rules: Rules, start: str) -> Rules:
 def _check_ends(rules: Rules) -> None:
     """Refuse rules that no text of finite length obeys."""
     ending: set[str] = set()
-    is_growing = True
-    while is_growing:
-        found = {name for name, one in rules.items() if name in ending or _ends(one, ending)}
-        is_growing = found != ending
-        ending = found
+    num_known = -1
+    while num_known < len(ending):
+        num_known = len(ending)
+        for name in reversed(rules):  # mostly a rule comes before those that it uses
+            if name not in ending and _ends(rules[name], ending):
+                ending.add(name)
     for name in rules:
         if name not in ending:
             refuse(f"the rule {name[:80]} leads to itself in every way and never ends")

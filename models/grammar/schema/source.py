@@ -16,6 +16,7 @@ from models.grammar.limits import RegexLimits, Schema, SchemaLimits, locate, par
 from models.grammar.pattern import parse_regex
 from models.grammar.pattern_tree import Chars, Choice, Node, Repeat, Sequence
 from models.grammar.regex import simplified, spelt_node
+from models.grammar.schema.keywords import expand
 from models.grammar.schema.rewrite import ALLOWED_ESCAPES, close_objects, rewrite
 from models.protocol.errors import UnsupportedGrammar
 
@@ -66,6 +67,7 @@ def schema_source(
     schema = parse_schema(text, limits)
     if is_closed:
         close_objects(schema)
+    expand(schema)
     patterns = rewrite(schema)
     options = _options(whitespace)
     # The schema may have been `true`; the parsed object also drops duplicate keys.

@@ -48,17 +48,17 @@ class _Writer:
         if turn.body:
             self._rules.append(f"body: {turn.body}")
             options.append("body")
-        elif turn.tools and not turn.must_call:
+        elif turn.begins_free:
             options.append("FREE")
         if turn.tools:
             options.append(self._calls())
-        start = f"{self._reasoning()} ({' | '.join(options)})"
+        start = _sequence(self._reasoning(), f"({' | '.join(options)})")
         tools = [
             f"call_{index}: {self._literal(tool.name + turn.layout.before_arguments)} "
             f"%json {tool.schema}"
             for index, tool in enumerate(turn.tools)
         ]
-        return "\n".join([f"start: {start.strip()}", *tools, *self._rules, ""])
+        return "\n".join([f"start: {start}", *tools, *self._rules, ""])
 
     def _calls(self) -> str:
         """The calls, and the text before them where there may be some."""
@@ -66,13 +66,14 @@ class _Writer:
         self._rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(turn.tools))))
         head = layout.opening + layout.before_name
         first = self._literal(head)
-        if not turn.must_call and not turn.body:
-            first = f"{self._lead()} {self._literal(head.removeprefix(layout.trigger))}"
+        if turn.begins_free:
+            first = _sequence(self._lead(), self._literal(head.removeprefix(layout.trigger)))
         parts = [first, "call", self._literal(layout.after)]
         if turn.max_calls > 1:
             again = self._literal(layout.separator + layout.before_name)
-            parts.append(f"({again} call {self._literal(layout.after)}){{0,{turn.max_calls - 1}}}")
-        return " ".join([*parts, self._literal(layout.closing)])
+            another = _sequence(again, "call", self._literal(layout.after))
+            parts.append(f"({another}){{0,{turn.max_calls - 1}}}")
+        return _sequence(*parts, self._literal(layout.closing))
 
     def _lead(self) -> str:
         """Free text up to the trigger of a call, that included; and free text without one."""
@@ -103,9 +104,9 @@ class _Writer:
         is_text = not any(
             tag in self._special_ids for tag in (turn.reasoning.begin, turn.reasoning.end)
         )
-        self._rules.append(f"reasoning{'[lazy]' if is_text else ''}: {begin} /(?s:.*)/ {end}")
-        is_free = turn.tools and not turn.must_call and not turn.body
-        whole = "reasoning" if is_free else f"reasoning /{_SPACES}/"
+        block = _sequence(begin, "/(?s:.*)/", end)
+        self._rules.append(f"reasoning{'[lazy]' if is_text else ''}: {block}")
+        whole = "reasoning" if turn.begins_free else f"reasoning /{_SPACES}/"
         return whole if is_open else f"({whole})?"
 
     def _literal(self, text: str) -> str:
@@ -121,6 +122,10 @@ class _Writer:
             for part in re.split(f"({pattern})", text)
             if part
         )
+
+
+def _sequence(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
 
 
 def _pattern(text: str) -> str:

@@ -32,9 +32,10 @@ class TurnFormats:
 
     def prompted(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
         """The messages and tools that the model's template is given."""
+        named = _with_names(messages)
         if not self.is_described:
-            return messages, tools
-        return _described(messages, tools, self.layout), ()
+            return named, tools
+        return _described(named, tools, self.layout), ()
 
 
 def turn_formats(
@@ -58,21 +59,33 @@ def turn_formats(
     )
 
 
+def _with_names(messages: Turns) -> Turns:
+    """The messages, with the function's name on every result, which some templates want."""
+    names: dict[str, str] = {}  # by the ids of calls
+    turns: Turns = []
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            turns.append({"name": names.get(call_id, call_id), **message})
+        else:
+            turns.append(message)
+    return turns
+
+
 def _described(messages: Turns, tools: Tools, layout: ToolLayout) -> Turns:
     turns: Turns = []
     is_after_result = False
-    names: dict[str, str] = {}  # of functions, by the ids of their calls
     if tools:
         turns.append({"role": "system", "content": _description(tools, layout)})
     for message in messages:
         if message["role"] == "system" and len(turns) == 1 and tools:
             turns[0]["content"] = f"{message['content']}\n\n{turns[0]['content']}"
         elif message.get("tool_calls"):
-            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
             turns.append(_written(message, layout))
         elif message["role"] == "tool":
-            name = names.get(message["tool_call_id"], message["tool_call_id"])
-            result = f"{name} returned: {message['content']}"
+            result = f"{message['name']} returned: {message['content']}"
             # One turn for all results of a turn's calls: many templates want users to alternate.
             if is_after_result:
                 turns[-1]["content"] += f"\n{result}"

@@ -38,3 +38,8 @@ class Turn:
     reasoning: ReasoningLayout | None = None
     reasoning_start: ReasoningStart = "none"
     body: str = ""
+
+    @property
+    def begins_free(self) -> bool:
+        """Whether free text may come first, reasoning apart."""
+        return not self.must_call and not self.body
