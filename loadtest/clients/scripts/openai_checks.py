@@ -230,7 +230,7 @@ def raw(service: Service) -> str:
     return str(answer.headers.get("x-request-id"))
 
 
-@checks.named("responses", needs="the Responses API")
+@checks.named("responses")
 def responses(service: Service) -> str:
     answer = client_of(service).responses.create(model=service.model, input=STORY)
     return answer.output_text
