@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from models.grammar.compiler import ParserLimits
 from models.protocol.messages import (
     Grammar,
     GrammarClose,
