@@ -27,6 +27,7 @@ from typing import Protocol
 _MAX_LOOKS = 16_000  # at tokens, for all depths together: some 10 ms of the event loop
 _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
 _LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
+_LEAST_SHARE = 0.1  # of what engines do that a round takes at least
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
 
 _Token = tuple[float, int, int]  # minus its survival, its place in the draft, its session
@@ -85,8 +86,8 @@ class JointPlan:
 
     @property
     def round_ms(self) -> float:
-        """What it is expected to take; never nothing."""
-        return max(self.engine_ms + self.overhead_ms, 1e-9)
+        """What it is expected to take."""
+        return _round_ms(self.engine_ms, self.overhead_ms)
 
     def length_of(self, survival: Sequence[float], *, is_free: bool) -> int:
         """k by this plan of a session with such a survival, be it one of those planned for.
@@ -106,8 +107,7 @@ def plain_plan(num_sessions: int, costs: Costs, others: Others, overhead_ms: flo
     """k = 0 for all: the target goes on alone; a token takes `overhead_ms` beyond the pass."""
     num_rows = num_sessions + others.num_rows
     pass_ms = costs.pass_ms(num_rows)
-    token_ms = pass_ms + overhead_ms
-    rate = num_sessions / token_ms if token_ms > 0.0 else 0.0
+    rate = num_sessions / _round_ms(pass_ms, overhead_ms)
     row_price = rate * (costs.pass_ms(num_rows + 1) - pass_ms)
     lengths = (0,) * num_sessions
     return JointPlan(lengths, 0, pass_ms, overhead_ms, rate, max(row_price, _LEAST_SURVIVAL))
@@ -144,6 +144,11 @@ def best_drafting_plan(
         if best is None or plan.tokens_per_ms > best.tokens_per_ms:
             best = plan
     return best
+
+
+def _round_ms(engine_ms: float, overhead_ms: float) -> float:
+    """Never nothing, also where overheads of other times or numbers of sessions are negative."""
+    return max(engine_ms + overhead_ms, _LEAST_SHARE * engine_ms, 1e-9)
 
 
 def _depths(max_depth: int, num_sessions: int) -> list[int]:
@@ -236,7 +241,7 @@ class _Rounds:
         tokens = self._first_tokens - sum(token[0] for token in offered[:num_offered])
         engine_ms = self._engine_ms(num_rows, deepest)
         overhead_ms = self._overhead_ms(deepest)
-        rate = self._rate(tokens, num_rows, engine_ms + overhead_ms)
+        rate = self._rate(tokens, num_rows, _round_ms(engine_ms, overhead_ms))
         price = self._min_survival(offered, num_offered, rate)
         return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms, rate, price)
 
@@ -245,11 +250,11 @@ class _Rounds:
         expected = self._first_tokens
         hope = expected - sum(token[0] for token in offered)
         overhead_ms = self._overhead_ms(depth)
-        round_ms = self._engine_ms(first, depth) + overhead_ms
+        round_ms = _round_ms(self._engine_ms(first, depth), overhead_ms)
         best, best_rate = 0, self._rate(expected, first, round_ms)
         for number, (minus_alive, _, _) in enumerate(offered, start=1):
             expected -= minus_alive
-            round_ms = self._engine_ms(first + number, depth) + overhead_ms
+            round_ms = _round_ms(self._engine_ms(first + number, depth), overhead_ms)
             rate = self._rate(expected, first + number, round_ms)
             if rate > best_rate:
                 best, best_rate = number, rate
@@ -274,7 +279,7 @@ class _Rounds:
         """Tokens per ms, less what others lose by our rows."""
         pass_ms = self._pass_ms.up_to(num_rows)
         lost = self._num_others * (pass_ms[num_rows] - pass_ms[0]) / max(pass_ms[0], 1e-9)
-        return (tokens - lost) / max(round_ms, 1e-9)
+        return (tokens - lost) / round_ms
 
     def _min_survival(self, offered: Sequence[_Token], num_offered: int, rate: float) -> float:
         """The survival that parts what was admitted from what was not.

@@ -184,6 +184,17 @@ def test_what_plain_decoding_takes_beyond_passes_counts() -> None:
     assert plan.round_ms == pytest.approx(22.0)
 
 
+@pytest.mark.parametrize("overhead_ms", [-1000.0, -20.5, 0.0])
+def test_no_overhead_makes_a_round_take_nothing(overhead_ms: float) -> None:
+    """One that was measured elsewhere may be more negative than a pass is long."""
+    costs = LinearCosts()
+    drafting = best_drafting_plan([outlook(0.9)], costs, ALONE, lambda _: overhead_ms)
+    for plan in (plain_plan(1, costs, ALONE, overhead_ms), drafting):
+        assert plan is not None
+        assert plan.round_ms >= 0.1 * plan.engine_ms > 0.0
+        assert plan.tokens_per_ms > 0.0
+
+
 def test_all_that_can_draft_stay_in_step() -> None:
     """One that drafts while the others go on alone parts the passes: no plan has that."""
     costs = LinearCosts(row_ms=2.0)
