@@ -51,6 +51,11 @@ class ResponsesWriter:
         self._num_events = 0
         self._num_thought = 0  # tokens of reasoning
 
+    @property
+    def head(self) -> AnswerHead:
+        """See `Writer`."""
+        return self._head
+
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._take(delta)

@@ -223,6 +223,7 @@ BODY = {"model": "tiny", "input": "hi"}
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"speculation": {"details": True}}, "speculation.details"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
