@@ -137,8 +137,8 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/version", routes.version, methods=["GET"])
     app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
-    app.add_api_route("/docs", routes.docs, methods=["GET"])
     add_playground(app)
+    app.add_api_route("/docs", routes.docs, methods=["GET"])
     return app
 
 

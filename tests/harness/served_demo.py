@@ -57,8 +57,8 @@ async def demo_over_http(
 ) -> AsyncIterator[Target]:
     """Serve with real engines in this process until the block ends; `draft` None: no drafts.
 
-    `formats` None: those of the demo's own template. `prefix` is where Serve would have
-    mounted it, `limits` are of the config's router.
+    `formats` None: those of the demo's own template. `prefix` is where Serve would have mounted it,
+    `limits` are of the config's router.
     """
     tokenizer = demo_tokenizer()
     config = RouterConfig(model_name="demo", max_model_len=1024, **limits)

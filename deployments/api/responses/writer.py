@@ -53,7 +53,7 @@ class ResponsesWriter:
 
     @property
     def head(self) -> AnswerHead:
-        """See `Writer`."""
+        """What it was made for."""
         return self._head
 
     async def add(self, index: int, delta: Delta) -> None:
