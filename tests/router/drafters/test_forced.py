@@ -10,7 +10,7 @@ from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.drafting import Drafting
-from router.drafters.front.forced import FORCED, FORCED_EDGE, ForcedText
+from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.side_by_side import SessionDrafters
 from router.guard import GrammarGuard
 from router.loop import run_session
