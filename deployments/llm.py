@@ -251,7 +251,7 @@ class LLM:
     ) -> None:
         request = answer.request
         try:
-            detokenizer = self._model.tokenizer.detokenizer(job.after(request))
+            detokenizer = self._model.tokenizer.detokenizer(job.after(request), job.shown_ids)
             items = self._engines.generator.generate(request, detokenizer)
             with naming_field(*job.grammar_fields):
                 async with aclosing(items):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from deployments.api.health import HealthProbe
@@ -238,24 +236,6 @@ async def demo_app(*, has_draft: bool = True, **options: Any) -> AsyncIterator[F
                 send_timeout_s=config.timeouts.token_gap_s,
             )
         )
-
-
-@asynccontextmanager
-async def demo_url(**options: Any) -> AsyncIterator[str]:
-    """Its address on a free loopback port."""
-    async with demo_app(**options) as app:
-        listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve([listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await serving
-            listener.close()
 
 
 @asynccontextmanager

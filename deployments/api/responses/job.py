@@ -86,6 +86,12 @@ def named(text: str) -> str:
 
 
 def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
+    if asked.speculation.details:
+        raise InvalidRequest(
+            "speculation.details: is not supported by this route, ask /v1/chat/completions",
+            param="speculation.details",
+            code="unsupported_parameter",
+        )
     messages = list(asked.input)
     if asked.instructions is not None:
         messages.insert(0, {"role": "system", "content": asked.instructions})

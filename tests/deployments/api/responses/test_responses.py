@@ -14,7 +14,7 @@ import pytest
 from models.protocol.errors import Unavailable
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import client_of
-from tests.harness.local import demo_grammar_host, demo_url
+from tests.harness.served_demo import demo_over_http
 
 STORY = "Write a short story about a dog and a ball."
 ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
@@ -33,10 +33,12 @@ WEATHER = {
 
 
 @asynccontextmanager
-async def client(**options: Any) -> AsyncIterator[Any]:
+async def client() -> AsyncIterator[Any]:
     async with (
-        demo_url(max_model_len=512, **options) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as asking,
+        demo_over_http() as target,
+        openai.AsyncOpenAI(
+            base_url=f"{target.root_url}/v1", api_key="none", max_retries=0
+        ) as asking,
     ):
         yield asking
 
@@ -128,7 +130,7 @@ class Order(pydantic.BaseModel):
 
 
 async def test_a_schema_is_obeyed_whole_parsed_and_streamed():
-    async with client(grammar_host=demo_grammar_host()) as asking:
+    async with client() as asking:
         options = {"model": "demo", "input": ORDER, "temperature": 0}
         parsed = await asking.responses.parse(**options, text_format=Order)
         assert parsed.status == "completed"
@@ -149,7 +151,7 @@ async def test_a_schema_is_obeyed_whole_parsed_and_streamed():
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_function_is_called_and_its_result_goes_on(is_stream):
-    async with client(grammar_host=demo_grammar_host()) as asking:
+    async with client() as asking:
         options = {
             "model": "demo",
             "input": "What is the weather in Delhi?",
@@ -221,6 +223,7 @@ BODY = {"model": "tiny", "input": "hi"}
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"speculation": {"details": True}}, "speculation.details"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
