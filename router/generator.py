@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
-from models.protocol.messages import Grammar, GrammarChecked
+from models.protocol.grammars import GrammarChecked
+from models.protocol.messages import Grammar
 from router.limits import SessionLimits, SpeculationLimits
 from router.loop import run_session
 from router.remote.check import check_grammar

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from router.planning.adaptive import PlannedSession
@@ -17,6 +18,7 @@ from router.planning.fixed import FixedPlanner
 from router.planning.round_plan import RoundPlan
 from router.ports import DraftCost, DrafterTraits
 from router.stats import RoundStats
+from router.types import Explanation
 
 SessionPlanner = FixedPlanner | PlannedSession
 
@@ -32,13 +34,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round has the target do. `draft_probs` are those of exactly this draft."""
+    """What one round has the target do. `draft_probs` are those of exactly this draft.
+
+    `why` explains the plan, where the request asks for it.
+    """
 
     plan: RoundPlan
     planned_at: float
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
     segments: Sequence[Segment] = ()  # of the draft, in order
+    why: Explanation | None = None
 
 
 class RoundWatch:
@@ -49,6 +55,9 @@ class RoundWatch:
         costs: of all sessions of the router.
         planner: of the session.
         replica: the target replica that the session is on, by name; "" for none.
+
+    Attributes:
+        explains: whether each round is to say why its plan is what it is.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class RoundWatch:
         self.stats = stats
         self.costs = costs
         self.planner = planner
+        self.explains = False
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt
@@ -71,14 +81,21 @@ class RoundWatch:
         self._asked_of = ""
 
     def note_proposal(
-        self, drafter: DrafterTraits, proposal: Proposal | None, elapsed_ms: float
+        self,
+        drafter: DrafterTraits,
+        proposal: Proposal | None,
+        elapsed_ms: float,
+        guess: Sequence[int] = (),
     ) -> None:
-        """A drafter answered, or was lost (None), after `elapsed_ms`."""
+        """A drafter answered, or was lost (None), after `elapsed_ms`; it was sent `guess`."""
         is_remote = drafter.cost is DraftCost.REMOTE and proposal is not None
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
             return
-        self.costs.observe_draft(drafter, proposal)
+        num_right = _num_common(guess, proposal.tokens)
+        if guess:
+            self.stats.add_guess(len(guess), num_right)
+        self.costs.observe_draft(drafter, proposal, len(guess), num_right)
         if is_remote:
             self.planner.observe_steps(drafter, proposal.timing)
 
@@ -144,3 +161,8 @@ class RoundWatch:
             num_right -= segment.num_tokens
             if num_right < 0:  # what follows was never looked at
                 return
+
+
+def _num_common(guess: Sequence[int], drafted: Sequence[int]) -> int:
+    pairs = zip(guess, drafted, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

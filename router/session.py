@@ -23,8 +23,11 @@ from router.drafters.choice import choose_drafters, fixed_length
 from router.drafters.draft_model import POOL
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
+from router.drafters.guesses import Guesses
 from router.drafters.kind import DrafterContext
+from router.drafters.match_odds import MatchOdds
 from router.drafters.side_by_side import SessionDrafters
+from router.drafters.suffix import SUFFIX
 from router.drafters.suffix_index import SuffixIndex
 from router.drafters.text_memory import TextMemory
 from router.guard import GrammarGuard, NoGrammar
@@ -38,6 +41,7 @@ from router.ports import ConstraintPool, DrafterTraits, EnginePool, TaskClass, V
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
+from router.round_log import RoundLog
 from router.rounds import RoundWatch, SessionPlanner
 from router.stats import RoundStats
 from router.stops import StopChecker
@@ -80,6 +84,7 @@ class Session:
     guard: GrammarGuard | NoGrammar
     watch: RoundWatch
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
+    details: RoundLog = field(default_factory=RoundLog)
 
 
 @asynccontextmanager
@@ -154,6 +159,7 @@ class _Builder:
         watch = RoundWatch(
             stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
         )
+        watch.explains = request.speculation.details
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
             guard = GrammarGuard(
@@ -173,7 +179,7 @@ class _Builder:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            drafting=Drafting(self._drafters(), self._committed, watch, self._terms()),
+            drafting=self._drafting(watch),
             verifier=verifier,
             guard=guard,
             watch=watch,
@@ -182,6 +188,7 @@ class _Builder:
                 is_asked=request.sampling.num_logprobs >= 0,
                 is_asked_for_prompt=request.sampling.num_prompt_logprobs >= 0,
             ),
+            details=RoundLog(stats if request.speculation.details else None),
         )
 
     def remember(self) -> None:
@@ -222,6 +229,19 @@ class _Builder:
         settled, edge = self._estimate(FORCED), self._estimate(FORCED_EDGE)
         return ForcedText(len(self._committed), settled, edge)
 
+    def _drafting(self, watch: RoundWatch) -> Drafting:
+        drafters, guesses = self._drafters(), None
+        if self._guesses:
+            pool = self._services.memory.guess_odds(self._task_class())
+            guesses = Guesses(drafters, MatchOdds(pool), watch.costs)
+        return Drafting(drafters, self._committed, watch, self._terms(), guesses)
+
+    @property
+    def _guesses(self) -> bool:
+        """Whether text that repeats is guessed for the draft model."""
+        allowed = self._services.speculation
+        return allowed.suffix_decoding_for_draft and SUFFIX.is_available(allowed, ())
+
     def _drafters(self) -> SessionDrafters:
         context = DrafterContext(
             session_id=self._request.request_id,
@@ -237,6 +257,7 @@ class _Builder:
         return SessionDrafters(
             [(kind.traits, partial(kind.make, context)) for kind in self._kinds],
             continues=self._fixed is None and self._num_free_tokens() > 0,
+            guesses=self._guesses,
         )
 
     def _recent_answers(self) -> Sequence[SuffixIndex]:

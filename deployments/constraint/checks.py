@@ -15,7 +15,8 @@ from deployments.constraint.failures import full
 from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
 from deployments.constraint.process import Reply
 from models.grammar.limits import MAX_CHECKED_BYTES
-from models.protocol.messages import GrammarCheck, GrammarChecked, GrammarRefused
+from models.protocol.grammars import GrammarCheck, GrammarChecked
+from models.protocol.messages import GrammarRefused
 
 _MAX_WAITING = 8
 _CPU_S = 0.25

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from models.protocol.grammars import GrammarCheck
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
-    GrammarCheck,
     GrammarClose,
     GrammarCommit,
     GrammarOpen,

@@ -34,11 +34,11 @@ from models.backoff import Backoff
 from models.grammar.limits import SchemaLimits, check_size
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
+from models.protocol.grammars import GrammarCheck
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
     Grammar,
-    GrammarCheck,
     GrammarClose,
     GrammarCommit,
     GrammarOpen,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from models.protocol.messages import Open, Propose, Verify
+from models.protocol.messages import MAX_DRAFT_TOKENS, Open, Propose, Verify
 
 _LARGEST = 1e6  # of what is added to or multiplied with a logit: float32 keeps a finite score
 
@@ -52,8 +52,12 @@ def complaint(
         draft = message.draft
         if message.run_on < 0:
             return f"run_on must not be negative, got {message.run_on}"
-    elif message.num_draft_tokens < 1:
-        return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
+    else:
+        draft = message.guess
+        if message.num_draft_tokens < 1:
+            return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
+        if len(draft) > MAX_DRAFT_TOKENS:
+            return f"guess must have at most {MAX_DRAFT_TOKENS} tokens, got {len(draft)}"
     if not message.tokens:
         return "tokens must not be empty"
     for ids, limit in ((message.tokens, num_input_ids), (draft, vocab_size)):

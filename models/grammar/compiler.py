@@ -203,7 +203,7 @@ class GrammarCompiler:
         return compiled
 
     def _match_schema(self, source: SchemaSource) -> llguidance.LLMatcher:
-        return self._match(f'{{"grammars": [{{"json_schema": {source.text}}}]}}')
+        return self._match(llguidance.LLMatcher.grammar_from_json_schema(source.text))
 
     def _match(self, source: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(

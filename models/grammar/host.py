@@ -36,12 +36,11 @@ from models.grammar.session import (
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
     Grammar,
-    GrammarCheck,
-    GrammarChecked,
     GrammarClose,
     GrammarCommit,
     GrammarCommitted,

@@ -21,6 +21,8 @@ from typing import Literal
 import msgspec
 
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import Grammar as Grammar  # most know it from here
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
@@ -70,28 +72,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
 
 
-class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the generated text.
-
-    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
-    (`regex`, which the whole text must match), the JSON text of a list of strings (`choice`), a
-    grammar with rules (`lark`, in which `%json {...}` stands for JSON that obeys a schema; `ebnf`)
-    or the JSON text of a structural tag (`structural_tag`).
-    """
-
-    kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]
-    text: str
-    # Of JSON kinds: a pattern for whitespace, "" for none; None: as `json.dumps` writes it.
-    whitespace: str | None = None
-    is_closed: bool = False  # of JSON kinds: declared properties are all that an object may have
-
-
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions that the tokens of a draft were sampled from, for rules that need them.
 
-    Row i belongs to draft token i and holds `num_pairs` pairs: token ids (little-endian int32)
-    and probabilities (little-endian float32) that sum to 1 over the row, padded with probability 0.
-    They are those sampled from, bit for bit: rules are exact for whatever a token came from.
+    Row i is of draft token i: `num_pairs` token ids and probabilities (little-endian int32 and
+    float32) that sum to 1, padded with probability 0; bit for bit what the token was sampled from.
     """
 
     num_pairs: int
@@ -167,6 +152,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     tokens: list[int]  # committed tokens from base_len on; never empty
     num_draft_tokens: int  # >= 1
     deadline_ms: float  # from arrival; then the answer is what has been drafted
+    guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
@@ -305,15 +291,6 @@ class GrammarClose(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_close
     epoch: int
 
 
-class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_check"):
-    """Compare `text` with `grammar`, for no session: nothing is opened. Idempotent."""
-
-    session_id: str
-    epoch: int
-    grammar: Grammar
-    text: str
-
-
 # --- constraint service -> router -----------------------------------------------------------------
 
 
@@ -332,18 +309,6 @@ class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ref
     session_id: str
     message: str
     is_client_error: bool
-
-
-class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_checked"):
-    """How far the text goes with the grammar: `num_bytes` of its UTF-8.
-
-    `may_end`: what goes is a whole text of the grammar. `expected`: some texts that may come next.
-    """
-
-    session_id: str
-    num_bytes: int
-    may_end: bool
-    expected: list[str] = []
 
 
 class GrammarCommitted(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_committed"):

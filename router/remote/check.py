@@ -5,16 +5,17 @@ from __future__ import annotations
 import uuid
 
 from models.protocol.errors import Unavailable, UnsupportedGrammar
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.messages import (
     ConstraintReply,
     Grammar,
-    GrammarCheck,
-    GrammarChecked,
     GrammarRefused,
 )
 from router.limits import SessionLimits
 from router.ports import ConstraintPool
 from router.remote.exchange import Patience, await_answer
+
+_Answer = GrammarChecked | GrammarRefused
 
 
 async def check_grammar(
@@ -37,7 +38,7 @@ async def check_grammar(
         )
         lease.channel.send(message)
         patience = Patience(limits.token_gap_s, limits.token_gap_s)
-        answer = await await_answer(lease.channel, message, _take, patience)
+        answer: _Answer = await await_answer(lease.channel, message, _take, patience)
     finally:
         await lease.release()
     if isinstance(answer, GrammarChecked):
@@ -47,5 +48,5 @@ async def check_grammar(
     raise Unavailable(answer.message)
 
 
-def _take(reply: ConstraintReply) -> GrammarChecked | GrammarRefused | None:
+def _take(reply: ConstraintReply) -> _Answer | None:
     return reply if isinstance(reply, GrammarChecked | GrammarRefused) else None

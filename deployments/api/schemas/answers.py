@@ -5,6 +5,8 @@ repeated, and `metrics`, whose `speculative_decoding` has vLLM's field names and
 or not anything was drafted. In a stream both are on the trailing usage event, or, where none was
 asked for, on the event with the `finish_reason`.
 
+With `speculation.details` there are the rounds too (`api/writing/details_writer.py` writes them).
+
 Lists of logprobs are None here: writers put their JSON into the place of `null`
 (`api/writing/json_chunks.py`).
 """
@@ -17,6 +19,7 @@ from typing import ClassVar, Literal, Required
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 from typing_extensions import TypedDict
 
+from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from router.types import Finished, SpeculationStats
 
@@ -27,7 +30,9 @@ class Answer(BaseModel):
     """A JSON answer. Fields named in `optional` are written only when they were set."""
 
     model_config = ConfigDict(protected_namespaces=())
-    optional: ClassVar[frozenset[str]] = frozenset({"usage", "metrics", "seed", "prompt_logprobs"})
+    optional: ClassVar[frozenset[str]] = frozenset(
+        {"usage", "metrics", "seed", "prompt_logprobs", "speculation_details"}
+    )
 
     def to_json(self) -> bytes:
         """The answer as UTF-8 JSON."""
@@ -69,6 +74,8 @@ class SpeculativeDecoding(BaseModel):
     num_draft_tokens: int
     num_draft_tokens_by: dict[str, int]  # by the name of who drafted them
     num_accepted_draft_tokens_by: dict[str, int]
+    num_guess_tokens: int  # sent to the draft model as a guess of its draft
+    num_right_guess_tokens: int  # that it drafted too: each saved it a step
     num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
 
 
@@ -153,6 +160,7 @@ class ChatCompletion(Answer):
     prompt_logprobs: PromptLogprobs | None = None
     seed: int
     metrics: Metrics
+    speculation_details: list[ChoiceDetails] | None = None
 
 
 class FunctionDelta(TypedDict, total=False):
@@ -200,6 +208,7 @@ class ChatCompletionChunk(Answer):
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
+    speculation_details: list[ChoiceDetails] | None = None
 
 
 class TextChoice(BaseModel):
@@ -228,6 +237,7 @@ class Completion(Answer):
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
+    speculation_details: list[ChoiceDetails] | None = None
 
 
 class ModelCard(Answer):
@@ -278,6 +288,8 @@ def metrics_of(stats: SpeculationStats) -> Metrics:
             num_draft_tokens=stats.num_draft_tokens,
             num_draft_tokens_by=dict(stats.num_drafted_by),
             num_accepted_draft_tokens_by=dict(stats.num_accepted_by),
+            num_guess_tokens=stats.num_guess_tokens,
+            num_right_guess_tokens=stats.num_right_guess_tokens,
             num_spec_tokens=stats.num_spec_tokens,
         ),
         rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),

@@ -17,7 +17,8 @@ from deployments.api.schemas.grammar_fields import (
 from deployments.api.schemas.strict_fields import StrictFields
 from models.grammar.limits import MAX_CHECKED_BYTES
 from models.protocol.errors import InvalidRequest
-from models.protocol.messages import Grammar, GrammarChecked
+from models.protocol.grammars import GrammarChecked
+from models.protocol.messages import Grammar
 from router.types import GrammarChecker
 
 

@@ -148,6 +148,12 @@ _ROUTES = (
         answers={200: VersionStatus},
     ),
     _Route(
+        path="/",
+        name="getPlayground",
+        about="A page for people: asks the model, and shows how its answer came about.",
+        answers={200: "text/html"},
+    ),
+    _Route(
         path="/openapi.json",
         name="getOpenApi",
         about="This page.",

@@ -114,6 +114,7 @@ class SpeculationOptions(StrictFields):
     k: int | None = Field(default=None, ge=0)  # upper limit: the config's
     verification: RuleName | None = None  # None: the config's
     drafter: DrafterName | None = None  # None: the config's
+    details: bool = False  # tell all rounds, see `api/schemas/details.py`
 
 
 class GenerationFields(StrictFields):

@@ -41,6 +41,11 @@ class ChatWriter:
         self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
 
+    @property
+    def head(self) -> AnswerHead:
+        """See `Writer`."""
+        return self._head
+
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._turns[index].add(delta.text)

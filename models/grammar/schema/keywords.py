@@ -27,8 +27,10 @@ from models.grammar.limits import JsonValue, Schema, refuse, subschemas
 
 _MAX_DEPENDENCIES = 6  # of one object: each doubles its shapes
 _MAX_LISTS = 1_000  # that `uniqueItems` becomes
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-_COUNTS += ("minContains", "maxContains")
+_COUNTS = (
+    *("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),
+    *("minContains", "maxContains"),
+)
 _ABOUT = {"title", "description", "$comment", "default", "examples"}
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 # Beside these, what is unevaluated depends on which of them hold.

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.messages import (
     Grammar,
-    GrammarCheck,
-    GrammarChecked,
     GrammarReady,
     GrammarRefused,
     Masks,

@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from models.protocol.errors import UnsupportedGrammar
-from models.protocol.messages import Grammar, GrammarChecked, Sampling
+from models.protocol.grammars import GrammarChecked
+from models.protocol.messages import Grammar, Sampling
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import client_of, events_of, openai_client
 

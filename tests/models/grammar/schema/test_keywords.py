@@ -97,8 +97,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "minContains": 0,
     },
 }
-VALUES = [True, None, 1, 2, "x", "y", [], ["a"], ["b", "a"], [1, 1], [2, 1], {}]
-OBJECTS = [
+VALUES: list[Any] = [True, None, 1, 2, "x", "y", [], ["a"], ["b", "a"], [1, 1], [2, 1], {}]
+OBJECTS: list[Any] = [
     *({"a": True}, {"b": None}, {"c": None}, {"a": True, "b": None}, {"b": None, "c": None}),
     *({"a": True, "c": None}, {"a": True, "b": None, "c": None}, {"kind": "x"}, {"kind": "y"}),
     *({"kind": "x", "n": 1}, {"kind": "y", "n": 2}, {"kind": "z", "n": 1}, {"n": 1}, {"n": 2}),
@@ -113,9 +113,9 @@ def test_a_keyword_keeps_its_meaning(
 ) -> None:
     schema = SCHEMAS[name]
     compiled = compiler.compile(json_schema(schema))
-    validator = jsonschema.Draft202012Validator(schema)
-    if "dependencies" in schema:  # the word of drafts up to 7
-        validator = jsonschema.Draft7Validator(schema)
+    is_old = "dependencies" in schema  # the word of drafts up to 7
+    kind = jsonschema.Draft7Validator if is_old else jsonschema.Draft202012Validator
+    validator = kind(schema)
     num_valid = 0
     for value in [*VALUES, *OBJECTS]:
         text = json.dumps(value)
