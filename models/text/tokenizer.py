@@ -61,7 +61,11 @@ class Tokenizer:
             if token.special or token.content in self._special_texts.values()
         }
         self._special_ids = frozenset(special)
-        self._special_names = {name: token_id for token_id, name in special.items()}
+        self._special_names = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token_id in special or re.fullmatch("<.*>", token.content, re.DOTALL)
+        }
         self._literal = _literal_pattern(special.values())
         self._longest_literal = max(map(len, special.values()), default=0)
         self._add_bos: bool | None = settings.get("add_bos_token")
@@ -107,7 +111,10 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> Mapping[str, int]:
-        """The tokens outside the text, by their names."""
+        """Tokens that grammars do not take for text, by their names.
+
+        Those are the special ones and, for llguidance, all added ones in angle brackets.
+        """
         return self._special_names
 
     def encode(self, text: str) -> list[int]:

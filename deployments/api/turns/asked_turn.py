@@ -11,7 +11,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.api.schemas.grammar_fields import asked_field, asked_grammar
@@ -81,7 +81,7 @@ def asked_turn(
             return AskedTurn(grammar=own, fields=_fields(own_field))
     if not turn.tools and (turn.reasoning is None or turn.reasoning_start == "none"):
         return AskedTurn(grammar=own, fields=_fields(own_field))
-    turn = _with_body(turn, body)
+    turn = replace(turn, body=body)
     text = turn_grammar(turn, tokenizer.special_ids)
     tool_fields = [
         f"tools[{index}].function.parameters"
@@ -117,18 +117,6 @@ def _turn(request: ChatCompletionRequest, formats: TurnFormats, prompt_end: str)
         max_calls=1 if is_one or not formats.layout.is_parallel else MAX_CALLS,
         reasoning=reasoning,
         reasoning_start="none" if reasoning is None else reasoning.start_after(prompt_end),
-    )
-
-
-def _with_body(turn: Turn, body: str) -> Turn:
-    return Turn(
-        layout=turn.layout,
-        tools=turn.tools,
-        must_call=turn.must_call,
-        max_calls=turn.max_calls,
-        reasoning=turn.reasoning,
-        reasoning_start=turn.reasoning_start,
-        body=body,
     )
 
 

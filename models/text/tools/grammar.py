@@ -76,22 +76,22 @@ class _Writer:
         return _sequence(*parts, self._literal(layout.closing))
 
     def _lead(self) -> str:
-        """Free text up to the trigger of a call, that included; and free text without one."""
+        """Free text up to the trigger of a call, that included; and free text without one.
+
+        The trigger spelt out is one too where it is a special token: the reader sees text.
+        """
         layout = self._turn.layout
-        trigger = _pattern(layout.trigger)
         before = "(?:.*\\n)?" if layout.begins_line else ".*"
         not_reasoning = ""
         if self._turn.reasoning is not None and self._turn.reasoning_start == "optional":
             not_reasoning = f" & ~/(?s:{_pattern(self._turn.reasoning.begin)}.*)/"
-        free = f"/(?s:.*)/{not_reasoning}"
+        not_calling = f"& ~/(?s:{before}{_pattern(layout.trigger)}.*)/"
+        self._rules.append(f"FREE: /(?s:.*)/{not_reasoning} {not_calling}")
+        trigger = self._literal(layout.trigger)
         if layout.trigger in self._special_ids:
-            self._rules.append(f"FREE: {free}")
-            return f"FREE? {self._literal(layout.trigger)}"
-        self._rules += [
-            f"FREE: {free} & ~/(?s:{before}{trigger}.*)/",
-            f"BEFORE: /(?s:{before})/{not_reasoning}",
-            f"lead[lazy]: BEFORE {self._literal(layout.trigger)}",
-        ]
+            return f"FREE? {trigger}"
+        self._rules.append(f"BEFORE: /(?s:{before})/{not_reasoning}")
+        self._rules.append(f"lead[lazy]: BEFORE {trigger}")
         return "lead"
 
     def _reasoning(self) -> str:
@@ -101,12 +101,14 @@ class _Writer:
         is_open = turn.reasoning_start == "open"
         begin = "" if is_open else self._literal(turn.reasoning.begin)
         end = self._literal(turn.reasoning.end)
-        is_text = not any(
-            tag in self._special_ids for tag in (turn.reasoning.begin, turn.reasoning.end)
-        )
-        block = _sequence(begin, "/(?s:.*)/", end)
-        self._rules.append(f"reasoning{'[lazy]' if is_text else ''}: {block}")
-        whole = "reasoning" if turn.begins_free else f"reasoning /{_SPACES}/"
+        if turn.reasoning.end in self._special_ids:
+            not_ended = f"~/(?s:.*{_pattern(turn.reasoning.end)}.*)/"
+            self._rules.append(f"THOUGHT: /(?s:.*)/ & {not_ended}")
+            block = _sequence(begin, "THOUGHT?", end)
+        else:
+            self._rules.append(f"thought[lazy]: /(?s:.*)/ {end}")
+            block = _sequence(begin, "thought")
+        whole = block if turn.begins_free else f"{block} /{_SPACES}/"
         return whole if is_open else f"({whole})?"
 
     def _literal(self, text: str) -> str:

@@ -190,7 +190,7 @@ def test_constraints_apply_after_reasoning():
         thinking(), tools=[], structured_outputs={"choice": ["yes", "no"]}, tool_choice="auto"
     )
     assert request.grammar is not None
-    assert request.grammar.text.startswith("start: (reasoning /[ \\n]{0,4}/)? (body)\n")
+    assert request.grammar.text.startswith('start: ("<think>" thought /[ \\n]{0,4}/)? (body)\n')
     assert 'body: "yes" | "no"' in request.grammar.text
     assert turn.fields == ("structured_outputs.choice",) * 2
 

@@ -64,6 +64,12 @@ def test_bad_key_is_refused_with_its_path(
         AppConfig.model_validate(tree(tmp_path) | extra)
 
 
+@pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])
+def test_a_parser_that_is_not_there_is_refused_with_its_path(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"router\.{key}: .*must be auto.*got 'xml'"):
+        AppConfig.model_validate(tree(tmp_path) | {"router": {key: "xml"}})
+
+
 def test_all_faults_are_in_one_message(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'a'.*'b'") as caught:
         AppConfig.model_validate(tree(tmp_path) | {"a": 1, "b": 2})

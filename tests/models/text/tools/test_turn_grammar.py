@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 
 import pytest
+import tokenizers
 
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Grammar
+from models.text.tokenizer import Tokenizer
 from models.text.tools.grammar import tool_line, turn_grammar
 from models.text.tools.hermes import HERMES
 from models.text.tools.mistral import MISTRAL
@@ -114,7 +117,41 @@ def test_special_tokens_are_written_as_tokens(must_call):
         (0, False) if must_call else (len(said) + len(ids), True)
     )
     as_text = tokenizer.encode_piece(MISTRAL.written(CALLS[:1]))
-    assert (walk(turn, as_text, specials)[0] == len(as_text)) != must_call
+    assert walk(turn, as_text, specials)[0] < len(as_text)  # spelt out it is no call
+
+
+@pytest.mark.parametrize("is_special", [False, True], ids=["added", "special"])
+@pytest.mark.parametrize("layout", ALL_LAYOUTS, ids=LAYOUT_IDS)
+def test_signs_that_are_tokens_of_their_own_are_written_as_such(layout, is_special):
+    """Qwen's and DeepSeek's are added tokens, Mistral's special ones."""
+    signs = re.findall(r"<[^>]+>|\[[A-Z_]+\]", f"<think></think>{layout.written([('f', '')])}")
+    text = json.loads((DEMO / "target" / "tokenizer.json").read_text(encoding="utf-8"))
+    kept = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for token_id, sign in enumerate(dict.fromkeys(signs), VOCAB_SIZE):
+        added = {"id": token_id, "content": sign, "special": is_special, **kept}
+        text["added_tokens"].append(added)
+    vocabulary = VocabularyInfo(json.dumps(text), VOCAB_SIZE + 64, demo_tokenizer().eos_ids)
+    own = GrammarCompiler(vocabulary)
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(text)), {})
+    call = layout.written([("get", '{"text": "a"}')])
+
+    def end_of(turn: Turn, ids: list[int]) -> tuple[int, bool]:
+        grammar = Grammar(kind="lark", text=turn_grammar(turn, tokenizer.special_ids))
+        state = own.compile(grammar).start()
+        number = next((n for n, token in enumerate(ids) if not state.advance(token)), len(ids))
+        return number, state.is_complete
+
+    for start in ("open", "optional"):
+        tag = "" if start == "open" else "<think>"
+        for turn, said in (
+            (turn_of(layout, start=start), "Well,\n"),
+            (turn_of(layout, start=start, must_call=True), ""),
+        ):
+            ids = tokenizer.encode_piece(f"{tag}Hm.</think>\n{said}{call}")
+            assert max(ids) >= VOCAB_SIZE
+            assert end_of(turn, ids) == (len(ids), True)
+    spelt = demo_tokenizer().encode_piece(f"Well,\n{layout.trigger}no")
+    assert end_of(turn_of(layout), spelt)[0] < len(spelt)
 
 
 def test_a_complaint_names_the_line_of_its_tool():
