@@ -34,7 +34,7 @@ from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.ports import ConstraintPool, DrafterTraits, EnginePool, TaskClass, Verifier
+from router.ports import Chooser, ConstraintPool, DrafterTraits, EnginePool, TaskClass, Verifier
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
@@ -80,6 +80,7 @@ class Session:
     guard: GrammarGuard | NoGrammar
     watch: RoundWatch
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
+    chooser: Chooser | None = None
 
 
 @asynccontextmanager
@@ -143,6 +144,8 @@ class _Builder:
             request.speculation, services.speculation, services.draft_pools
         )
         self._fixed = fixed_length(request.speculation, services.speculation)
+        if request.choices:  # nothing is drafted: the text comes whole
+            self._kinds, self._fixed = (), 0
         self._estimates = {kind.name: self._estimate(kind.traits) for kind in self._kinds}
         self._forced = self._forced_text()
         self._constrainer = self._new_constrainer()
@@ -175,6 +178,7 @@ class _Builder:
             ),
             drafting=Drafting(self._drafters(), self._committed, watch, self._terms()),
             verifier=verifier,
+            chooser=verifier,
             guard=guard,
             watch=watch,
             logprobs=LogprobsOutbox(

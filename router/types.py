@@ -30,7 +30,8 @@ class GenerationRequest:
 
     `eos_ids` end the text unless `ignore_eos`, `stop_token_ids` in any case; `stop` strings end it
     too. None of these is part of the text unless `includes_stop`. Requests share cached prefixes
-    only with those of the same `cache_salt`.
+    only with those of the same `cache_salt`. With `choices` the text is one of them, drawn by what
+    the target gives to each whole (`models.protocol.choosing`); there is no grammar then.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class GenerationRequest:
     max_tokens: int
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
+    choices: tuple[tuple[int, ...], ...] = ()  # tokens of each
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     includes_stop: bool = False
@@ -64,7 +66,8 @@ class Delta:
     the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
     (`models.protocol.packed_logprobs`).
 
-    `finish_reason` is set in the last delta of a text.
+    `finish_reason` is set in the last delta of a text. `choice_logprobs` are those of the request's
+    `choices`, in their order.
     """
 
     text: str
@@ -72,6 +75,7 @@ class Delta:
     shown: tuple[ShownToken, ...] = ()
     prompt_logprobs: tuple[bytes, ...] | None = None
     finish_reason: FinishReason | None = None
+    choice_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from deployments.api.bodies import shown
-from deployments.api.prompts import chat_ids, checked_ids, text_ids
+from deployments.api.prompts import chat_ids, checked_ids, choice_ids, text_ids
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_grammar
 from deployments.api.schemas.requests import (
@@ -147,6 +147,10 @@ def _prepare(
         max_tokens=max_tokens,
         stop=_checked_stop(request.stop, model),
         grammar=asked_grammar(request.response_format, request.structured_outputs),
+        # A raw prompt's text goes on; an answer's begins anew.
+        choices=choice_ids(
+            request, model.tokenizer, prompt_ids if isinstance(request, CompletionRequest) else ()
+        ),
         ignore_eos=request.ignore_eos,
         stop_token_ids=tuple(request.stop_token_ids),
         includes_stop=request.include_stop_str_in_output,

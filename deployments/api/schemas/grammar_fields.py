@@ -42,6 +42,14 @@ class StructuredOutputs(StrictFields):
     json_object: bool = False  # True: any JSON object
     regex: str | None = Field(default=None, min_length=1)
     choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
+    choice_sampling: Literal["exact", "masked"] = "exact"  # see `api/exact_choice.py`
+    choice_probabilities: bool = False  # in the answer
+
+    @property
+    def exact_choices(self) -> list[str]:
+        """The choices that are weighed whole; none where masks or nothing of the kind is asked."""
+        is_exact = self.choice_sampling == "exact"
+        return self.choice if self.choice is not None and is_exact else []
 
 
 def asked_field(
@@ -66,7 +74,7 @@ def asked_field(
 def asked_grammar(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> Grammar | None:
-    """The constraint that a request asks for; None: free text.
+    """The constraint that a request asks for; None: free text, or choices that are weighed whole.
 
     Raises:
         InvalidRequest: see `asked_field`.
@@ -79,6 +87,8 @@ def asked_grammar(
         return _json_grammar(None if schema is None else schema.schema_)
     if outputs.regex is not None:
         return Grammar(kind="regex", text=outputs.regex)
+    if outputs.exact_choices:
+        return None
     if outputs.choice is not None:
         return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
     return _json_grammar(outputs.json_)
@@ -131,7 +141,23 @@ def _outputs_field(outputs: StructuredOutputs) -> str:
             f"(got {' and '.join(given) or 'none'})",
             param="structured_outputs",
         )
+    _check_choice_terms(outputs)
     return f"structured_outputs.{given[0]}"
+
+
+def _check_choice_terms(outputs: StructuredOutputs) -> None:
+    for field in ("choice_sampling", "choice_probabilities"):
+        if outputs.choice is None and field in outputs.model_fields_set:
+            raise InvalidRequest(
+                f"structured_outputs.{field}: only allowed with choice",
+                param=f"structured_outputs.{field}",
+            )
+    if outputs.choice_probabilities and not outputs.exact_choices:
+        raise InvalidRequest(
+            "structured_outputs.choice_probabilities: only allowed with choice_sampling 'exact' "
+            "(got 'masked')",
+            param="structured_outputs.choice_probabilities",
+        )
 
 
 def _json_grammar(schema: dict[str, Any] | None) -> Grammar:

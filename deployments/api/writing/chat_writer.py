@@ -15,6 +15,12 @@ from deployments.api.schemas.answers import (
     metrics_of,
     usage_of,
 )
+from deployments.api.schemas.choice_probabilities import (
+    ChatChunkChoiceOfList,
+    ChoiceProbability,
+    probabilities_of,
+    with_probabilities,
+)
 from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
@@ -33,12 +39,14 @@ class ChatWriter:
         self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
         self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
+        self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
 
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._texts[index].append(delta.text)
         await in_slices(delta.shown, self._logprobs[index].add)
         await in_slices(delta.prompt_logprobs or (), self._of_prompt.add)
+        self._of_list[index] += probabilities_of(self._head.choice_texts, delta)
 
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
@@ -71,7 +79,11 @@ class ChatWriter:
         self._counts.add(index, delta)
         if not delta.text and not delta.shown:
             return []
-        body = self._chunk(index, {"content": delta.text}).to_json()
+        chunk = self._chunk(index, {"content": delta.text})
+        if of_list := probabilities_of(self._head.choice_texts, delta):
+            fields = chunk.choices[0].model_dump()
+            chunk.choices = [ChatChunkChoiceOfList(**fields, choice_probabilities=of_list)]
+        body = chunk.to_json()
         if self._head.num_logprobs < 0:
             return [body]
         logprobs = ChatLogprobsJson(self._names)
@@ -93,7 +105,7 @@ class ChatWriter:
             message=AssistantMessage(content="".join(self._texts[index])),
             finish_reason=end.finish_reason,
         )
-        body = choice.model_dump_json().encode()
+        body = with_probabilities(choice.model_dump_json().encode(), self._of_list[index])
         if self._head.num_logprobs < 0:
             return [body]
         return with_value(body, "logprobs", self._logprobs[index].chunks)
