@@ -11,8 +11,8 @@ from deployments.api.bodies import shown
 from deployments.api.schemas.grammar_fields import naming_field
 from deployments.api.schemas.requests import GenerationFields
 from models.grammar.choice import checked_choices
-from models.grammar.limits import ChoiceLimits
-from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
+from models.grammar.limits import ChoiceLimits, refuse
+from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
 
 
@@ -103,9 +103,10 @@ def _answer_ids(
 ) -> tuple[int, ...]:
     ids = tokenizer.encode_answer(choice, prompt_ids)
     if ids is None:
-        raise UnsupportedGrammar(
-            f"at {path}: the model's tokenizer cannot give this text behind the prompt; "
-            "structured_outputs.choice_sampling 'masked' may"
+        refuse(
+            "the model's tokenizer cannot give this text behind the prompt; "
+            "structured_outputs.choice_sampling 'masked' may",
+            path=path,
         )
     return tuple(ids)
 
