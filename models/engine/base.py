@@ -336,6 +336,7 @@ def _sequence_rows(planned: PlannedRows) -> SequenceRows:
         start=start,
         token_ids=session.tokens.ids[start : start + planned.num_rows],
         num_logits=planned.num_prompt_logits + planned.num_logits,
+        copied_block=session.copied_block,
     )
 
 
@@ -348,6 +349,7 @@ def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
     for planned in rows:
         stop = planned.start + planned.num_rows
         planned.session.num_computed_tokens = stop
+        planned.session.copied_block = None
         if num_prompt := planned.num_prompt_logits:
             first = stop - planned.num_logits - num_prompt
             note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])

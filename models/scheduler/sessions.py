@@ -132,6 +132,7 @@ class Session:
     prompt_logprobs: list[bytes] = field(default_factory=list)  # of ids 1, 2, ... so far; packed
     is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
     taker: LogitsTaker | None = None  # of a fork
+    copied_block: int | None = None  # of a fork: whose rows the next pass copies into its own
 
     @property
     def session_id(self) -> str:
@@ -223,6 +224,7 @@ class Session:
         """
         self.table.free()
         self.num_computed_tokens = 0
+        self.copied_block = None
         self.asked_len = 0
         self.num_cached_tokens = 0
 

@@ -1,10 +1,11 @@
 """Which choices of which sessions are being weighed: one fork of the session for each branch.
 
 When the session's own last row is computed, its branches become forks: sessions of the engine's own
-that hold the same whole KV blocks by reference and compute what lies behind them, the rest of the
-prefix's last block and their own tokens. They wait for rows and blocks as all sessions do, so all
-of them are in one pass where it has room and the streams beside it put up with that, else in
-several. As many exist at a time as one pass has rows for.
+that hold the same whole KV blocks by reference, begin with a copy of the last one, which is not
+full, and compute the rows of their own tokens. They wait for rows and blocks as all sessions do, so
+all of them are in one pass where it has room and the streams beside it put up with that, else in
+several. As many exist at a time as one pass has rows for. Where the session has lost its blocks,
+or its last one is what a fork lacks, forks compute rows of the prefix again.
 """
 
 from __future__ import annotations
@@ -117,12 +118,36 @@ class Forks:
                 self._drop(weighing, fork)
 
     def share_blocks(self) -> None:
-        """Give forks without blocks those that their session holds: whole ones, in use by now."""
+        """Let forks that have not begun hold what their session does; called before a pass."""
         for weighing in self._weighings.values():
-            shared = weighing.session.table.block_ids
             for fork in weighing.forks.values():
-                if shared and not fork.table.block_ids:
-                    fork.adopt_blocks(0, shared)
+                self._share(weighing.session, fork)
+
+    def _share(self, session: Session, fork: Session) -> None:
+        num_prefix, size = len(session.tokens), self._pool.block_size
+        num_whole = num_prefix // size
+        held = session.table.block_ids
+        if len(fork.table.block_ids) > num_whole:  # it has begun
+            return
+        if not fork.table.block_ids and held:
+            fork.adopt_blocks(0, held[:num_whole])
+        fork.num_computed_tokens = len(fork.table.block_ids) * size
+        fork.copied_block = None
+        if len(held) > num_whole:
+            fork.copied_block = held[num_whole]
+            fork.num_computed_tokens = num_prefix
+
+    def give_up_last_block(self, fork: Session) -> bool:
+        """Free the last block of a fork's session, for the fork's own; whether there was one."""
+        session = self.owner(fork)
+        num_whole = len(session.tokens) // self._pool.block_size
+        if session is fork or len(session.table.block_ids) <= num_whole:
+            return False
+        session.table.resize(num_whole * self._pool.block_size)
+        session.num_computed_tokens = min(
+            session.num_computed_tokens, num_whole * self._pool.block_size
+        )
+        return True
 
     def take(self, rows: Sequence[PlannedRows], now: float) -> list[Weighing]:
         """Take the last rows of a pass's forks and of sessions that begin to weigh.
@@ -145,7 +170,6 @@ class Forks:
                 self._drop(weighing, session)
             else:
                 weighing.scores.add([0], [], logits)
-                self._keep_whole_blocks(weighing.session)
                 job.is_forked = True
         for weighing in touched.values():
             job_of = weighing.session.job
@@ -159,21 +183,13 @@ class Forks:
         is_fork = session.taker is not None
         return self._weighings.get(name.rpartition(_FORK_MARK)[0] if is_fork else name)
 
-    def _keep_whole_blocks(self, session: Session) -> None:
-        """The last block, which is not full, cannot be shared; forks compute its rows again."""
-        size = self._pool.block_size
-        num_whole = len(session.tokens) // size * size
-        session.table.resize(num_whole)
-        session.num_computed_tokens = min(session.num_computed_tokens, num_whole)
-
     def _fill(self, weighing: Weighing, now: float) -> None:
         """Begin as many further forks as one pass has rows for."""
         num_prefix = len(weighing.session.tokens)
-        num_rest = num_prefix % self._pool.block_size
-        num_rows = sum(len(fork.tokens) - num_prefix + num_rest for fork in weighing.forks.values())
+        num_rows = sum(len(fork.tokens) - num_prefix for fork in weighing.forks.values())
         most = max(1, _MAX_COPIED_IDS // num_prefix)
         while weighing.waiting and len(weighing.forks) < most:
-            num_rows += num_rest + len(weighing.waiting[0].tokens)
+            num_rows += len(weighing.waiting[0].tokens)
             if weighing.forks and num_rows > self._max_rows:
                 return
             self._fork(weighing, weighing.waiting.popleft(), now)
