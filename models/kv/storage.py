@@ -67,8 +67,9 @@ class KVBlocks:
 
     def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         """Copy whole blocks; what they hold before, also where a target is a source."""
-        copied = self._all.index_select(2, to_device(sources, self.device))
-        self._all.index_copy_(2, to_device(targets, self.device), copied)
+        held = {source: self._all[:, :, source].clone() for source in set(sources)}
+        for source, target in zip(sources, targets, strict=True):
+            self._all[:, :, target].copy_(held[source])
 
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
-from models.engine.choices.scoring import StepScores
+from models.engine.choices.scoring import Line, StepScores
 from models.engine.choices.tree import Branch, ChoiceTree
 from models.engine.jobs import Jobs
 from models.kv.block_pool import BlockPool
@@ -48,9 +48,8 @@ class _ForkRows:
         assert first_row == self.next_row, f"rows from {first_row}, not {self.next_row}"
         stop = self.num_done + len(logits)
         num_tokens = first_row - self.first_own_row + len(logits)
-        self.scores.add(
-            self.branch.nodes[self.num_done : stop], self.branch.tokens[:num_tokens], logits
-        )
+        nodes, tokens = self.branch.nodes[self.num_done : stop], self.branch.tokens[:num_tokens]
+        self.scores.add(Line(nodes, tokens, logits))
         self.num_done = stop
 
 
@@ -169,9 +168,10 @@ class Forks:
                 session.taker.take(len(session.tokens) - 1, logits)
                 self._drop(weighing, session)
             else:
-                weighing.scores.add([0], [], logits)
+                weighing.scores.add(Line([0], [], logits))
                 job.is_forked = True
         for weighing in touched.values():
+            weighing.scores.flush()  # the next pass may overwrite the logits
             job_of = weighing.session.job
             if job_of is not None and job_of.is_forked:
                 self._fill(weighing, now)

@@ -10,6 +10,7 @@ seed gives one choice however passes were batched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -25,6 +26,14 @@ from models.sampling.penalties import RowCounts, TokenHistory
 from models.scheduler.sessions import Session
 
 _ROWS_AT_ONCE = 64  # rows whose log-softmax is in memory together
+
+
+class Line(NamedTuple):
+    """Rows of some nodes, each the child of the one before."""
+
+    nodes: Sequence[int]  # [R]
+    tokens: Sequence[int]  # the choice's up to the last node, its own included
+    logits: Tensor  # float32 [R, V], not changed
 
 
 class StepScores:
@@ -45,20 +54,28 @@ class StepScores:
         )
         self._entries: dict[Step, TokenLogprobs] = {}
         self._end_tokens: dict[int, int] = {}  # by node: the likeliest
+        self._lines: list[Line] = []  # not looked at yet, of at most `_ROWS_AT_ONCE` rows each
 
-    @torch.inference_mode()
-    def add(self, nodes: Sequence[int], tokens: Sequence[int], logits: Tensor) -> None:
-        """Take the rows of some nodes in a line.
-
-        Args:
-            nodes: [R] each the child of the one before.
-            tokens: the choice's up to the last node, its own included.
-            logits: float32 [R, V], not changed.
-        """
-        counts = self._counts(tokens, len(nodes))
-        for first in range(0, len(nodes), _ROWS_AT_ONCE):
+    def add(self, line: Line) -> None:
+        """Take some rows, whose logits stay what they are until `flush`."""
+        num_left = len(line.nodes)
+        for first in range(0, len(line.nodes), _ROWS_AT_ONCE):
             part = slice(first, first + _ROWS_AT_ONCE)
-            self._add_some(nodes[part], logits[part], counts[part])
+            num_left -= len(line.nodes[part])
+            tokens = line.tokens[: len(line.tokens) - num_left]
+            self._lines.append(Line(line.nodes[part], tokens, line.logits[part]))
+
+    def flush(self) -> None:
+        """Look at all rows that were added."""
+        lines, self._lines = self._lines, []
+        batch: list[Line] = []
+        for line in lines:
+            if sum(len(one.nodes) for one in batch) + len(line.nodes) > _ROWS_AT_ONCE:
+                self._note(batch)
+                batch = []
+            batch.append(line)
+        if batch:
+            self._note(batch)
 
     def end_token(self, choice: int) -> int:
         """The likeliest id that ends the text behind a choice."""
@@ -67,6 +84,12 @@ class StepScores:
     def entries(self, choice: int) -> list[TokenLogprobs]:
         """What logprobs report of a choice's tokens and its end, where they are asked for."""
         return [self._entries[step] for step in self._tree.path(choice)] if self._entries else []
+
+    @torch.inference_mode()
+    def _note(self, lines: Sequence[Line]) -> None:
+        nodes = [node for line in lines for node in line.nodes]
+        counts = [row for line in lines for row in self._counts(line.tokens, len(line.nodes))]
+        self._note_rows(nodes, torch.cat([line.logits for line in lines]), counts)
 
     def _counts(self, tokens: Sequence[int], num_rows: int) -> Sequence[RowCounts]:
         """The counts that each row's penalties see; none where there are no penalties."""
@@ -80,7 +103,7 @@ class StepScores:
         history.remove(start, tokens)
         return rows
 
-    def _add_some(self, nodes: Sequence[int], logits: Tensor, counts: Sequence[RowCounts]) -> None:
+    def _note_rows(self, nodes: Sequence[int], logits: Tensor, counts: Sequence[RowCounts]) -> None:
         scores = process_logits(logits, [self._sampling] * len(nodes), [None] * len(nodes), counts)
         logprobs = torch.log_softmax(scores, dim=1)
         asked = [(row, step) for row, node in enumerate(nodes) for step in self._tree.steps(node)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -65,14 +66,10 @@ def test_weights_have_the_terms_of_the_request() -> None:
 
 def draws(sampling: Sampling, position: int = 7) -> list[int]:
     counts = Counter(
-        draw_choice(LOGPROBS, Sampling(**{**_terms(sampling), "seed": seed}), position)
+        draw_choice(LOGPROBS, msgspec.structs.replace(sampling, seed=seed), position)
         for seed in range(NUM_DRAWS)
     )
     return [counts[index] for index in range(len(LOGPROBS))]
-
-
-def _terms(sampling: Sampling) -> dict[str, float]:
-    return {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
