@@ -78,7 +78,7 @@ class RoundWatch:
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
             return
-        self.costs.observe_draft(drafter, proposal, elapsed_ms)
+        self.costs.observe_draft(drafter, proposal)
         if is_remote:
             self.planner.observe_steps(drafter, proposal.timing)
 
@@ -100,7 +100,7 @@ class RoundWatch:
         # another replica was looked for, which has to read all there is.
         self._is_prefill = self._is_prefill or self._replica() != self._asked_of
         if not self._is_prefill:
-            self._observe_pass(asked, verdict)
+            self._observe_pass(verdict)
         if verdict.part == 0 and asked.draft:
             self._observe_draft(asked, verdict)
 
@@ -123,13 +123,10 @@ class RoundWatch:
             self.planner.observe_round(asked.plan, self._num_tokens, elapsed_ms)
         self._num_tokens, self._emit_ms = 0, 0.0
 
-    def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
+    def _observe_pass(self, verdict: Verdict) -> None:
         timing = verdict.timing
         if self.costs.observe_pass(timing.num_rows, timing.pass_ms):
             self.planner.observe_pass(timing)
-        if verdict.part == 0 and (asked.plan.is_typical or not asked.draft):
-            elapsed_ms = (time.perf_counter() - self._since) * 1e3
-            self.costs.observe_verify(verdict, elapsed_ms, len(asked.draft))
 
     def _observe_draft(self, asked: Round, verdict: Verdict) -> None:
         num_accepted, draft = verdict.num_accepted, asked.draft

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.simulate.engines import Events, Machine, SimulatedDraft, SimulatedTarget
-from models.protocol.messages import Proposal, Timing, Verdict
+from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.planning.costs import PassCosts
 from router.planning.round_plan import RoundPlan
@@ -127,7 +127,7 @@ class SimulatedClient:
         if drafter.is_free:
             then(length)
             return
-        asked_ms, session_id = self._world.events.now_ms, self._session_id
+        session_id = self._session_id
 
         def take(num_drafted: int, timing: Timing, step_ms: float) -> None:
             def learn() -> None:
@@ -139,8 +139,7 @@ class SimulatedClient:
                         timing=timing,
                         step_ms=step_ms,
                     )
-                    elapsed_ms = self._world.events.now_ms - asked_ms
-                    self._costs.observe_draft(drafter, proposal, elapsed_ms)
+                    self._costs.observe_draft(drafter, proposal)
                     self._planner.observe_steps(drafter, timing)
                     then(num_drafted)
 
@@ -157,15 +156,13 @@ class SimulatedClient:
 
     def _verify(self, plan: RoundPlan, num_drafted: int) -> None:
         run_on = max(0, min(plan.run_on, self._num_left - 1 - num_drafted))
-        asked_ms = self._world.events.now_ms
         self._num_rounds += 1
         session_id, this_round = self._session_id, self._num_rounds
 
         def take(part: int, timing: Timing, is_last: bool) -> None:
             def learn() -> None:
                 if this_round == self._num_rounds:
-                    asked = asked_ms if part == 0 else None
-                    self._judge(plan, num_drafted, part, timing, asked)
+                    self._judge(num_drafted, part, timing)
                     if self._num_left <= 0:
                         self._end()
                     elif is_last or self._planner.is_awaited:
@@ -179,14 +176,7 @@ class SimulatedClient:
             lambda: target.verify(session_id, num_drafted, run_on, take),
         )
 
-    def _judge(
-        self,
-        plan: RoundPlan,
-        num_drafted: int,
-        part: int,
-        timing: Timing,
-        asked_ms: float | None,
-    ) -> None:
+    def _judge(self, num_drafted: int, part: int, timing: Timing) -> None:
         num_accepted = self._accepted(num_drafted) if part == 0 else 0
         committed = min(1 + num_accepted, self._num_left)
         self._num_left -= committed
@@ -197,21 +187,7 @@ class SimulatedClient:
             return
         if self._costs.observe_pass(timing.num_rows, timing.pass_ms):
             self._planner.observe_pass(timing)
-        if asked_ms is None:
-            return
-        now_ms = self._world.events.now_ms
-        if plan.is_typical or num_drafted == 0:
-            verdict = Verdict(
-                session_id=self._session_id,
-                seq=0,
-                part=part,
-                num_accepted=num_accepted,
-                token=0,
-                is_last=False,
-                timing=timing,
-            )
-            self._costs.observe_verify(verdict, now_ms - asked_ms, num_drafted)
-        if num_drafted > 0 and self._kind.drafter is not None:
+        if part == 0 and num_drafted > 0 and self._kind.drafter is not None:
             self._planner.observe(self._kind.drafter, num_drafted, num_accepted)
 
     def _accepted(self, num_drafted: int) -> int:

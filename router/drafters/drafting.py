@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
@@ -47,13 +46,6 @@ class Drafting:
         """Let drafters that have to connect begin to, unless by plan nobody drafts now."""
         if self._watch.planner.wants_drafter:
             self._drafters.start()
-
-    def free_survival(self, num_tokens: int) -> Sequence[float]:
-        """Survival of up to `num_tokens` tokens that the session could draft now without a step.
-
-        For planning: it looks into text that is known, waits for nothing and changes nothing.
-        """
-        return self._free_chain(num_tokens, 0.0).survival
 
     @property
     def is_awaited(self) -> bool:

@@ -69,5 +69,5 @@ class ShadowDraft:
         proposals = await self._drafters.propose(self._committed, num_draft_tokens)
         for named in proposals:
             if named.proposal is not None:
-                self._costs.observe_draft(named.drafter, named.proposal, named.elapsed_ms)
+                self._costs.observe_draft(named.drafter, named.proposal)
         return first_with_tokens(proposals)

@@ -3,17 +3,19 @@
 Position j of a round is observed only if tokens 1..j-1 were accepted: what follows the first
 rejection says nothing. A draft of 4 tokens of which 2 are accepted is three observations: accepted,
 accepted, rejected. Per position the estimate is a hazard with a forgetting factor, shrunk to a pool
-of all sessions of the same drafter and task class, which starts from the drafter's prior. Positions
-from `_NUM_POSITIONS` on share one estimate (Kaplan-Meier with a tied tail).
+of all sessions of the same drafter and task class. What a pool does not know of a position, or has
+long not seen, it takes from the position before, and of the first one from the drafter's prior:
+where short drafts begin to stand, longer ones look worth it again. Positions from `_NUM_POSITIONS`
+on share one estimate (Kaplan-Meier with a tied tail).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_FORGETTING = 0.97  # a session remembers about 33 rounds
+_FORGETTING = 0.98  # a session remembers about 50 rounds
 _POOL_FORGETTING = 0.995  # a pool, fed by many sessions, about 200
-_POOL_WEIGHT = 8.0  # observations a session needs to outweigh its pool
+_POOL_WEIGHT = 20.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
 _NUM_POSITIONS = 4
 
@@ -29,11 +31,13 @@ class _Hazards:
         self.accepted = [0.0] * _NUM_POSITIONS
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
+        for index in range(_NUM_POSITIONS):
+            self.at_risk[index] *= self._forgetting
+            self.accepted[index] *= self._forgetting
         for position in range(min(num_accepted + 1, num_drafted)):
             index = min(position, _NUM_POSITIONS - 1)
-            is_accepted = position < num_accepted
-            self.at_risk[index] = self._forgetting * self.at_risk[index] + 1.0
-            self.accepted[index] = self._forgetting * self.accepted[index] + is_accepted
+            self.at_risk[index] += 1.0
+            self.accepted[index] += position < num_accepted
 
 
 class AcceptancePool:
@@ -53,8 +57,9 @@ class AcceptancePool:
 
     def acceptance(self, index: int) -> float:
         """Probability that the token at tied position `index` is accepted, those before it too."""
+        before = self.acceptance(index - 1) if index > 0 else self._prior
         hazards = self._hazards
-        return (hazards.accepted[index] + _PRIOR_WEIGHT * self._prior) / (
+        return (hazards.accepted[index] + _PRIOR_WEIGHT * before) / (
             hazards.at_risk[index] + _PRIOR_WEIGHT
         )
 

@@ -198,10 +198,6 @@ class PlannedSession:
             self._num_new = 0
         return self._length
 
-    def expected_tokens(self, num_draft_tokens: int) -> float:
-        """Tokens that a round with such a draft brings, by the survival of its newest k."""
-        return 1.0 + sum(self._survival[:num_draft_tokens])
-
     def survival(self) -> tuple[float, ...]:
         """S_1..S_limit of its next draft; empty before it has asked for a plan."""
         if self.drafter is None:
@@ -253,7 +249,7 @@ class PlannedSession:
         if self._replica is None or plan.mode is None:
             return
         self._replica.observe_round(plan, num_tokens, elapsed_ms)
-        if plan.is_settled:
+        if plan.is_typical:
             self._planner.gains.observe(self._task, plan.mode, num_tokens, elapsed_ms)
 
     def leave(self) -> None:

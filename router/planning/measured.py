@@ -1,22 +1,22 @@
 """What drafting and going on alone gave, measured on whole rounds as they happened.
 
-The joint plan adds up a round from its parts. Parts leave out what happens between them, so each
-mode's promise is held against what its rounds gave, and the modes are compared by what is left of
-their promises (`Delivery`). The same rounds, summed by task class, say what drafting gains
-(`Gain`): rounds without drafts are made on purpose now and then, as a control.
+The joint plan adds up what engines do in a round. What happens between that is fitted to whole
+rounds (`Overheads`), for each mode by itself, so that a plan promises what such rounds gave. The
+same rounds, summed by task class, say what drafting gains (`Gain`): rounds without drafts are made
+on purpose now and then, as a control.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from router.planning.round_plan import Mode
 from router.ports import TaskClass
 
-_FORGETTING = 0.98  # of rounds: about 50 are remembered
-_TRUST = 15.0  # tokens for which a promise is believed before rounds outweigh it
+_NUM_OVERHEADS = 32  # rounds of sessions
 _HALF_LIFE_S = 300.0  # of what gains are measured by
 
 
@@ -34,29 +34,37 @@ class PlannerStats:
     actual_ms: float = 0.0
 
 
-class Delivery:
-    """Of what a mode's plans promise, the part that its rounds give: 0.8 is a fifth too little.
+class Overheads:
+    """What rounds take beyond what a plan counts engines with, by sessions and draft steps.
 
-    It is about time. How many tokens of a draft are accepted is chance, and estimated elsewhere
-    (`acceptance`): a round with a draft counts with the tokens that were to be expected of it, so
-    that a few unlucky drafts call nothing off. Given and promised are forgotten alike, so that the
-    ratio follows a machine that slows down. A mode that was never tried is believed.
+    Links, queues, passes that bring only some of the sessions, the router's own work: it is fitted
+    to whole rounds as they happened, and may be negative where engines work side by side. The mean
+    of the middle half of the last rounds: one that waited for a prompt says nothing of the next.
     """
 
     def __init__(self) -> None:
-        self._tokens = self._promised = 0.0
-        self.num_rounds = 0
+        self._newest: dict[tuple[int, int], deque[float]] = {}
 
-    def observe(self, num_tokens: float, elapsed_ms: float, promised_per_ms: float) -> None:
-        """Take in a session's round that brings `num_tokens` where a rate was promised."""
-        self.num_rounds += 1
-        self._tokens = _FORGETTING * self._tokens + num_tokens
-        self._promised = _FORGETTING * self._promised + promised_per_ms * elapsed_ms
+    def observe(self, num_sessions: int, depth: int, overhead_ms: float) -> None:
+        """Take in a round, or for each of its tokens where nobody drafts (depth 0)."""
+        newest = self._newest.setdefault((num_sessions, depth), deque(maxlen=_NUM_OVERHEADS))
+        newest.append(overhead_ms)
 
-    @property
-    def share(self) -> float:
-        """Delivered over promised, 1.0 as long as nothing is known."""
-        return (self._tokens + _TRUST) / (self._promised + _TRUST)
+    def of(self, num_sessions: int, depth: int, *, is_current: bool = True) -> float:
+        """What is expected, by the nearest number of sessions and depth measured; else 0.0.
+
+        `is_current`: rounds are as they were. No: they are of long ago or of a start, when sessions
+        had yet to come into step, and what they take when things go well is what is hoped for.
+        """
+        if not self._newest:
+            return 0.0
+        nearest = min(
+            self._newest,
+            key=lambda cell: (abs(cell[0] - num_sessions), abs(cell[1] - depth), cell),
+        )
+        values = sorted(self._newest[nearest])
+        quarter = len(values) // 4
+        return fmean(values[quarter : len(values) - quarter]) if is_current else values[quarter]
 
 
 @dataclass(slots=True)

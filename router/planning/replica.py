@@ -6,11 +6,12 @@ So the plan is made for all of them but seldom: as often as takes a hundredth of
 plan takes 0.3 ms: it then holds for 30 ms, which are some ten rounds of a small model and less than
 one of a large one.
 
-The mode, to draft or not, is the one whose promise, times what its rounds delivered of earlier
-promises (`measured.Delivery`), is higher. What the other mode would give is tried now and then, in
-both directions: all sessions go on alone for a round, or draft for a few. Such a stretch is
-followed by a pause so long that all of them together lose half a hundredth. In the same way an idle
-drafter drafts beside plain steps (a shadow draft): as often as takes a fiftieth of the time.
+The mode, to draft or not, is the one that promises more; what rounds take beyond what engines do is
+fitted to rounds as they happened, for each mode (`measured.Overheads`). What the other mode would
+give is tried now and then, in both directions: all sessions go on alone for a round, or draft for a
+few. Such a stretch is followed by a pause so long that all of them together lose half a hundredth.
+In the same way an idle drafter drafts beside plain steps (a shadow draft): as often as takes a
+fiftieth of the time.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
 from router.planning.joint import DraftForecast, JointPlan, best_drafting_plan, plain_plan
-from router.planning.measured import Delivery, PlannerStats
+from router.planning.measured import Overheads, PlannerStats
 from router.planning.others import OthersEstimate
-from router.planning.round_plan import PLAIN_STEPS, Mode, RoundPlan
+from router.planning.round_plan import PLAIN_STEPS, Mode, Promise, RoundPlan
 from router.ports import DrafterTraits
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ _DWELL = 5  # rounds of each session that drafting is given before it may be cal
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
+_PROMISING = 0.9  # of what the mode gives: the other one is tried seldom where it promises less
+_FAIR = 0.5  # of what a session would get if all went on alone: it does so where a draft gives less
 _CONTROL_STEPS = 7  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
 _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
@@ -83,7 +87,7 @@ class ReplicaPlanner:
         self._mode_since = 0  # number of a round
         self._advantage = 1.0  # of drafting, in times of what plain decoding gives
         self._others = OthersEstimate()
-        self._deliveries = {mode: Delivery() for mode in Mode}
+        self._overheads = {mode: Overheads() for mode in Mode}
         self._stretches = Stretches()
         self._shadow = ShadowTurn()
 
@@ -134,18 +138,22 @@ class ReplicaPlanner:
 
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """Take in what a planned round of a session gave, and in which time."""
-        if plan.mode is None or plan.tokens_per_ms <= 0.0:
+        promise = plan.promise
+        if plan.mode is None or promise is None:
             return
-        expected = plan.expected_tokens or num_tokens
-        if plan.is_settled:
-            self._deliveries[plan.mode].observe(expected, elapsed_ms, plan.tokens_per_ms)
-        if plan.num_shadow_tokens > 0:
-            usual_per_ms = plan.tokens_per_ms * self._deliveries[plan.mode].share
-            self._shadow.note_delay(elapsed_ms - num_tokens / usual_per_ms)
+        # How many tokens of a draft are accepted is chance, and estimated elsewhere (`acceptance`).
+        # A round that was to have a draft and had none took as long for less.
+        has_draft = plan.num_draft_tokens > 0
+        share = 1.0 if has_draft else promise.num_tokens / num_tokens
         if plan.reason in _STRETCH.values():
+            expected = promise.num_tokens if has_draft else num_tokens
             self._note_stretch_round(plan.mode, expected, elapsed_ms)
-        elif plan.expected_tokens > 0.0 and plan.is_typical:
-            self._stats.predicted_ms += plan.expected_tokens / plan.tokens_per_ms
+        if plan.num_shadow_tokens > 0:
+            self._shadow.note_delay(elapsed_ms - promise.round_ms / share)
+        elif plan.is_typical:
+            overhead_ms = share * elapsed_ms - promise.engine_ms
+            self._overheads[plan.mode].observe(len(self.sessions), promise.depth, overhead_ms)
+            self._stats.predicted_ms += promise.round_ms / share
             self._stats.actual_ms += elapsed_ms
 
     def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
@@ -177,22 +185,13 @@ class ReplicaPlanner:
 
     def _drafting_plan(self, session: PlannedSession, plan: JointPlan, reason: str) -> RoundPlan:
         length = session.length_by(plan, self.version)
-        if reason:  # a trial shows what rows cost, and all take part in it
-            length = max(length, min(_initial_length(session), session.limit))
         if length == 0:
-            return RoundPlan(0, PLAIN_STEPS[0], is_typical=False, reason="others draft")
+            return RoundPlan(0, PLAIN_STEPS[0], is_typical=False, reason=reason or "others draft")
         is_free = session.drafter is not None and session.drafter.is_free
-        is_deepest = is_free or length >= plan.depth
-        if self.num_rounds % _LONGER_EVERY == 0:
-            length = min(length + 1, session.limit)
-        return RoundPlan(
-            length,
-            0,
-            # Where only some draft they miss passes of the others, which the plan knows of.
-            is_typical=is_deepest and min(plan.lengths) > 0,
-            expected_tokens=session.expected_tokens(length),
-            reason=reason or ("depth" if is_deepest else "price"),
-        )
+        reason = reason or ("depth" if is_free or length >= plan.depth else "price")
+        if self.num_rounds % _LONGER_EVERY == 0 and length < session.limit:
+            return RoundPlan(length + 1, 0, is_typical=False, reason=reason)
+        return RoundPlan(length, 0, reason=reason)
 
     def _plain_plan(
         self, session: PlannedSession, now_s: float, reason: str, *, is_ready: bool
@@ -208,14 +207,13 @@ class ReplicaPlanner:
 
     def _promised(self, mode: Mode, asked: RoundPlan) -> RoundPlan:
         """A round of `mode` with what the newest plan promises of it."""
-        plan, is_settled = self.plans.get(mode), self._is_settled
+        plan = self.plans.get(mode)
         return dataclasses.replace(
             asked,
             mode=mode,
-            is_typical=asked.is_typical and is_settled,
-            is_settled=is_settled,
+            is_typical=asked.is_typical and self._is_settled,
             min_survival=_min_survival(plan, asked.reason),
-            tokens_per_ms=0.0 if plan is None else plan.tokens_per_ms / len(plan.lengths),
+            promise=None if plan is None else _promise(plan),
         )
 
     def _shadow_length(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> int:
@@ -234,17 +232,15 @@ class ReplicaPlanner:
 
     def _begin_stretch(self, now_s: float) -> None:
         other = _other(self.mode)
-        round_ms = self.plans[other].round_ms
+        num_steps = 1 + _CONTROL_STEPS if other is Mode.PLAIN else 1
+        round_ms = num_steps * self.plans[other].round_ms
         self._stretches.begin(other, len(self.sessions), round_ms, now_s)
-        if other is Mode.DRAFTING:  # the plan that is tried is one for rounds that go well
-            self._costs.halve_waits()
-            self._make_plans(now_s)
 
     def _note_stretch_round(self, mode: Mode, num_tokens: float, elapsed_ms: float) -> None:
         num_sessions = max(1, len(self.sessions))
         usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
         lost_ms = (elapsed_ms - num_tokens / usual_per_ms) / num_sessions
-        is_promising = self._promise(_other(self.mode)) > self._promise(self.mode)
+        is_promising = self.rate(_other(self.mode)) > _PROMISING * self.rate(self.mode)
         self._stretches.note_loss(lost_ms, self._clock(), is_promising=is_promising)
         if mode is Mode.PLAIN:
             self._stats.num_control_rounds += 1
@@ -271,22 +267,31 @@ class ReplicaPlanner:
             for s in members
         ]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
-        self.plans = {Mode.PLAIN: plain_plan(len(members), costs, others, PLAIN_STEPS[-1])}
-        drafting = best_drafting_plan(forecasts, costs, others)
+        plain = plain_plan(
+            len(members), costs, others, self._overhead_ms(Mode.PLAIN, len(members), 0)
+        )
+        drafting = best_drafting_plan(
+            forecasts, costs, others, partial(self._overhead_ms, Mode.DRAFTING, len(members))
+        )
+        self.plans = {Mode.PLAIN: plain}
         if drafting is not None:
-            self.plans[Mode.DRAFTING] = drafting
+            fair_tokens = _FAIR * drafting.round_ms / plain.round_ms
+            self.plans[Mode.DRAFTING] = dataclasses.replace(drafting, min_tokens=fair_tokens)
         self.version += 1
 
-    def _choose_mode(self, now_s: float) -> None:
-        """Choose the mode that gives more, by the plans and what such plans delivered.
+    def _overhead_ms(self, mode: Mode, num_sessions: int, depth: int) -> float:
+        is_current = mode is self.mode
+        return self._overheads[mode].of(num_sessions, depth, is_current=is_current)
 
-        Say plain decoding promises 0.100 tokens per ms and the best drafting plan 0.120, and its
-        rounds delivered 0.85 of such promises: 0.102 is more, but where nobody drafts not by
-        `_BEGIN_MARGIN`, and all go on alone; where they draft they go on drafting.
+    def _choose_mode(self, now_s: float) -> None:
+        """Choose the mode that promises more tokens per ms.
+
+        Drafting begins where it gives more by `_BEGIN_MARGIN`, and ends by `_END_MARGIN`.
         """
         drafting, plain = self.rate(Mode.DRAFTING), self.rate(Mode.PLAIN)
         advantage = drafting / plain if plain > 0.0 else 1.0
-        smoothing_ms = _SMOOTHING * max(plan.round_ms for plan in self.plans.values())
+        plain_ms = PLAIN_STEPS[-1] * self.plans[Mode.PLAIN].round_ms
+        smoothing_ms = _SMOOTHING * max(plain_ms, *(p.round_ms for p in self.plans.values()))
         weight = min(1.0, (now_s - self._planned_at_s) * 1e3 / max(smoothing_ms, 1e-9))
         self._planned_at_s = now_s
         self._advantage += weight * (advantage - self._advantage)
@@ -312,11 +317,7 @@ class ReplicaPlanner:
         )
 
     def rate(self, mode: Mode) -> float:
-        """Tokens per ms that a mode would deliver; 0.0: it is not to be had."""
-        return self._promise(mode) * self._deliveries[mode].share
-
-    def _promise(self, mode: Mode) -> float:
-        """What the newest plan says of that, if there is one for the mode."""
+        """Tokens per ms that a mode would give by its newest plan; 0.0: it is not to be had."""
         plan = self.plans.get(mode)
         return 0.0 if plan is None else plan.tokens_per_ms
 
@@ -338,6 +339,12 @@ def _min_survival(plan: JointPlan | None, reason: str) -> float:
     if reason == _STRETCH[Mode.PLAIN]:
         return math.inf
     return 0.0 if plan is None else plan.min_survival
+
+
+def _promise(plan: JointPlan) -> Promise:
+    """What a plan says of each of its sessions."""
+    num_tokens = plan.tokens_per_ms * plan.round_ms / len(plan.lengths)
+    return Promise(num_tokens, plan.depth, plan.engine_ms, plan.round_ms)
 
 
 def _other(mode: Mode) -> Mode:

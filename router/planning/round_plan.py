@@ -16,6 +16,23 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """What a common plan says of a session's round, or of a token where nobody drafts.
+
+    Args:
+        num_tokens: that it brings, on average over sessions.
+        depth: draft steps.
+        engine_ms: what engines take for it.
+        round_ms: what it takes altogether.
+    """
+
+    num_tokens: float
+    depth: int
+    engine_ms: float
+    round_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundPlan:
     """Draft `num_draft_tokens`, have them verified, then go on alone for `run_on` steps.
 
@@ -23,14 +40,12 @@ class RoundPlan:
         num_draft_tokens: k.
         run_on: plain steps after the verdict on the draft.
         num_shadow_tokens: have so many drafted beside the plain steps, to compare and not to use.
-        is_typical: what the round waits for is what rounds of this kind wait for. No: by plan
-            others take longer than it does, or sessions have yet to come into step.
-        is_settled: sessions have been doing the same for some rounds.
+        is_typical: the round is one that the common plan is about, and sessions have been doing
+            the same for some rounds.
         min_survival: a token that costs no step, of text that is copied or forced, is worth a row
             of the pass if it survives with at least that.
         mode: of the sessions that plan together; None: the round is in no common plan.
-        tokens_per_ms: what the plan promises of each of these sessions; 0.0: not known.
-        expected_tokens: of the round, its draft's by their survival; 0.0: not known.
+        promise: of the plan; None: not known.
         reason: why this k, in a word or two.
     """
 
@@ -38,11 +53,9 @@ class RoundPlan:
     run_on: int
     num_shadow_tokens: int = 0
     is_typical: bool = True
-    is_settled: bool = True
     min_survival: float = 0.0
     mode: Mode | None = None
-    tokens_per_ms: float = 0.0
-    expected_tokens: float = 0.0
+    promise: Promise | None = None
     reason: str = ""
 
 
@@ -62,7 +75,12 @@ class Misses:
         run_on = min(1 + self._num_misses // 2, PLAIN_STEPS[0])
         self._num_misses += 1
         return RoundPlan(
-            0, run_on, mode=missed.mode, tokens_per_ms=missed.tokens_per_ms, reason="no draft came"
+            0,
+            run_on,
+            is_typical=missed.is_typical,
+            mode=missed.mode,
+            promise=missed.promise,
+            reason="no draft came",
         )
 
     def end(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from loadtest.simulate.__main__ import FIXED_LENGTHS, Scenario, main, run, scenarios
 
-SECONDS = 12.0
-SEEDS = (0, 1, 2)  # a run of 12 s is a few hundred rounds: single ones differ by 2-3%
+SECONDS = 20.0
+SEEDS = (0, 1, 2)  # a run of 20 s is a few hundred rounds: single ones differ by 2-3%
 SHARE = 0.95  # of the best of k = 0 and every fixed k, on the mean of the seeds
 HELD_TO = [
     "cpu-demo x1 a=0.9",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from models.protocol.messages import DraftProbs, Proposal
+from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.chain import Chain, ChainTerms, NamedFree
+from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.drafting import Drafting
 from router.drafters.ngram import NGRAM
@@ -25,7 +25,6 @@ from router.session import Session
 from router.stats import RoundStats
 from router.stops import StopChecker
 from tests.fakes.router import (
-    TIMING,
     LetterDetokenizer,
     ScriptedDrafter,
     ScriptedVerifier,
@@ -263,26 +262,3 @@ async def test_no_chain_changes_the_text(front: int | None, model: int | None) -
         behind=SureDrafter(3),
     )
     assert await text_of(parts) == continuation(PROMPT, 40)
-
-
-async def test_free_survival_is_that_of_front_and_stand_in() -> None:
-    parts = session(Planned(3), front=Sure(2, 0.9), behind=SureDrafter(2, 0.5))
-    assert parts.drafting.free_survival(8) == pytest.approx([0.9, 0.81, 0.405, 0.2025])
-    assert parts.drafting.free_survival(1) == pytest.approx([0.9])
-
-
-def test_free_tokens_among_sampled_ones_have_rows_of_their_own() -> None:
-    probs = DraftProbs(num_pairs=2, token_ids=b"abcdABCDefghEFGH", probs=b"01230123" * 2)
-    chain = Chain(TokenSequence(PROMPT), ChainTerms(max_free_tokens=9), 9, 0.5)
-    chain.add_free([NamedFree(FRONT, Sure(1))])
-    proposal = Proposal(
-        session_id="s", seq=1, tokens=[7, 8], timing=TIMING, step_ms=0.1, draft_probs=probs
-    )
-    chain.add_proposal(DRAFT_MODEL.traits, proposal)
-    chain.add_free([NamedFree(FRONT, Sure(2))])
-    sent = chain.draft_probs
-    assert sent is not None
-    ids = [chain.tokens[at].to_bytes(4, "little") * 2 for at in (0, 3, 4)]
-    certain = b"\x00\x00\x80\x3f" + bytes(4)
-    assert sent.token_ids == ids[0] + probs.token_ids + ids[1] + ids[2]
-    assert sent.probs == certain + probs.probs + certain * 2

@@ -42,10 +42,19 @@ def test_survival_never_rises() -> None:
 
 def test_positions_behind_the_first_rejection_are_not_counted() -> None:
     pool = AcceptancePool(PRIOR["free"])
-    before = pool.acceptance(1)
     AcceptanceEstimate(pool).observe(4, 0)
-    assert pool.acceptance(1) == before
     assert pool.acceptance(0) < PRIOR["free"]
+    assert pool.acceptance(1) == pool.acceptance(0), "nothing is known of it alone"
+
+
+def test_where_short_drafts_begin_to_stand_longer_ones_look_worth_it() -> None:
+    """Only first tokens are seen since: what was known of the others is of long ago."""
+    pool = AcceptancePool(PRIOR["free"])
+    estimate = AcceptanceEstimate(pool)
+    feed(estimate, 0.2, 4, 400)
+    assert estimate.survival(3)[2] < 0.1
+    feed(estimate, 1.0, 1, 800)
+    assert estimate.survival(3)[2] > 0.8
 
 
 def test_a_new_session_starts_from_its_pool() -> None:

@@ -2,38 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from models.protocol.messages import Proposal, Timing, Verdict
+from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.ngram import NGRAM
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.planning.round_plan import Misses, Mode, RoundPlan
+from router.planning.round_plan import Misses, Mode, Promise, RoundPlan
 from router.ports import TaskClass
 
 MODEL, LOOKUP = DRAFT_MODEL.traits, NGRAM.traits
 
 
-def proposal(step_ms: float = 2.0, pass_ms: float = 4.0) -> Proposal:
+def proposal() -> Proposal:
     return Proposal(
         session_id="s",
         seq=0,
         tokens=[1, 2],
-        timing=Timing(pass_ms=pass_ms, num_sessions=1),
-        step_ms=step_ms,
-    )
-
-
-def verdict(pass_ms: float) -> Verdict:
-    return Verdict(
-        session_id="s",
-        seq=0,
-        part=0,
-        num_accepted=0,
-        token=1,
-        is_last=True,
-        timing=Timing(pass_ms=pass_ms, num_rows=1, num_sessions=1),
+        timing=Timing(pass_ms=4.0, num_sessions=1),
+        step_ms=2.0,
     )
 
 
@@ -66,9 +54,9 @@ def test_misses_in_a_row_let_the_target_go_on_ever_further() -> None:
 
 
 def test_a_missed_round_is_held_against_what_was_promised() -> None:
-    missed = RoundPlan(3, 0, mode=Mode.DRAFTING, tokens_per_ms=0.5)
-    plan = Misses().next_plan(missed)
-    assert (plan.mode, plan.tokens_per_ms) == (Mode.DRAFTING, 0.5)
+    promise = Promise(num_tokens=3.0, depth=3, engine_ms=20.0, round_ms=24.0)
+    plan = Misses().next_plan(RoundPlan(3, 0, mode=Mode.DRAFTING, promise=promise))
+    assert (plan.mode, plan.promise, plan.is_typical) == (Mode.DRAFTING, promise, True)
 
 
 def planned(task_class: TaskClass) -> PlannedSession:
@@ -91,32 +79,10 @@ def test_without_measurements_it_drafts_while_a_token_is_likely_to_stand() -> No
 def test_prompt_lookup_needs_no_measured_step_and_changes_none() -> None:
     costs = PassCosts()
     costs.observe_pass(1, 20.0)
-    costs.observe_draft(LOOKUP, proposal(), 9.0)
+    costs.observe_draft(LOOKUP, proposal())
     assert costs.is_known(LOOKUP)
     assert not costs.is_known(MODEL)
     assert costs.step_ms(LOOKUP.name, 1) == costs.step_ms(MODEL.name, 1) == 0.0
-    assert costs.of_round([LOOKUP.name]).draft_wait_ms == 0.0
-
-
-def test_waits_are_what_is_left_beside_passes_and_steps() -> None:
-    costs = PassCosts()
-    costs.observe_draft(MODEL, proposal(pass_ms=4.0), 5.5)
-    costs.observe_verify(verdict(20.0), 23.0, num_drafted=2)
-    costs.observe_verify(verdict(20.0), 20.5, num_drafted=0)
-    assert costs.draft_wait_ms(MODEL.name) == pytest.approx(1.5)
-    assert costs.verify_wait_ms == pytest.approx(3.0)
-    assert costs.plain_wait_ms == pytest.approx(0.5)
-
-
-def test_waits_out_of_step_count_little_and_less_before_a_trial() -> None:
-    costs = PassCosts()
-    for _ in range(20):
-        costs.observe_verify(verdict(20.0), 21.0, num_drafted=2)
-    costs.observe_verify(verdict(20.0), 40.0, num_drafted=2)
-    assert costs.verify_wait_ms < 1.5
-    before = costs.verify_wait_ms
-    costs.halve_waits()
-    assert costs.verify_wait_ms == pytest.approx(before / 2)
 
 
 def test_a_pass_is_news_once_however_many_sessions_report_it() -> None:

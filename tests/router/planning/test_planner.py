@@ -17,7 +17,6 @@ from router.planning.joint import (
 )
 
 ALONE = Others()
-RUN_ON = 32
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,8 @@ class LinearCosts:
     row_ms: float = 0.25
     first_step_ms: float = 2.0
     session_step_ms: float = 0.0
-    draft_wait_ms: float = 1.0
-    verify_wait_ms: float = 1.0
-    plain_wait_ms: float = 1.0
+    drafting_overhead_ms: float = 2.0
+    plain_overhead_ms: float = 0.0
 
     def pass_ms(self, num_rows: float) -> float:
         return self.base_ms + self.row_ms * num_rows
@@ -43,8 +41,8 @@ def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> Draf
 
 def choose(forecasts: list[DraftForecast], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
     """The better of drafting and not, as `RouterPlanner` chooses but for its margins."""
-    plain = plain_plan(len(forecasts), costs, others, RUN_ON)
-    drafting = best_drafting_plan(forecasts, costs, others)
+    plain = plain_plan(len(forecasts), costs, others, costs.plain_overhead_ms)
+    drafting = best_drafting_plan(forecasts, costs, others, lambda _: costs.drafting_overhead_ms)
     if drafting is None or drafting.tokens_per_ms <= plain.tokens_per_ms:
         return plain
     return drafting
@@ -56,9 +54,10 @@ def rate_together(
     """Tokens per ms of a round in which every session drafts, one pass for all."""
     tokens = sum(1.0 + sum(o.survival[:k]) for o, k in zip(forecasts, lengths, strict=True))
     away = [k for o, k in zip(forecasts, lengths, strict=True) if not o.is_free]
-    round_ms = costs.pass_ms(len(lengths) + sum(lengths)) + costs.verify_wait_ms
+    round_ms = costs.pass_ms(len(lengths) + sum(lengths))
     if away:
-        round_ms += max(away) * costs.step_ms(len(away)) + costs.draft_wait_ms
+        round_ms += max(away) * costs.step_ms(len(away))
+    round_ms += costs.drafting_overhead_ms
     return tokens / round_ms
 
 
@@ -80,7 +79,7 @@ def test_no_plan_of_all_combinations_is_better(seed: int) -> None:
     forecasts = [
         outlook(random_.uniform(0.3, 0.95), 4, is_free=index < num_free) for index in range(4)
     ]
-    plan = best_drafting_plan(forecasts, costs, ALONE)
+    plan = best_drafting_plan(forecasts, costs, ALONE, lambda _: costs.drafting_overhead_ms)
     assert plan is not None
     best = max(
         rate_together(lengths, forecasts, costs)
@@ -166,7 +165,7 @@ def test_rows_that_delay_others_are_taken_off() -> None:
 
 def test_queues_and_links_count() -> None:
     quick = LinearCosts(first_step_ms=2.0)
-    slow = LinearCosts(first_step_ms=2.0, verify_wait_ms=30.0, draft_wait_ms=30.0)
+    slow = LinearCosts(first_step_ms=2.0, drafting_overhead_ms=60.0)
     assert sum(choose([outlook(0.6)], quick).lengths) > 0
     assert sum(choose([outlook(0.6)], slow).lengths) == 0
 
@@ -178,27 +177,46 @@ def test_limits_are_kept_and_who_cannot_draft_does_not() -> None:
     assert lengths[2] <= 5
 
 
-def test_plain_decoding_pays_the_link_once_in_a_run() -> None:
-    costs = LinearCosts(plain_wait_ms=9.0)
-    short = plain_plan(2, costs, ALONE, run_on=0)
-    long = plain_plan(2, costs, ALONE, run_on=8)
-    assert long.tokens_per_ms == pytest.approx(2 / (20.5 + 1.0))
-    assert long.tokens_per_ms > short.tokens_per_ms
+def test_what_plain_decoding_takes_beyond_passes_counts() -> None:
+    plan = plain_plan(2, LinearCosts(), ALONE, overhead_ms=1.5)
+    assert plan.tokens_per_ms == pytest.approx(2 / (20.5 + 1.5))
+    assert (plan.engine_ms, plan.round_ms) == (pytest.approx(20.5), pytest.approx(22.0))
+
+
+def test_all_that_can_draft_stay_in_step() -> None:
+    """One that drafts while the others go on alone parts the passes: no plan has that."""
+    costs = LinearCosts(row_ms=2.0)
+    plan = best_drafting_plan(
+        [outlook(0.05), outlook(0.9), DraftForecast(())], costs, ALONE, lambda _: 2.0
+    )
+    assert plan is not None
+    assert plan.lengths[0] == 1
+    assert plan.lengths[1] > 1
+    assert plan.lengths[2] == 0
+
+
+def test_a_session_that_drafts_hold_up_goes_on_alone() -> None:
+    plan = JointPlan((3, 3), 3, 30.0, 2.0, 0.1, min_survival=0.2, min_tokens=1.4)
+    assert plan.length_of([0.9, 0.8, 0.7, 0.6], is_free=False) == 3
+    assert plan.length_of([0.9, 0.8, 0.7, 0.6], is_free=True) == 4
+    assert plan.length_of([0.45, 0.1], is_free=False) == 1
+    assert plan.length_of([0.3, 0.05], is_free=False) == 0
+    assert plan.length_of([], is_free=False) == 0
 
 
 def test_nothing_measured_gives_no_plan() -> None:
-    unknown = LinearCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert best_drafting_plan([outlook(0.9)], unknown, ALONE) is None
+    unknown = LinearCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert best_drafting_plan([outlook(0.9)], unknown, ALONE, lambda _: 0.0) is None
 
 
 def test_the_example_of_the_docstring() -> None:
-    costs = LinearCosts(row_ms=2.5, draft_wait_ms=0.0, verify_wait_ms=0.0, plain_wait_ms=0.0)
+    costs = LinearCosts(row_ms=2.5, drafting_overhead_ms=0.0)
     forecasts = [DraftForecast([0.9, 0.8]), DraftForecast([0.5, 0.2])]
-    plan = best_drafting_plan(forecasts, costs, ALONE)
+    plan = best_drafting_plan(forecasts, costs, ALONE, lambda _: costs.drafting_overhead_ms)
     assert plan is not None
     assert (plan.lengths, plan.depth) == ((2, 1), 2)
     assert plan.tokens_per_ms == pytest.approx(4.2 / 36.5)
     assert rate_together((2, 1), forecasts, costs) == pytest.approx(0.115, abs=5e-4)
     assert rate_together((2, 2), forecasts, costs) == pytest.approx(0.113, abs=5e-4)
     assert rate_together((1, 1), forecasts, costs) == pytest.approx(0.106, abs=5e-4)
-    assert plain_plan(2, costs, ALONE, RUN_ON).tokens_per_ms == pytest.approx(0.080)
+    assert plain_plan(2, costs, ALONE, 0.0).tokens_per_ms == pytest.approx(0.080)

@@ -14,6 +14,10 @@ from router.planning.costs import PassCosts
 from router.planning.joint import Costs, DraftForecast, JointPlan, Others, best_drafting_plan
 
 
+def overhead_ms(depth: int) -> float:
+    return 1.0 + 0.5 * depth
+
+
 @dataclass(frozen=True)
 class SlowRounds:
     """Every depth with every number of rows, each from scratch: slow, and easy to believe."""
@@ -24,61 +28,49 @@ class SlowRounds:
 
     def best(self) -> JointPlan | None:
         max_depth = max((len(o.survival) for o in self.forecasts if not o.is_free), default=0)
-        found = [plan for depth in range(max_depth + 1) if (plan := self._best_at(depth))]
+        depths = range(1, max_depth + 1) if max_depth else [0]
+        found = [plan for depth in depths if (plan := self._best_at(depth))]
         return max(found, key=lambda plan: plan.tokens_per_ms, default=None)
 
     def _best_at(self, depth: int) -> JointPlan | None:
+        lengths = [min(1, len(outlook.survival)) for outlook in self.forecasts]
+        if not any(lengths):
+            return None
         tokens = sorted(
             (-alive, length, index)
             for index, outlook in enumerate(self.forecasts)
             for length, alive in enumerate(outlook.survival, start=1)
-            if length <= depth or outlook.is_free
+            if length > 1 and (length <= depth or outlook.is_free)
         )
-        lengths, expected = [0] * len(self.forecasts), float(len(self.forecasts))
-        best: JointPlan | None = None
-        for num_rows, (minus_alive, length, index) in enumerate(tokens, start=1):
-            expected -= minus_alive
+        best = self._plan(lengths, depth)
+        for _, length, index in tokens:
             lengths[index] = length
-            drafted = [k > 0 for k in lengths]
-            is_away = [
-                k > 0 and not o.is_free for k, o in zip(lengths, self.forecasts, strict=True)
-            ]
-            time_ms, plain_tokens = self._round(num_rows, depth, sum(drafted), sum(is_away))
-            rate = (expected + plain_tokens - self._lost(num_rows)) / max(time_ms, 1e-9)
-            if rate > (best.tokens_per_ms if best else 0.0):
-                away = zip(lengths, is_away, strict=True)
-                deepest = max((k for k, is_one in away if is_one), default=0)
-                best = JointPlan(tuple(lengths), deepest, time_ms, rate)
-        return best
+            plan = self._plan(lengths, depth)
+            if plan.tokens_per_ms > best.tokens_per_ms:
+                best = plan
+        return self._plan(list(best.lengths), best.depth)
 
-    def _lost(self, num_rows: int) -> float:
-        plain_rows = len(self.forecasts) + self.others.num_rows
-        plain_ms = self.costs.pass_ms(plain_rows)
-        more_ms = self.costs.pass_ms(plain_rows + num_rows) - plain_ms
-        return self.others.num_sessions * more_ms / max(plain_ms, 1e-9)
-
-    def _round(
-        self, num_rows: int, depth: int, num_drafted: int, num_away: int
-    ) -> tuple[float, float]:
+    def _plan(self, lengths: list[int], depth: int) -> JointPlan:
+        """A round with these k; its time is that of `depth` steps, its depth the steps needed."""
         costs, others, num_sessions = self.costs, self.others, len(self.forecasts)
-        waits_ms, away_ms, half_away_ms = costs.verify_wait_ms, 0.0, 0.0
-        if num_away:
-            waits_ms += costs.draft_wait_ms
-            away_ms = depth * costs.step_ms(max(1.0, num_away + others.num_drafting))
-            half_away_ms = depth * costs.step_ms(max(1.0, num_away / 2 + others.num_drafting))
-        rows = num_sessions + others.num_rows + num_rows
-        together_ms = costs.pass_ms(rows) + away_ms + waits_ms
-        num_plain = num_sessions - num_drafted
-        if num_plain:
-            plain_ms = max(costs.pass_ms(num_plain + others.num_rows), 1e-9)
-            more = 0.5 + (away_ms + waits_ms) / plain_ms
-            return together_ms + 0.5 * plain_ms, num_plain * more
-        if num_sessions < 2:
-            return together_ms, 0.0
-        half_ms = costs.pass_ms(num_sessions / 2 + others.num_rows + num_rows / 2)
-        apart_ms = max(2.0 * half_ms, half_ms + half_away_ms + waits_ms)
-        share = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
-        return together_ms - share * max(0.0, together_ms - apart_ms), 0.0
+        pairs = list(zip(lengths, self.forecasts, strict=True))
+        expected = num_sessions + sum(sum(each.survival[:k]) for k, each in pairs)
+        away = [k for k, each in pairs if k > 0 and not each.is_free]
+        plain_ms = costs.pass_ms(num_sessions + others.num_rows)
+        rows_ms = costs.pass_ms(num_sessions + others.num_rows + sum(lengths))
+        lost = others.num_sessions * (rows_ms - plain_ms) / max(plain_ms, 1e-9)
+        steps_ms = depth * costs.step_ms(max(1.0, len(away) + others.num_drafting)) if away else 0.0
+        engine_ms = rows_ms + steps_ms
+        if len(away) > 1:
+            half_rows = (num_sessions + sum(lengths)) / 2 + others.num_rows
+            half_ms = costs.pass_ms(half_rows)
+            half_step_ms = costs.step_ms(max(1.0, len(away) / 2 + others.num_drafting))
+            apart_ms = max(2 * half_ms, half_ms + depth * half_step_ms)
+            share = min(1.0, max(0.0, 2.0 - 2.0 * others.our_share))
+            engine_ms -= share * max(0.0, engine_ms - apart_ms)
+        deepest = max(away, default=0)
+        rate = (expected - lost) / max(engine_ms + overhead_ms(depth), 1e-9)
+        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms(deepest), rate)
 
 
 def measured_costs(rng: random.Random, num_rows: int) -> Costs:
@@ -93,7 +85,7 @@ def measured_costs(rng: random.Random, num_rows: int) -> Costs:
         timing = Timing(num_sessions=num_sessions, pass_ms=1.0)
         step_ms = rng.uniform(0.5, 2.0) + 0.01 * num_sessions
         proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=step_ms)
-        costs.observe_draft(DRAFT_MODEL.traits, proposal, 1.0 + rng.uniform(0.0, 2.0))
+        costs.observe_draft(DRAFT_MODEL.traits, proposal)
     return costs.of_round([DRAFT_MODEL.name])
 
 
@@ -123,7 +115,7 @@ def test_up_to_k_8_every_plan_is_that_of_looking_everywhere() -> None:
         forecasts = some_forecasts(rng, num_sessions, rng.choice([1, 2, 4, 8, 8]))
         costs, others = measured_costs(rng, 9 * num_sessions), some_others(rng)
         plan, reference = (
-            best_drafting_plan(forecasts, costs, others),
+            best_drafting_plan(forecasts, costs, others, overhead_ms),
             SlowRounds(forecasts, costs, others).best(),
         )
         if reference is None:
@@ -142,7 +134,7 @@ def test_longer_drafts_come_near_the_best_there_is(num_sessions: int, max_k: int
         forecasts = some_forecasts(rng, num_sessions, max_k)
         costs = measured_costs(rng, num_sessions * max_k)
         others = some_others(rng)
-        plan = best_drafting_plan(forecasts, costs, others)
+        plan = best_drafting_plan(forecasts, costs, others, overhead_ms)
         reference = SlowRounds(forecasts, costs, others).best()
         assert plan is not None
         assert reference is not None
@@ -162,7 +154,7 @@ def test_a_plan_for_many_sessions_with_long_drafts_looks_at_little() -> None:
         times = []
         for _ in range(5):
             began_s = time.process_time()
-            best_drafting_plan(forecasts, costs, Others())
+            best_drafting_plan(forecasts, costs, Others(), overhead_ms)
             times.append(time.process_time() - began_s)
         return min(times)
 

@@ -34,7 +34,7 @@ class Machine:
                 costs.observe_pass(num_rows, self.pass_ms(num_rows) + 1e-6 * turn)
         timing = Timing(pass_ms=self.step_ms, num_sessions=1)
         proposal = Proposal(session_id="s", seq=0, tokens=[1], timing=timing, step_ms=self.step_ms)
-        costs.observe_draft(MODEL, proposal, self.step_ms)
+        costs.observe_draft(MODEL, proposal)
         return costs
 
     def pass_ms(self, num_rows: int) -> float:
@@ -200,7 +200,7 @@ def test_while_it_does_not_pay_the_target_goes_on_alone_and_trials_are_rare() ->
 
 def test_a_promise_that_rounds_do_not_keep_is_called_off() -> None:
     """By its parts drafting is twice as fast; what happens between them makes it slower."""
-    believed, real = World(Machine(acceptance=0.7)), World(Machine(acceptance=0.7, friction=4.0))
+    believed, real = World(Machine(acceptance=0.7)), World(Machine(acceptance=0.7, friction=6.0))
     for world in (believed, real):
         world.rounds([world.add() for _ in range(4)], 200)
     assert believed.mode() is Mode.DRAFTING
