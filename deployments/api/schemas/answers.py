@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
+from deployments.api.schemas.choice_probabilities import OfList
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from router.types import Finished, SpeculationStats
 
@@ -107,6 +108,10 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
 
 
+class ChatChoiceOfList(ChatChoice, OfList):
+    """One choice of a chat answer, drawn from a list."""
+
+
 class ChatCompletion(Answer):
     """Answer of POST /v1/chat/completions."""
 
@@ -114,7 +119,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: list[ChatChoice | ChatChoiceOfList]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     seed: int
@@ -130,6 +135,10 @@ class ChatChunkChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
 
 
+class ChatChunkChoiceOfList(ChatChunkChoice, OfList):
+    """New text of a chat stream, drawn from a list."""
+
+
 class ChatCompletionChunk(Answer):
     """One event of a chat stream."""
 
@@ -137,7 +146,7 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[SerializeAsAny[ChatChunkChoice]]
+    choices: list[ChatChunkChoice | ChatChunkChoiceOfList]
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
@@ -150,6 +159,10 @@ class TextChoice(BaseModel):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
+
+
+class TextChoiceOfList(TextChoice, OfList):
+    """One choice of a completion, drawn from a list."""
 
 
 class TextChoiceOfPrompt(TextChoice):
@@ -165,7 +178,7 @@ class Completion(Answer):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[SerializeAsAny[TextChoice]]
+    choices: list[SerializeAsAny[TextChoice] | TextChoiceOfList]
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None

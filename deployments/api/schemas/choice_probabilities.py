@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from deployments.api.schemas.answers import ChatChunkChoice, TextChoice
 from router.types import Delta
 
 
@@ -24,16 +23,10 @@ class ChoiceProbability(BaseModel):
     probability: float
 
 
-class _OfList(BaseModel):
+class OfList(BaseModel):
+    """What a choice of an answer has beside its other fields."""
+
     choice_probabilities: list[ChoiceProbability]  # in the list's order
-
-
-class ChatChunkChoiceOfList(ChatChunkChoice, _OfList):
-    """A choice of a chat stream's event with them."""
-
-
-class TextChoiceOfList(TextChoice, _OfList):
-    """A choice of an event of a completion's stream with them."""
 
 
 def with_probabilities(body: bytes, values: Sequence[ChoiceProbability]) -> bytes:

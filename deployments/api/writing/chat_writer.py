@@ -10,13 +10,13 @@ from deployments.api.schemas.answers import (
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
+    ChatChunkChoiceOfList,
     ChatCompletion,
     ChatCompletionChunk,
     metrics_of,
     usage_of,
 )
 from deployments.api.schemas.choice_probabilities import (
-    ChatChunkChoiceOfList,
     ChoiceProbability,
     probabilities_of,
     with_probabilities,

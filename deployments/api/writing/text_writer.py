@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.api.choices import finished_together
-from deployments.api.schemas.answers import Completion, TextChoice, TextChoiceOfPrompt, usage_of
+from deployments.api.schemas.answers import (
+    Completion,
+    TextChoice,
+    TextChoiceOfList,
+    TextChoiceOfPrompt,
+    usage_of,
+)
 from deployments.api.schemas.choice_probabilities import (
     ChoiceProbability,
-    TextChoiceOfList,
     probabilities_of,
     with_probabilities,
 )
