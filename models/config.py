@@ -41,8 +41,16 @@ class EngineConfig(Section):
 
     model_path: str = Field(
         min_length=1,
-        description="checkpoint folder or GGUF file, from here, else from the repo's root; or the "
-        "name of a model that `python -m models.fetch` has fetched",
+        description="checkpoint folder or GGUF file, from here, else from the repo's root; the "
+        "name of a model that `python -m models.fetch` has fetched; or org/name on the Hugging "
+        "Face hub, fetched by each node into HF_HOME",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="of a model of the hub: a commit, which never changes, or a tag or branch, "
+        "whose commit is looked up once for all nodes when the service is built; null: main",
     )
     dtype: DtypeName = Field(default="bfloat16", description="of weights, activations and KV cache")
     device: str = Field(default="cpu", description="torch device of a rank: cpu, cuda")

@@ -45,7 +45,7 @@ async def run_choice(
         session.logprobs.shown(verdict, tokens, taken),
         session.logprobs.of_prompt(verdict),
         taken.finish_reason,
-        tuple(chosen.logprobs),
+        choice_logprobs=tuple(chosen.logprobs),
     )
     session.watch.note_emitted()
 

@@ -110,6 +110,11 @@ class SpeculationLimits(Section):
     suffix_decoding_min_token_prob: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         default=0.1, description="least share of earlier places that a whole draft must agree with"
     )
+    suffix_decoding_for_draft: bool = Field(
+        default=False,
+        description="guess for the draft model, which verifies a guess of its draft in one pass: "
+        "fewer draft steps, the same draft; pays where a draft step is long",
+    )
     suffix_decoding_max_cached_requests: Annotated[int, Field(ge=0)] = Field(
         default=1000,
         description="answers that a router keeps to draft from, for requests of the same "

@@ -57,7 +57,14 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                 shown = session.logprobs.shown(verdict, tokens, taken)
                 of_prompt = session.logprobs.of_prompt(verdict)
                 watch.note_emitting()
-                yield Delta(taken.text, tuple(new), shown, of_prompt, taken.finish_reason)
+                yield Delta(
+                    taken.text,
+                    tuple(new),
+                    shown,
+                    of_prompt,
+                    taken.finish_reason,
+                    num_draft_tokens=len(asked.draft) if verdict.part == 0 else 0,
+                )
                 watch.note_emitted()
                 if taken.finish_reason is not None:
                     return

@@ -69,11 +69,13 @@ class FreeDraft:
     """Tokens that cost no step, and how likely they are to be accepted.
 
     `survival[j - 1]` is the probability that at least j of them are; as many as there are tokens,
-    never rising.
+    never rising. `cells` say what kind of evidence is behind each token (`match_odds.cells`);
+    empty where it is not of matches.
     """
 
     tokens: Sequence[int] = ()
     survival: Sequence[float] = ()
+    cells: Sequence[int] = ()
 
 
 @runtime_checkable
@@ -114,6 +116,21 @@ class Drafter(Protocol):
 
     async def close(self) -> None:
         """Free the session on the other side. Idempotent; never raises."""
+        ...
+
+
+@runtime_checkable
+class StagedDrafter(Protocol):
+    """Drafts with a model that can verify a guess of its own draft."""
+
+    async def propose_with(
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
+    ) -> Proposal:
+        """Draft as `Drafter.propose`, the same tokens, in fewer steps where `guess` is right.
+
+        Raises:
+            Unavailable: as `Drafter.propose`.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from router.planning.adaptive import PlannedSession
@@ -71,14 +72,21 @@ class RoundWatch:
         self._asked_of = ""
 
     def note_proposal(
-        self, drafter: DrafterTraits, proposal: Proposal | None, elapsed_ms: float
+        self,
+        drafter: DrafterTraits,
+        proposal: Proposal | None,
+        elapsed_ms: float,
+        guess: Sequence[int] = (),
     ) -> None:
-        """A drafter answered, or was lost (None), after `elapsed_ms`."""
+        """A drafter answered, or was lost (None), after `elapsed_ms`; it was sent `guess`."""
         is_remote = drafter.cost is DraftCost.REMOTE and proposal is not None
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
             return
-        self.costs.observe_draft(drafter, proposal)
+        num_right = _num_common(guess, proposal.tokens)
+        if guess:
+            self.stats.add_guess(len(guess), num_right)
+        self.costs.observe_draft(drafter, proposal, len(guess), num_right)
         if is_remote:
             self.planner.observe_steps(drafter, proposal.timing)
 
@@ -144,3 +152,8 @@ class RoundWatch:
             num_right -= segment.num_tokens
             if num_right < 0:  # what follows was never looked at
                 return
+
+
+def _num_common(guess: Sequence[int], drafted: Sequence[int]) -> int:
+    pairs = zip(guess, drafted, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -23,8 +23,11 @@ from router.drafters.choice import choose_drafters, fixed_length
 from router.drafters.draft_model import POOL
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
+from router.drafters.guesses import Guesses
 from router.drafters.kind import DrafterContext
+from router.drafters.match_odds import MatchOdds
 from router.drafters.side_by_side import SessionDrafters
+from router.drafters.suffix import SUFFIX
 from router.drafters.suffix_index import SuffixIndex
 from router.drafters.text_memory import TextMemory
 from router.guard import GrammarGuard, NoGrammar
@@ -176,7 +179,7 @@ class _Builder:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            drafting=Drafting(self._drafters(), self._committed, watch, self._terms()),
+            drafting=self._drafting(watch),
             verifier=verifier,
             chooser=verifier,
             guard=guard,
@@ -226,6 +229,19 @@ class _Builder:
         settled, edge = self._estimate(FORCED), self._estimate(FORCED_EDGE)
         return ForcedText(len(self._committed), settled, edge)
 
+    def _drafting(self, watch: RoundWatch) -> Drafting:
+        drafters, guesses = self._drafters(), None
+        if self._guesses:
+            pool = self._services.memory.guess_odds(self._task_class())
+            guesses = Guesses(drafters, MatchOdds(pool), watch.costs)
+        return Drafting(drafters, self._committed, watch, self._terms(), guesses)
+
+    @property
+    def _guesses(self) -> bool:
+        """Whether text that repeats is guessed for the draft model."""
+        allowed = self._services.speculation
+        return allowed.suffix_decoding_for_draft and SUFFIX.is_available(allowed, ())
+
     def _drafters(self) -> SessionDrafters:
         context = DrafterContext(
             session_id=self._request.request_id,
@@ -241,6 +257,7 @@ class _Builder:
         return SessionDrafters(
             [(kind.traits, partial(kind.make, context)) for kind in self._kinds],
             continues=self._fixed is None and self._num_free_tokens() > 0,
+            guesses=self._guesses,
         )
 
     def _recent_answers(self) -> Sequence[SuffixIndex]:

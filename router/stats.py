@@ -25,6 +25,7 @@ class RoundStats:
         self._per_step_accepted: list[int] = []
         self._drafted_by: Counter[str] = Counter()
         self._accepted_by: Counter[str] = Counter()
+        self._num_guessed = self._num_guessed_right = 0
         self._draft_ms = self._verify_ms = self._mask_ms = self._queue_ms = 0.0
         self._link_ms = self._grammar_ms = self._emit_ms = 0.0
         self._waited_ms = 0.0
@@ -58,6 +59,11 @@ class RoundStats:
         self._per_step_drafted.append(sum(num_drafted for _, num_drafted in segments))
         self._per_step_accepted.append(num_accepted)
 
+    def add_guess(self, num_tokens: int, num_right: int) -> None:
+        """A drafter was sent so many tokens as a guess, of which it drafted the first ones."""
+        self._num_guessed += num_tokens
+        self._num_guessed_right += num_right
+
     def add_grammar(self, since: float) -> None:
         """A wait for the grammar's verdict is over."""
         self._grammar_ms += self._wait_over(since)
@@ -82,6 +88,8 @@ class RoundStats:
             per_step_accepted=tuple(self._per_step_accepted),
             num_drafted_by=dict(self._drafted_by),
             num_accepted_by=dict(self._accepted_by),
+            num_guess_tokens=self._num_guessed,
+            num_right_guess_tokens=self._num_guessed_right,
             time=TimeSplit(
                 draft_ms=self._draft_ms,
                 verify_ms=self._verify_ms,

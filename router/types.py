@@ -66,8 +66,9 @@ class Delta:
     the first delta has `prompt_logprobs`, one for each prompt token but the first, packed
     (`models.protocol.packed_logprobs`).
 
-    `finish_reason` is set in the last delta of a text. `choice_logprobs` are those of the request's
-    `choices`, in their order.
+    `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the
+    verdict was on; 0: none were drafted. `choice_logprobs` are those of the request's `choices`, in
+    their order.
     """
 
     text: str
@@ -75,6 +76,7 @@ class Delta:
     shown: tuple[ShownToken, ...] = ()
     prompt_logprobs: tuple[bytes, ...] | None = None
     finish_reason: FinishReason | None = None
+    num_draft_tokens: int = 0
     choice_logprobs: tuple[float, ...] = ()
 
 
@@ -113,6 +115,8 @@ class SpeculationStats:
     per_step_accepted: tuple[int, ...] = ()
     num_drafted_by: Mapping[str, int] = field(default_factory=dict)  # by drafter; verified ones
     num_accepted_by: Mapping[str, int] = field(default_factory=dict)
+    num_guess_tokens: int = 0  # sent to the draft model as a guess of its draft
+    num_right_guess_tokens: int = 0  # that it drafted too: each saved it a step
     time: TimeSplit = field(default_factory=TimeSplit)
 
     @property

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     {
         *ROOT.glob("*.md"),
-        *ROOT.glob("*/README.md"),
+        *ROOT.glob("*/*.md"),
         ROOT / "models" / "demo" / "README.md",
         *ROOT.glob(".github/**/*.md"),
     }

@@ -125,6 +125,8 @@ def _stats_together(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         per_step_accepted=tuple(n for one in stats for n in one.per_step_accepted),
         num_drafted_by=_sum([one.num_drafted_by for one in stats]),
         num_accepted_by=_sum([one.num_accepted_by for one in stats]),
+        num_guess_tokens=sum(one.num_guess_tokens for one in stats),
+        num_right_guess_tokens=sum(one.num_right_guess_tokens for one in stats),
         time=TimeSplit(
             **{
                 field.name: sum(getattr(one.time, field.name) for one in stats)

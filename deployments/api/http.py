@@ -12,7 +12,7 @@ the header `x-request-id`, the client's own one where it sent a sane one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -50,13 +50,18 @@ from deployments.api.writing.json_chunks import coalesced
 from deployments.api.writing.sse import ChunkedJson, EventStream
 from deployments.serve.instruments import CONTENT_TYPE
 from models.protocol.errors import DeadlineExceeded
-from router.types import Generator
+from router.types import GenerationRequest, Generator
 
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
 _INLINE_BODY_BYTES = 16_384
 _LONG_BODY_S = 30.0  # a megabyte takes about two seconds
 
 Asked = TypeVar("Asked", ChatCompletionRequest, CompletionRequest)
+
+
+def no_spans(request: GenerationRequest, headers: Mapping[str, str]) -> Sequence[Sink]:
+    """No sinks."""
+    return ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +73,7 @@ class HttpService:
         generator: runs requests.
         slot: makes the right to run one choice, which is waited for on entering it.
         sinks: what observers of choices report to, next to the request's log line.
+        spans: makes sinks for one choice, by the headers of its HTTP request.
         refuse_when_full: raises what a request that comes now would be refused with for want of
             room, before anything is done for it.
         health: answers GET /health.
@@ -87,6 +93,7 @@ class HttpService:
     send_timeout_s: float
     slot: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     sinks: Sequence[Sink] = ()
+    spans: Callable[[GenerationRequest, Mapping[str, str]], Sequence[Sink]] = no_spans
     refuse_when_full: Callable[[], None] = lambda: None
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
@@ -243,7 +250,9 @@ class _Routes:
             index,
             service.generator.generate(request, detokenizer),
             slot=service.slot(),
-            observer=ChoiceObserver(index, (record, *service.sinks)),
+            observer=ChoiceObserver(
+                index, (record, *service.sinks, *service.spans(request, record.headers))
+            ),
             grammar_field=job.grammar_field,
         )
 

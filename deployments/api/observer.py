@@ -24,8 +24,11 @@ class Sink:
     it includes the wait for a place. `choice` is the index within the request.
     """
 
-    def first_tokens(self, choice: int, after_s: float) -> None:
-        """The first tokens of a choice arrived."""
+    def tokens(self, choice: int, delta: Delta) -> None:
+        """Tokens of a choice arrived, all of one verdict; said before the next two."""
+
+    def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
+        """The first `num_tokens` tokens of a choice arrived."""
 
     def more_tokens(self, choice: int, num_tokens: int, gap_s: float) -> None:
         """`num_tokens` tokens arrived together, `gap_s` after those before them."""
@@ -70,8 +73,9 @@ class ChoiceObserver:
         elif item.token_ids:
             last_s, self._last_s = self._last_s, now_s
             for sink in self._sinks:
+                sink.tokens(self._choice, item)
                 if last_s is None:
-                    sink.first_tokens(self._choice, now_s - self._began_s)
+                    sink.first_tokens(self._choice, len(item.token_ids), now_s - self._began_s)
                 else:
                     sink.more_tokens(self._choice, len(item.token_ids), now_s - last_s)
 

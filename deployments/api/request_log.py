@@ -37,6 +37,7 @@ class RequestRecord(Sink):
     def __init__(self, request_id: str, scope: Scope) -> None:
         self.request_id = request_id
         self._scope = scope
+        self._headers: list[tuple[bytes, bytes]] = scope.get("headers", [])
         self._began_s = time.perf_counter()
         self._first_token_s: float | None = None
         self._asked: dict[str, Any] = {}
@@ -45,6 +46,11 @@ class RequestRecord(Sink):
         self._ends: dict[int, Finished] = {}  # by choice
         self._error: tuple[Exception, int] | None = None
         self._is_client_gone = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the HTTP request, names in lower case."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
 
     def start(
         self,
@@ -65,7 +71,7 @@ class RequestRecord(Sink):
             "stream": is_stream,
         }
 
-    def first_tokens(self, choice: int, after_s: float) -> None:
+    def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
         """See `Sink.first_tokens`. The line says when the first choice had tokens."""
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter()

@@ -8,6 +8,7 @@ same sentence, which `serve status` shows as DEPLOY_FAILED, before minutes of lo
 from __future__ import annotations
 
 import errno
+import importlib.util
 import logging
 import socket
 from collections.abc import Sequence
@@ -22,14 +23,16 @@ from deployments.config.cluster import Cluster, connected_cluster, deployed_over
 from deployments.config.explain import admission_notes, drafting_notes
 from deployments.config.fault import Fault
 from deployments.config.fit import ModelSizes, least_rank_bytes, measured, memory_faults, shortages
-from deployments.config.model_files import file_faults, resolve_model, resolved
+from deployments.config.model_files import file_faults, resolve_model, resolved, to_come
 from deployments.config.placement import Placement, placements_of
 from deployments.config.schema import AppConfig
 from deployments.config.serve_file import ServeFile
+from models.fetch.hub import snapshot_of
 
 logger = logging.getLogger("ray.serve")
 
 _KEYS = "router.api_keys_file"
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 class CannotServe(RayServeException, ValueError):
@@ -55,7 +58,7 @@ def check(
         http: address and port that must be free on this machine, if that is to be looked at.
     """
     files = file_faults(config)
-    faults = [*shortages(placements, cluster), *files, *_key_faults(config)]
+    faults = [*shortages(placements, cluster), *files, *_key_faults(config), *_span_faults(config)]
     if http is not None:
         faults += _port_faults(*http)
     if not files:
@@ -147,10 +150,15 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
         return findings
     for section, model in resolved(config).models.items():
         try:
+            missing = to_come(Path(model.model_path), f"{section}.model_path")
+            if missing is not None:
+                findings.unknown[section] = str(missing)
+                continue
             findings.sizes[section] = measured(model, cluster.gpu_bytes)
         except ValueError as error:
             findings.refusals.append(Fault(section, str(error)))
             findings.unknown[section] = "the model cannot be served"
+    findings.notes += _revision_notes(config)
     if not findings.refusals:
         ranks = {section: sizes.rank for section, sizes in findings.sizes.items()}
         found = memory_faults(config, ranks, served.placements, cluster)
@@ -200,12 +208,27 @@ def _why_unknown(config: AppConfig) -> dict[str, str]:
     reasons = {}
     for section, model in config.models.items():
         try:
-            resolve_model(model.model_path, model.dtype, f"{section}.model_path")
+            key = f"{section}.model_path"
+            resolve_model(model.model_path, model.dtype, key, model.revision)
         except ValueError as error:
             reasons[section] = str(error)
         else:
             reasons[section] = "not computed, because the config is refused"
     return reasons
+
+
+def _revision_notes(config: AppConfig) -> list[str]:
+    """Which commits the models of the hub would be served at, where the config may mean others."""
+    notes = []
+    for section, model in config.models.items():
+        snapshot = snapshot_of(Path(resolved(config).models[section].model_path))
+        if snapshot is not None and model.revision != snapshot.commit:
+            branch = model.revision or "main"
+            notes.append(
+                f"{section}: {branch} of {snapshot.repository} may move; "
+                f"{section}.revision={snapshot.commit} keeps what it is now"
+            )
+    return notes
 
 
 # --- faults of the small kinds --------------------------------------------------------------------
@@ -216,6 +239,20 @@ def _key_faults(config: AppConfig) -> list[Fault]:
         return []
     found = faults_of_keys(Path(config.router.api_keys_file))
     return [Fault(_KEYS, text.removeprefix(f"{_KEYS}: "), "keys") for text in found]
+
+
+def _span_faults(config: AppConfig) -> list[Fault]:
+    key = "router.otlp_traces_endpoint"
+    if not config.router.otlp_traces_endpoint or _has_exporter():
+        return []
+    return [Fault(key, "needs packages that are missing: pip install 'outrider[otel]'")]
+
+
+def _has_exporter() -> bool:
+    try:
+        return importlib.util.find_spec(_EXPORTER) is not None
+    except ModuleNotFoundError:  # one of the packages that it is in
+        return False
 
 
 def _least_memory_faults(

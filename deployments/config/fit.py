@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deployments.config.cluster import Cluster
 from deployments.config.fault import Fault
-from deployments.config.model_files import resolve_model
+from deployments.config.model_files import resolve_model, to_come
 from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources
 from deployments.config.schema import AppConfig, ModelConfig
 from models.checkpoint.stored_weights import num_stored_parameters
@@ -156,7 +156,10 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
     Raises:
         ValueError: a file cannot be read.
     """
-    folder = resolve_model(model.model_path, model.dtype, f"{section}.model_path")
+    key = f"{section}.model_path"
+    folder = resolve_model(model.model_path, model.dtype, key, model.revision)
+    if to_come(folder, key) is not None:  # their headers are not here to be read
+        return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
     item_bytes = 1 if model.quantization else _ITEM_BYTES[model.dtype]
     num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size
     return RankBytes(weights=num_parameters * item_bytes, kv=model.kv_cache_memory or 0)

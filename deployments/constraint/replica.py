@@ -33,6 +33,7 @@ from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
+from models.fetch.hub import bring
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -70,6 +71,7 @@ class ConstraintReplica:
         self._meters = ConstraintMeters(
             Meters({"model_name": model_name, "engine": "constraint"}, ray_mirror)
         )
+        await asyncio.to_thread(bring, Path(model_path), logger.info, weights=False)
         self._workers = ConstraintWorkers(workers_config(service, model_path))
         logger.info("constraint: starting %d children", service.num_children)
         started_s = time.monotonic()

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import ray
@@ -27,6 +28,7 @@ from deployments.link.leases import LeaseKey
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LOOPBACK, LinkServer, Peer
 from deployments.serve.logs import configure_rank
+from models.fetch.hub import bring
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ EngineKind = Literal["draft", "target"]
 
 
 _NICENESS = 4  # above that of Ray's other processes, 15; 19 is the limit
+FETCH_TIMEOUT_S = 14_400.0  # a download that stalls ends long before, this one is only slow
 LOAD_TIMEOUT_S = 1800.0  # a large checkpoint from a slow disk; a dead rank is noticed at once
 
 
@@ -120,6 +123,14 @@ class Rank:
         self._loop: EngineLoop | None = None
 
     # --- default group: the engine's thread
+
+    def fetch(self) -> None:
+        """Bring the checkpoint onto this node, where it is one of the hub's. Call before `load`.
+
+        Raises:
+            ValueError: it cannot be had, or the disk is full.
+        """
+        bring(Path(self._model.model_path), logger.info)
 
     def load(self, meeting: str = "") -> RankReport:
         """Load the model, and on the leader bind the link. Call once, before `run_loop`.

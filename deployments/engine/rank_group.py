@@ -28,8 +28,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import LoopStats
-from deployments.engine.rank import LOAD_TIMEOUT_S, EngineKind, Rank, RankPlace, RankReport
+from deployments.engine.rank import (
+    FETCH_TIMEOUT_S,
+    LOAD_TIMEOUT_S,
+    EngineKind,
+    Rank,
+    RankPlace,
+    RankReport,
+)
 from deployments.serve.errors import first_line
+from models.fetch.hub import snapshot_of
 
 _CONTROL_THREADS = 4
 _LONGEST_PULSE_PERIOD_S = 1.0
@@ -87,6 +95,9 @@ class RankGroup:
             RayError: a rank died or could not load; kill the others.
             TimeoutError: they were not ready within the limit.
         """
+        if snapshot_of(Path(self._model.model_path)) is not None:
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
+                await _all(rank.fetch.remote() for rank in self._ranks)
         async with asyncio.timeout(LOAD_TIMEOUT_S):
             self._places = await _all(rank.place.remote() for rank in self._ranks)
             if len(self._ranks) > 1:

@@ -31,13 +31,14 @@ from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport
-from deployments.engine.rank import EngineKind, RankReport
+from deployments.engine.rank import FETCH_TIMEOUT_S, EngineKind, RankReport
 from deployments.engine.rank_group import RankGroup
 from deployments.link.leases import LeaseKey
 from deployments.serve.instruments import Meters
 from deployments.serve.logs import is_json, join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
+from models.fetch.hub import bring
 from models.gguf.folder import source_of
 from models.protocol.messages import LeaseGrant, LeaseRequest
 
@@ -73,6 +74,8 @@ class EngineReplica:
         self._is_stopping = False
         self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, ray_mirror))
         self._report = EngineReport()
+        async with asyncio.timeout(FETCH_TIMEOUT_S):  # ranks on other nodes fetch for themselves
+            await asyncio.to_thread(bring, Path(model.model_path), logger.info)
         self._ranks = RankGroup(kind, model, link, self._note_stats, logs_json=is_json())
         self._is_serving = False
         logger.info(

@@ -126,6 +126,12 @@ class _Speculation:
             "Draft tokens that were accepted, by who drafted",
             ["source"],
         )
+        self._guessed = meters.counter(
+            "outrider:guess_tokens", "Tokens sent to the draft model as a guess of its draft"
+        )
+        self._guessed_right = meters.counter(
+            "outrider:right_guess_tokens", "Those of them that it drafted: each saved it a step"
+        )
         self._k = meters.histogram(
             "outrider:draft_length", "Tokens drafted in a round with a draft", _DRAFT_LENGTHS
         )
@@ -145,6 +151,8 @@ class _Speculation:
         for source, num_drafted in stats.num_drafted_by.items():
             self._drafted_by.add(num_drafted, source=source)
             self._accepted_by.add(stats.num_accepted_by.get(source, 0), source=source)
+        self._guessed.add(stats.num_guess_tokens)
+        self._guessed_right.add(stats.num_right_guess_tokens)
         for num_drafted, times in Counter(stats.per_step_drafted).items():
             self._k.observe(num_drafted, times=times)
         self._rounds.add(stats.num_rounds)
@@ -178,6 +186,11 @@ class RequestMetrics(Sink):
         self._state.num_running, self._state.num_waiting = num_running, num_waiting
         self._state.publish()
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests run and wait now."""
+        return self._state.num_running, self._state.num_waiting
+
     def set_refused(self, is_refused: bool) -> None:
         """Take in whether the newest `user_config` was refused."""
         self._state.is_refused = is_refused
@@ -189,7 +202,7 @@ class RequestMetrics(Sink):
             await asyncio.sleep(period_s)
             self._state.publish()
 
-    def first_tokens(self, choice: int, after_s: float) -> None:
+    def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
         """See `Sink.first_tokens`."""
         self.last_progress_s = time.monotonic()
         self._requests.first_token_s.observe(after_s)

@@ -39,6 +39,13 @@ class PlanningMetrics:
     def __init__(self, meters: instruments.Meters, stats: PlannerStats, gains: Gains) -> None:
         self._stats, self._gains = stats, gains
         self._num_plans = meters.counter("outrider:plans", "Plans of draft lengths that were made")
+        self._planning_s = meters.counter("outrider:planning_seconds", "Time spent on these plans")
+        self._probes = meters.counter(
+            "outrider:planner_probes",
+            "Rounds (control: without a draft, trial: with one) and drafts beside plain steps "
+            "(shadow) that were made to be measured",
+            ["kind"],
+        )
         self._rounds = meters.counter(
             "outrider:planned_rounds",
             "Rounds by the draft length that was chosen for them; 0: without a draft",
@@ -75,10 +82,15 @@ class PlanningMetrics:
         for length, num_rounds in dict(stats.lengths).items():
             grown = self._grown(("length", str(length)), num_rounds)
             self._rounds.add(grown, num_draft_tokens=str(length))
+        for kind, num_made in (
+            ("control", stats.num_control_rounds),
+            ("trial", stats.num_trial_rounds),
+            ("shadow", stats.num_shadow_drafts),
+        ):
+            self._probes.add(self._grown(("probe", kind), num_made), kind=kind)
+        self._planning_s.add(self._grown_s("planning", stats.planning_ms))
         for name, sum_ms in (("predicted", stats.predicted_ms), ("actual", stats.actual_ms)):
-            grown_ms = sum_ms - self._sums_ms.get(name, 0.0)
-            self._round_s.add(max(0.0, grown_ms) / 1e3, time=name)
-            self._sums_ms[name] = sum_ms
+            self._round_s.add(self._grown_s(name, sum_ms), time=name)
         for task, gain in self._gains().items():
             self._publish_gain(task, gain)
 
@@ -115,6 +127,12 @@ class PlanningMetrics:
                 self._task_rates.set(tokens_per_s, task=task, drafts=drafts)
         if gain.ratio is not None:
             self._gain.set(gain.ratio, task=task)
+
+    def _grown_s(self, name: str, sum_ms: float) -> float:
+        """Seconds by which a sum of milliseconds has grown since it was last asked for."""
+        grown_ms = sum_ms - self._sums_ms.get(name, 0.0)
+        self._sums_ms[name] = sum_ms
+        return max(0.0, grown_ms) / 1e3
 
     def _grown(self, key: tuple[str, ...], total: int) -> int:
         """By how much a total has grown since it was last asked for; 0 where it has fallen."""

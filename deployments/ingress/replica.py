@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +29,7 @@ from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import ReplicaPages
 from deployments.serve.private import root_url
+from models.fetch.hub import bring
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
 
@@ -59,6 +61,7 @@ class Router:
         self._config = self._config_in_force = config
         self._is_serving = False
         join_serve()
+        bring(Path(config.tokenizer_path), logger.info, weights=False)
         self._links = LinkClient(high_water_mark=link.high_water_mark)
         others = [handle for handle in (target, draft, constraint) if handle is not None]
         self._service = RouterService(
@@ -74,6 +77,7 @@ class Router:
             loop.create_task(self._announce()),
             loop.create_task(self._service.metrics.publish_forever()),
             loop.create_task(self._service.planning.publish_forever()),
+            loop.create_task(self._service.traffic.log_forever()),
         ]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -105,6 +109,7 @@ class Router:
     async def __del__(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await asyncio.to_thread(self._service.close)
         await self._links.close()
 
     async def _announce(self) -> None:

@@ -7,13 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from deployments.api.health import HealthProbe
-from deployments.api.http import HttpService
+from deployments.api.http import HttpService, no_spans
 from deployments.api.keys import ApiKeys
 from deployments.api.requests import ServedModel
 from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
+from deployments.ingress.spans import request_spans
+from deployments.ingress.traffic import TrafficLine
 from deployments.serve.instruments import Meters, Mirror
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
@@ -39,7 +41,8 @@ class RouterService:
     the client. Through Serve's proxy they never do.
 
     Raises:
-        ValueError: the tokenizer or the file of API keys cannot be read.
+        ValueError: the tokenizer or the file of API keys cannot be read, or spans are to be sent
+            and the packages for that are missing.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class RouterService:
         self.metrics = RequestMetrics(
             meters, (lambda: 0) if keys is None else (lambda: keys.num_refused)
         )
+        self._spans = request_spans(config.otlp_traces_endpoint, config.model_name)
+        self.traffic = TrafficLine(lambda: self.metrics.load)
         planner = services.planner
         self.planning = PlanningMetrics(meters, planner.stats, planner.gain)
         self._admission = AdmissionControl(
@@ -78,7 +83,8 @@ class RouterService:
             model=served_model(config, tokenizer, created=int(time.time())),
             generator=self._generator,
             slot=self._admission.slot,
-            sinks=(self.metrics,),
+            sinks=(self.metrics, self.traffic),
+            spans=no_spans if self._spans is None else self._spans.of,
             refuse_when_full=self._refuse_when_full,
             metrics=self._metrics_page,
             other_metrics=other_metrics,
@@ -94,11 +100,17 @@ class RouterService:
             send_timeout_s=config.timeouts.token_gap_s,
         )
 
+    def close(self) -> None:
+        """Send spans that wait, for a bounded time. Blocks."""
+        if self._spans is not None:
+            self._spans.close()
+
     def _refuse_when_full(self) -> None:
         try:
             self._admission.refuse_when_full()
         except Overloaded as error:
             self.metrics.refused(error.code)
+            self.traffic.refused(error.code)
             raise
 
     def _metrics_page(self) -> bytes:

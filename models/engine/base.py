@@ -120,6 +120,7 @@ class Engine(ABC):
         self._expire(now)
         waiting = self._jobs.waiting()
         plan = self._planner.plan(waiting, self._everyone(), now) if waiting else PassPlan()
+        self._is_stalled = not plan.rows and not self._jobs.are_any_held()
         for session in plan.starved:
             self._on_starved(session)
         for session in plan.oversized:
@@ -129,8 +130,6 @@ class Engine(ABC):
         elif self._jobs.are_any_held():
             self._masks.collect(min(_MASK_POLL_S, self._mask_wait_s))
             self._complete([], None, now)
-        else:
-            self._is_stalled = True
         for reply_to, notice in self._notices.take(self._jobs, self._clock()):
             self._jobs.send(reply_to, notice)
         return self._jobs.take_replies()

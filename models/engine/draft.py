@@ -6,6 +6,11 @@ truncated distribution that goes with the draft. Sessions join and leave between
 early rather than holding anyone up: at a late or missing mask, at its deadline, when there is no
 room. Its cache lags the tokens by the last drafted one, which no pass has read yet.
 
+A message may bring a guess of what the draft will say (`Propose.guess`). One pass then samples in
+all its rows: what equals the guess is drafted, and so is the first token that does not, or the one
+behind a guess that is right throughout. Those are the tokens of as many single steps, for each is
+sampled from the same text with the same noise.
+
 On a GPU the steps of drafts that need nothing from the host run as one chain (`draft_chain`).
 """
 
@@ -25,6 +30,7 @@ from models.engine.sampler import draft_rows
 from models.grammar.masks import MaskSource
 from models.protocol.messages import Cut, EngineQuestion, Proposal, Propose
 from models.sampling.draft_probs import pack
+from models.sampling.verification import accept_matching
 from models.scheduler.sessions import Job, PlannedRows, Session
 
 _STEP_SHARE = 0.2  # weight of the newest draft step in their running mean
@@ -71,21 +77,29 @@ class DraftEngine(Engine):
         if not isinstance(message, Propose):
             self._fail(session, "invalid", "a draft engine verifies nothing")
             return
-        session.rewrite(message.base_len, message.tokens)
-        session.agreed_len = len(session.tokens) - 1
-        session.committed_len = len(session.tokens)
+        length = message.base_len + len(message.tokens)
+        guess = message.guess[: self._max_guess(length, message.num_draft_tokens)]
+        session.rewrite(message.base_len, message.tokens + guess)
+        session.agreed_len = length - 1
+        session.committed_len = length
         job = Job(
             seq=message.seq,
             ready_s=now,
-            num_logits=1,
+            num_logits=1 + len(guess),
             steps_left=message.num_draft_tokens - 1,
             deadline_s=now + message.deadline_ms / 1e3,
+            guess=guess,
         )
-        if len(session.tokens) >= self._runner.max_model_len:
+        if length >= self._runner.max_model_len:
             session.job = job
             self._finish(session, job, "context")
             return
         self._jobs.start(session, job)
+
+    def _max_guess(self, length: int, num_draft_tokens: int) -> int:
+        """Tokens that a guess after `length` tokens may have: its last row samples one more."""
+        room = self._runner.max_model_len - length
+        return max(0, min(num_draft_tokens, room, self._planner.max_logits) - 1)
 
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         num_steps = self._chain_length(rows)
@@ -144,9 +158,14 @@ class DraftEngine(Engine):
         return draft_rows(jobs, whole)
 
     def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
-        (token,) = tokens
-        session.append(token)
-        job.draft.append(token)
+        num_right, token = accept_matching(job.guess, tokens, session.opened.eos_ids)
+        length = len(session.tokens) - len(job.guess)
+        said = [*job.guess[:num_right], token]
+        session.rewrite(length + num_right, [token])
+        job.guess, job.num_logits = [], 1
+        job.draft += said
+        del job.draft_rows[len(job.draft) :]
+        job.steps_left -= num_right
         if token in session.opened.eos_ids:
             self._finish(session, job, "eos")
         elif job.steps_left == 0:
@@ -162,12 +181,23 @@ class DraftEngine(Engine):
         self._finish(session, job, "mask_late" if is_late else "mask_missing")
 
     def _on_starved(self, session: Session) -> None:
-        if session.job is not None:
+        if session.job is not None and not self._drop_guess(session, session.job):
             self._finish(session, session.job, "starved")
 
     def _on_oversized(self, session: Session) -> None:
-        if session.job is not None:
+        if session.job is not None and not self._drop_guess(session, session.job):
             self._finish(session, session.job, "context")
+
+    def _drop_guess(self, session: Session, job: Job) -> bool:
+        """Whether there was a guess: the job goes on without it and needs less room."""
+        if not job.guess:
+            return False
+        session.rewrite(len(session.tokens) - len(job.guess), [])
+        job.guess, job.num_logits = [], 1
+        self._jobs.ask_masks(session, job)
+        self._masks.flush()
+        self._is_stalled = False
+        return True
 
     def _expire(self, now: float) -> None:
         super()._expire(now)
@@ -192,7 +222,7 @@ class DraftEngine(Engine):
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         super()._note_pass(rows, duration_s, now)
-        if all(planned.num_logits for planned in rows) and sum(
+        if all(planned.num_logits == 1 for planned in rows) and sum(
             planned.num_rows for planned in rows
         ) <= 2 * len(rows):  # after a full accept a draft step has two rows
             self._step_s = running_mean(self._step_s, duration_s, _STEP_SHARE)

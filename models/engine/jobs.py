@@ -46,7 +46,11 @@ class Jobs:
         self.ask_masks(session, job)
 
     def ask_masks(self, session: Session, job: Job) -> None:
-        """Queue the request for the masks of the job's rows; none for an unconstrained session."""
+        """Queue the request for the masks of the job's rows; none for an unconstrained session.
+
+        Those that it waited for are no longer wanted.
+        """
+        self._masks.drop(job.mask)
         endpoint = session.opened.constraint
         if endpoint is not None:
             job.mask = self._masks.ask(session, endpoint.epoch, job.num_logits)

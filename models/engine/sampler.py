@@ -58,8 +58,9 @@ def num_drawable(job: Job) -> int:
 
 @torch.inference_mode()
 def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
-    """Sample the next draft token of each job; where its rule needs it, with its distribution.
+    """Sample a draft token in each row of each job; where its rule needs it, with its distribution.
 
+    A job has one row, or one more than its guess has tokens: what follows the guess's first tokens.
     `whole` [R, V] are the logits of all rows in order, if they are in one tensor.
     """
     if not jobs:
@@ -70,12 +71,13 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
     if truncated:
         tokens, rows = draw_truncated(
             _select(scores, truncated),
-            [part.sampling.seed for part in truncated],
-            [part.position for part in truncated],
+            [part.sampling.seed for part in truncated for _ in range(part.num_rows)],
+            [part.position + i for part in truncated for i in range(part.num_rows)],
         )
-        for part, token, row in zip(truncated, tokens, rows, strict=True):
-            part.job.draft_rows.append(row)
-            sampled[part.first] = [token]
+        for part in truncated:
+            sampled[part.first], tokens = tokens[: part.num_rows], tokens[part.num_rows :]
+            part.job.draft_rows += rows[: part.num_rows]
+            del rows[: part.num_rows]
     return [sampled[part.first] for part in parts]
 
 

@@ -58,7 +58,6 @@ class TargetEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self._window = BatchWindow(self._times)
-        self._has_given_up = False  # blocks, in this step, for forks that lacked some
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size
         )
@@ -146,10 +145,7 @@ class TargetEngine(Engine):
     def step(self) -> list[Outgoing]:
         """See `Engine.step`."""
         self._forks.share_blocks()
-        self._has_given_up = False
-        replies = super().step()
-        self._is_stalled = self._is_stalled and not self._has_given_up
-        return replies
+        return super().step()
 
     def _everyone(self) -> list[Session]:
         return [*self._table, *self._forks.sessions]
@@ -247,7 +243,8 @@ class TargetEngine(Engine):
 
     def _on_starved(self, session: Session) -> None:
         """It waits: its job stays, and is planned again in every pass."""
-        self._has_given_up |= self._forks.give_up_last_block(session)
+        if self._forks.give_up_last_block(session):
+            self._is_stalled = False
 
     def _on_oversized(self, session: Session) -> None:
         pool = self._runner.pool

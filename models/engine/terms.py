@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 from itertools import chain
 
-from models.protocol.messages import Choose, EngineQuestion, Open, Propose, Verify
+from models.protocol.messages import (
+    MAX_DRAFT_TOKENS,
+    Choose,
+    EngineQuestion,
+    Open,
+    Propose,
+    Verify,
+)
 
 _LARGEST = 1e6  # of what is added to or multiplied with a logit: float32 keeps a finite score
 
@@ -50,16 +57,15 @@ def complaint(message: EngineQuestion, opened: Open, *, num_input_ids: int, voca
     match message:
         case Verify():
             draft = message.draft
-            reason = f"run_on must not be negative, got {message.run_on}"
             is_wrong = message.run_on < 0
+            reason = f"run_on must not be negative, got {message.run_on}" if is_wrong else ""
         case Choose():
             draft = list(chain.from_iterable(message.choices))
             reason = _choices_complaint(message, opened, vocab_size)
-            is_wrong = bool(reason)
         case Propose():
-            reason = f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
-            is_wrong = message.num_draft_tokens < 1
-    if is_wrong:
+            draft = message.guess
+            reason = _draft_complaint(message)
+    if reason:
         return reason
     if not message.tokens:
         return "tokens must not be empty"
@@ -80,4 +86,12 @@ def _choices_complaint(message: Choose, opened: Open, vocab_size: int) -> str:
         return "choices cannot be weighed under a constraint"
     if not any(0 <= token_id < vocab_size for token_id in opened.eos_ids):
         return "choices need a token that ends them, there is none in eos_ids"
+    return ""
+
+
+def _draft_complaint(message: Propose) -> str:
+    if message.num_draft_tokens < 1:
+        return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
+    if len(message.guess) > MAX_DRAFT_TOKENS:
+        return f"guess must have at most {MAX_DRAFT_TOKENS} tokens, got {len(message.guess)}"
     return ""

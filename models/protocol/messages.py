@@ -76,9 +76,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
     """The distributions that the tokens of a draft were sampled from, for rules that need them.
 
-    Row i belongs to draft token i and holds `num_pairs` pairs: token ids (little-endian int32)
-    and probabilities (little-endian float32) that sum to 1 over the row, padded with probability 0.
-    They are those sampled from, bit for bit: rules are exact for whatever a token came from.
+    Row i is of draft token i: `num_pairs` token ids and probabilities (little-endian int32 and
+    float32) that sum to 1, padded with probability 0; bit for bit what the token was sampled from.
     """
 
     num_pairs: int
@@ -144,6 +143,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     tokens: list[int]  # committed tokens from base_len on; never empty
     num_draft_tokens: int  # >= 1
     deadline_ms: float  # from arrival; then the answer is what has been drafted
+    guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):

@@ -60,6 +60,7 @@ class Job:
     deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
     draft: list[int] = field(default_factory=list)  # to verify (target) or made so far (draft)
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
+    guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
     part: int = 0
     is_prompt: bool = False  # its rows are many; they are computed in chunks
     is_forked: bool = False  # forks of its session compute the rest

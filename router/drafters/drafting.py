@@ -6,6 +6,7 @@ import time
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
+from router.drafters.guesses import Guesses
 from router.drafters.shadow import ShadowDraft
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.planning.round_plan import Misses, RoundPlan
@@ -25,6 +26,7 @@ class Drafting:
         committed: prompt and generated tokens.
         watch: where it is noted what drafts cost; its planner plans.
         terms: of the chains that drafts are.
+        guesses: what the drafter that costs steps is sent as a guess of its draft; None: nothing.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class Drafting:
         committed: TokenSequence,
         watch: RoundWatch,
         terms: ChainTerms = _NO_CHAINS,
+        guesses: Guesses | None = None,
     ) -> None:
         self._drafters = drafters
         self._committed = committed
         self._watch = watch
         self._terms = terms
+        self._guesses = guesses
         self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
         self._min_survival = LEAST_SURVIVAL  # of the newest plan
@@ -110,9 +114,12 @@ class Drafting:
         num_tokens = min(plan.num_draft_tokens, chain.room)
         if num_tokens == 0:
             return
-        proposals = await self._drafters.propose(chain.text, num_tokens)
+        guess = () if self._guesses is None else self._guesses.next(chain.text, num_tokens)
+        proposals = await self._drafters.propose(chain.text, num_tokens, guess)
         for named in proposals:
-            self._watch.note_proposal(named.drafter, named.proposal, named.elapsed_ms)
+            self._watch.note_proposal(named.drafter, named.proposal, named.elapsed_ms, named.guess)
+            if self._guesses is not None and named.guess and named.proposal is not None:
+                self._guesses.learn(named.guess, named.proposal.tokens)
         taken = first_with_tokens(proposals)
         if taken is not None and taken.proposal is not None:
             chain.add_proposal(taken.drafter, taken.proposal)

@@ -16,7 +16,7 @@ from models.protocol.errors import Unavailable
 from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import NamedFree
-from router.ports import Drafter, DrafterTraits, FreeDrafter
+from router.ports import Drafter, DrafterTraits, FreeDrafter, StagedDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class NamedProposal:
     drafter: DrafterTraits
     proposal: Proposal | None  # None: the drafter was lost
     elapsed_ms: float
+    guess: Sequence[int] = ()  # of its draft, that it was sent
 
 
 class _Place:
@@ -47,6 +48,22 @@ class _Place:
             self._drafter = self._make()
         return self._drafter
 
+    async def propose(
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
+    ) -> NamedProposal:
+        drafter, asked_at = self.drafter(), time.perf_counter()
+        sent: Sequence[int] = ()
+        proposal: Proposal | None = None
+        try:
+            if guess and isinstance(drafter, StagedDrafter):
+                sent = guess
+                proposal = await drafter.propose_with(committed, num_draft_tokens, guess)
+            else:
+                proposal = await drafter.propose(committed, num_draft_tokens)
+        except Unavailable:  # lost just now: it rejoins by itself
+            pass
+        return NamedProposal(self.traits, proposal, (time.perf_counter() - asked_at) * 1e3, sent)
+
     async def leave(self) -> None:
         drafter, self._drafter = self._drafter, None
         if drafter is not None:
@@ -59,6 +76,7 @@ class SessionDrafters:
     Args:
         drafters: who they are and how each is made, in the order in which they are asked.
         continues: whether free drafters are to continue the drafts of others, and so stay.
+        guesses: whether they are to guess the drafts of others, and so stay.
     """
 
     def __init__(
@@ -66,9 +84,11 @@ class SessionDrafters:
         drafters: Sequence[tuple[DrafterTraits, Callable[[], Drafter]]],
         *,
         continues: bool = False,
+        guesses: bool = False,
     ) -> None:
         self._places = [_Place(traits, make) for traits, make in drafters]
         self._continues = continues
+        self._guesses = guesses
 
     def start(self) -> None:
         """Make the first one: it may have to connect, and the others are made when asked."""
@@ -108,12 +128,19 @@ class SessionDrafters:
 
     def free_drafters(self) -> Iterator[NamedFree]:
         """Those that can continue a draft, in order; none where drafts are not continued."""
-        for place in self._places if self._continues else ():
+        yield from self._free() if self._continues else ()
+
+    def guessers(self) -> Iterator[NamedFree]:
+        """Those that can guess a draft, in order; none where drafts are not guessed."""
+        yield from self._free() if self._guesses else ()
+
+    def _free(self) -> Iterator[NamedFree]:
+        for place in self._places:
             if place.traits.is_free and isinstance(drafter := place.drafter(), FreeDrafter):
                 yield NamedFree(place.traits, drafter)
 
     async def propose(
-        self, committed: TokenSequence, num_draft_tokens: int
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int] = ()
     ) -> Sequence[NamedProposal]:
         """Ask one drafter after the other until one has tokens: only the last answer may have any.
 
@@ -122,6 +149,7 @@ class SessionDrafters:
         Args:
             committed: the text so far.
             num_draft_tokens: most tokens of a draft, at least 1.
+            guess: of the draft, for whoever can verify it; it changes no token.
         """
         proposals: list[NamedProposal] = []
         free = {named.traits.name for named in self.free_drafters()}
@@ -129,16 +157,12 @@ class SessionDrafters:
         for index, place in enumerate(places):
             if not place.drafter().is_ready:
                 continue
-            asked_at = time.perf_counter()
-            try:
-                proposal = await place.drafter().propose(committed, num_draft_tokens)
-            except Unavailable:  # lost just now: it rejoins by itself
-                proposal = None
-            elapsed_ms = (time.perf_counter() - asked_at) * 1e3
-            proposals.append(NamedProposal(place.traits, proposal, elapsed_ms))
-            if proposal is not None and proposal.tokens:
+            named = await place.propose(committed, num_draft_tokens, guess)
+            proposals.append(named)
+            if named.proposal is not None and named.proposal.tokens:
                 for later in places[index + 1 :]:
-                    await later.leave()
+                    if not (self._guesses and later.traits.is_free):
+                        await later.leave()
                 break
         return proposals
 

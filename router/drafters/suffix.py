@@ -128,7 +128,7 @@ class SuffixDrafter:
     def _best(self, ids: list[int], num_tokens: int) -> FreeDraft:
         """The draft of which most tokens are expected to be accepted."""
         best = FreeDraft()
-        most, found_cells = 0.0, list[int]()
+        most = 0.0
         for index in (self._own, *self._others()):
             is_own = index is self._own
             for match in index.matches(ids, num_tokens, self._terms, is_own=is_own):
@@ -136,10 +136,10 @@ class SuffixDrafter:
                 match_cells = cells(match.length, match.shares[: len(tokens)])
                 survival = self._odds.survival(match_cells)
                 if sum(survival) > most:
-                    most, found_cells = sum(survival), match_cells
-                    best = FreeDraft(tokens, survival)
+                    most = sum(survival)
+                    best = FreeDraft(tokens, survival, match_cells)
         start = len(ids)
-        self._forecast = _Forecast(start, ids[len(self._own) :], best.tokens, found_cells)
+        self._forecast = _Forecast(start, ids[len(self._own) :], best.tokens, best.cells)
         return best
 
 

@@ -20,10 +20,15 @@ class TextMemory:
     def __init__(self) -> None:
         self._recent: dict[str, SuffixIndex] = {}  # by salt, the last to be used at the end
         self._odds: dict[TaskClass, OddsPool] = {}
+        self._guess_odds: dict[TaskClass, OddsPool] = {}
 
     def odds(self, task_class: TaskClass) -> OddsPool:
         """How good matches are in texts of that class."""
         return self._odds.setdefault(task_class, OddsPool())
+
+    def guess_odds(self, task_class: TaskClass) -> OddsPool:
+        """How often draft models say what followed a match, in texts of that class."""
+        return self._guess_odds.setdefault(task_class, OddsPool())
 
     def recent(self, cache_salt: str) -> SuffixIndex | None:
         """The answers of a salt; None: there are none."""

@@ -7,11 +7,50 @@ measured where rounds are planned (`measured.Overheads`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from models.costs.running_mean import running_mean
 from models.costs.table import CostTable
 from models.protocol.messages import Proposal
 from router.ports import DrafterTraits
+
+# What a further row of a draft pass costs before any was measured, in steps.
+_ROW_SHARE = 0.15
+_ROW_WEIGHT = 0.05  # of the newest measurement in their running mean
+
+
+@dataclass(slots=True)
+class _DrafterCosts:
+    """What one drafter costs: a token by sessions.
+
+    A token takes a step, or less where a guess of the draft saved some. For what a further guess is
+    worth: the newest step, its sessions, and what a row of a guess takes.
+    """
+
+    steps: CostTable = field(default_factory=CostTable)
+    step_ms: float = 0.0
+    num_sessions: int = 1
+    row_ms: float | None = None
+
+    def observe(self, proposal: Proposal, num_guessed: int, num_right: int) -> None:
+        """Take in what the tokens of a draft took."""
+        timing, num_tokens = proposal.timing, len(proposal.tokens)
+        self.step_ms, self.num_sessions = proposal.step_ms, max(1, timing.num_sessions)
+        token_ms = proposal.step_ms
+        if num_guessed > 0 and num_tokens > 0:
+            # The last token of a guess that is right throughout comes with a further one, if it is
+            # no eos; a step after another sampled all others.
+            num_steps = num_tokens - 1 - min(num_right, num_tokens - 1)
+            guess_ms = timing.pass_ms - num_steps * self.step_ms
+            row_ms = max(0.0, guess_ms - self.step_ms) / num_guessed
+            self.row_ms = running_mean(self.a_row_ms, row_ms, _ROW_WEIGHT)
+            token_ms = timing.pass_ms / num_tokens
+        self.steps.observe(self.num_sessions, token_ms)
+
+    @property
+    def a_row_ms(self) -> float:
+        """What a row of a guess takes: measured, else a share of a step."""
+        return _ROW_SHARE * self.step_ms if self.row_ms is None else self.row_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +66,12 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._passes = CostTable()
-        self._steps: dict[str, CostTable] = {}  # by drafter
+        self._drafters: dict[str, _DrafterCosts] = {}
         self._newest_pass = (0, 0.0)
 
     def is_known(self, drafter: DrafterTraits) -> bool:
         """Whether passes and the steps of this drafter have been measured."""
-        return not self._passes.is_empty and (drafter.is_free or drafter.name in self._steps)
+        return not self._passes.is_empty and (drafter.is_free or drafter.name in self._drafters)
 
     def observe_pass(self, num_rows: int, pass_ms: float) -> bool:
         """Take in one target pass of `num_rows` rows, all sessions together.
@@ -45,11 +84,20 @@ class PassCosts:
         self._passes.observe(num_rows, pass_ms)
         return True
 
-    def observe_draft(self, drafter: DrafterTraits, proposal: Proposal) -> None:
-        """Take in one proposal of `drafter`."""
+    def observe_draft(
+        self,
+        drafter: DrafterTraits,
+        proposal: Proposal,
+        num_guessed: int = 0,
+        num_right: int = 0,
+    ) -> None:
+        """Take in one proposal of `drafter`.
+
+        It was sent a guess of so many tokens, of which so many were right.
+        """
         if not drafter.is_free and proposal.step_ms > 0.0:
-            steps = self._steps.setdefault(drafter.name, CostTable())
-            steps.observe(max(1, proposal.timing.num_sessions), proposal.step_ms)
+            costs = self._drafters.setdefault(drafter.name, _DrafterCosts())
+            costs.observe(proposal, num_guessed, num_right)
 
     def pass_ms(self, num_rows: float) -> float:
         """Expected time of a target pass of so many rows."""
@@ -57,8 +105,18 @@ class PassCosts:
 
     def step_ms(self, name: str, num_sessions: float) -> float:
         """Expected time of a step of the drafter `name` for so many sessions."""
-        steps = self._steps.get(name)
-        return 0.0 if steps is None else steps.at(num_sessions)
+        costs = self._drafters.get(name)
+        return 0.0 if costs is None else costs.steps.at(num_sessions)
+
+    def guess_price(self, name: str) -> float:
+        """What a token of a guess must survive with to be worth its row in a draft pass.
+
+        A right token saves the session its part of a step; 1.0, so none, while nothing is known.
+        """
+        costs = self._drafters.get(name)
+        if costs is None or costs.step_ms <= 0.0:
+            return 1.0
+        return costs.a_row_ms * costs.num_sessions / costs.step_ms
 
     def of_round(self, names: Iterable[str]) -> RoundCosts:
         """What engines take in a round that the drafters `names` draft for.
@@ -66,7 +124,7 @@ class PassCosts:
         They work side by side and the round waits for the slowest: steps of 2 ms and of 5 ms make
         a step of 5 ms.
         """
-        tables = [self._steps[name] for name in names if name in self._steps]
+        tables = [self._drafters[name].steps for name in names if name in self._drafters]
         return RoundCosts(
             pass_ms=self._passes.at,
             step_ms=tables[0].at if len(tables) == 1 else _slowest(tables),

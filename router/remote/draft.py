@@ -11,7 +11,7 @@ replicas refuse the text (a token that the draft model has not).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -34,7 +34,7 @@ _MAX_REFUSALS = 3  # answers that nothing can be drafted here; leases in between
 
 
 class RemoteDrafter:
-    """Implements `ports.Drafter`."""
+    """Implements `ports.Drafter` and `ports.StagedDrafter`."""
 
     def __init__(
         self, session: EngineClient, limits: SessionLimits, committed: TokenSequence
@@ -72,12 +72,18 @@ class RemoteDrafter:
 
     async def propose(self, committed: TokenSequence, num_draft_tokens: int) -> Proposal:
         """See `ports.Drafter.propose`."""
+        return await self.propose_with(committed, num_draft_tokens, ())
+
+    async def propose_with(
+        self, committed: TokenSequence, num_draft_tokens: int, guess: Sequence[int]
+    ) -> Proposal:
+        """See `ports.StagedDrafter.propose_with`."""
         if not self._is_caught_up:
             raise Unavailable("the draft model is not ready")
         try:
             async with asyncio.timeout(self._limits.draft_s):
                 deadline_s = _DEADLINE_SHARE * self._limits.draft_s
-                proposal = await self._propose(committed, num_draft_tokens, deadline_s)
+                proposal = await self._propose(committed, num_draft_tokens, deadline_s, guess)
         except TimeoutError:
             self._rejoin(self._has_come_back)
             limit_s = self._limits.draft_s
@@ -189,7 +195,11 @@ class RemoteDrafter:
                 return
 
     async def _propose(
-        self, committed: TokenSequence, num_draft_tokens: int, deadline_s: float
+        self,
+        committed: TokenSequence,
+        num_draft_tokens: int,
+        deadline_s: float,
+        guess: Sequence[int] = (),
     ) -> Proposal:
         await self._session.connect(self._limits.queue_wait_s)
         max_len = self._session.max_len
@@ -200,7 +210,12 @@ class RemoteDrafter:
         # The text may end with the first tokens of a chain, which are not committed yet.
         num_final = min(num_committed, len(self._committed))
         asked_after = committed.ids[num_final:]
-        build = partial(Propose, num_draft_tokens=num_draft_tokens, deadline_ms=deadline_s * 1e3)
+        build = partial(
+            Propose,
+            num_draft_tokens=num_draft_tokens,
+            deadline_ms=deadline_s * 1e3,
+            guess=list(guess),
+        )
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:
                 if not isinstance(reply, Proposal):

@@ -41,9 +41,13 @@ def proposing(
     *,
     base_len: int = 0,
     deadline_ms: float = 1e6,
+    guess: Sequence[int] = (),
 ) -> Propose:
     return Propose(
-        **header(session_id, seq, ids, base_len), num_draft_tokens=k, deadline_ms=deadline_ms
+        **header(session_id, seq, ids, base_len),
+        num_draft_tokens=k,
+        deadline_ms=deadline_ms,
+        guess=list(guess),
     )
 
 

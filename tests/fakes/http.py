@@ -40,6 +40,8 @@ STATS = SpeculationStats(
     acceptance_histogram=(1, 1, 1, 1),
     num_drafted_by={"draft_model": 7, "ngram": 3},
     num_accepted_by={"draft_model": 5, "ngram": 1},
+    num_guess_tokens=9,
+    num_right_guess_tokens=4,
     time=TimeSplit(draft_ms=1.5, verify_ms=2.5),
 )
 

@@ -67,6 +67,8 @@ class SpeculativeDecoding(BaseModel):
     num_draft_tokens: int
     num_draft_tokens_by: dict[str, int]  # by the name of who drafted them
     num_accepted_draft_tokens_by: dict[str, int]
+    num_guess_tokens: int  # sent to the draft model as a guess of its draft
+    num_right_guess_tokens: int  # that it drafted too: each saved it a step
     num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
 
 
@@ -232,6 +234,8 @@ def metrics_of(stats: SpeculationStats) -> Metrics:
             num_draft_tokens=stats.num_draft_tokens,
             num_draft_tokens_by=dict(stats.num_drafted_by),
             num_accepted_draft_tokens_by=dict(stats.num_accepted_by),
+            num_guess_tokens=stats.num_guess_tokens,
+            num_right_guess_tokens=stats.num_right_guess_tokens,
             num_spec_tokens=stats.num_spec_tokens,
         ),
         rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),

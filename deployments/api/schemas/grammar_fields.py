@@ -42,7 +42,7 @@ class StructuredOutputs(StrictFields):
     json_object: bool = False  # True: any JSON object
     regex: str | None = Field(default=None, min_length=1)
     choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
-    choice_sampling: Literal["exact", "masked"] = "exact"  # see `api/exact_choice.py`
+    choice_sampling: Literal["exact", "masked"] = "exact"  # see `api/prompts.choice_ids`
     choice_probabilities: bool = False  # in the answer
 
     @property

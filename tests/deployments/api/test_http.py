@@ -41,6 +41,8 @@ SPECULATIVE = {
     "num_draft_tokens": 10,
     "num_draft_tokens_by": {"draft_model": 7, "ngram": 3},
     "num_accepted_draft_tokens_by": {"draft_model": 5, "ngram": 1},
+    "num_guess_tokens": 9,
+    "num_right_guess_tokens": 4,
     "num_spec_tokens": 3,
 }
 

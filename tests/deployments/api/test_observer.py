@@ -23,8 +23,8 @@ class Notes(Sink):
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
 
-    def first_tokens(self, choice: int, after_s: float) -> None:
-        self.events.append(("first", choice, after_s))
+    def first_tokens(self, choice: int, num_tokens: int, after_s: float) -> None:
+        self.events.append(("first", choice, num_tokens, after_s))
 
     def more_tokens(self, choice: int, num_tokens: int, gap_s: float) -> None:
         self.events.append(("more", choice, num_tokens, gap_s))
@@ -43,7 +43,7 @@ def test_a_choice_is_measured_from_its_beginning_for_all_sinks() -> None:
     with observer:
         for item in (Delta("a", (1,)), Delta("", ()), Delta("bc", (2, 3)), END):
             observer.add(item)
-    expected = [("first", 4, 2.0), ("more", 4, 2, 1.0), ("finished", 4, END, 5.0)]
+    expected = [("first", 4, 1, 2.0), ("more", 4, 2, 1.0), ("finished", 4, END, 5.0)]
     assert [sink.events for sink in sinks] == [expected, expected]
 
 
@@ -79,4 +79,4 @@ def test_items_that_end_without_an_end_are_a_failure() -> None:
     observer = ChoiceObserver(3, (notes,), clock=lambda: 0.0)
     with observer:
         observer.add(Delta("a", (1,)))
-    assert notes.events == [("first", 3, 0.0), ("failed", 3, "internal_error")]
+    assert notes.events == [("first", 3, 1, 0.0), ("failed", 3, "internal_error")]

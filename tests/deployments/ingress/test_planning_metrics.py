@@ -52,10 +52,16 @@ def key(name: str, *labels: str) -> tuple[str, frozenset[str]]:
 def test_counters_follow_the_planners_and_count_nothing_twice(planner: Planner) -> None:
     planner.stats.num_plans = 3
     planner.stats.lengths.update({0: 2, 4: 5})
+    planner.stats.planning_ms = 250.0
+    planner.stats.num_control_rounds, planner.stats.num_trial_rounds = 4, 1
     planner.stats.predicted_ms, planner.stats.actual_ms = 1500.0, 2000.0
     for _ in range(2):
         page = planner.page()
         assert page[key("plans_total")] == 3
+        assert page[key("planning_seconds_total")] == 0.25
+        assert page[key("planner_probes_total", "control")] == 4
+        assert page[key("planner_probes_total", "trial")] == 1
+        assert page[key("planner_probes_total", "shadow")] == 0
         assert page[key("planned_rounds_total", "0")] == 2
         assert page[key("planned_rounds_total", "4")] == 5
         assert page[key("planned_round_seconds_total", "predicted")] == 1.5

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
@@ -28,6 +22,7 @@ from models.fetch.sources import HubSource, WheelSource
 from models.text.tokenizer import Tokenizer
 from tests.cases.gguf_files import write_pair
 from tests.cases.tiny_llama import write_tiny_llama
+from tests.fakes.hub import hub
 
 ROOT = Path(__file__).parents[3]
 NOTHING = "0" * 64
@@ -122,73 +117,6 @@ def test_a_full_disk_is_said_before_anything_is_loaded(index: Index) -> None:
 
 
 # --- the hub ----------------------------------------------------------------------------------
-
-
-class Hub(http.server.BaseHTTPRequestHandler):
-    """The three routes of a hub that a download asks; `folder`: the only repository."""
-
-    folder: Path
-    sums: dict[str, str]
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing."""
-
-    def _answer(self, *, with_body: bool) -> None:
-        path = self.path.split("?")[0]
-        commit = "a" * 40
-        files = sorted(one for one in self.folder.iterdir())
-        if path.startswith("/api/models/tiny/words/tree/"):
-            body = json.dumps([self._entry(file, "path") | {"type": "file"} for file in files])
-            return self._send(body.encode(), {}, with_body=with_body)
-        if path.startswith("/api/models/tiny/words"):
-            siblings = [self._entry(file, "rfilename") for file in files]
-            body = json.dumps({"id": "tiny/words", "sha": commit, "siblings": siblings})
-            return self._send(body.encode(), {}, with_body=with_body)
-        name = path.rpartition("/")[2]
-        if path.startswith("/tiny/words/resolve/") and (self.folder / name).is_file():
-            content = (self.folder / name).read_bytes()
-            etag = hashlib.sha256(content).hexdigest()
-            headers = {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}
-            return self._send(content, headers, with_body=with_body)
-        self.send_error(404)
-        return None
-
-    def _entry(self, file: Path, key: str) -> dict[str, Any]:
-        entry: dict[str, Any] = {key: file.name, "size": file.stat().st_size, "oid": "b" * 40}
-        if file.suffix == ".safetensors":
-            digest = self.sums.get(file.name, sha256_of(file))
-            lfs = {"sha256": digest, "oid": digest, "size": file.stat().st_size, "pointerSize": 1}
-            entry["lfs"] = lfs
-        return entry
-
-    def _send(self, body: bytes, headers: dict[str, str], *, with_body: bool) -> None:
-        self.send_response(200)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-
-@contextmanager
-def hub(folder: Path, sums: dict[str, str] | None = None) -> Iterator[str]:
-    handler = type("OneHub", (Hub,), {"folder": folder, "sums": sums or {}})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def fetch_from_hub(endpoint: str, cache: Path, sources: str = '"hub",') -> tuple[bool, str]:

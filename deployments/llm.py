@@ -1,0 +1,312 @@
+"""The Python API without a server: `LLM` has models, grammars and the router's loop in one process.
+
+    from deployments.llm import LLM, SamplingParams
+
+    with LLM() as llm:  # the shipped pair; LLM("folder", "draft folder") for one of your own
+        [answer] = llm.generate("Once upon a time", SamplingParams(seed=7, max_tokens=32))
+        print(answer.outputs[0].text)
+
+Names and shapes are those of vLLM's offline API. Parameters are checked by the schema of the HTTP
+routes, and a seed gives the text that it gives over HTTP. No Ray, no sockets: the models are
+computed in this process, one pass after the other, for all prompts together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from tqdm.auto import tqdm
+
+from deployments.api.jobs import Job, chat_job, completion_job
+from deployments.api.schemas.grammar_fields import naming_field
+from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
+from deployments.config.schema import AppConfig
+from deployments.ingress.service import served_model
+from deployments.local.engines import LocalEngines
+from deployments.local.loop_thread import LoopThread
+from deployments.local.outputs import (
+    Answer,
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+    request_output,
+)
+from deployments.local.room import Room
+from deployments.local.sampling_params import SamplingParams
+from models.engine.load import EngineLoad
+from models.fetch.hub import bring
+from models.fetch.sources import say
+from models.protocol.errors import InvalidRequest
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+
+logger = logging.getLogger(__name__)
+
+ModelChoice = str | Path | Mapping[str, Any]  # a model_path, or a section of the config
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+_SHIPPED = {"target": "models/demo/target", "draft": "models/demo/draft"}
+# Nobody else waits here: a long queue is what a batch is, and a slow pass is no death.
+_TIMEOUTS = {
+    "draft_ms": 60_000,
+    "first_token_s": 3600,
+    "token_gap_s": 3600,
+    "queue_timeout_s": 86_400,
+    "failover_s": 0.1,  # there is no other engine
+}
+
+
+class LLM:
+    """Models in this process that answer prompts. Close it, or use it as a context.
+
+    Calls block until all answers are there; they may come from several threads, and from within a
+    running event loop (a notebook), which they block. Ctrl-C ends a call and frees its sessions.
+
+    Args:
+        target: the model whose text is wanted: a `model_path`, or the fields of a config's `target`
+            section. Left out with `draft`: the shipped demo pair.
+        draft: the model that guesses ahead, likewise; None: suffix decoding drafts.
+        speculation: fields of `router.speculation`, such as `num_speculative_tokens`.
+        router: further fields of the section `router`.
+        constraint: fields of the section `constraint`.
+        engine: fields of both models (`dtype`, `device`, `num_threads`, `max_model_len`,
+            `max_num_seqs`, ...); `num_threads` is torch's own default, and `max_model_len` at most
+            the checkpoint's.
+
+    Raises:
+        ValueError: a field is unknown or wrong, or a model is missing or cannot be served.
+    """
+
+    def __init__(
+        self,
+        target: ModelChoice | None = None,
+        draft: ModelChoice | None = None,
+        *,
+        speculation: Mapping[str, Any] | None = None,
+        router: Mapping[str, Any] | None = None,
+        constraint: Mapping[str, Any] | None = None,
+        **engine: Any,
+    ) -> None:
+        if target is None:
+            if draft is not None:
+                raise ValueError("draft: needs a target beside it")
+            target, draft = _SHIPPED["target"], _SHIPPED["draft"]
+        shared = {"num_threads": torch.get_num_threads()} | engine
+        tree: dict[str, Any] = {
+            "target": shared | _section(target),
+            "draft": None if draft is None else shared | _section(draft),
+            "router": {"timeouts": _TIMEOUTS} | dict(router or {}),
+            "constraint": dict(constraint or {}),
+        }
+        if speculation is not None:
+            tree["router"]["speculation"] = dict(speculation)
+        config = resolved(fitted(AppConfig.model_validate(tree)))
+        check_models(config)
+        for model in config.models.values():
+            bring(Path(model.model_path), say)
+        self.config = with_shared_vocabulary(config)
+        began_s = time.monotonic()
+        self._engines = LocalEngines(self.config)
+        self._model = served_model(self.config.router, self._engines.tokenizer, created=0)
+        self._room = Room(
+            self._engines.loads()["target"],
+            self.config.target.block_size,
+            self.config.target.max_num_seqs,
+        )
+        self._thread = LoopThread("llm")
+        self._end = weakref.finalize(self, _end, self._thread, self._engines)
+        logger.info(
+            "%s: loaded in %.1f s", self.config.target.model_path, time.monotonic() - began_s
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue raw prompts, all of them together.
+
+        Args:
+            prompts: one or a list: a text, its token ids, or a dict with `prompt` or
+                `prompt_token_ids`.
+            sampling_params: for all, or one for each; None: the defaults.
+            use_tqdm: whether to show a progress bar, on stderr.
+
+        Returns:
+            An output for each prompt, in their order.
+
+        Raises:
+            InvalidRequest: a prompt or a parameter is refused; names prompt and field. Nothing
+                was generated.
+            ServingError: a generation failed; the others are ended.
+            RuntimeError: it was closed.
+        """
+        listed = [_plain(prompt) for prompt in _listed(prompts)]
+        jobs = []
+        for index, (prompt, params) in enumerate(_paired(listed, sampling_params, "prompts")):
+            with _naming("prompts", index, len(listed)):
+                jobs.append(
+                    completion_job(params.completion(self._model.name, prompt), self._model)
+                )
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._answered(jobs, texts, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        **fields: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations, rendered by the model's chat template, all of them together.
+
+        Args:
+            messages: a conversation (dicts with `role` and `content`), or a list of them.
+            sampling_params: for all, or one for each; None: the defaults.
+            use_tqdm: whether to show a progress bar, on stderr.
+            fields: further fields of POST /v1/chat/completions.
+
+        Returns:
+            An output for each conversation, in their order.
+
+        Raises:
+            InvalidRequest, ServingError: see `generate`.
+        """
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        listed: Sequence[Any] = [messages] if is_one else messages
+        jobs = []
+        for index, (one, params) in enumerate(_paired(listed, sampling_params, "messages")):
+            with _naming("messages", index, len(listed)):
+                jobs.append(chat_job(params.chat(self._model.name, one, fields), self._model))
+        decode = self._model.tokenizer.decode
+        texts = [decode(job.requests[0].prompt_ids) for job in jobs]
+        return self._answered(jobs, texts, use_tqdm)
+
+    def loads(self) -> dict[str, EngineLoad]:
+        """How full and how busy the engines are, by `target` and `draft`."""
+        return self._engines.loads()
+
+    def close(self) -> None:
+        """Free the models; calls in other threads end with an error. Idempotent."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        """Nothing more to do."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Free the models."""
+        self.close()
+
+    def _answered(
+        self, jobs: Sequence[Job], prompts: Sequence[str | None], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        if not self._end.alive:
+            raise RuntimeError("this LLM is closed")
+        with tqdm(total=len(jobs), desc="prompts", dynamic_ncols=True, disable=not use_tqdm) as bar:
+            try:
+                answers = self._thread.run(self._all(jobs, bar.update))
+            except CancelledError:
+                raise RuntimeError("this LLM was closed") from None
+        return [
+            request_output(prompt, of_prompt, self._model.tokenizer)
+            for prompt, of_prompt in zip(prompts, answers, strict=True)
+        ]
+
+    async def _all(self, jobs: Sequence[Job], count: Callable[[], object]) -> list[list[Answer]]:
+        """Answer all jobs, in their order as far as there is room; the first error ends all."""
+        answers = [[Answer(request) for request in job.requests] for job in jobs]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for job, of_job in zip(jobs, answers, strict=True):
+                    for answer in of_job:
+                        await self._room.enter(answer.request)
+                        tasks.create_task(self._one(job, of_job, answer, count))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return answers
+
+    async def _one(
+        self, job: Job, of_job: Sequence[Answer], answer: Answer, count: Callable[[], object]
+    ) -> None:
+        request = answer.request
+        try:
+            detokenizer = self._model.tokenizer.detokenizer(job.after(request))
+            items = self._engines.generator.generate(request, detokenizer)
+            with naming_field(job.grammar_field):
+                async with aclosing(items):
+                    async for item in items:
+                        answer.add(item)
+        finally:
+            await self._room.leave(request)
+        if all(one.end is not None for one in of_job):
+            count()
+
+
+def _end(thread: LoopThread, engines: LocalEngines) -> None:
+    thread.close(engines.close())
+
+
+def _section(choice: ModelChoice) -> dict[str, Any]:
+    return dict(choice) if isinstance(choice, Mapping) else {"model_path": str(choice)}
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    is_one = isinstance(prompts, str | Mapping) or (
+        bool(prompts) and all(isinstance(item, int) for item in prompts)
+    )
+    return [prompts] if is_one else list(prompts)
+
+
+def _plain(prompt: Any) -> Any:
+    """A text or token ids; whatever else it is, the schema refuses."""
+    if isinstance(prompt, Mapping):
+        return prompt.get("prompt_token_ids", prompt.get("prompt"))
+    return prompt if isinstance(prompt, str) else list(prompt)
+
+
+def _paired(
+    asked: Sequence[Any], params: Params, name: str
+) -> Iterator[tuple[Any, SamplingParams]]:
+    if params is None or isinstance(params, SamplingParams):
+        params = [params or SamplingParams()] * len(asked)
+    if len(params) != len(asked):
+        raise InvalidRequest(
+            f"sampling_params: one for all or one for each of the {len(asked)} {name} "
+            f"(got {len(params)})",
+            param="sampling_params",
+        )
+    return zip(asked, params, strict=True)
+
+
+@contextmanager
+def _naming(name: str, index: int, count: int) -> Iterator[None]:
+    """Make refusals within the block name the prompt, where there are several."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if count == 1:
+            raise
+        raise type(error)(
+            f"{name}[{index}]: {error.message}", param=error.param, code=error.code
+        ) from error

@@ -1,0 +1,100 @@
+"""From a config to engines, grammars and router in this process; what `deployments.llm` runs.
+
+Draft and target are stepped by turns in the event loop that uses them (`inline.py`): the draft
+first, so that one pass of the target verifies the drafts of all sessions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from deployments.config.fault import Fault
+from deployments.config.model_files import read_vocab_size
+from deployments.config.schema import AppConfig, ModelConfig
+from deployments.local.inline import InlineDevice, InlinePool
+from deployments.local.pool import LocalConstraintPool
+from models.engine.draft import DraftEngine
+from models.engine.load import EngineLoad
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
+from models.grammar.host import GrammarHost
+from models.grammar.limits import HostLimits, SchemaLimits
+from models.grammar.masks import LocalMaskSource
+from models.text.tokenizer import Tokenizer
+from router.generator import SpeculativeGenerator
+from router.session import Services
+
+_EPOCH = 1  # engines here are never replaced
+
+
+class LocalEngines:
+    """The models of a resolved config, loaded, and the generator over them.
+
+    Made in any thread; `generator` and `close` belong to one event loop.
+
+    Raises:
+        ValueError: a checkpoint cannot be served; or it asks for several ranks, which are processes
+            of their own.
+    """
+
+    def __init__(self, config: AppConfig) -> None:
+        for section, model in config.models.items():
+            if model.tensor_parallel_size > 1:
+                key = f"{section}.tensor_parallel_size"
+                raise Fault(key, f"must be 1 in one process (got {model.tensor_parallel_size})")
+        self.tokenizer = Tokenizer.load(config.router.tokenizer_path)
+        target = ModelRunner(config.target)
+        draft = None if config.draft is None else ModelRunner(config.draft)
+        vocabulary = VocabularyInfo(
+            tokenizer_json=_tokenizer_json(config.target),
+            vocab_size=read_vocab_size(Path(config.target.model_path)),
+            eos_ids=self.tokenizer.eos_ids,
+        )
+        service = config.constraint
+        self._constraint = LocalConstraintPool(
+            GrammarHost(
+                GrammarCompiler(
+                    vocabulary, SchemaLimits(max_schema_bytes=service.max_schema_bytes)
+                ),
+                HostLimits(max_cached_grammars=service.cache_size),
+            )
+        )
+        self._device = InlineDevice()
+        self._pools: dict[str, InlinePool] = {}
+        if draft is not None:  # before the target: the engine that comes first goes first
+            self._add("draft", DraftEngine(draft, self._masks(), _EPOCH), draft)
+        self._add("target", TargetEngine(target, self._masks(), _EPOCH), target)
+        services = Services(
+            target_pool=self._pools["target"],
+            draft_pool=self._pools.get("draft"),
+            constraint_pool=self._constraint,
+            speculation=config.router.speculation,
+            limits=config.router.timeouts,
+        )
+        self.generator = SpeculativeGenerator(services, max_model_len=config.router.max_model_len)
+
+    def loads(self) -> dict[str, EngineLoad]:
+        """How full and how busy the engines are, by the name of their section."""
+        return {name: pool.engine.load() for name, pool in self._pools.items()}
+
+    async def close(self) -> None:
+        """End the engines; sessions that run are lost. Idempotent."""
+        await self._device.close()
+        with contextlib.suppress(
+            RuntimeError
+        ):  # at the interpreter's end no thread begins any more
+            await self._constraint.close()
+
+    def _add(self, name: str, engine: DraftEngine | TargetEngine, runner: ModelRunner) -> None:
+        self._pools[name] = self._device.pool(
+            engine, epoch=_EPOCH, max_model_len=runner.max_model_len
+        )
+
+    def _masks(self) -> LocalMaskSource:
+        return LocalMaskSource(self._constraint.host)
+
+
+def _tokenizer_json(target: ModelConfig) -> str:
+    return (Path(target.model_path) / "tokenizer.json").read_text(encoding="utf-8")

@@ -1,0 +1,137 @@
+"""What the Python API returns, in the shapes and names that vLLM's offline API has.
+
+Beside these fields an output says what it was sampled with (`seed`) and an answer to a prompt what
+speculation did for it (`metrics`, of all its choices together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deployments.api.choices import finished_together
+from models.protocol.messages import TokenLogprobs
+from models.protocol.packed_logprobs import unpack
+from models.text.tokenizer import Tokenizer
+from router.types import Delta, Finished, FinishReason, GenerationRequest, SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """What one token was given: log-softmax of the logits before any processor."""
+
+    logprob: float
+    rank: int  # 1 for the likeliest
+    decoded_token: str  # a part of a character shows as U+FFFD
+
+
+Logprobs = dict[int, Logprob]  # by token id: the token that came, and the likeliest in its place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One answer to a prompt.
+
+    `logprobs` has an entry for each token with text in the answer, so none for the one that ended
+    it, which is the last of `token_ids`.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[Logprobs] | None
+    finish_reason: FinishReason
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """All answers to one prompt.
+
+    `prompt_logprobs` begin with None: nothing predicts the first token.
+    """
+
+    request_id: str
+    prompt: str | None  # the text; None where token ids were given
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[Logprobs | None] | None
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    metrics: SpeculationStats
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice while it is generated."""
+
+    request: GenerationRequest
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    of_prompt: Sequence[bytes] | None = None
+    end: Finished | None = None
+
+    def add(self, item: Delta | Finished) -> None:
+        """Take in what the generator yields next."""
+        if isinstance(item, Finished):
+            self.end = item
+            return
+        self.texts.append(item.text)
+        self.token_ids += item.token_ids
+        self.entries += [shown.logprobs for shown in item.shown]
+        if item.prompt_logprobs is not None:
+            self.of_prompt = item.prompt_logprobs
+
+
+def request_output(
+    prompt: str | None, answers: Sequence[Answer], tokenizer: Tokenizer
+) -> RequestOutput:
+    """Put the answers to one prompt together; all have ended."""
+    first = answers[0]
+    ends = [answer.end for answer in answers if answer.end is not None]
+    assert len(ends) == len(answers), f"{len(ends)} of {len(answers)} answers have ended"
+    together = finished_together(ends)
+    of_prompt: list[Logprobs | None] | None = None
+    if first.of_prompt is not None:
+        of_prompt = [None, *(_named(unpack(entry), tokenizer) for entry in first.of_prompt)]
+    return RequestOutput(
+        request_id=first.request.request_id,
+        prompt=prompt,
+        prompt_token_ids=list(first.request.prompt_ids),
+        prompt_logprobs=of_prompt,
+        outputs=[_output(i, answer, end, tokenizer) for i, (answer, end) in _paired(answers, ends)],
+        num_cached_tokens=together.num_cached_tokens,
+        metrics=together.speculation,
+    )
+
+
+def _paired(
+    answers: Sequence[Answer], ends: Sequence[Finished]
+) -> enumerate[tuple[Answer, Finished]]:
+    return enumerate(zip(answers, ends, strict=True))
+
+
+def _output(index: int, answer: Answer, end: Finished, tokenizer: Tokenizer) -> CompletionOutput:
+    sampling = answer.request.sampling
+    is_asked = sampling.num_logprobs >= 0
+    return CompletionOutput(
+        index=index,
+        text="".join(answer.texts),
+        token_ids=answer.token_ids,
+        cumulative_logprob=sum(e.logprob for e in answer.entries) if is_asked else None,
+        logprobs=[_named(entry, tokenizer) for entry in answer.entries] if is_asked else None,
+        finish_reason=end.finish_reason,
+        seed=sampling.seed,
+    )
+
+
+def _named(entry: TokenLogprobs, tokenizer: Tokenizer) -> Logprobs:
+    ranked = [(token, logprob, i + 1) for i, (token, logprob) in enumerate(entry.top)]
+    if all(token != entry.token for token, _, _ in ranked):
+        ranked.append((entry.token, entry.logprob, entry.rank))
+    return {
+        token: Logprob(logprob, rank, tokenizer.token_bytes(token).decode(errors="replace"))
+        for token, logprob, rank in ranked
+    }

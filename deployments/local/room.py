@@ -1,0 +1,49 @@
+"""Room on an engine for whole answers, so that none that runs loses its KV blocks to another.
+
+A server cannot wait for that: it lets sessions in and takes blocks back when they run out. A batch
+can, and is faster for it, because nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from models.engine.load import EngineLoad
+from router.types import GenerationRequest
+
+
+class Room:
+    """Places for sessions and KV blocks for their longest texts.
+
+    Args:
+        load: of the engine, empty; says how many blocks there are.
+        block_size: tokens of a block.
+        num_places: sessions at a time.
+    """
+
+    def __init__(self, load: EngineLoad, block_size: int, num_places: int) -> None:
+        self._num_blocks = self._free_blocks = load.num_blocks
+        self._block_size = block_size
+        self._free_places = num_places
+        self._freed = asyncio.Condition()
+
+    async def enter(self, request: GenerationRequest) -> None:
+        """Wait for room for a request, however long it takes; `leave` gives it back."""
+        needed = self._needed(request)
+        async with self._freed:
+            await self._freed.wait_for(
+                lambda: self._free_places > 0 and self._free_blocks >= needed
+            )
+            self._free_places -= 1
+            self._free_blocks -= needed
+
+    async def leave(self, request: GenerationRequest) -> None:
+        """Give back what `enter` took."""
+        async with self._freed:
+            self._free_places += 1
+            self._free_blocks += self._needed(request)
+            self._freed.notify_all()
+
+    def _needed(self, request: GenerationRequest) -> int:
+        num_tokens = len(request.prompt_ids) + request.max_tokens
+        return min(-(-num_tokens // self._block_size), self._num_blocks)

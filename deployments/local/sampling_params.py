@@ -1,0 +1,102 @@
+"""Sampling parameters of the Python API: the fields of an HTTP request, checked by its schema.
+
+There is no list of parameters here and no rule of its own: what a request body may say, apart from
+its prompt and how its answer is sent, is what `SamplingParams` takes, with the same refusals.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deployments.api.bodies import Request, parse
+from deployments.api.schemas.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+)
+from models.protocol.errors import InvalidRequest
+
+_NOT_SAMPLING = frozenset({"model", "prompt", "echo", "stream", "stream_options"})
+_NAMES = tuple(name for name in CompletionRequest.model_fields if name not in _NOT_SAMPLING)
+
+
+class SamplingParams:
+    """How answers are sampled: the fields of POST /v1/completions but prompt, echo and stream.
+
+    `structured_outputs={"json": Model}` may name a pydantic class in place of its schema.
+
+    Raises:
+        InvalidRequest: an unknown field, a wrong type, a value out of range; it names the field.
+    """
+
+    # Made of the schema, so that `help` and completion in notebooks show the fields.
+    __signature__ = inspect.Signature(
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=CompletionRequest.model_fields[name].get_default(call_default_factory=True),
+            )
+            for name in _NAMES
+        ]
+    )
+
+    def __init__(self, **fields: Any) -> None:
+        for name in fields:
+            if name in _NOT_SAMPLING:
+                raise InvalidRequest(f"{name}: is no sampling parameter", param=name)
+        self._fields = dict(fields)
+        self.completion("", [0])  # refuses now what any request with these fields is refused for
+
+    def __repr__(self) -> str:
+        """The fields that were given."""
+        return f"SamplingParams({', '.join(f'{k}={v!r}' for k, v in self._fields.items())})"
+
+    def completion(self, model: str, prompt: str | Sequence[int]) -> CompletionRequest:
+        """The body of POST /v1/completions for a raw prompt, or for its token ids.
+
+        Raises:
+            InvalidRequest: as the route would.
+        """
+        return _parsed({**self._fields, "model": model, "prompt": prompt}, CompletionRequest)
+
+    def chat(
+        self, model: str, messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
+    ) -> ChatCompletionRequest:
+        """The body of POST /v1/chat/completions for a conversation.
+
+        Args:
+            model: its name.
+            messages: the conversation.
+            more: further fields of that route.
+
+        Raises:
+            InvalidRequest: as the route would.
+        """
+        fields = {**self._fields, **more, "model": model, "messages": messages}
+        if (num_logprobs := self._fields.get("logprobs")) is not None:
+            fields |= {"logprobs": True, "top_logprobs": num_logprobs}
+        return _parsed(fields, ChatCompletionRequest)
+
+
+def _parsed(fields: Mapping[str, Any], schema: type[Request]) -> Request:
+    members = [f"{json.dumps(name)}:{_as_json(name, value)}" for name, value in fields.items()]
+    return parse(f"{{{','.join(members)}}}".encode(), schema)
+
+
+def _as_json(name: str, value: object) -> str:
+    try:
+        text = json.dumps(value, allow_nan=False, default=_schema_of, ensure_ascii=False)
+        text.encode()  # a lone surrogate is no text
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: {error}", param=name) from None
+    return text
+
+
+def _schema_of(value: object) -> object:
+    """What JSON has in place of a value that it has not: the schema of a pydantic class."""
+    if isinstance(value, type) and hasattr(value, "model_json_schema"):
+        return value.model_json_schema()
+    raise TypeError(f"must be a value that JSON has, got {type(value).__name__}")

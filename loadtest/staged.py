@@ -1,0 +1,217 @@
+"""What staged speculation brings: suffix decoding guesses for the draft model, off and on.
+
+    python -m loadtest.staged --pair models/demo --output loadtest/results/staged-demo.json
+
+Answers every prompt greedily with k fixed and with adaptive k, one at a time, in one process, by
+turns with guesses off and on; suffix decoding is on in all of them. Fails where a text depends on
+it. `passes` are the draft model's for each token of the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deployments.local.inline import InlineDevice
+from loadtest.bench.loop import LIMITS, NoText
+from loadtest.report.interleaved import interleave, median_ratio
+from loadtest.report.pairs import PairPath
+from loadtest.report.prompts import demo_prompts
+from loadtest.report.record import head, write_json
+from models.config import EngineConfig
+from models.engine.draft import DraftEngine
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
+from models.protocol.messages import Sampling
+from router.drafters.text_memory import TextMemory
+from router.generator import SpeculativeGenerator
+from router.limits import SpeculationLimits
+from router.planning.adaptive import RouterPlanner
+from router.planning.costs import PassCosts
+from router.session import Services
+from router.types import Finished, GenerationRequest
+
+_EPOCH = 1
+_MAX_MODEL_LEN = 512
+KS: dict[str, int | None] = {"k=5": 5, "adaptive": None}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of all prompts."""
+
+    tokens_per_s: float
+    texts: tuple[tuple[int, ...], ...]
+    num_passes: int  # of the draft model
+    num_guessed: int
+    num_right: int
+
+
+class StagedBench:
+    """A pair of engines and the router's loop over them.
+
+    Args:
+        pair: holds target/ and draft/ with the demo's vocabulary.
+        kind: of prompts, a key of `models.demo.data.mixture.SHARES`.
+        num_prompts: of each run.
+        num_threads: of each engine.
+    """
+
+    def __init__(self, pair: Path, kind: str, num_prompts: int, num_threads: int) -> None:
+        self._target, self._draft = (
+            ModelRunner(
+                EngineConfig(
+                    model_path=str(pair / part),
+                    dtype="bfloat16",
+                    max_model_len=_MAX_MODEL_LEN,
+                    kv_cache_tokens=4 * _MAX_MODEL_LEN,
+                    enable_prefix_caching=False,  # runs repeat their prompts
+                    num_threads=num_threads,
+                )
+            )
+            for part in ("target", "draft")
+        )
+        self._prompts = demo_prompts(num_prompts, kind=kind)
+        ways = [(name, is_on) for name in KS for is_on in (False, True)]
+        self._planners = {way: RouterPlanner(PassCosts()) for way in ways}
+        self._memories = {way: TextMemory() for way in ways}
+
+    def run(self, name: str, num_tokens: int, *, is_on: bool) -> Run:
+        """Answer all prompts one after another, with at most `num_tokens` tokens each."""
+        return asyncio.run(self._run(name, num_tokens, is_on))
+
+    async def _run(self, name: str, num_tokens: int, is_on: bool) -> Run:
+        device, k = InlineDevice(), KS[name]
+        draft = DraftEngine(self._draft, NoMaskSource(), _EPOCH)
+        target = TargetEngine(self._target, NoMaskSource(), _EPOCH)
+        pools = [
+            device.pool(engine, epoch=_EPOCH, max_model_len=_MAX_MODEL_LEN)
+            for engine in (draft, target)
+        ]
+        services = Services(
+            target_pool=pools[1],
+            draft_pool=pools[0],
+            constraint_pool=None,
+            speculation=SpeculationLimits(
+                num_speculative_tokens="adaptive" if k is None else k,
+                suffix_decoding_for_draft=is_on,
+                suffix_decoding_max_cached_requests=0,  # which would know the repeated answers
+            ),
+            limits=LIMITS,
+            planner=self._planners[name, is_on],
+            memory=self._memories[name, is_on],
+        )
+        generator = SpeculativeGenerator(services, max_model_len=_MAX_MODEL_LEN)
+        began_s = time.perf_counter()
+        try:
+            answers = [
+                await self._answer(generator, f"run-{index}", prompt, num_tokens)
+                for index, prompt in enumerate(self._prompts)
+            ]
+        finally:
+            await device.close()
+        texts = tuple(tuple(ids) for ids, _ in answers)
+        stats = [finished.speculation for _, finished in answers]
+        return Run(
+            tokens_per_s=sum(map(len, texts)) / (time.perf_counter() - began_s),
+            texts=texts,
+            num_passes=draft.load().num_passes,
+            num_guessed=sum(one.num_guess_tokens for one in stats),
+            num_right=sum(one.num_right_guess_tokens for one in stats),
+        )
+
+    async def _answer(
+        self, generator: SpeculativeGenerator, name: str, prompt: list[int], max_tokens: int
+    ) -> tuple[list[int], Finished]:
+        request = GenerationRequest(
+            request_id=name,
+            prompt_ids=tuple(prompt),
+            sampling=Sampling(temperature=0.0),
+            eos_ids=self._target.eos_ids,
+            max_tokens=max_tokens,
+        )
+        ids: list[int] = []
+        async for event in generator.generate(request, NoText()):
+            if isinstance(event, Finished):
+                return ids, event
+            ids.extend(event.token_ids)
+        raise RuntimeError("the stream ended without a finish")
+
+
+def measure(bench: StagedBench, num_tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """Both ways of choosing k, with guesses off and on.
+
+    Raises:
+        ValueError: a text depends on it.
+    """
+    lines = {
+        f"{name}, {'on' if is_on else 'off'}": partial(bench.run, name, num_tokens, is_on=is_on)
+        for name in KS
+        for is_on in (False, True)
+    }
+    runs = interleave(lines, 1 + repeats)
+    if len({run.texts for given in runs.values() for run in given}) > 1:
+        raise ValueError("a text depends on guesses")
+    num_all = sum(map(len, runs["k=5, off"][0].texts))
+    warm = {line: given[1:] for line, given in runs.items()}
+    rates = {line: [run.tokens_per_s for run in given] for line, given in warm.items()}
+    return [
+        {
+            "k": name,
+            "num_tokens": num_all,
+            "tokens_per_s": {
+                way: statistics.median(rates[f"{name}, {way}"]) for way in ("off", "on")
+            },
+            "gain": median_ratio(rates[f"{name}, on"], rates[f"{name}, off"]),
+            "passes": {
+                way: statistics.mean(run.num_passes for run in warm[f"{name}, {way}"]) / num_all
+                for way in ("off", "on")
+            },
+            "guessed": statistics.mean(run.num_guessed for run in warm[f"{name}, on"]),
+            "right": statistics.mean(run.num_right for run in warm[f"{name}, on"]),
+        }
+        for name in KS
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench from the command line; exit status 1: a text was not the same."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="loadtest.staged", description=__doc__)
+    parser.add_argument("--pair", default="models/demo", help="[LABEL=]DIR")
+    parser.add_argument("--kind", default="extraction", help="of the demo's prompts")
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer, at most")
+    parser.add_argument("--repeats", type=int, default=3, help="of each way, after a warm-up")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="JSON")
+    arguments = parser.parse_args(words)
+    bench = StagedBench(
+        PairPath.parse(arguments.pair).path, arguments.kind, arguments.prompts, arguments.threads
+    )
+    try:
+        found = measure(bench, arguments.tokens, arguments.repeats)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for line in found:
+        print(json.dumps(line))
+    write_json(
+        arguments.output,
+        head("python -m loadtest.staged", words, vars(arguments)) | {"lines": found},
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Models of the Hugging Face hub by name: `org/name` in a config, at one commit, in its cache.
+
+A name becomes the folder of a snapshot, `.../models--org--name/snapshots/COMMIT` under `HF_HOME`,
+with the small files in it: enough to check a config. The folder's path says repository and commit,
+so a process that is handed it brings what its own node lacks, the weights above all, and all nodes
+come to the same files. What is fetched is never run; weights count if their sums are the hub's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from models.cache import sha256_of
+from models.checkpoint.stored_weights import missing_shards
+
+SMALL_FILES = ("*.json", "*.jinja")
+WEIGHT_FILES = ("*.safetensors",)
+_ELSEWHERE = ["*/*"]  # folders of a repository hold other formats of the same weights
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_SNAPSHOT = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
+_TIMEOUT_S = 30.0  # for each answer of the hub; a download ends when nothing comes for 10 s
+_ERROR_LENGTH = 300  # letters of a hub's error; it may answer with a page
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One commit of a repository in a cache."""
+
+    repository: str
+    commit: str
+    cache: Path
+
+    def __str__(self) -> str:
+        """How people call it."""
+        return f"{self.repository} at {self.commit[:12]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """What is not here yet of a snapshot."""
+
+    snapshot: Snapshot
+    num_bytes: int
+    num_files: int
+
+    def __str__(self) -> str:
+        """What will be downloaded, how much, and where to."""
+        files = f"{self.num_files} file{'s' if self.num_files > 1 else ''}"
+        return (
+            f"{self.num_bytes / 1e6:,.1f} MB in {files} of {self.snapshot} are to be downloaded "
+            f"into {self.snapshot.cache}"
+        )
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a path that is no folder could be the name of a model on the hub."""
+    return _NAME.fullmatch(path) is not None and not path.endswith(".gguf")
+
+
+def snapshot_of(folder: Path) -> Snapshot | None:
+    """The snapshot that a folder is, there or not; None: it is another folder."""
+    match = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
+    if match is None:
+        return None
+    return Snapshot(f"{match['org']}/{match['name']}", match["commit"], folder.parents[2])
+
+
+def found_on_hub(repository: str, revision: str | None) -> Path:
+    """The folder of a model at a commit, tag or branch (None: `main`), with its small files.
+
+    Where the hub cannot be asked (`HF_HUB_OFFLINE`, no network), what the cache has of that
+    revision is taken.
+
+    Raises:
+        ValueError: neither hub nor cache has it; says why and what to do.
+    """
+    from huggingface_hub import snapshot_download
+
+    _no_telemetry()
+    with _explained(repository, revision):
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=list(SMALL_FILES),
+                ignore_patterns=_ELSEWHERE,
+                etag_timeout=_TIMEOUT_S,
+            )
+        )
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint's weights are all there; small files are fetched before them.
+
+    Raises:
+        ValueError: there is an index that cannot be read.
+    """
+    has_config = (folder / "config.json").is_file()
+    has_weights = any(folder.glob(WEIGHT_FILES[0]))
+    return has_config and has_weights and not missing_shards(folder)
+
+
+def missing_of(folder: Path) -> Download | None:
+    """What of a snapshot's weights is not here yet; None: nothing, or it is no snapshot.
+
+    Raises:
+        ValueError: the hub cannot be asked, or has no safetensors weights of this model.
+    """
+    snapshot = snapshot_of(folder)
+    if snapshot is None or is_whole(folder):
+        return None
+    sizes = {name: size for name, size, _ in _weights(snapshot)}
+    absent = [size for name, size in sizes.items() if not (folder / name).exists()]
+    return Download(snapshot=snapshot, num_bytes=sum(absent), num_files=len(absent))
+
+
+def bring(folder: Path, tell: Callable[[str], None], *, weights: bool = True) -> None:
+    """Download what a snapshot's folder lacks on this node. Of any other folder nothing.
+
+    Safe from several processes at once: one downloads a file, the others wait for it.
+
+    Args:
+        folder: as `found_on_hub` gave it, maybe on another node.
+        tell: is told the size before anything large is downloaded, and the end.
+        weights: whether weights are wanted, or the small files alone.
+
+    Raises:
+        ValueError: it cannot be had, is not what the hub says it is, or the disk is full.
+    """
+    snapshot = snapshot_of(folder)
+    if snapshot is None or is_whole(folder) or (not weights and _has_small_files(folder)):
+        return
+    with _explained(snapshot.repository, snapshot.commit):
+        _download(snapshot, SMALL_FILES)
+    if not weights or (missing := missing_of(folder)) is None:
+        return
+    _refuse_full_disk(missing)
+    tell(str(missing))
+    sums = {name: digest for name, _, digest in _weights(snapshot)}
+    absent = [name for name in sums if not (folder / name).exists()]
+    with _explained(snapshot.repository, snapshot.commit):
+        _download(snapshot, WEIGHT_FILES)
+    for name in absent:
+        _check_sum(folder / name, sums[name])
+    tell(f"{snapshot} is there")
+
+
+def _has_small_files(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and (folder / "tokenizer.json").is_file()
+
+
+def _download(snapshot: Snapshot, patterns: Sequence[str]) -> None:
+    from huggingface_hub import snapshot_download
+
+    _no_telemetry()
+    snapshot_download(
+        snapshot.repository,
+        revision=snapshot.commit,
+        cache_dir=snapshot.cache,
+        allow_patterns=list(patterns),
+        ignore_patterns=_ELSEWHERE,
+        etag_timeout=_TIMEOUT_S,
+    )
+
+
+@lru_cache(maxsize=64)  # what a commit has never changes
+def _weights(snapshot: Snapshot) -> tuple[tuple[str, int, str | None], ...]:
+    """Name, bytes and SHA-256 of the weights that the hub has at a commit."""
+    from huggingface_hub import HfApi
+
+    with _explained(snapshot.repository, snapshot.commit):
+        info = HfApi().model_info(
+            snapshot.repository,
+            revision=snapshot.commit,
+            files_metadata=True,
+            timeout=_TIMEOUT_S,
+        )
+    files = tuple(
+        (file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else None)
+        for file in info.siblings or ()
+        if file.rfilename.endswith(".safetensors") and "/" not in file.rfilename
+    )
+    if not files:
+        raise ValueError(f"{snapshot} has no *.safetensors weights on the hub")
+    return files
+
+
+def _check_sum(path: Path, expected: str | None) -> None:
+    if expected is None:  # a small file, which the hub keeps without a sum
+        return
+    got = sha256_of(path)
+    if got != expected:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise ValueError(
+            f"{path.name} is not the file that the hub has: its SHA-256 is {got}, not {expected}; "
+            "it was removed"
+        )
+
+
+def _refuse_full_disk(missing: Download) -> None:
+    cache = missing.snapshot.cache
+    free = shutil.disk_usage(cache).free
+    if free < missing.num_bytes:
+        raise ValueError(
+            f"{missing}, and {free / 1e6:,.1f} MB are free there; HF_HOME names another disk"
+        )
+
+
+def _no_telemetry() -> None:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@contextmanager
+def _explained(repository: str, revision: str | None) -> Iterator[None]:
+    """Make errors of the hub's library one sentence that says what to do."""
+    try:
+        yield
+    except Exception as error:  # whatever the HTTP client of the library raises
+        raise ValueError(_reason(repository, revision, error)) from error
+
+
+def _reason(repository: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub import constants, errors
+
+    at = f"{repository} at revision {revision or constants.DEFAULT_REVISION}"
+    causes = list(_causes(error))
+    if any(isinstance(one, errors.GatedRepoError) for one in causes):
+        return f"{repository} is gated: accept its terms on the hub and set HF_TOKEN"
+    if any(isinstance(one, errors.RevisionNotFoundError) for one in causes):
+        return f"the hub's {repository} has no revision {revision!r}"
+    if any(isinstance(one, errors.RepositoryNotFoundError) for one in causes):
+        return (
+            f"the hub has no {repository}, or it is private: then set HF_TOKEN to one that may "
+            "read it"
+        )
+    if constants.HF_HUB_OFFLINE:
+        return (
+            f"{at} is not whole in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: unset it, "
+            f"or fetch it beforehand with `hf download {repository}`"
+        )
+    if any(isinstance(one, errors.LocalEntryNotFoundError) for one in causes):
+        return (
+            f"{at} is not whole in {constants.HF_HUB_CACHE}, and {constants.ENDPOINT} cannot be "
+            "reached"
+        )
+    why = " ".join(str(error).split())[:_ERROR_LENGTH]
+    return f"{at} did not come from {constants.ENDPOINT}: {why}"
+
+
+def _causes(error: BaseException | None) -> Iterator[Any]:
+    while error is not None:
+        yield error
+        error = error.__cause__

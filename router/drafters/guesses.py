@@ -1,0 +1,63 @@
+"""Staged speculation: suffix decoding guesses for the draft model, which drafts for the target.
+
+A draft model takes a step for each token. Where suffix decoding has found what may follow, the
+draft model is sent that as a guess and samples behind all of its tokens in one pass: those that it
+would have drafted anyway save a step each, and the first that it would not costs nothing but the
+rows behind it. The draft is the same, so nothing that is verified later can change.
+
+How far to guess is a matter of price: a row of a draft pass against the part of a step that a right
+token saves (`planning.costs`). How often the draft model says what followed before is learnt from
+its drafts, apart from how often the target does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from models.protocol.token_sequence import TokenSequence
+from router.drafters.match_odds import MatchOdds
+from router.drafters.side_by_side import SessionDrafters
+from router.planning.costs import PassCosts
+from router.ports import DraftCost
+
+
+class Guesses:
+    """Guesses of one session's drafts.
+
+    Args:
+        drafters: of the session; free ones guess, an engine verifies.
+        odds: that the draft model says what followed before.
+        costs: of steps and rows of the draft model.
+    """
+
+    def __init__(self, drafters: SessionDrafters, odds: MatchOdds, costs: PassCosts) -> None:
+        self._drafters = drafters
+        self._odds = odds
+        self._costs = costs
+        self._cells: Sequence[int] = ()  # of the last guess
+
+    def next(self, text: TokenSequence, num_draft_tokens: int) -> Sequence[int]:
+        """A guess of the next draft's tokens; empty where none is worth its rows.
+
+        It is shorter than the draft: the row behind its last token samples one more.
+        """
+        drafter = self._drafters.next_drafter
+        if num_draft_tokens < 2 or drafter is None or drafter.cost is not DraftCost.REMOTE:
+            return ()
+        price = self._costs.guess_price(drafter.name)
+        for named in self._drafters.guessers():
+            draft = named.drafter.look(text, num_draft_tokens - 1)
+            survival = self._odds.survival(draft.cells)
+            num_worth = sum(1 for _ in takewhile(lambda alive: alive > price, survival))
+            if num_worth > 0:
+                self._cells = draft.cells[:num_worth]
+                return draft.tokens[:num_worth]
+        return ()
+
+    def learn(self, guess: Sequence[int], drafted: Sequence[int]) -> None:
+        """Take in what the draft model drafted where the last guess was `guess`."""
+        for cell, guessed, said in zip(self._cells, guess, drafted, strict=False):
+            self._odds.observe(cell, is_right=guessed == said)
+            if guessed != said:
+                return

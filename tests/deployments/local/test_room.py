@@ -1,0 +1,54 @@
+"""Room for whole answers: by places and by KV blocks, and nobody is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+
+from deployments.local.room import Room
+from models.engine.load import EngineLoad
+from models.protocol.messages import Sampling
+from router.types import GenerationRequest
+
+
+def request(num_tokens: int) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r", prompt_ids=(1,), sampling=Sampling(), eos_ids=(), max_tokens=num_tokens - 1
+    )
+
+
+async def test_sessions_enter_while_blocks_and_places_last() -> None:
+    room = Room(EngineLoad(num_blocks=5), block_size=16, num_places=3)
+    await room.enter(request(33))  # three blocks
+    waiting = asyncio.create_task(room.enter(request(48)))
+    await asyncio.sleep(0)
+    await room.enter(request(32))  # the two that are left
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await room.leave(request(33))
+    await asyncio.wait_for(waiting, 1.0)
+    last = asyncio.create_task(room.enter(request(1)))
+    await asyncio.sleep(0.01)
+    assert not last.done(), "no block is left"
+    await room.leave(request(32))
+    await asyncio.wait_for(last, 1.0)
+
+
+async def test_what_is_longer_than_all_blocks_gets_all_of_them() -> None:
+    room = Room(EngineLoad(num_blocks=2), block_size=16, num_places=9)
+    await asyncio.wait_for(room.enter(request(500)), 1.0)
+    other = asyncio.create_task(room.enter(request(1)))
+    await asyncio.sleep(0.01)
+    assert not other.done()
+    await room.leave(request(500))
+    await asyncio.wait_for(other, 1.0)
+
+
+async def test_who_goes_while_waiting_takes_nothing() -> None:
+    room = Room(EngineLoad(num_blocks=9), block_size=16, num_places=1)
+    await room.enter(request(1))
+    waiting = asyncio.create_task(room.enter(request(1)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await room.leave(request(1))
+    await asyncio.wait_for(room.enter(request(1)), 1.0)
