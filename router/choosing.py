@@ -38,13 +38,17 @@ async def run_choice(
     new = tokens[: taken.num_tokens]
     session.committed.extend(new)
     session.generated.extend(new)
+    shown = session.logprobs.shown(verdict, tokens, taken)
+    of_prompt = session.logprobs.of_prompt(verdict)
+    details = session.details.of(asked, verdict, taken)
     session.watch.note_emitting()
     yield Delta(
         taken.text,
         tuple(new),
-        session.logprobs.shown(verdict, tokens, taken),
-        session.logprobs.of_prompt(verdict),
+        shown,
+        of_prompt,
         taken.finish_reason,
+        details=details,
         choice_logprobs=tuple(chosen.logprobs),
     )
     session.watch.note_emitted()

@@ -10,10 +10,13 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from models.protocol.errors import ContextTooLong, InvalidRequest
+from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
+from models.protocol.grammars import GrammarChecked
+from models.protocol.messages import Grammar
 from router.choosing import run_choice
 from router.limits import SessionLimits, SpeculationLimits
 from router.loop import run_session
+from router.remote.check import check_grammar
 from router.session import Services, Session, open_session
 from router.types import Delta, Detokenizer, Finished, FinishReason, GenerationRequest
 
@@ -50,6 +53,13 @@ class SpeculativeGenerator:
                 num_cached_tokens=session.watch.stats.num_cached_tokens,
                 speculation=session.watch.stats.snapshot(),
             )
+
+    async def check_grammar(self, grammar: Grammar, text: str) -> GrammarChecked:
+        """How far a text goes with a grammar; see `router.remote.check`."""
+        pool = self._services.constraint_pool
+        if pool is None:
+            raise UnsupportedGrammar("this deployment has no constraint service")
+        return await check_grammar(pool, grammar, text, self._services.limits)
 
     def _check(self, request: GenerationRequest) -> None:
         num_prompt = len(request.prompt_ids)

@@ -56,6 +56,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                 # Emit.
                 shown = session.logprobs.shown(verdict, tokens, taken)
                 of_prompt = session.logprobs.of_prompt(verdict)
+                details = session.details.of(asked, verdict, taken)
                 watch.note_emitting()
                 yield Delta(
                     taken.text,
@@ -63,6 +64,7 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                     shown,
                     of_prompt,
                     taken.finish_reason,
+                    details=details,
                     num_draft_tokens=len(asked.draft) if verdict.part == 0 else 0,
                 )
                 watch.note_emitted()

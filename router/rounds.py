@@ -18,6 +18,7 @@ from router.planning.fixed import FixedPlanner
 from router.planning.round_plan import RoundPlan
 from router.ports import DraftCost, DrafterTraits
 from router.stats import RoundStats
+from router.types import Explanation
 
 SessionPlanner = FixedPlanner | PlannedSession
 
@@ -33,13 +34,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round has the target do. `draft_probs` are those of exactly this draft."""
+    """What one round has the target do. `draft_probs` are those of exactly this draft.
+
+    `why` explains the plan, where the request asks for it.
+    """
 
     plan: RoundPlan
     planned_at: float
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
     segments: Sequence[Segment] = ()  # of the draft, in order
+    why: Explanation | None = None
 
 
 class RoundWatch:
@@ -50,6 +55,9 @@ class RoundWatch:
         costs: of all sessions of the router.
         planner: of the session.
         replica: the target replica that the session is on, by name; "" for none.
+
+    Attributes:
+        explains: whether each round is to say why its plan is what it is.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class RoundWatch:
         self.stats = stats
         self.costs = costs
         self.planner = planner
+        self.explains = False
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt

@@ -41,6 +41,7 @@ from router.ports import Chooser, ConstraintPool, DrafterTraits, EnginePool, Tas
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
+from router.round_log import RoundLog
 from router.rounds import RoundWatch, SessionPlanner
 from router.stats import RoundStats
 from router.stops import StopChecker
@@ -83,6 +84,7 @@ class Session:
     guard: GrammarGuard | NoGrammar
     watch: RoundWatch
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
+    details: RoundLog = field(default_factory=RoundLog)
     chooser: Chooser | None = None
 
 
@@ -160,6 +162,7 @@ class _Builder:
         watch = RoundWatch(
             stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
         )
+        watch.explains = request.speculation.details
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
             guard = GrammarGuard(
@@ -189,6 +192,7 @@ class _Builder:
                 is_asked=request.sampling.num_logprobs >= 0,
                 is_asked_for_prompt=request.sampling.num_prompt_logprobs >= 0,
             ),
+            details=RoundLog(stats if request.speculation.details else None),
         )
 
     def remember(self) -> None:

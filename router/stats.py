@@ -72,9 +72,22 @@ class RoundStats:
         """The client has taken what was emitted at `since`."""
         self._emit_ms += self._wait_over(since)
 
+    def time(self) -> TimeSplit:
+        """Where the time went so far, as long as nothing is being waited for."""
+        wall_ms = (time.perf_counter() - self._started_at) * 1e3
+        return TimeSplit(
+            draft_ms=self._draft_ms,
+            verify_ms=self._verify_ms,
+            mask_ms=self._mask_ms,
+            queue_ms=self._queue_ms,
+            link_ms=self._link_ms,
+            grammar_ms=self._grammar_ms,
+            loop_ms=max(0.0, wall_ms - self._waited_ms),
+            emit_ms=self._emit_ms,
+        )
+
     def snapshot(self) -> SpeculationStats:
         """What happened so far."""
-        wall_ms = (time.perf_counter() - self._started_at) * 1e3
         histogram = [0] * (max(self._per_step_drafted, default=0) + 1)
         for num_accepted in self._per_step_accepted:
             histogram[num_accepted] += 1
@@ -90,16 +103,7 @@ class RoundStats:
             num_accepted_by=dict(self._accepted_by),
             num_guess_tokens=self._num_guessed,
             num_right_guess_tokens=self._num_guessed_right,
-            time=TimeSplit(
-                draft_ms=self._draft_ms,
-                verify_ms=self._verify_ms,
-                mask_ms=self._mask_ms,
-                queue_ms=self._queue_ms,
-                link_ms=self._link_ms,
-                grammar_ms=self._grammar_ms,
-                loop_ms=max(0.0, wall_ms - self._waited_ms),
-                emit_ms=self._emit_ms,
-            ),
+            time=self.time(),
         )
 
     def _wait_over(self, since: float) -> float:

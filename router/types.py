@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar, Sampling, TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
@@ -22,6 +23,7 @@ class SpeculationSettings:
     enabled: bool = True
     num_speculative_tokens: int | None = None  # fixed k; None: chosen live
     drafter: str | None = None  # by its name; None: the deployment's choice
+    details: bool = False  # tell every round; the sampling must ask for logprobs as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +69,8 @@ class Delta:
     (`models.protocol.packed_logprobs`).
 
     `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the
-    verdict was on; 0: none were drafted. `choice_logprobs` are those of the request's `choices`, in
-    their order.
+    verdict was on; 0: none were drafted. `details` are there where the request asks for them.
+    `choice_logprobs` are those of the request's `choices`, in their order.
     """
 
     text: str
@@ -77,6 +79,7 @@ class Delta:
     prompt_logprobs: tuple[bytes, ...] | None = None
     finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0
+    details: DeltaDetails | None = None
     choice_logprobs: tuple[float, ...] = ()
 
 
@@ -140,6 +143,86 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why the k of a session's newest round is what it is.
+
+    Args:
+        num_draft_tokens: k.
+        reason: in a word or two, as in `RoundPlan`.
+        mode: of the sessions on the replica; "": the round is in no common plan.
+        survival: S_1, S_2, ...: how likely so many draft tokens are to be accepted.
+        min_survival: what a token's survival must be to be worth its row: what others leave.
+        depth: draft steps of the common plan, at most.
+        num_sessions: that the plan was made for.
+        drafting_per_ms, plain_per_ms: tokens per ms of all of them that were expected, with drafts
+            and without; 0.0: not known.
+        pass_ms, step_ms: of a target pass over k + 1 rows and of a draft step; 0.0: not known.
+    """
+
+    num_draft_tokens: int
+    reason: str
+    mode: str = ""
+    survival: tuple[float, ...] = ()
+    min_survival: float = 0.0
+    depth: int = 0
+    num_sessions: int = 0
+    drafting_per_ms: float = 0.0
+    plain_per_ms: float = 0.0
+    pass_ms: float = 0.0
+    step_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedSegment:
+    """What one drafter put into a round's draft, and how many of its tokens were accepted."""
+
+    drafter: str
+    num_tokens: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDetails:
+    """One verdict of the target and what led to it: a draft, or a plain step.
+
+    Args:
+        number: of the round in its session, from 0.
+        why: why its k; None: a plain step that the target made by the plan of the round before.
+        segments: of the draft, in order.
+        rejected_ids: what a model drafted in vain. Text that was copied is left out: it may be of
+            another client's answer.
+        last: what the round's last token is. `recovered`: after a rejection; `bonus`: after a whole
+            draft; `plain`: there was no draft.
+        num_tokens: that the round committed.
+        time: what it took. `emit_ms` is of the round before.
+    """
+
+    number: int
+    why: Explanation | None
+    segments: tuple[DraftedSegment, ...]
+    rejected_ids: tuple[int, ...]
+    last: Literal["recovered", "bonus", "plain"]
+    num_tokens: int
+    time: TimeSplit
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOrigin:
+    """Who a token came from, `target` or the name of a drafter, and in which round."""
+
+    source: str
+    round_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaDetails:
+    """The round that a delta brings, and the origin of each token of `Delta.shown`."""
+
+    round: RoundDetails
+    origins: tuple[TokenOrigin, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The end of a request, exactly once, always last."""
 
@@ -174,3 +257,15 @@ class Generator(Protocol):
             ServingError: what the client gets as an error; no `Finished` is yielded then.
         """
         ...
+
+
+class GrammarChecker(Protocol):
+    """Compares texts with grammars."""
+
+    async def __call__(self, grammar: Grammar, text: str) -> GrammarChecked:
+        """How far a text goes with a grammar.
+
+        Raises:
+            UnsupportedGrammar: the grammar is refused, or the text is too long.
+            Unavailable: nobody answers.
+        """

@@ -20,11 +20,11 @@ from deployments.api.schemas.requests import (
     IGNORED_FIELDS,
     MAX_MESSAGES,
     NEUTRAL_VALUES,
-    GenerationFields,
 )
+from deployments.api.schemas.strict_fields import StrictFields
 from models.protocol.errors import InvalidRequest
 
-Request = TypeVar("Request", bound=GenerationFields)
+Request = TypeVar("Request", bound=StrictFields)
 
 MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
@@ -33,7 +33,6 @@ _OPTIONS = ("stream_options", "speculation", "response_format", "structured_outp
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
 _DECODER = msgspec.json.Decoder(float_hook=float)
-_UNSERVED_CONSTRAINTS = ("grammar", "structural_tag")
 
 
 def parse(body: bytes, schema: type[Request]) -> Request:
@@ -106,7 +105,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _screened(fields: Mapping[str, Any], schema: type[GenerationFields]) -> dict[str, Any]:
+def _screened(fields: Mapping[str, Any], schema: type[StrictFields]) -> dict[str, Any]:
     """The fields the schema is to see: no nulls, nothing ignored, nothing neutral."""
     kept: dict[str, Any] = {}
     for name, value in fields.items():
@@ -154,20 +153,15 @@ def _without_empty(message: Any) -> Any:
 
 def _with_schema_read(outputs: Mapping[str, Any]) -> dict[str, Any]:
     present = {name: value for name, value in outputs.items() if value is not None}
-    for name in _UNSERVED_CONSTRAINTS:
-        if name in present:
-            raise InvalidRequest(
-                f"structured_outputs.{name} is not supported",
-                param=f"structured_outputs.{name}",
-                code="unsupported_parameter",
-            )
-    if isinstance(text := present.get("json"), str):
+    for name in ("json", "structural_tag"):
+        if not isinstance(text := present.get(name), str):
+            continue
+        field = f"structured_outputs.{name}"
         try:
-            present["json"] = _DECODER.decode(text)
+            present[name] = _DECODER.decode(text)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
-                f"structured_outputs.json is not valid JSON: {_fault(text.encode(), error)}",
-                param="structured_outputs.json",
+                f"{field} is not valid JSON: {_fault(text.encode(), error)}", param=field
             ) from None
     return present
 

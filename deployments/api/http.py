@@ -39,10 +39,12 @@ from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
+from deployments.api.playground.page import add_playground
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.running import event_stream, first_item, run_choice, whole_body
 from deployments.api.schemas.answers import ModelCard, ModelList
+from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
 from deployments.api.schemas.openapi import OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
@@ -50,7 +52,7 @@ from deployments.api.writing.json_chunks import coalesced
 from deployments.api.writing.sse import ChunkedJson, EventStream
 from deployments.serve.instruments import CONTENT_TYPE
 from models.protocol.errors import DeadlineExceeded
-from router.types import GenerationRequest, Generator
+from router.types import GenerationRequest, Generator, GrammarChecker
 
 # Tokenising this much takes about 5 ms; more is done in a thread, so that other streams flow on.
 _INLINE_BODY_BYTES = 16_384
@@ -79,6 +81,7 @@ class HttpService:
         health: answers GET /health.
         metrics: what GET /metrics prints, Prometheus' text.
         other_metrics: of other processes, printed below it; no name is on both.
+        check_grammar: compares a text with a grammar; None: there is no constraint service.
         api_keys: the clients that may use the routes that are not open; None: all may.
         body_limit_bytes: largest body accepted.
         body_timeout_s: how long a client may take to send its body.
@@ -98,6 +101,7 @@ class HttpService:
     metrics: Callable[[], bytes] = bytes  # nothing to say
     other_metrics: Callable[[], Awaitable[bytes]] | None = None
     api_keys: ApiKeys | None = None
+    check_grammar: GrammarChecker | None = None
     body_timeout_s: float = 30.0
 
 
@@ -118,6 +122,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     routes = _Routes(service)
     app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", routes.completions, methods=["POST"])
+    app.add_api_route("/v1/grammar/check", routes.check_grammar, methods=["POST"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
@@ -126,6 +131,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/version", routes.version, methods=["GET"])
     app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
+    add_playground(app)
     return app
 
 
@@ -144,6 +150,21 @@ class _Routes:
 
     async def completions(self, request: Request) -> Response:
         return await self._complete(request, CompletionRequest, completion_job)
+
+    async def check_grammar(self, request: Request) -> Response:
+        """Compares a text with a constraint; see `schemas.grammar_check`."""
+        self._service.refuse_when_full()
+        body = await self._body(request)
+        read = partial(parse, body, GrammarCheckRequest)
+        if len(body) <= _INLINE_BODY_BYTES:
+            asked = read()
+        else:
+            asked = await until_disconnect(request, self._off_loop.run(len(body), read))
+        if asked.model is not None:
+            self._service.model.check_name(asked.model)
+        async with self._service.slot():
+            answer = answer_check(asked, self._service.check_grammar)
+            return json_response((await until_disconnect(request, answer)).to_json())
 
     async def models(self) -> Response:
         return json_response(ModelList(data=[self._card()]).to_json())

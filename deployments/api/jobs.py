@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
+
 from deployments.api.choices import choices_of
 from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
 from deployments.api.schemas.grammar_fields import asked_field
@@ -20,11 +22,16 @@ from deployments.api.schemas.requests import (
     GenerationFields,
 )
 from deployments.api.writing.chat_writer import ChatWriter
+from deployments.api.writing.details_writer import DetailsWriter
 from deployments.api.writing.obfuscation import sealing
 from deployments.api.writing.text_writer import Echo, TextWriter
 from deployments.api.writing.writers import AnswerHead, Writer
 from models.protocol.errors import InvalidRequest
 from router.types import GenerationRequest
+
+# What the details of a token and of its round count as, next to a logprob of 75 bytes: they have
+# up to 750 bytes where each round brings one token and has a plan, and a stream tells them twice.
+_LOGPROBS_PER_DETAIL = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +82,21 @@ def _job(
         asked_field(asked.response_format, asked.structured_outputs),
         len(prompts),
     )
+    if asked.speculation.details:
+        job = _with_details(job)
     if options is None or not options.include_obfuscation:
         return job
     return replace(job, sealed=sealing(asked.model))
+
+
+def _with_details(job: Job) -> Job:
+    """The job, its rounds told: with its tokens' logprobs, whether the answer lists them or not."""
+    requests = []
+    for request in job.requests:
+        num_logprobs = max(request.sampling.num_logprobs, 0)
+        sampling = msgspec.structs.replace(request.sampling, num_logprobs=num_logprobs)
+        requests.append(replace(request, sampling=sampling))
+    return replace(job, requests=requests, writer=DetailsWriter(job.writer))
 
 
 def _echoes(
@@ -188,6 +207,8 @@ def _parts(
         field = "top_logprobs"
     if sampling.num_logprobs >= 0:
         parts.append(_Part(field, num_generated, 1 + sampling.num_logprobs))
+    if asked.speculation.details:
+        parts.append(_Part("speculation.details", num_generated, _LOGPROBS_PER_DETAIL))
     if asked.prompt_logprobs is not None:
         parts.append(_Part("prompt_logprobs", num_prompt, 1 + asked.prompt_logprobs))
     return parts

@@ -225,5 +225,8 @@ def _speculation(request: GenerationFields, model: ServedModel) -> SpeculationSe
             f"speculation.k: at most {limit} (got {asked.k})", param="speculation.k"
         )
     return SpeculationSettings(
-        enabled=asked.enabled, num_speculative_tokens=asked.k, drafter=asked.drafter
+        enabled=asked.enabled,
+        num_speculative_tokens=asked.k,
+        drafter=asked.drafter,
+        details=asked.details,
     )

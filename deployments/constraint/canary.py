@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import msgspec
@@ -29,7 +29,8 @@ from deployments.constraint.pipe import (
     Trial,
     Tried,
 )
-from models.grammar.compiler import GrammarCompiler
+from models.grammar.check import check_text
+from models.grammar.compiler import GrammarCompiler, MatcherBroken
 from models.protocol.errors import UnsupportedGrammar
 
 _MAX_RESULT_BYTES = 1 << 16
@@ -97,17 +98,22 @@ def _run_trial(
         if used:
             limit_memory(used + (config.compile_memory_mb << 20))
         started_s = time.process_time()
-        outcome, message = "compiled", ""
+        outcome, message, compared = "compiled", "", None
         try:
-            compiler.compile(trial.grammar)
+            compiled = compiler.compile(trial.grammar)
+            if trial.text is not None:
+                compared = asdict(check_text(compiled, trial.text))
         except UnsupportedGrammar as refusal:
             outcome, message = "refused", refusal.message
+        except MatcherBroken as broken:
+            outcome, message = "refused", f"the grammar became too complex: {broken.message}"
         tried = {
             "type": "tried",
             "outcome": outcome,
             "message": message[: _MAX_RESULT_BYTES // 8],
             "cpu_s": time.process_time() - started_s,
             "memory_mb": (data_bytes() - used) / (1 << 20),
+            "compared": compared,
         }
         os.write(writing, msgspec.msgpack.encode(tried))
         status = 0

@@ -96,10 +96,22 @@ class ChildFailed(msgspec.Struct, frozen=True, kw_only=True, tag="child_failed")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """Compile `grammar` in a process of its own, for as long as `cpu_s` of CPU time."""
+    """Compile `grammar` in a process of its own, for as long as `cpu_s` of CPU time.
+
+    With a `text`: and compare that with it.
+    """
 
     grammar: Grammar
     cpu_s: float
+    text: str | None = None
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a text goes with its grammar; see `models.grammar.check.Checked`."""
+
+    num_bytes: int
+    may_end: bool
+    expected: list[str]
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
@@ -114,6 +126,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
     message: str = ""
     cpu_s: float = 0.0
     memory_mb: float = 0.0  # by which the process grew; 0 where that cannot be known
+    compared: Compared | None = None  # of a trial with a text that was compiled
 
 
 ChildRequest = ConstraintRequest | Trial

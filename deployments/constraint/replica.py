@@ -34,6 +34,7 @@ from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
 from models.fetch.hub import bring
+from models.protocol.grammars import GrammarCheck
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -149,10 +150,11 @@ class ConstraintReplica:
     def _on_messages(self, peer: Peer, messages: list[ConstraintRequest]) -> None:
         self._leases.touch(message.session_id for message in messages)
         for message in messages:
+            needs_lease = isinstance(message, GrammarOpen | GrammarCheck)
+            if needs_lease and message.session_id not in self._leases:
+                self._server.reply(peer, _no_lease(message.session_id))
+                continue
             if isinstance(message, GrammarOpen):
-                if message.session_id not in self._leases:
-                    self._server.reply(peer, _no_lease(message))
-                    continue
                 for public_key in message.peers:
                     self._server.allow(public_key)
             self._workers.submit(message, partial(self._server.reply, peer))
@@ -189,9 +191,9 @@ def workers_config(service: GrammarServiceConfig, model_path: str) -> Constraint
     )
 
 
-def _no_lease(message: GrammarOpen) -> GrammarRefused:
+def _no_lease(session_id: str) -> GrammarRefused:
     return GrammarRefused(
-        session_id=message.session_id,
+        session_id=session_id,
         message="the session holds no lease on this replica",
         is_client_error=False,
     )

@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
 from models.grammar.limits import NOUNS
 from models.lru import LruDict
@@ -223,5 +225,4 @@ class Trials:
 
 
 def _digest(grammar: Grammar) -> bytes:
-    text = f"{grammar.kind}:{grammar.text}"
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(repr(msgspec.structs.astuple(grammar)).encode()).digest()

@@ -25,6 +25,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 from deployments.config.schema import GrammarServiceConfig
+from deployments.constraint.checks import Checks
+from deployments.constraint.failures import failed, full
 from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
 from deployments.constraint.process import CANARY, SESSIONS, ChildProcess, Death, Reply
 from deployments.constraint.trials import Trials, Verdict
@@ -32,6 +34,7 @@ from models.backoff import Backoff
 from models.grammar.limits import SchemaLimits, check_size
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
+from models.protocol.grammars import GrammarCheck
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -41,13 +44,11 @@ from models.protocol.messages import (
     GrammarOpen,
     GrammarReady,
     GrammarRefused,
-    GrammarStale,
-    MaskMiss,
-    MaskRequest,
 )
 
 logger = logging.getLogger(__name__)
 
+_Asking = GrammarOpen | GrammarCheck
 _FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
 _LAST_BACKOFF_S = 5.0
 
@@ -100,6 +101,7 @@ class ConstraintWorkers:
             2 * config.num_children * config.max_sessions
         )
         self._trials = Trials(config, self._send_trial, time.monotonic)
+        self._checks = Checks(config, self._send_check)
         self._waiting: dict[
             str, list[tuple[ConstraintRequest, Reply]]
         ] = {}  # for a trial, by session
@@ -157,6 +159,7 @@ class ConstraintWorkers:
             if child is not None:
                 await child.stop()
         self._trials.end("the service stops")
+        self._checks.lose("the service stops")
 
     def submit(self, message: ConstraintRequest, reply: Reply) -> None:
         """Hand a message to its session's child; `reply` is called later, on the event loop.
@@ -168,9 +171,9 @@ class ConstraintWorkers:
             if len(waiting) < self._config.max_queue:
                 waiting.append((message, reply))
             else:
-                self._reject(message, reply, _full(len(waiting)))
+                self._reject(message, reply, full(len(waiting)))
             return
-        if not isinstance(message, GrammarOpen):
+        if not isinstance(message, _Asking):
             self._forward(message, reply)
             return
         try:
@@ -179,14 +182,16 @@ class ConstraintWorkers:
             self._refuse(message, reply, Verdict(error.message, is_client_error=True))
             return
         verdict = self._trials.known(message.grammar)
-        if verdict is not None and not verdict.message:
+        if isinstance(message, GrammarCheck) and (verdict is None or not verdict.message):
+            self._checks.submit(message, partial(self._soon, reply))
+        elif verdict is not None and not verdict.message:
             self._forward(message, reply)
         elif verdict is not None:
             self._refuse(message, reply, verdict)
         elif self._stopping.is_set():
             self._reject(message, reply, "the service stops")
         elif len(self._waiting) >= self._config.max_queue:
-            self._reject(message, reply, _full(len(self._waiting)))
+            self._reject(message, reply, full(len(self._waiting)))
         else:
             self._waiting[message.session_id] = []
             then = partial(self._soon, self._open_or_refuse, message, reply)
@@ -207,7 +212,7 @@ class ConstraintWorkers:
         if child is None or self._stopping.is_set():
             self._reject(message, reply, "the constraint child is being replaced")
         elif child.num_pending >= self._config.max_queue:
-            self._reject(message, reply, _full(child.num_pending))
+            self._reject(message, reply, full(child.num_pending))
         else:
             child.send(message, reply)
 
@@ -216,6 +221,13 @@ class ConstraintWorkers:
         if canary is None:
             return False
         canary.send(trial, self._trials.take)
+        return True
+
+    def _send_check(self, trial: Trial, reply: Reply) -> bool:
+        canary = self._children[-1]
+        if canary is None or self._stopping.is_set():
+            return False
+        canary.send(trial, reply)
         return True
 
     def _open_or_refuse(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
@@ -227,7 +239,7 @@ class ConstraintWorkers:
         for waiting in self._waiting.pop(message.session_id):
             self.submit(*waiting)
 
-    def _refuse(self, message: GrammarOpen, reply: Reply, verdict: Verdict) -> None:
+    def _refuse(self, message: _Asking, reply: Reply, verdict: Verdict) -> None:
         if verdict.is_client_error:
             self._stats.refusals += 1
         else:
@@ -243,7 +255,7 @@ class ConstraintWorkers:
 
     def _reject(self, message: ConstraintRequest, reply: Reply, reason: str) -> None:
         self._stats.rejected += 1
-        answer = _failed(message, reason)
+        answer = failed(message, reason)
         if answer is not None:
             self._soon(reply, answer)
 
@@ -289,6 +301,7 @@ class ConstraintWorkers:
         self._children[index] = None
         if index == self._canary:
             self._trials.lose(f"the process that tries grammars ended: {death.reason}")
+            self._checks.lose(f"the process that tries grammars ended: {death.reason}")
         else:
             self._lose_sessions(index, death)
 
@@ -316,7 +329,7 @@ class ConstraintWorkers:
                 return GrammarRefused(
                     session_id=request.session_id, message=verdict.message, is_client_error=True
                 )
-        return _failed(request, f"the constraint child ended: {death.reason}")
+        return failed(request, f"the constraint child ended: {death.reason}")
 
     def _grammar_of(self, request: ChildRequest | None) -> Grammar | None:
         """The grammar within which a child ended, where one may be the cause."""
@@ -371,27 +384,3 @@ def _log_death(index: int, death: Death) -> None:
     culprit = getattr(death.culprit, "session_id", None)
     fields = {"child": index, "session_id": culprit, "num_unanswered": len(death.unanswered)}
     logger.warning("constraint child %d ended: %s", index, death.reason, extra=fields)
-
-
-def _full(num_waiting: int) -> str:
-    return f"{num_waiting} requests are waiting, which is the limit"
-
-
-def _failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
-    """The answer to a request that no child can answer now: the caller opens and replays."""
-    match request:
-        case MaskRequest():
-            return MaskMiss(
-                session_id=request.session_id,
-                ticket=request.ticket,
-                reason="failed",
-                message=reason,
-            )
-        case GrammarCommit():
-            return GrammarStale(session_id=request.session_id, seq=request.seq, is_unknown=True)
-        case GrammarOpen():
-            return GrammarRefused(
-                session_id=request.session_id, message=reason, is_client_error=False
-            )
-        case GrammarClose():
-            return None

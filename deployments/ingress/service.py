@@ -96,6 +96,7 @@ class RouterService:
                 last_progress_s=lambda: self.metrics.last_progress_s,
             ),
             api_keys=keys,
+            check_grammar=None if constraint is None else self._generator.check_grammar,
             body_limit_bytes=config.body_limit_bytes,
             send_timeout_s=config.timeouts.token_gap_s,
         )

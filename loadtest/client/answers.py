@@ -31,6 +31,7 @@ class Answer:
         speculation: the last event's `metrics.speculative_decoding`.
         reasoning: what a model that thinks has thought, where the server tells it apart.
         logprobs: of the choice, in the blocks in which they came and the route's own shape.
+        details: the last event's `speculation_details`, an entry for each of its choices.
         status: of the HTTP answer; 0 when there was none.
         content: the body of an HTTP error.
         retry_after_s: its Retry-After, where that is whole seconds of at least 1.
@@ -48,6 +49,7 @@ class Answer:
     speculation: dict[str, Any] = field(default_factory=dict)
     reasoning: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    details: list[dict[str, Any]] = field(default_factory=list)
     status: int = 200
     content: str = ""
     retry_after_s: float | None = None
@@ -125,6 +127,7 @@ class Answer:
             self.num_completion_tokens = int(event["usage"].get("completion_tokens", 0))
         metrics = event.get("metrics") or {}
         self.speculation = metrics.get("speculative_decoding") or self.speculation
+        self.details = event.get("speculation_details") or self.details
 
     def _add_text(self, choice: Mapping[str, Any], now_s: float) -> None:
         """Add the text of a choice: a chat has it in a message, a completion in the choice."""

@@ -8,14 +8,13 @@ End-of-sequence tokens never enter the matcher. llguidance records an eos in one
 states and not in the other, so rolling back over one is not reliable; here an eos is allowed
 exactly where the text may end, and after it nothing is. An illegal token leaves a state as it was.
 
-Whitespace of JSON is that of `json.dumps`: one space after `,` and `:`, none elsewhere, on one
-line. Knows no sessions, no sockets, no torch. Sources: llguidance 1.9 `LLMatcher`; llguidance
-docs/json_schema.md, docs/syntax.md.
+Knows no sessions, no sockets, no torch. Sources: llguidance 1.9 `LLMatcher`; llguidance
+docs/syntax.md.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,16 +25,18 @@ from models.grammar.forced import forced_tokens
 from models.grammar.limits import (
     ChoiceLimits,
     RegexLimits,
-    Schema,
+    RuleLimits,
     SchemaLimits,
     check_size,
-    locate,
     parse_schema,
     refuse,
 )
 from models.grammar.regex import regex_grammar
-from models.grammar.schema_rewrite import ALLOWED_ESCAPES, rewrite
-from models.protocol.errors import ServingError
+from models.grammar.rules import ebnf, structural_tag
+from models.grammar.rules.lark import LarkSource, lark_source
+from models.grammar.rules.write import written
+from models.grammar.schema.source import SchemaSource, one_line, schema_source
+from models.protocol.errors import ServingError, UnsupportedGrammar
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import Grammar
 
@@ -46,25 +47,10 @@ class MatcherBroken(ServingError):
     code = "grammar_too_complex"
 
 
-_FUEL_IS_SPENT = "too many expressions constructed"
-
-
-def _json_grammar(schema: Schema) -> str:
-    # The schema may have been `true`; the parsed object also drops duplicate keys.
-    # Every option with a choice is set here, so that none can come from the schema.
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema, ensure_ascii=False),
-        overrides={
-            "item_separator": ", ",
-            "key_separator": ": ",
-            "whitespace_flexible": False,
-            "whitespace_pattern": None,
-            "coerce_one_of": False,  # anyOf in place of oneOf would pass texts that are invalid
-            "lenient": False,  # unsupported keywords are refused, never ignored
-            "json_allowed_escapes": ALLOWED_ESCAPES,
-            "json_allow_general_unicode_escapes": False,
-        },
-    )
+_SPECIAL_BYTE = b"\xff"  # begins a special token in forced bytes; no text has it
+_NO_TEXT = "no text obeys it"
+_NOTHING_FITS = "NoExtensionBias"  # the compiler's name for a first mask without a token
+_PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column; the column is of our rewriting
 
 
 @dataclass(frozen=True)
@@ -124,7 +110,8 @@ class GrammarCompiler:
         self._tokenizer = llguidance.LLTokenizer(
             vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size, eos_token=list(eos_ids)
         )
-        self._rows = RowLayout(vocabulary.vocab_size, frozenset(eos_ids))
+        special = sum(1 << i for i in range(vocabulary.vocab_size) if self._is_special(i))
+        self._rows = RowLayout(vocabulary.vocab_size, frozenset(eos_ids), special)
 
     @property
     def row_bytes(self) -> int:
@@ -149,36 +136,74 @@ class GrammarCompiler:
         """
         check_size(grammar, self._schema_limits)
         match grammar.kind:
-            case "json_schema":
-                return self._compile_schema(parse_schema(grammar.text, self._schema_limits))
-            case "json_object":
-                return self._compile_schema({"type": "object"})
+            case "json_schema" | "json_object":
+                return self._compile_schema(grammar)
             case "regex":
-                lark = regex_grammar(grammar.text, RegexLimits())
+                source = LarkSource(regex_grammar(grammar.text, RegexLimits()))
             case "choice":
-                lark = choice_grammar(grammar.text, ChoiceLimits())
-        matcher = self._match(llguidance.LLMatcher.grammar_from_lark(lark))
-        if matcher.is_error():
-            refuse(_first_line(matcher.get_error()))
-        return CompiledGrammar(matcher, self._rows, self._tokenizer)
+                source = LarkSource(choice_grammar(grammar.text, ChoiceLimits()))
+            case "lark":
+                source = lark_source(grammar.text, RuleLimits(), self._schema_limits)
+            case "ebnf":
+                rules = ebnf.parse_ebnf(grammar.text, RuleLimits())
+                source = LarkSource(written(rules, ebnf.START, RuleLimits()))
+            case "structural_tag":
+                source = self._tag_source(grammar.text)
+        return self._compile_rules(source)
 
-    def _compile_schema(self, schema: Schema) -> CompiledGrammar:
-        written = rewrite(schema)
-        try:
-            source = _json_grammar(schema)
-        except ValueError as error:
-            refuse(str(error))
-        matcher = self._match(source)
+    def _compile_schema(self, grammar: Grammar) -> CompiledGrammar:
+        source = schema_source(
+            grammar.text if grammar.kind == "json_schema" else '{"type": "object"}',
+            self._schema_limits,
+            grammar.whitespace,
+            is_closed=grammar.is_closed,
+        )
+        matcher = self._match_schema(source)
         if matcher.is_error():
-            complaint = matcher.get_error()
-            path = locate(schema, complaint)
-            if _FUEL_IS_SPENT in complaint:
-                complaint += f"; the limit is {self._fuel} units of work (initial_lexer_fuel)"
-            for rust, pattern in written.items():
-                complaint = complaint.replace(rust, pattern)
-                path = path.replace(json.dumps(rust), json.dumps(pattern))
-            refuse(_one_line(complaint), path=path)
-        return CompiledGrammar(matcher, self._rows, self._tokenizer)
+            source.refuse(matcher.get_error(), self._fuel)
+        return self._compiled(matcher)
+
+    def _compile_rules(self, source: LarkSource) -> CompiledGrammar:
+        matcher = self._match(llguidance.LLMatcher.grammar_from_lark(source.text))
+        if matcher.is_error():
+            for place, schema in source.schemas:
+                self._check_schema(place, schema)
+            refuse(_complaint(matcher.get_error()))
+        return self._compiled(matcher)
+
+    def _tag_source(self, text: str) -> LarkSource:
+        rules, schemas = structural_tag.parse_structural_tag(
+            text, RuleLimits(), self._schema_limits, self._special_id
+        )
+        return LarkSource(written(rules, structural_tag.START, RuleLimits()), schemas)
+
+    def _special_id(self, token: str | int) -> int | None:
+        """The id of a special token that may stand within a text, by name or number."""
+        ids = [token] if isinstance(token, int) else self._tokenizer.tokenize_str(token)
+        if len(ids) != 1 or not 0 <= ids[0] < self._rows.vocab_size or ids[0] in self._rows.eos_ids:
+            return None
+        return ids[0] if self._is_special(ids[0]) else None
+
+    def _is_special(self, token: int) -> bool:
+        return token < self._tokenizer.vocab_size and self._tokenizer.is_special_token(token)
+
+    def _check_schema(self, place: str, source: SchemaSource) -> None:
+        """Refuse a schema within a grammar that cannot be served on its own either."""
+        matcher = self._match_schema(source)
+        if matcher.is_error():
+            try:
+                source.refuse(matcher.get_error(), self._fuel)
+            except UnsupportedGrammar as error:
+                refuse(error.message, path=place)
+
+    def _compiled(self, matcher: llguidance.LLMatcher) -> CompiledGrammar:
+        compiled = CompiledGrammar(matcher, self._rows, self._tokenizer)
+        if not any(compiled.start().row()):
+            refuse(_NO_TEXT)
+        return compiled
+
+    def _match_schema(self, source: SchemaSource) -> llguidance.LLMatcher:
+        return self._match(llguidance.LLMatcher.grammar_from_json_schema(source.text))
 
     def _match(self, source: str) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(
@@ -190,21 +215,26 @@ class GrammarCompiler:
 
 
 class RowLayout:
-    """The mask rows of one vocabulary: little-endian 32-bit words, bit t is token t."""
+    """The mask rows of one vocabulary: little-endian 32-bit words, bit t is token t.
 
-    def __init__(self, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    `special` has the bits of all special tokens.
+    """
+
+    def __init__(self, vocab_size: int, eos_ids: frozenset[int], special: int = 0) -> None:
         self.vocab_size = vocab_size
         self.eos_ids = eos_ids
         self.row_bytes = (vocab_size + 31) // 32 * 4
         self._eos = sum(1 << i for i in eos_ids)
         self._not_eos = ((1 << vocab_size) - 1) & ~self._eos
+        self.special = special & self._not_eos
 
-    def with_eos(self, row: bytes, *, is_allowed: bool) -> bytes:
-        """The row with every eos bit set or cleared, and the padding bits cleared."""
-        bits = int.from_bytes(row, "little") & self._not_eos
-        if is_allowed:
-            bits |= self._eos
-        return bits.to_bytes(self.row_bytes, "little")
+    def bits(self, row: bytes) -> int:
+        """The row as a number, with every eos bit and the padding bits cleared."""
+        return int.from_bytes(row, "little") & self._not_eos
+
+    def with_eos(self, bits: int, *, is_allowed: bool) -> bytes:
+        """The row of these bits, and of all eos bits where they are allowed."""
+        return (bits | self._eos if is_allowed else bits).to_bytes(self.row_bytes, "little")
 
 
 class CompiledGrammar:
@@ -215,11 +245,11 @@ class CompiledGrammar:
     ) -> None:
         self._matcher = matcher
         self._rows = rows
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def start(self) -> GrammarState:
         """The state of an empty text."""
-        return GrammarState(self._matcher.deep_copy(), self._rows, self._tokenizer)
+        return GrammarState(self._matcher.deep_copy(), self._rows, self.tokenizer)
 
 
 class GrammarState:
@@ -242,6 +272,11 @@ class GrammarState:
 
     def __len__(self) -> int:
         return self._num_consumed + self.has_ended
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end a text."""
+        return self._rows.eos_ids
 
     @property
     def is_complete(self) -> bool:
@@ -304,11 +339,32 @@ class GrammarState:
             return bytes(self._rows.row_bytes)
         row: bytes = self._matcher.compute_bitmask()
         self._check()
-        return self._rows.with_eos(row, is_allowed=self.is_complete)
+        bits = self._rows.bits(row)
+        if not bits or bits & self._rows.special:
+            bits = self._without_names(bits)
+        return self._rows.with_eos(bits, is_allowed=self.is_complete)
+
+    def _without_names(self, bits: int) -> int:
+        """The bits without special tokens whose names the grammar has as text.
+
+        Where the next text is forced and spells a special token's name, llguidance's mask has that
+        token alone, which its matcher then refuses. The text's first byte stands in for it.
+        """
+        left = bits & self._rows.special
+        while left:
+            token = left.bit_length() - 1
+            left ^= 1 << token
+            if not self._matcher.validate_tokens([token]):
+                bits ^= 1 << token
+        text: bytes = b"" if bits else self._matcher.deep_copy().compute_ff_bytes()
+        if text.startswith(_SPECIAL_BYTE):
+            return bits
+        first: list[int] = self._tokenizer.tokenize_bytes(text[:1])
+        return bits | sum(1 << token for token in first)
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise MatcherBroken(_one_line(self._matcher.get_error()))
+            raise MatcherBroken(one_line(self._matcher.get_error()))
 
 
 def walk_rows(state: GrammarState, chain: Sequence[int], first_row: int) -> list[bytes]:
@@ -331,12 +387,10 @@ def walk_rows(state: GrammarState, chain: Sequence[int], first_row: int) -> list
     return rows
 
 
-def _one_line(complaint: str) -> str:
-    """llguidance's complaint without its state dump and with its lines joined."""
-    lines = [line.strip() for line in complaint.replace("<non-verbose/>", "").splitlines()]
-    return " ".join(line for line in lines if line)
-
-
-def _first_line(complaint: str) -> str:
-    """Its first line: the others show a grammar that the client did not write."""
-    return _one_line(complaint.strip().partition("\n")[0])
+def _complaint(error: str) -> str:
+    """The first line of a complaint about rules: the others show what the client did not write."""
+    line = one_line(error.strip().partition("\n")[0])
+    if line == _NOTHING_FITS:
+        return _NO_TEXT
+    place = _PLACE.match(line)
+    return f"line {place[1]}: {line[place.end() :]}" if place else line

@@ -45,6 +45,8 @@ def forced_tokens(
         tokens += _edge(tokenizer, last, settled, text)
     end = next((at for at, token in enumerate(tokens) if token in eos_ids), len(tokens))
     tokens = tokens[: min(end, max_tokens)]
+    # A special token is no text: the tokenizer finds its name in text where the grammar does not.
+    tokens = tokens[: matcher.validate_tokens(tokens)]
     return Forced(tokens, min(len(settled), len(tokens)))
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from models.grammar.check import check_text
 from models.grammar.compiler import CompiledGrammar, GrammarCompiler, MatcherBroken, walk_rows
 from models.grammar.limits import HostLimits
 from models.grammar.session import (
@@ -35,6 +36,7 @@ from models.grammar.session import (
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -94,6 +96,8 @@ class GrammarHost:
                 return self._commit(request)
             case GrammarOpen():
                 return self._open(request)
+            case GrammarCheck():
+                return self._check(request)
             case GrammarClose():
                 self._close(request)
                 return None
@@ -184,6 +188,25 @@ class GrammarHost:
             found = refusal
         self.put(grammar, found)
         return found
+
+    def _check(self, request: GrammarCheck) -> ConstraintReply:
+        compiled = self._compiled(request.grammar)
+        if isinstance(compiled, UnsupportedGrammar):
+            return GrammarRefused(
+                session_id=request.session_id, message=compiled.message, is_client_error=True
+            )
+        try:
+            found = check_text(compiled, request.text)
+        except MatcherBroken as broken:
+            return GrammarRefused(
+                session_id=request.session_id, message=_too_complex(broken), is_client_error=True
+            )
+        return GrammarChecked(
+            session_id=request.session_id,
+            num_bytes=found.num_bytes,
+            may_end=found.may_end,
+            expected=found.expected,
+        )
 
     def _make_room(self) -> bool:
         if len(self._sessions) < self._limits.max_sessions:

@@ -28,6 +28,9 @@ NOUNS = {
     "json_object": "schema",
     "regex": "pattern",
     "choice": "list of choices",
+    "lark": "grammar",
+    "ebnf": "grammar",
+    "structural_tag": "structural tag",
 }
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
@@ -81,6 +84,17 @@ class ChoiceLimits:
 
 
 @dataclass(frozen=True)
+class RuleLimits:
+    """Bounds on one grammar with rules, beside its size (`SchemaLimits.max_schema_bytes`)."""
+
+    max_rules: int = 1_000
+    max_repeat: int = 10_000  # of one part
+    max_expanded: int = 100_000  # characters of what is regular, with its repeats written out
+    max_depth: int = 48  # groups within groups
+    max_schemas: int = 128
+
+
+@dataclass(frozen=True)
 class HostLimits:
     """Bounds of one `GrammarHost`."""
 
@@ -88,6 +102,9 @@ class HostLimits:
     max_sessions: int = 256
     session_idle_s: float = 600.0  # a session may be dropped for another after this
     max_rows: int = MAX_DRAFT_TOKENS + 1  # per mask request
+
+
+MAX_CHECKED_BYTES = 65_536  # of a text that is compared with a grammar
 
 
 def refuse(message: str, *, path: str = "") -> NoReturn:

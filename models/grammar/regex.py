@@ -41,7 +41,7 @@ def regex_grammar(text: str, limits: RegexLimits) -> str:
             f"the pattern has {size} characters with its repeats written out, "
             f"the limit is {limits.max_expanded}"
         )
-    writer = _LarkWriter()
+    writer = LarkWriter()
     body = writer.write(tree)
     return "\n".join(["start: TEXT", f"TEXT: {body}", *writer.terminals(), ""])
 
@@ -112,10 +112,11 @@ def expanded_size(node: Node) -> int:
             return 1
 
 
-class _LarkWriter:
-    """Writes a tree as one Lark terminal, and the terminals that one uses."""
+class LarkWriter:
+    """Writes trees for Lark, and the terminals (by another `part`: rules) that they use."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: str = "PART") -> None:
+        self._part = part
         self._sets: dict[Ranges, str] = {}
         self._parts: list[str] = []
         self._level = 0
@@ -137,7 +138,7 @@ class _LarkWriter:
     def terminals(self) -> list[str]:
         """The definitions of the terminals."""
         sets = (f"{name}: /{spelt(ranges)}/" for ranges, name in self._sets.items())
-        return [*sets, *(f"PART{i}: {text}" for i, text in enumerate(self._parts))]
+        return [*sets, *(f"{self._part}{i}: {text}" for i, text in enumerate(self._parts))]
 
     def _operand(self, node: Node) -> str:
         if isinstance(node, Chars):
@@ -148,7 +149,7 @@ class _LarkWriter:
         if (self._level + 1) % _PART_LEVELS:
             return f"({text})"
         self._parts.append(text)
-        return f"PART{len(self._parts) - 1}"
+        return f"{self._part}{len(self._parts) - 1}"
 
     def _chars(self, ranges: Ranges) -> str:
         low, high = ranges[0]
@@ -166,3 +167,22 @@ def quantifier(low: int, high: int | None) -> str:
 def spelt(ranges: Ranges) -> str:
     """A set as Rust's regular expressions write it, in code points."""
     return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges) + "]"
+
+
+def spelt_node(node: Node) -> str:
+    """A tree without anchors as Rust's regular expressions write it, in code points."""
+    match node:
+        case Chars():
+            return spelt(node.ranges)
+        case Sequence():
+            return "".join(map(_spelt_operand, node.parts))
+        case Choice():
+            return "|".join(map(spelt_node, node.options))
+        case Repeat():
+            return _spelt_operand(node.part) + quantifier(node.low, node.high)
+        case Anchor():
+            raise AssertionError("anchors are resolved before")
+
+
+def _spelt_operand(node: Node) -> str:
+    return spelt_node(node) if isinstance(node, Chars) else f"(?:{spelt_node(node)})"

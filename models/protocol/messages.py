@@ -23,6 +23,8 @@ import msgspec
 from models.protocol.choosing import Choose as Choose
 from models.protocol.choosing import Chosen as Chosen
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import Grammar as Grammar  # most know it from here
+from models.protocol.grammars import GrammarCheck, GrammarChecked
 from models.protocol.parts import Timing as Timing
 from models.protocol.parts import TokenLogprobs as TokenLogprobs
 from models.protocol.rules import COUPLED, check_name
@@ -60,17 +62,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a rule that is not known here (ValueError), when it is decoded as well."""
         check_name(self.verification)
-
-
-class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """A constraint on the generated text.
-
-    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
-    (`regex`, which the whole text must match) or the JSON text of a list of strings (`choice`).
-    """
-
-    kind: Literal["json_schema", "json_object", "regex", "choice"]
-    text: str
 
 
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
@@ -379,5 +370,13 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
 EngineQuestion = Propose | Verify | Choose  # what has an answer
 EngineRequest = Open | EngineQuestion | Close
 EngineReply = Proposal | Verdict | Chosen | Queued | NeedPrefix | NeedOpen | Failed
-ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest
-ConstraintReply = GrammarReady | GrammarRefused | GrammarCommitted | GrammarStale | Masks | MaskMiss
+ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest | GrammarCheck
+ConstraintReply = (
+    GrammarReady
+    | GrammarRefused
+    | GrammarCommitted
+    | GrammarStale
+    | GrammarChecked
+    | Masks
+    | MaskMiss
+)

@@ -73,6 +73,8 @@ class Drafting:
         # The round emits one token of the target's own, so a draft leaves room for it.
         room = max(0, remaining_tokens - 1)
         drafter, plan = self._plan(room)
+        # Now: while the draft is waited for, the others' plan may become another.
+        why = planner.explain() if self._watch.explains else None
         self._min_survival = plan.min_survival or LEAST_SURVIVAL
         chain = Chain(self._committed, self._terms, room, self._min_survival)
         chain.add_free(self._terms.front)
@@ -92,6 +94,7 @@ class Drafting:
             draft=chain.tokens,
             draft_probs=chain.draft_probs,
             segments=chain.segments,
+            why=why,
         )
 
     def _plan(self, room: int) -> tuple[DrafterTraits | None, RoundPlan]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from models.protocol.messages import Timing
 from router.planning.acceptance import AcceptanceEstimate
@@ -19,6 +18,7 @@ from router.planning.measured import Gain, Gains, PlannerStats
 from router.planning.replica import PLAIN_REASON, ReplicaPlanner
 from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DrafterTraits, TaskClass
+from router.types import Explanation
 
 _MAX_EMPTY_REPLICAS = 16  # replicas come and go under new names: the last ones are remembered
 _SHADOW_WEIGHT = 4  # drafts that a shadow draft counts for: what it outweighs is of long ago
@@ -74,33 +74,6 @@ class RouterPlanner:
         empty = [name for name, other in self._replicas.items() if not other.sessions]
         for name in empty[:-_MAX_EMPTY_REPLICAS]:
             del self._replicas[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why the k of a session's newest round is what it is.
-
-    Args:
-        num_draft_tokens: k.
-        reason: in a word or two, as in `RoundPlan`.
-        mode: of the sessions on the replica.
-        survival: S_1, S_2, ...: how likely so many draft tokens are to be accepted.
-        min_survival: what a token's survival must be to be worth its row: what others leave.
-        depth: draft steps of the common plan, at most.
-        num_sessions: that the plan was made for.
-        drafting_per_ms, plain_per_ms: tokens per ms of all of them that were expected, with drafts
-            and without; 0.0: not known.
-    """
-
-    num_draft_tokens: int
-    reason: str
-    mode: str
-    survival: tuple[float, ...]
-    min_survival: float
-    depth: int
-    num_sessions: int
-    drafting_per_ms: float
-    plain_per_ms: float
 
 
 class PlannedSession:
@@ -209,8 +182,10 @@ class PlannedSession:
         replica, plan = self._replica, None
         if replica is not None:
             plan = replica.plans.get(Mode.DRAFTING)
+        costs, num_tokens = self._planner.costs, self._newest.num_draft_tokens
+        name = "" if self.drafter is None else self.drafter.name
         return Explanation(
-            num_draft_tokens=self._newest.num_draft_tokens,
+            num_draft_tokens=num_tokens,
             reason=self._newest.reason,
             mode="" if replica is None else replica.mode.value,
             survival=self.survival(),
@@ -219,6 +194,8 @@ class PlannedSession:
             num_sessions=0 if plan is None else len(plan.lengths),
             drafting_per_ms=0.0 if replica is None else replica.rate(Mode.DRAFTING),
             plain_per_ms=0.0 if replica is None else replica.rate(Mode.PLAIN),
+            pass_ms=costs.pass_ms(1 + num_tokens),
+            step_ms=costs.step_ms(name, 1 if replica is None else max(1, len(replica.sessions))),
         )
 
     def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:

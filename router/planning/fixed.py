@@ -5,6 +5,7 @@ from __future__ import annotations
 from models.protocol.messages import Timing
 from router.planning.round_plan import RoundPlan
 from router.ports import DrafterTraits
+from router.types import Explanation
 
 
 class FixedPlanner:
@@ -21,11 +22,24 @@ class FixedPlanner:
     def __init__(self, num_draft_tokens: int, run_on: int) -> None:
         self._num_draft_tokens = num_draft_tokens
         self._run_on = run_on
+        self._newest = RoundPlan(0, 0)
 
     def plan(
         self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
     ) -> RoundPlan:
         """See `adaptive.PlannedSession.plan`."""
+        self._newest = self._plan(drafter, max_draft_tokens, is_ready=is_ready)
+        return self._newest
+
+    def explain(self) -> Explanation:
+        """See `adaptive.PlannedSession.explain`."""
+        return Explanation(
+            num_draft_tokens=self._newest.num_draft_tokens, reason=self._newest.reason
+        )
+
+    def _plan(
+        self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool
+    ) -> RoundPlan:
         if drafter is None:
             return RoundPlan(0, self._run_on, reason="nobody drafts")
         if max_draft_tokens == 0 or not is_ready:

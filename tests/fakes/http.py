@@ -116,7 +116,7 @@ def served_model(**limits: Any) -> ServedModel:
 
 
 def http_service(generator: Generator, **options: Any) -> HttpService:
-    model = served_model()
+    model = options.pop("model", None) or served_model()
     config = RouterConfig()
     limits: dict[str, Any] = {
         "body_limit_bytes": config.body_limit_bytes,

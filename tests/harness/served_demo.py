@@ -8,16 +8,20 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
+from deployments.api.keys import ApiKeys
 from deployments.config.schema import RouterConfig
 from deployments.ingress.service import served_model
 from loadtest.clients.catalog import Target
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Served, served
+from router.limits import SpeculationLimits
 from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
 
 ServedDemo = Served
@@ -30,14 +34,35 @@ def served_demo(config: str = "demo.yaml") -> Iterator[ServedDemo]:
         yield service
 
 
+def mounted(app: ASGIApp, prefix: str) -> ASGIApp:
+    """The application as Serve calls it under a `route_prefix`: paths are whole, and it is told."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "root_path": prefix}, receive, send)
+
+    return call if prefix else app
+
+
 @asynccontextmanager
-async def demo_over_http(draft: Path | None = DEMO / "draft") -> AsyncIterator[Target]:
-    """Serve with real engines in this process until the block ends; `draft` None: no drafts."""
+async def demo_over_http(
+    draft: Path | None = DEMO / "draft",
+    *,
+    speculation: SpeculationLimits | None = None,
+    prefix: str = "",
+    api_keys: ApiKeys | None = None,
+    **limits: Any,
+) -> AsyncIterator[Target]:
+    """Serve with real engines in this process until the block ends; `draft` None: no drafts.
+
+    `prefix` is where Serve would have mounted it, `limits` are of the config's router.
+    """
     tokenizer = demo_tokenizer()
-    config = RouterConfig(model_name="demo", max_model_len=1024)
+    config = RouterConfig(model_name="demo", max_model_len=1024, **limits)
     model = served_model(config, tokenizer, created=0)
     host = demo_grammar_host()
-    async with local_service(DEMO / "target", draft, grammar_host=host) as service:
+    async with local_service(
+        DEMO / "target", draft, grammar_host=host, speculation=speculation
+    ) as service:
         health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)
         routes = HttpService(
             model=model,
@@ -45,14 +70,15 @@ async def demo_over_http(draft: Path | None = DEMO / "draft") -> AsyncIterator[T
             health=health,
             body_limit_bytes=config.body_limit_bytes,
             send_timeout_s=config.timeouts.token_gap_s,
+            api_keys=api_keys,
         )
-        app = create_app(routes)
+        app = mounted(create_app(routes), prefix)
         listener = socket.create_server(("127.0.0.1", 0))  # who comes early waits in its backlog
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))
         task = asyncio.create_task(server.serve([listener]))
         try:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            yield Target(url, model.name, DEMO / "target")
+            yield Target(url + prefix, model.name, DEMO / "target")
         finally:
             server.should_exit = True
             await task

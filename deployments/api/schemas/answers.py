@@ -5,6 +5,8 @@ repeated, and `metrics`, whose `speculative_decoding` has vLLM's field names and
 or not anything was drafted. In a stream both are on the trailing usage event, or, where none was
 asked for, on the event with the `finish_reason`.
 
+With `speculation.details` there are the rounds too (`api/writing/details_writer.py` writes them).
+
 Lists of logprobs are None here: writers put their JSON into the place of `null`
 (`api/writing/json_chunks.py`).
 """
@@ -17,6 +19,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
 from deployments.api.schemas.choice_probabilities import OfList
+from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from router.types import Finished, SpeculationStats
 
@@ -25,7 +28,9 @@ class Answer(BaseModel):
     """A JSON answer. Fields named in `optional` are written only when they were set."""
 
     model_config = ConfigDict(protected_namespaces=())
-    optional: ClassVar[frozenset[str]] = frozenset({"usage", "metrics", "seed", "prompt_logprobs"})
+    optional: ClassVar[frozenset[str]] = frozenset(
+        {"usage", "metrics", "seed", "prompt_logprobs", "speculation_details"}
+    )
 
     def to_json(self) -> bytes:
         """The answer as UTF-8 JSON."""
@@ -126,6 +131,7 @@ class ChatCompletion(Answer):
     prompt_logprobs: PromptLogprobs | None = None
     seed: int
     metrics: Metrics
+    speculation_details: list[ChoiceDetails] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -152,6 +158,7 @@ class ChatCompletionChunk(Answer):
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
+    speculation_details: list[ChoiceDetails] | None = None
 
 
 class TextChoice(BaseModel):
@@ -184,6 +191,7 @@ class Completion(Answer):
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
+    speculation_details: list[ChoiceDetails] | None = None
 
 
 class ModelCard(Answer):

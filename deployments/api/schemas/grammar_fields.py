@@ -12,11 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import msgspec
 from pydantic import Field
 
 from deployments.api.schemas.strict_fields import StrictFields
+from models.grammar.rules.ebnf import is_ebnf
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_JSON_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_FORMAT_FIELDS = {
+    "json_schema": "json_schema",
+    "format": "structural_tag",
+    "structures": "structural_tag",
+    "triggers": "structural_tag",
+}
 
 
 class JsonSchema(StrictFields):
@@ -31,12 +42,19 @@ class JsonSchema(StrictFields):
 class ResponseFormat(StrictFields):
     """Free text, any JSON object, or JSON that obeys a schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    # Of structural tags: the newer spelling, and the older one.
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class StructuredOutputs(StrictFields):
-    """vLLM's field for constraints; exactly one of its members is given."""
+    """vLLM's field for constraints; exactly one of the first six is given.
+
+    `grammar` is Lark, or EBNF where a line begins `name ::=`.
+    """
 
     json_: dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool = False  # True: any JSON object
@@ -44,6 +62,13 @@ class StructuredOutputs(StrictFields):
     choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
     choice_sampling: Literal["exact", "masked"] = "exact"  # see `api/prompts.choice_ids`
     choice_probabilities: bool = False  # in the answer
+    grammar: str | None = Field(default=None, min_length=1)
+    structural_tag: dict[str, Any] | None = None
+    # Of the two JSON kinds.
+    whitespace_pattern: str | None = Field(default=None, min_length=1)
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    disable_fallback: bool = False  # there is none
 
     @property
     def exact_choices(self) -> list[str]:
@@ -83,15 +108,22 @@ def asked_grammar(
     if field is None:
         return None
     if outputs is None:
-        schema = response_format.json_schema if response_format is not None else None
-        return _json_grammar(None if schema is None else schema.schema_)
+        assert response_format is not None
+        return _format_grammar(response_format)
     if outputs.regex is not None:
         return Grammar(kind="regex", text=outputs.regex)
     if outputs.exact_choices:
         return None
     if outputs.choice is not None:
         return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
-    return _json_grammar(outputs.json_)
+    if outputs.grammar is not None:
+        return Grammar(kind="ebnf" if is_ebnf(outputs.grammar) else "lark", text=outputs.grammar)
+    if outputs.structural_tag is not None:
+        return _tag_grammar(outputs.structural_tag)
+    grammar = _json_grammar(outputs.json_)
+    whitespace = "" if outputs.disable_any_whitespace else outputs.whitespace_pattern
+    is_closed = outputs.disable_additional_properties
+    return msgspec.structs.replace(grammar, whitespace=whitespace, is_closed=is_closed)
 
 
 @contextmanager
@@ -112,37 +144,71 @@ def naming_field(field: str | None) -> Iterator[None]:
 
 
 def _format_field(response_format: ResponseFormat) -> str | None:
-    needs_schema = response_format.type == "json_schema"
-    if needs_schema != (response_format.json_schema is not None):
-        raise InvalidRequest(
-            "response_format.json_schema: "
-            f"is {'required' if needs_schema else 'only allowed'} with type 'json_schema'",
-            param="response_format.json_schema",
-        )
-    if needs_schema:
-        return "response_format.json_schema.schema"
-    return "response_format.type" if response_format.type == "json_object" else None
+    kind = response_format.type
+    for name, owner in _FORMAT_FIELDS.items():
+        if owner != kind and getattr(response_format, name) is not None:
+            raise InvalidRequest(
+                f"response_format.{name}: is only allowed with type '{owner}'",
+                param=f"response_format.{name}",
+            )
+    match kind:
+        case "json_schema":
+            if response_format.json_schema is None:
+                raise InvalidRequest(
+                    "response_format.json_schema: is required with type 'json_schema'",
+                    param="response_format.json_schema",
+                )
+            return "response_format.json_schema.schema"
+        case "structural_tag":
+            return "response_format"
+        case "json_object":
+            return "response_format.type"
+        case _:
+            return None
 
 
 def _outputs_field(outputs: StructuredOutputs) -> str:
-    given = [
-        name
-        for name, is_given in (
-            ("json", outputs.json_ is not None),
-            ("json_object", outputs.json_object),
-            ("regex", outputs.regex is not None),
-            ("choice", outputs.choice is not None),
-        )
-        if is_given
-    ]
+    given = [name for name in _KINDS if _is_given(outputs, name)]
     if len(given) != 1:
         raise InvalidRequest(
-            "structured_outputs: exactly one of json, json_object, regex and choice is required "
-            f"(got {' and '.join(given) or 'none'})",
+            "structured_outputs: exactly one of json, json_object, regex, choice, grammar and "
+            f"structural_tag is required (got {' and '.join(given) or 'none'})",
             param="structured_outputs",
         )
+    _check_json_options(outputs, given[0])
     _check_choice_terms(outputs)
     return f"structured_outputs.{given[0]}"
+
+
+def _is_given(outputs: StructuredOutputs, name: str) -> bool:
+    return getattr(outputs, "json_" if name == "json" else name) not in (None, False)
+
+
+def _check_json_options(outputs: StructuredOutputs, kind: str) -> None:
+    given = [name for name in _JSON_OPTIONS if _is_given(outputs, name)]
+    for name in given:
+        if not kind.startswith("json"):
+            raise InvalidRequest(
+                f"structured_outputs.{name}: is only allowed with json and json_object "
+                f"(got {kind})",
+                param=f"structured_outputs.{name}",
+            )
+    if "whitespace_pattern" in given and "disable_any_whitespace" in given:
+        raise InvalidRequest(
+            "structured_outputs.whitespace_pattern: is not allowed with disable_any_whitespace",
+            param="structured_outputs.whitespace_pattern",
+        )
+
+
+def _format_grammar(response_format: ResponseFormat) -> Grammar:
+    if response_format.type == "structural_tag":
+        return _tag_grammar(response_format.model_dump(exclude_none=True))
+    schema = response_format.json_schema
+    return _json_grammar(None if schema is None else schema.schema_)
+
+
+def _tag_grammar(tag: dict[str, Any]) -> Grammar:
+    return Grammar(kind="structural_tag", text=_json_text(tag))
 
 
 def _check_choice_terms(outputs: StructuredOutputs) -> None:
@@ -163,9 +229,12 @@ def _check_choice_terms(outputs: StructuredOutputs) -> None:
 def _json_grammar(schema: dict[str, Any] | None) -> Grammar:
     if schema is None:
         return Grammar(kind="json_object", text="")
+    return Grammar(kind="json_schema", text=_json_text(schema))
+
+
+def _json_text(value: dict[str, Any]) -> str:
     try:
         # As `json.dumps` writes it; but that keeps Python's lock for all of a long schema.
-        text = "".join(json.JSONEncoder().iterencode(schema))
+        return "".join(json.JSONEncoder().iterencode(value))
     except RecursionError:
-        raise UnsupportedGrammar("the schema is nested too deeply") from None
-    return Grammar(kind="json_schema", text=text)
+        raise UnsupportedGrammar("it is nested too deeply") from None

@@ -24,6 +24,7 @@ from deployments.api.schemas.answers import (
     ModelCard,
     ModelList,
 )
+from deployments.api.schemas.grammar_check import GrammarCheckAnswer, GrammarCheckRequest
 from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest, ErrorBody
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
@@ -91,6 +92,15 @@ _ROUTES = (
         is_open=False,
     ),
     _Route(
+        path="/v1/grammar/check",
+        name="checkGrammar",
+        about="How far a text goes with a constraint, and what could come next. No generation.",
+        takes=GrammarCheckRequest,
+        answers={200: GrammarCheckAnswer},
+        errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
         path="/v1/models",
         name="listModels",
         about="The served model, as a list of one.",
@@ -135,6 +145,12 @@ _ROUTES = (
         name="getVersion",
         about="The version of this server.",
         answers={200: VersionStatus},
+    ),
+    _Route(
+        path="/",
+        name="getPlayground",
+        about="A page for people: asks the model, and shows how its answer came about.",
+        answers={200: "text/html"},
     ),
     _Route(
         path="/openapi.json",

@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.api.bodies import MAX_FIELDS
 from deployments.api.requests import ServedModel
+from deployments.api.schemas.grammar_check import GrammarCheckRequest
 from deployments.api.schemas.requests import (
     IGNORED_FIELDS,
     NEUTRAL_VALUES,
@@ -32,6 +33,7 @@ _NULL_OR_EMPTY: Schema = {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]}
 _ABSENT = {
     "ChatCompletionRequest": _NULL,
     "CompletionRequest": _NULL,
+    "GrammarCheckRequest": _NULL,
     "StreamOptions": _NULL,
     "SpeculationOptions": _NULL,
     "ResponseFormat": _NULL,
@@ -44,7 +46,8 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
     """Schemas by name: `ChatCompletionRequest`, `CompletionRequest` and what they refer to."""
     requests = (ChatCompletionRequest, CompletionRequest)
     _, described = models_json_schema(
-        [(request, "validation") for request in requests], ref_template=REF_TEMPLATE
+        [(request, "validation") for request in (*requests, GrammarCheckRequest)],
+        ref_template=REF_TEMPLATE,
     )
     schemas: dict[str, Schema] = described["$defs"]
     for request in requests:
@@ -53,7 +56,8 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         schemas[request.__name__]["properties"]["logit_bias"]["additionalProperties"] = False
     outputs = schemas["StructuredOutputs"]["properties"]
     as_text = {"type": "string", "contentMediaType": "application/json"}
-    outputs["json"] = _either(outputs["json"], as_text)
+    for name in ("json", "structural_tag"):
+        outputs[name] = _either(outputs[name], as_text)
     logprobs = schemas["CompletionRequest"]["properties"]
     logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
     for name, absent in _ABSENT.items():

@@ -148,6 +148,7 @@ class SpeculationOptions(StrictFields):
     k: int | None = Field(default=None, ge=0)  # upper limit: the config's
     verification: RuleName | None = None  # None: the config's
     drafter: DrafterName | None = None  # None: the config's
+    details: bool = False  # tell all rounds, see `api/schemas/details.py`
 
 
 class GenerationFields(StrictFields):
@@ -244,11 +245,11 @@ FORMER_FIELDS: Mapping[str, str] = {
     "guided_json_object": "structured_outputs.json_object",
     "guided_regex": "structured_outputs.regex",
     "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.regex (grammars are not supported)",
+    "guided_grammar": "structured_outputs.grammar",
     "guided_decoding_backend": "structured_outputs, which needs no backend",
-    "guided_decoding_disable_any_whitespace": "structured_outputs.json",
+    "guided_decoding_disable_any_whitespace": "structured_outputs.disable_any_whitespace",
     "guided_decoding_disable_fallback": "structured_outputs, which has no fallback",
-    "guided_whitespace_pattern": "structured_outputs.json",
+    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
 }
 
 # --- errors -------------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ class ChatWriter:
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
         self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
 
+    @property
+    def head(self) -> AnswerHead:
+        """See `Writer`."""
+        return self._head
+
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._texts[index].append(delta.text)

@@ -69,6 +69,11 @@ class TextWriter:
             PromptLogprobsJson(self._names, head.num_prompt_logprobs) for _ in head.prompt_lens
         ]
 
+    @property
+    def head(self) -> AnswerHead:
+        """See `Writer`."""
+        return self._head
+
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._texts[index].append(delta.text)

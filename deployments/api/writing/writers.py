@@ -55,6 +55,11 @@ class AnswerHead:
 class Writer(Protocol):
     """Turns what the generator yields into JSON."""
 
+    @property
+    def head(self) -> AnswerHead:
+        """What it was made for."""
+        ...
+
     async def add(self, index: int, delta: Delta) -> None:
         """Take new text of a choice, of an answer that is not streamed."""
         ...

@@ -13,6 +13,7 @@ import pytest
 
 from deployments.api.http import create_app
 from deployments.api.keys import OPEN_PATHS, ApiKeys, faults_of_keys, read_key_file
+from deployments.api.playground.page import PAGE_PATHS
 from deployments.api_keys import main
 from deployments.ingress.metrics import RequestMetrics
 from deployments.serve.instruments import Meters
@@ -84,7 +85,7 @@ async def test_open_routes_need_no_key(key_file, path, prefix):
         assert (await client.get(path)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/v2/models", "/health/", "/llm/health"])
+@pytest.mark.parametrize("path", ["/playground", "/docs", "/v2/models", "/health/", "/llm/health"])
 async def test_what_is_not_open_needs_a_key_also_where_there_is_nothing(key_file, path):
     async with client_with(ApiKeys(key_file)) as client:
         assert (await client.get(path)).status_code == 401
@@ -98,7 +99,7 @@ async def test_open_paths_are_routes_and_the_page_calls_them_so(key_file):
     opened = {
         path for path, methods in paths.items() if methods.get("get", {}).get("security") == []
     }
-    assert opened == OPEN_PATHS
+    assert opened == OPEN_PATHS - PAGE_PATHS | {"/"}
 
 
 async def test_a_key_is_never_logged(key_file, caplog):

@@ -268,6 +268,37 @@ def test_free_text_has_no_grammar():
             },
             Grammar(kind="choice", text='["yes", "né"]'),
         ),
+        (
+            {"structured_outputs": {"grammar": "// root\nstart: /a/"}},
+            Grammar(kind="lark", text="// root\nstart: /a/"),
+        ),
+        (
+            {"structured_outputs": {"grammar": '# a\n root ::= "a"'}},
+            Grammar(kind="ebnf", text='# a\n root ::= "a"'),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": '{"format": 1}'}},
+            Grammar(kind="structural_tag", text='{"format": 1}'),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["a"]}},
+            Grammar(
+                kind="structural_tag",
+                text='{"type": "structural_tag", "structures": [], "triggers": ["a"]}',
+            ),
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+            Grammar(kind="json_schema", text="{}", whitespace=""),
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}},
+            Grammar(kind="json_schema", text="{}", whitespace=" ?"),
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            Grammar(kind="json_schema", text="{}", is_closed=True),
+        ),
     ],
 )
 def test_other_constraints_become_grammars(fields, grammar):

@@ -36,6 +36,40 @@ def choice(choices: list[str]) -> Grammar:
     return Grammar(kind="choice", text=json.dumps(choices))
 
 
+def lark(text: str) -> Grammar:
+    return Grammar(kind="lark", text=text)
+
+
+def ebnf(text: str) -> Grammar:
+    return Grammar(kind="ebnf", text=text)
+
+
+def structural_tag(text: str) -> Grammar:
+    return Grammar(kind="structural_tag", text=text)
+
+
+def _doubling(num_rules: int) -> str:
+    rules = (f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(num_rules))
+    return "root ::= r0\n" + "".join(rules) + f'r{num_rules} ::= "a"'
+
+
+def _chain(num_rules: int) -> str:
+    rules = (f'r{i} ::= "a" r{i + 1} "b" | r{i + 1}\n' for i in range(num_rules))
+    return "root ::= r0\n" + "".join(rules) + f'r{num_rules} ::= "b" | "a" root'
+
+
+def _terminals(num_rules: int, times: int = 1) -> str:
+    rules = (f"T{i}: " + f"T{i + 1} " * times + f"| /a{{{i}}}/\n" for i in range(num_rules))
+    return "start: T0\n" + "".join(rules) + f"T{num_rules}: /a/"
+
+
+def _triggers(num_tags: int) -> str:
+    names = [f"<{i:02}>" for i in range(num_tags)]
+    content = {"type": "json_schema", "json_schema": {"type": "object"}}
+    tags = [{"begin": name, "content": content, "end": "</>"} for name in names]
+    return json.dumps({"format": {"type": "triggered_tags", "triggers": names, "tags": tags}})
+
+
 def deep(levels: int) -> str:
     return '{"properties": {"a": ' * levels + "{}" + "}}" * levels
 
@@ -96,6 +130,23 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
     "deep choice": (Grammar(kind="choice", text="[" * 5000 + "]" * 5000), "choices is not JSON"),
     "surrogate choice": (choice(["\ud800"]), "[0]: a lone surrogate"),
     "not choices": (Grammar(kind="choice", text='{"a": 1}'), "a list of strings"),
+    "deep lark": (lark("start: " + "(" * 5000), "parentheses nest more than 48 deep"),
+    "unended lark": (lark("start: start"), "no text obeys it"),
+    "deep schema in lark": (lark("start: %json " + '{"not":' * 5000), "this JSON nests too deep"),
+    "many rules": (lark("".join(f"r{i}: r{i + 1}\n" for i in range(1100))), "1000 rules"),
+    "doubling rules": (ebnf(_doubling(30)), "the limit is 100000"),
+    "unended rules": (ebnf("root ::= a\na ::= b\nb ::= a"), "never ends"),
+    "deep ebnf": (ebnf("root ::= " + "(" * 5000), "groups nest more than 48 deep"),
+    "long grammar": (ebnf("root ::= " + '"a" ' * 20_000), "the limit is 65536"),
+    "deep tag": (structural_tag('{"format":' * 5000), "nests too deep"),
+    "many tags": (
+        structural_tag(
+            '{"format": {"type": "or", "elements": ['
+            + ",".join(['{"type": "const_string", "value": "a"}'] * 1100)
+            + "]}}"
+        ),
+        "more than 1000 formats",
+    ),
 }
 SERVED: dict[str, Grammar] = {
     "catastrophic": regex("(a+)+(a*)*b"),
@@ -110,7 +161,18 @@ SERVED: dict[str, Grammar] = {
     "prefixes": choice(["a" * i for i in range(1, 256)]),
     "1,024 choices": choice([f"a{i:030}" for i in range(1024)]),
     "json": Grammar(kind="json_object", text=""),
+    "every split": ebnf('root ::= root root root | root root | "a" | " " | ""'),
+    "right recursion": ebnf('root ::= x | "(" root ")" root\nx ::= "a" x x | "a" | [b ]'),
+    "nested repeats of rules": ebnf('root ::= ((x{0,99}){0,99}){0,99}\nx ::= "a" x? "b" | " "'),
+    "a chain of rules": ebnf(_chain(990)),
+    "a chain of terminals": lark(_terminals(900)),
+    "doubling terminals": lark(_terminals(14, times=2)),
+    "a product of automata": lark("start: T\nT: /.*a.{30}/ & /.*b.{30}/ & ~/.*c.{30}/"),
+    "many triggers": structural_tag(_triggers(60)),
 }
+
+
+MAY_BE_REFUSED = {"a chain of terminals", "doubling terminals", "a product of automata"}
 
 
 async def test_hostile_patterns_and_choices_are_refused_by_name(tokenizer_path: str) -> None:
@@ -130,6 +192,10 @@ async def test_costly_patterns_and_choices_are_served_or_end_alone(tokenizer_pat
         await ask(workers, opening("fine"))
         for name, grammar in SERVED.items():
             reply = await ask(workers, GrammarOpen(session_id=name, epoch=1, grammar=grammar))
+            if isinstance(reply, GrammarRefused):  # likewise, when it is compiled
+                assert reply.is_client_error, (name, reply)
+                assert name in MAY_BE_REFUSED, (name, reply)
+                continue
             assert isinstance(reply, GrammarReady), (name, reply)
             log = TokenSequence()
             for token in tokens:

@@ -217,7 +217,7 @@ def test_rows_end_before_an_illegal_token(
         ("false", "allows nothing"),
         ('{"enum": []}', "Unsatisfiable"),
         ('{"type": "object", "x-guidance": {"lenient": true}, "not": {}}', "x-guidance"),
-        ('{"properties": {"a": {"items": {"not": {}}}}}', "$.properties.a.items.not"),
+        ('{"properties": {"a": {"items": {"not": {"const": 1}}}}}', "$.properties.a.items.not"),
         ('{"properties": {"not": {"uniqueItems": true}}}', "$.properties.not.uniqueItems"),
         ('{"anyOf": [{"type": "null"}, {"type": "foo"}]}', "$.anyOf[1].type"),
         ('{"prefixItems": [{"type": "string", "format": "zorro"}]}', "$.prefixItems[0].format"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -10,7 +11,7 @@ from models.grammar.compiler import CompiledGrammar, GrammarCompiler
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Grammar
 from tests.cases.constraint import FIVE_CHOICES
-from tests.cases.grammar import EOS_IDS, Vocabulary, allowed
+from tests.cases.grammar import EOS_IDS, Vocabulary, allowed, random_text
 
 
 def choice(choices: object) -> Grammar:
@@ -97,3 +98,18 @@ def test_every_choice_of_the_largest_lists_can_be_written(
             state.row()
             assert state.advance(token)
         assert state.is_complete
+
+
+def test_a_choice_may_spell_a_special_token(
+    vocabulary: Vocabulary, compiler: GrammarCompiler
+) -> None:
+    """It is text all the same: no mask has the special token, and every mask has a token."""
+    choices = ["<|pad|>", "a<|end|>b", "<|im_end|>"]
+    compiled = compiler.compile(choice(choices))
+    special = {vocabulary.tokenizer.token_to_id("<|pad|>"), *EOS_IDS}
+    for seed in range(20):
+        ids = random_text(compiled, vocabulary, random.Random(seed))
+        assert vocabulary.decode(ids) in choices
+        assert not special & set(ids)
+    alone = random_text(compiler.compile(choice(["<|pad|>"])), vocabulary, random.Random(0))
+    assert vocabulary.decode(alone) == "<|pad|>"

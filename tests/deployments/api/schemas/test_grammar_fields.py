@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from models.protocol.errors import UnsupportedGrammar
+from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar, Sampling
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import client_of, events_of, openai_client
@@ -41,6 +42,9 @@ BOTH = pytest.mark.parametrize(
         ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
         ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -104,3 +108,93 @@ def test_the_openai_client_sends_every_field():
         verification="rejection",
     )
     assert chat.speculation.drafter == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "param", "part"),
+    [
+        ({"grammar": "x", "regex": "a"}, "structured_outputs", "got regex and grammar"),
+        ({}, "structured_outputs", "got none"),
+        (
+            {"regex": "a", "whitespace_pattern": " ?"},
+            "structured_outputs.whitespace_pattern",
+            "only allowed with json and json_object (got regex)",
+        ),
+        (
+            {"grammar": "a", "disable_additional_properties": True},
+            "structured_outputs.disable_additional_properties",
+            "(got grammar)",
+        ),
+        (
+            {"json": {}, "whitespace_pattern": " ?", "disable_any_whitespace": True},
+            "structured_outputs.whitespace_pattern",
+            "not allowed with disable_any_whitespace",
+        ),
+    ],
+)
+@BOTH
+async def test_options_that_do_not_fit_are_refused_by_name(path, body, outputs, param, part):
+    async with client_of(ScriptedGenerator()) as client:
+        answer = await client.post(path, json=body | {"structured_outputs": outputs})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert part in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "owner"),
+    [("json_schema", "json_schema"), ("format", "structural_tag"), ("triggers", "structural_tag")],
+)
+async def test_a_format_takes_only_its_own_fields(field, owner):
+    value = {"json_schema": {"name": "x", "schema": {}}, "format": {}, "triggers": ["<a"]}[field]
+    body = CHAT | {"response_format": {"type": "json_object", field: value}}
+    async with client_of(ScriptedGenerator()) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert error["param"] == f"response_format.{field}"
+    assert f"only allowed with type '{owner}'" in error["message"]
+
+
+async def test_a_text_is_compared_without_generation():
+    async def checker(grammar: Grammar, text: str) -> GrammarChecked:
+        assert grammar == Grammar(kind="regex", text="a+b")
+        may_end = text == "aab"
+        return GrammarChecked(session_id="s", num_bytes=2, may_end=may_end, expected=["a", "b"])
+
+    generator = ScriptedGenerator()
+    body = {"structured_outputs": {"regex": "a+b"}, "model": "tiny"}
+    async with client_of(generator, check_grammar=checker) as client:
+        stops = await client.post("/v1/grammar/check", json=body | {"text": "aac"})
+        short = await client.post("/v1/grammar/check", json=body | {"text": "aa"})
+    assert stops.json() == {
+        "object": "grammar.check",
+        "valid": False,
+        "num_bytes": 2,
+        "stops_at": 2,
+        "may_end": False,
+        "expected": ["a", "b"],
+    }
+    assert short.json()["stops_at"] is None
+    assert not generator.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({}, 400, "structured_outputs"),
+        ({"response_format": {"type": "text"}}, 400, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "text": 3}, 400, "text"),
+        ({"structured_outputs": {"regex": "a"}, "text": "a" * 65_537}, 400, "text"),
+        ({"structured_outputs": {"regex": "a"}, "text": "\u00e4" * 40_000}, 400, "text"),
+        ({"structured_outputs": {"regex": "a"}, "model": "other"}, 404, "model"),
+        ({"structured_outputs": {"regex": "a"}, "more": 1}, 400, "more"),
+        ({"structured_outputs": {"regex": "a"}}, 400, "structured_outputs.regex"),
+    ],
+)
+async def test_what_cannot_be_compared_is_refused_by_name(fields, status, param):
+    async def checker(grammar: Grammar, text: str) -> GrammarChecked:
+        raise UnsupportedGrammar("position 0: no")
+
+    async with client_of(ScriptedGenerator(), check_grammar=checker) as client:
+        answer = await client.post("/v1/grammar/check", json={"text": "a"} | fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)

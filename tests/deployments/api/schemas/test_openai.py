@@ -131,7 +131,13 @@ def test_escaped_surrogate_pairs_are_text():
         ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "got 3"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]", "got 1"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not supported"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "at least 1"),
+        ({"structured_outputs": {"grammar": 3}}, "structured_outputs.grammar", "got 3"),
+        (
+            {"structured_outputs": {"structural_tag": 3}},
+            "structured_outputs.structural_tag",
+            "got 3",
+        ),
         ({"structured_outputs": {"rgx": "x"}}, "structured_outputs.rgx", "unknown field"),
         ({"min_p": 1.5}, "min_p", "less than or equal to 1 (got 1.5)"),
         ({"min_p": -0.1}, "min_p", "greater than or equal to 0 (got -0.1)"),
@@ -315,9 +321,9 @@ def test_our_own_faults_say_only_the_request_id():
         ("guided_json", "structured_outputs.json"),
         ("guided_regex", "structured_outputs.regex"),
         ("guided_choice", "structured_outputs.choice"),
-        ("guided_grammar", "structured_outputs.regex"),
+        ("guided_grammar", "structured_outputs.grammar"),
         ("guided_decoding_backend", "structured_outputs"),
-        ("guided_whitespace_pattern", "structured_outputs"),
+        ("guided_whitespace_pattern", "structured_outputs.whitespace_pattern"),
     ],
 )
 def test_former_fields_name_their_successors(name, successor):

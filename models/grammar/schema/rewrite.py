@@ -1,7 +1,7 @@
 r"""Rewrites a schema that is within the limits into what the compiler is given.
 
 Closes places where llguidance 1.9 would serve something else than was asked for: patterns are
-translated (`schema_pattern`), names are counted once, references lead to schemas that were checked,
+translated (`pattern`), names are counted once, references lead to schemas that were checked,
 and no key can be spelt in two ways. The last is done with the escapes that JSON texts may have
 (`ALLOWED_ESCAPES`): where a key of an open object may have `\u0061`, a declared name can be
 written again, past its schema, and parsers of the text believe the last. So `\u` is not
@@ -24,7 +24,7 @@ from models.grammar.limits import (
     refuse,
     subschemas,
 )
-from models.grammar.schema_pattern import UNWRITABLE, at_path
+from models.grammar.schema.pattern import UNWRITABLE, at_path
 
 ALLOWED_ESCAPES = 'nrbtf\\"'
 _MAX_NAME = 100  # characters of a pattern that a path shows
@@ -115,3 +115,11 @@ def _check_min_properties(path: str, inner: Schema) -> None:
             "where names that are not declared are allowed",
             path=f"{path}.minProperties",
         )
+
+
+def close_objects(schema: Schema) -> None:
+    """Let objects that declare properties have no others, where they do not say (in place)."""
+    for _, inner in list(subschemas(schema)):
+        declares = "properties" in inner or "patternProperties" in inner
+        if declares and "additionalProperties" not in inner:
+            inner["additionalProperties"] = False

@@ -18,7 +18,7 @@ from models.grammar.charsets import Ranges, complement, intersection
 from models.grammar.limits import RegexLimits, refuse
 from models.grammar.pattern import parse_regex
 from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
-from models.grammar.regex import EMPTY, NOTHING, expanded_size, quantifier, simplified, spelt
+from models.grammar.regex import EMPTY, NOTHING, expanded_size, simplified, spelt_node
 from models.protocol.errors import UnsupportedGrammar
 
 UNWRITABLE: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
@@ -49,7 +49,7 @@ def rust_pattern(text: str, limits: RegexLimits) -> str:
             f"the pattern has {size} characters with its repeats written out, "
             f"the limit is {limits.max_expanded}"
         )
-    return f"^(?:{_written(tree)})$"
+    return f"^(?:{spelt_node(tree)})$"
 
 
 def at_path(text: str, limits: RegexLimits, path: str) -> str:
@@ -120,21 +120,3 @@ def _joined(nodes: list[Node]) -> Node:
 def _refuse_anchor(*, is_start: bool) -> NoReturn:
     sign, place = ("^", "start") if is_start else ("$", "end")
     refuse(f"an anchor ({sign}) is only supported at the {place} of the text")
-
-
-def _written(node: Node) -> str:
-    match node:
-        case Chars():
-            return spelt(node.ranges)
-        case Sequence():
-            return "".join(map(_operand, node.parts))
-        case Choice():
-            return "|".join(map(_written, node.options))
-        case Repeat():
-            return _operand(node.part) + quantifier(node.low, node.high)
-        case Anchor():
-            raise AssertionError("anchors are resolved before")
-
-
-def _operand(node: Node) -> str:
-    return _written(node) if isinstance(node, Chars) else f"(?:{_written(node)})"

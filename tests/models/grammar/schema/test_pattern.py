@@ -11,7 +11,7 @@ import pytest
 
 from models.grammar.compiler import GrammarCompiler
 from models.grammar.limits import RegexLimits
-from models.grammar.schema_pattern import rust_pattern
+from models.grammar.schema.pattern import rust_pattern
 from models.protocol.errors import UnsupportedGrammar
 from tests.cases.grammar import Vocabulary, json_schema, random_text
 

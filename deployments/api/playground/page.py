@@ -1,0 +1,58 @@
+"""The playground: a page for people, at the root of the service. Plain files, no build step.
+
+The page is served without an API key, because a browser cannot send one before there is a page; all
+that it then asks the API for needs the key as any client does, and the page asks its reader for it.
+It names its files and the API relative to its own address, so it works under any prefix. Nothing is
+loaded from elsewhere, nothing is inline, and the browser is told to hold it to that.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+from fastapi.routing import APIRoute
+from starlette._utils import get_route_path  # private, but the only one that cannot differ
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+_FILES = Path(__file__).parent / "static"
+_MOUNT = "/playground"
+# What may be had without a key; "" is a prefix without a slash behind it.
+PAGE_PATHS = frozenset({"", "/", *(f"{_MOUNT}/{path.name}" for path in _FILES.iterdir())})
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",  # asks each time, and is told that nothing has changed
+}
+
+
+class _Files(StaticFiles):
+    """The page's own files, with its headers."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(_HEADERS)
+        return response
+
+
+def add_playground(app: FastAPI) -> None:
+    """Serve the page at `/` and its files below `/playground`."""
+    files = _Files(directory=_FILES)
+
+    async def page(request: Request) -> Response:
+        if not get_route_path(request.scope):  # what it names is relative to its folder
+            return RedirectResponse(request.scope["path"] + "/")
+        return await files.get_response("index.html", request.scope)
+
+    route = APIRoute("/", page, methods=["GET"])
+    route.path_regex = re.compile("^/?$")  # the prefix itself too
+    app.router.routes.append(route)
+    app.mount(_MOUNT, files)

@@ -1,0 +1,163 @@
+"""The rounds of an answer one by one (`speculation.details`), as answers and events have them.
+
+Shapes are plain dicts, encoded round by round as they come (`api/writing/details_writer.py`). Times
+in milliseconds, probabilities as natural logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from router.types import Explanation, RoundDetails, ShownToken, TokenOrigin
+
+_DECIMALS = 3  # a microsecond
+_LOWEST = -9999.0  # JSON has no -inf
+
+
+class Reasons(TypedDict):
+    """Why the planner chose a round's k.
+
+    `reason` in a word or two; `mode`: whether the sessions on the target replica draft or do not,
+    empty where k is fixed. `survival` has the probabilities that at least 1, 2, ... draft tokens
+    are accepted, `min_survival` what a token's must be to be worth its row, which is what the other
+    sessions leave. `depth` and `num_sessions` are of the common plan. The last four are expected
+    costs and gains; 0: not known.
+    """
+
+    reason: str
+    mode: str
+    survival: list[float]
+    min_survival: float
+    depth: int
+    num_sessions: int
+    drafting_tokens_per_ms: float
+    plain_tokens_per_ms: float
+    pass_ms: float
+    step_ms: float
+
+
+class Drafted(TypedDict):
+    """A part of a round's draft: who drafted it, and how much of it was accepted."""
+
+    drafter: str
+    num_tokens: int
+    num_accepted: int
+
+
+class RoundTime(TypedDict):
+    """What a round took, by the names of `metrics.rounds`; `round_ms` is all of it together."""
+
+    round_ms: float
+    draft_ms: float
+    verify_ms: float
+    mask_ms: float
+    queue_ms: float
+    link_ms: float
+    grammar_ms: float
+    loop_ms: float
+
+
+class DetailedRound(TypedDict):
+    """A verdict of the target. `why` is null where the target went on alone by the last plan.
+
+    `last` says what the last of its `num_tokens` tokens is: `recovered` after a rejection, `bonus`
+    after a draft that was accepted whole, `plain` without a draft. `rejected` names the tokens
+    that a model drafted in vain; copied text is never named, because it may be another answer's.
+    """
+
+    round: int
+    k: int | None
+    why: Reasons | None
+    drafted: list[Drafted]
+    rejected: list[str]
+    last: Literal["recovered", "bonus", "plain"]
+    num_tokens: int
+    time: RoundTime
+
+
+class DetailedToken(TypedDict):
+    """A token of the text: where its text begins (characters), its name, who wrote it, in which
+    round, and the target's logprob of it."""
+
+    offset: int
+    token: str
+    origin: str
+    round: int
+    logprob: float
+
+
+class ChoiceDetails(TypedDict):
+    """Rounds and tokens of one choice: all of them, or those that an event of a stream brings."""
+
+    index: int
+    rounds: list[DetailedRound]
+    tokens: list[DetailedToken]
+
+
+def round_shape(details: RoundDetails, name_of: Callable[[int], str]) -> DetailedRound:
+    """A round as JSON has it; `name_of` names a token by its id."""
+    why = details.why
+    return {
+        "round": details.number,
+        "k": None if why is None else why.num_draft_tokens,
+        "why": None if why is None else _reasons(why),
+        "drafted": [
+            {
+                "drafter": part.drafter,
+                "num_tokens": part.num_tokens,
+                "num_accepted": part.num_accepted,
+            }
+            for part in details.segments
+        ],
+        "rejected": [name_of(token_id) for token_id in details.rejected_ids],
+        "last": details.last,
+        "num_tokens": details.num_tokens,
+        "time": _time(details),
+    }
+
+
+def token_shape(
+    shown: ShownToken, origin: TokenOrigin, name_of: Callable[[int], str]
+) -> DetailedToken:
+    """A shown token as JSON has it."""
+    return {
+        "offset": shown.offset,
+        "token": name_of(shown.logprobs.token),
+        "origin": origin.source,
+        "round": origin.round_number,
+        "logprob": max(shown.logprobs.logprob, _LOWEST),
+    }
+
+
+def _reasons(why: Explanation) -> Reasons:
+    return {
+        "reason": why.reason,
+        "mode": why.mode,
+        "survival": [round(alive, _DECIMALS) for alive in why.survival],
+        "min_survival": round(why.min_survival, _DECIMALS),
+        "depth": why.depth,
+        "num_sessions": why.num_sessions,
+        "drafting_tokens_per_ms": round(why.drafting_per_ms, 6),
+        "plain_tokens_per_ms": round(why.plain_per_ms, 6),
+        "pass_ms": round(why.pass_ms, _DECIMALS),
+        "step_ms": round(why.step_ms, _DECIMALS),
+    }
+
+
+def _time(details: RoundDetails) -> RoundTime:
+    time = details.time
+    whole_ms = time.draft_ms + time.verify_ms + time.mask_ms + time.queue_ms
+    whole_ms += time.link_ms + time.grammar_ms + time.loop_ms  # emit_ms is of the round before
+    return {
+        "round_ms": round(whole_ms, _DECIMALS),
+        "draft_ms": round(time.draft_ms, _DECIMALS),
+        "verify_ms": round(time.verify_ms, _DECIMALS),
+        "mask_ms": round(time.mask_ms, _DECIMALS),
+        "queue_ms": round(time.queue_ms, _DECIMALS),
+        "link_ms": round(time.link_ms, _DECIMALS),
+        "grammar_ms": round(time.grammar_ms, _DECIMALS),
+        "loop_ms": round(time.loop_ms, _DECIMALS),
+    }

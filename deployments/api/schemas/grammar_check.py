@@ -1,0 +1,86 @@
+"""Request and answer of POST /v1/grammar/check: a text against a constraint, nothing generated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from deployments.api.schemas.answers import Answer
+from deployments.api.schemas.grammar_fields import (
+    ResponseFormat,
+    StructuredOutputs,
+    asked_field,
+    asked_grammar,
+    naming_field,
+)
+from deployments.api.schemas.strict_fields import StrictFields
+from models.grammar.limits import MAX_CHECKED_BYTES
+from models.protocol.errors import InvalidRequest
+from models.protocol.grammars import GrammarChecked
+from models.protocol.messages import Grammar
+from router.types import GrammarChecker
+
+
+class GrammarCheckRequest(StrictFields):
+    """A text, and a constraint in the fields of a completion."""
+
+    text: str = Field(max_length=MAX_CHECKED_BYTES)
+    model: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class GrammarCheckAnswer(Answer):
+    """How far the text goes.
+
+    `valid`: the whole text obeys. `num_bytes` of its UTF-8 can begin a text that does; `stops_at`
+    is the same where bytes are left, and null elsewhere. `may_end`: what goes is a whole text.
+    `expected`: some texts that may come next.
+    """
+
+    object: Literal["grammar.check"] = "grammar.check"
+    valid: bool
+    num_bytes: int
+    stops_at: int | None
+    may_end: bool
+    expected: list[str]
+
+
+async def answer_check(
+    asked: GrammarCheckRequest, checker: GrammarChecker | None
+) -> GrammarCheckAnswer:
+    """Have the text compared.
+
+    Raises:
+        InvalidRequest: the text is too long; no constraint, or several.
+        UnsupportedGrammar: it is refused, or there is nobody to ask.
+    """
+    num_text = len(asked.text.encode())
+    if num_text > MAX_CHECKED_BYTES:
+        raise InvalidRequest(
+            f"text: at most {MAX_CHECKED_BYTES} bytes are allowed (got {num_text})", param="text"
+        )
+    field = asked_field(asked.response_format, asked.structured_outputs)
+    with naming_field(field):
+        found = await _checked(asked, checker)
+    is_whole = found.num_bytes == num_text
+    return GrammarCheckAnswer(
+        valid=is_whole and found.may_end,
+        num_bytes=found.num_bytes,
+        stops_at=None if is_whole else found.num_bytes,
+        may_end=found.may_end,
+        expected=found.expected,
+    )
+
+
+async def _checked(asked: GrammarCheckRequest, checker: GrammarChecker | None) -> GrammarChecked:
+    grammar: Grammar | None = asked_grammar(asked.response_format, asked.structured_outputs)
+    if grammar is None:
+        raise InvalidRequest(
+            "structured_outputs: is required, or a response_format that constrains",
+            param="structured_outputs",
+        )
+    if checker is None:
+        raise InvalidRequest("this deployment has no constraint service")
+    return await checker(grammar, asked.text)

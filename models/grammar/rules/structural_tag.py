@@ -1,0 +1,71 @@
+"""Reads structural tags: text that is free here and constrained there.
+
+Two spellings, as in vLLM, SGLang and XGrammar: `{"structures": [{"begin", "schema", "end"}],
+"triggers": [...]}`, and `{"format": {...}}`, a tree of formats (`formats`). With triggers the text
+is free until it holds one; from there a tag that begins so must follow, and then it is free again.
+
+What cannot be served exactly is refused by its place: other styles of JSON, limits in tokens, free
+text where nothing marks its end. Source: XGrammar's documentation of structural tags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from models.grammar.limits import JsonValue, RuleLimits, SchemaLimits, refuse
+from models.grammar.rules.fields import Fields
+from models.grammar.rules.formats import FormatReader
+from models.grammar.rules.tree import Rules
+from models.grammar.schema.source import SchemaSource
+
+START = "tag"
+SpecialId = Callable[[str | int], int | None]  # of a special token that may stand in a text
+
+
+def parse_structural_tag(
+    text: str, limits: RuleLimits, schema_limits: SchemaLimits, special_id: SpecialId
+) -> tuple[Rules, list[tuple[str, SchemaSource]]]:
+    """The rules of a structural tag; `START` is the one that the whole text obeys.
+
+    Args:
+        text: its JSON text.
+        limits: of the grammar.
+        schema_limits: of each schema within.
+        special_id: the id of a special token by name or number; None: there is no such token.
+
+    Returns:
+        The rules, and the schemas within with their places.
+
+    Raises:
+        UnsupportedGrammar: with the place, a JSON path.
+    """
+    reader = FormatReader(limits, schema_limits, special_id)
+    try:
+        value: JsonValue = json.loads(text)
+    except RecursionError:
+        refuse("the structural tag nests too deep")
+    except ValueError as error:
+        refuse(f"the structural tag is not JSON: {error}")
+    fields = Fields(value, "$")
+    if fields.take("type", "structural_tag") != "structural_tag":
+        refuse("must be 'structural_tag'", path="$.type")
+    if "format" in fields:
+        body = reader.whole(fields.take("format"), "$.format")
+    else:
+        body = reader.whole(_format_of(fields), "$")
+    fields.finish()
+    return {START: body, **reader.rules}, reader.schemas
+
+
+def _format_of(fields: Fields) -> JsonValue:
+    """The older spelling as a format of the newer."""
+    tags: list[JsonValue] = []
+    for i, structure in enumerate(fields.items("structures")):
+        inner = Fields(structure, f"$.structures[{i}]")
+        content = {"type": "json_schema", "json_schema": inner.take("schema")}
+        tags.append(
+            {"begin": inner.text("begin"), "content": content, "end": inner.text("end", "")}
+        )
+        inner.finish()
+    return {"type": "triggered_tags", "triggers": fields.take("triggers"), "tags": tags}

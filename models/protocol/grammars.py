@@ -1,0 +1,44 @@
+"""Grammars as they cross process borders, and texts that are compared with them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """A constraint on the generated text.
+
+    `text` is the JSON text of the schema (`json_schema`), empty (`json_object`), the pattern
+    (`regex`, which the whole text must match), the JSON text of a list of strings (`choice`), a
+    grammar with rules (`lark`, in which `%json {...}` stands for JSON that obeys a schema; `ebnf`)
+    or the JSON text of a structural tag (`structural_tag`).
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "lark", "ebnf", "structural_tag"]
+    text: str
+    # Of JSON kinds: a pattern for whitespace, "" for none; None: as `json.dumps` writes it.
+    whitespace: str | None = None
+    is_closed: bool = False  # of JSON kinds: declared properties are all that an object may have
+
+
+class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_check"):
+    """Compare `text` with `grammar`, for no session: nothing is opened. Idempotent."""
+
+    session_id: str
+    epoch: int
+    grammar: Grammar
+    text: str
+
+
+class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_checked"):
+    """How far the text goes with the grammar: `num_bytes` of its UTF-8.
+
+    `may_end`: what goes is a whole text of the grammar. `expected`: some texts that may come next.
+    """
+
+    session_id: str
+    num_bytes: int
+    may_end: bool
+    expected: list[str] = []

@@ -1,0 +1,91 @@
+"""`loadtest.trace` prints a request of a running service round by round."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.trace import main, trace_lines
+from tests.harness.served_demo import demo_over_http
+
+TIME = {"round_ms": 3.0, "draft_ms": 1.0, "verify_ms": 2.0}
+WHY = {
+    "reason": "depth",
+    "survival": [0.75, 0.5],
+    "min_survival": 0.25,
+    "depth": 2,
+    "num_sessions": 3,
+    "pass_ms": 2.0,
+    "step_ms": 0.5,
+}
+ROUND = {
+    "round": 0,
+    "k": 2,
+    "why": WHY,
+    "drafted": [{"drafter": "draft_model", "num_tokens": 2, "num_accepted": 1}],
+    "rejected": [" cat"],
+    "last": "recovered",
+    "num_tokens": 2,
+    "time": TIME,
+}
+PLAIN = ROUND | {"round": 1, "k": None, "why": None, "drafted": [], "rejected": []}
+
+
+def token(text: str, origin: str, number: int) -> dict[str, object]:
+    return {"offset": 0, "token": text, "origin": origin, "round": number, "logprob": -0.5}
+
+
+def test_a_round_is_a_line_and_a_plan_another() -> None:
+    tokens = [
+        token("A", "draft_model", 0),
+        token(" dog", "target", 0),
+        token("\x1b[2J\n", "target", 1),
+    ]
+    lines = list(trace_lines({"rounds": [ROUND, PLAIN], "tokens": tokens}))
+    words = " ".join(lines[1].split())
+    assert words == "0 2 draft_model 2 1/2 3.0 (1.0 + 2.0) A dog not: cat"
+    assert "survival 0.75 0.50, a row must bring 0.25, depth 2, sessions 3" in lines[2]
+    assert lines[3].split()[:4] == ["1", ".", "-", "-"]
+    assert lines[3].endswith("\\x1b[2J\\n"), "nothing that a model writes reaches the terminal raw"
+    assert len(lines) == 4
+    coloured = list(trace_lines({"rounds": [ROUND], "tokens": tokens}, has_colours=True))
+    assert "\x1b[32mA\x1b[0m dog" in coloured[1]
+
+
+async def test_the_demo_is_traced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    schema: dict[str, Any] = {"type": "object", "required": ["quantity"]}
+    schema["properties"] = {"quantity": {"type": "integer", "minimum": 0, "maximum": 9}}
+    schema["additionalProperties"] = False
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    async with demo_over_http() as target:
+        base = ["--url", f"{target.root_url}/", "--temperature", "0"]
+        assert await asyncio.to_thread(main, [*base, "--k", "3", "--max-tokens", "60"]) == 0
+        printed = capsys.readouterr().out
+        schema_path = str(tmp_path / "schema.json")
+        assert (
+            await asyncio.to_thread(main, [*base, "6 lamps", "--k", "3", "--schema", schema_path])
+            == 0
+        )
+        constrained = capsys.readouterr().out
+        assert await asyncio.to_thread(main, [*base, "--k", "99"]) == 1
+        assert "speculation.k: at most 8" in capsys.readouterr().err
+    rows = re.findall(r"^ +(\d+)  \S+ +(\S.*?) +(-|\d+/\d+) +\d", printed, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(len(rows)))
+    assert f"60 tokens in {len(rows)} rounds" in printed
+    pairs = [tuple(map(int, counts.split("/"))) for _, _, counts in rows if counts != "-"]
+    num_accepted, num_drafted = map(sum, zip(*pairs, strict=True))
+    assert f"draft_model: {num_accepted} of {num_drafted} tokens accepted" in printed
+    assert "forced" in constrained
+    assert "quantity" in constrained
+
+
+def test_a_service_that_is_not_there_is_an_error_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--url", "http://127.0.0.1:9"]) == 1
+    assert capsys.readouterr().err.startswith("http://127.0.0.1:9: ")
