@@ -14,7 +14,7 @@ import torch
 
 from models.layers.linear import can_pack
 from models.protocol.messages import Chosen, Close, Sampling
-from tests.cases.choices import choosing
+from tests.cases.choices.lists import choosing
 from tests.cases.messages import EPOCH, opening
 from tests.fakes.engines import Client, Link
 from tests.harness.rank_processes import SharedEngine, shared_engine

@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 
 from models.protocol.messages import Grammar
 from router.types import Delta, GenerationRequest, SpeculationSettings
-from tests.cases.choices import enumerated, normalised
+from tests.cases.choices.lists import enumerated, normalised
 from tests.harness.local import (
     DEMO,
     LocalService,

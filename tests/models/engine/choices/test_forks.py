@@ -13,7 +13,7 @@ from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Chosen, EngineReply, Failed, Queued, Sampling, Verdict
 from models.protocol.packed_logprobs import unpack
-from tests.cases.choices import CHOICES, choosing, enumerated
+from tests.cases.choices.lists import CHOICES, choosing, enumerated
 from tests.cases.target import close_all, submit_open, submit_verify
 from tests.fakes.engines import (
     CONSTRAINT,

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from models.engine.choices.scoring import draw_choice
 from models.engine.choices.tree import ChoiceTree, Step
 from models.protocol.messages import Chosen, Sampling
-from tests.cases.choices import CHOICES, choosing, enumerated, normalised
+from tests.cases.choices.lists import CHOICES, choosing, enumerated, normalised
 from tests.cases.target import close_all, submit_open
 from tests.fakes.engines import EOS_ID, drain, make_target, random_prompt, tiny_checkpoint
 
