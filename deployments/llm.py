@@ -253,7 +253,7 @@ class LLM:
         try:
             detokenizer = self._model.tokenizer.detokenizer(job.after(request))
             items = self._engines.generator.generate(request, detokenizer)
-            with naming_field(job.grammar_field):
+            with naming_field(*job.grammar_fields):
                 async with aclosing(items):
                     async for item in items:
                         answer.add(item)

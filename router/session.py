@@ -26,6 +26,7 @@ from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
 from router.drafters.kind import DrafterContext
 from router.drafters.match_odds import MatchOdds
+from router.drafters.prediction import PREDICTION, PredictionDrafter
 from router.drafters.side_by_side import SessionDrafters
 from router.drafters.suffix import SUFFIX
 from router.drafters.suffix_index import SuffixIndex
@@ -265,16 +266,20 @@ class _Builder:
         )
 
     def _recent_answers(self) -> Sequence[SuffixIndex]:
-        """Answers of other requests that the session may draft from.
+        """Answers of other requests that the session may draft from."""
+        if not self._may_draft_from_answers():
+            return ()
+        recent = self._services.memory.recent(self._request.cache_salt)
+        return () if recent is None else (recent,)
+
+    def _may_draft_from_answers(self) -> bool:
+        """Whether text may be drafted that is another answer.
 
         A rule by which the text depends on the draft must not be given one that an equal seed
         sampled: its noise would decide on what it had chosen.
         """
         sampling = self._request.sampling
-        if sampling.temperature > 0 and RULES[sampling.verification].depends_on_draft:
-            return ()
-        recent = self._services.memory.recent(self._request.cache_salt)
-        return () if recent is None else (recent,)
+        return sampling.temperature == 0 or not RULES[sampling.verification].depends_on_draft
 
     def _terms(self) -> ChainTerms:
         """The chains of the session's drafts; a fixed k is of all their tokens together."""
@@ -286,8 +291,19 @@ class _Builder:
         )
 
     def _front(self) -> tuple[NamedFree, ...]:
-        """Free drafters whose tokens are as good as certain; they begin the drafts."""
-        return () if self._forced is None else (NamedFree(FORCED, self._forced),)
+        """Free drafters that begin the drafts: what is certain, then what the client foresees."""
+        front = [] if self._forced is None else [NamedFree(FORCED, self._forced)]
+        if (predicted := self._prediction()) is not None:
+            front.append(NamedFree(PREDICTION, predicted))
+        return tuple(front)
+
+    def _prediction(self) -> PredictionDrafter | None:
+        """Who drafts from the request's prediction, which may be an answer of the same seed."""
+        predicted = self._request.prediction
+        if predicted is None or not self._may_draft_from_answers():
+            return None
+        odds = MatchOdds(self._services.memory.predicted_odds(self._task_class()))
+        return PredictionDrafter(self._committed, predicted, odds, self._eos_ids)
 
     def _max_draft_tokens(self) -> int:
         return MAX_DRAFT_TOKENS if self._fixed is None else self._fixed
@@ -340,7 +356,7 @@ class _Builder:
         return AcceptanceEstimate(pool)
 
     def _task_class(self) -> TaskClass:
-        if self._request.grammar is not None:
+        if self._request.grammar is not None and not self._request.is_mostly_free:
             return "structured"
         is_creative = self._request.sampling.temperature > _CREATIVE_TEMPERATURE
         return "creative" if is_creative else "free"

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar, Sampling, TokenLogprobs
+from router.predicted_text import PredictedText
 
 FinishReason = Literal["stop", "length"]
 
@@ -47,7 +48,9 @@ class GenerationRequest:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     includes_stop: bool = False
+    is_mostly_free: bool = False  # the grammar lets free text come first: planners count it as such
     cache_salt: str = ""
+    prediction: PredictedText | None = None  # what the client says the answer mostly repeats
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
 
 

@@ -15,21 +15,29 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from deployments.api.schemas.message_fields import MAX_CALLS_OF_TURN
 from deployments.api.schemas.requests import (
     FORMER_FIELDS,
-    IGNORED_FIELDS,
     MAX_MESSAGES,
-    NEUTRAL_VALUES,
 )
-from deployments.api.schemas.strict_fields import StrictFields
+from deployments.api.schemas.strict_fields import BodyFields, shown
+from deployments.api.schemas.tool_fields import MAX_TOOLS
 from models.protocol.errors import InvalidRequest
 
-Request = TypeVar("Request", bound=StrictFields)
+Request = TypeVar("Request", bound=BodyFields)
 
 MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
-_MAX_SHOWN = 80  # characters of a refused value that the message repeats
-_OPTIONS = ("stream_options", "speculation", "response_format", "structured_outputs")
+_OPTIONS = (
+    "stream_options",
+    "speculation",
+    "response_format",
+    "structured_outputs",
+    "prediction",
+    "chat_template_kwargs",
+    "text",
+    "metadata",
+)
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
 _DECODER = msgspec.json.Decoder(float_hook=float)
@@ -48,7 +56,7 @@ def parse(body: bytes, schema: type[Request]) -> Request:
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
-        _raise_invalid(error)
+        raise_invalid(error)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -86,11 +94,26 @@ def _check_sizes(fields: Mapping[str, Any]) -> None:
             )
         for index, message in enumerate(messages):
             _check_object(message, f"messages[{index}]")
+            _check_calls(message, f"messages[{index}].tool_calls", MAX_CALLS_OF_TURN)
+    _check_calls({"tool_calls": fields.get("tools")}, "tools", MAX_TOOLS)
     for name in _OPTIONS:
         _check_object(fields.get(name), name)
     response_format = fields.get("response_format")
     if isinstance(response_format, dict):
         _check_object(response_format.get("json_schema"), "response_format.json_schema")
+
+
+def _check_calls(message: object, path: str, limit: int) -> None:
+    """Check the sizes of a list of tools or calls, which are objects with a function."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list):
+        return
+    if len(calls) > limit:
+        raise InvalidRequest(f"{path}: at most {limit} are allowed (got {len(calls)})", param=path)
+    for index, call in enumerate(calls):
+        _check_object(call, f"{path}[{index}]")
+        if isinstance(call, dict):
+            _check_object(call.get("function"), f"{path}[{index}].function")
 
 
 def _check_object(value: object, path: str | None) -> None:
@@ -105,11 +128,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _screened(fields: Mapping[str, Any], schema: type[StrictFields]) -> dict[str, Any]:
+def _screened(fields: Mapping[str, Any], schema: type[BodyFields]) -> dict[str, Any]:
     """The fields the schema is to see: no nulls, nothing ignored, nothing neutral."""
     kept: dict[str, Any] = {}
     for name, value in fields.items():
-        if value is None or name in IGNORED_FIELDS:
+        if value is None or name in schema.ignored:
             continue
         if name in FORMER_FIELDS:
             raise InvalidRequest(
@@ -117,9 +140,9 @@ def _screened(fields: Mapping[str, Any], schema: type[StrictFields]) -> dict[str
                 param=name,
                 code="unsupported_parameter",
             )
-        if name in schema.model_fields or name not in NEUTRAL_VALUES:
+        if name in schema.model_fields or name not in schema.neutral:
             kept[name] = value
-        elif not any(_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):
+        elif not _asks_for_nothing(name, value, fields, schema):
             raise InvalidRequest(
                 f"{name}: {shown(value)} is not supported by this server",
                 param=name,
@@ -127,12 +150,20 @@ def _screened(fields: Mapping[str, Any], schema: type[StrictFields]) -> dict[str
             )
     if isinstance(messages := kept.get("messages"), list):
         kept["messages"] = [_without_empty(item) for item in messages]
-    for name in ("stream_options", "speculation", "response_format"):
+    for name in ("stream_options", "speculation", "response_format", "prediction", "text"):
         if isinstance(options := kept.get(name), dict):
             kept[name] = {key: value for key, value in options.items() if value is not None}
     if isinstance(outputs := kept.get("structured_outputs"), dict):
         kept["structured_outputs"] = _with_schema_read(outputs)
     return kept
+
+
+def _asks_for_nothing(
+    name: str, value: object, fields: Mapping[str, Any], schema: type[BodyFields]
+) -> bool:
+    if name == "best_of" and _same(value, fields.get("n")):  # nothing is chosen from
+        return True
+    return any(_same(value, neutral) for neutral in schema.neutral[name])
 
 
 def _same(value: object, neutral: object) -> bool:
@@ -166,7 +197,7 @@ def _with_schema_read(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return present
 
 
-def _raise_invalid(error: ValidationError) -> NoReturn:
+def raise_invalid(error: ValidationError) -> NoReturn:
     """Several faults make one message; the first names the `param`."""
     faults = error.errors(include_url=False)
     shown = [_describe(fault) for fault in faults[:3]]
@@ -193,16 +224,3 @@ def _path(fault: ErrorDetails) -> str:
     for part in fault["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path.removeprefix(".")
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
-
-
-def shown(value: object) -> str:
-    """A refused value as JSON, cut to a length that fits in a message."""
-    text = ""
-    for piece in _ENCODER.iterencode(value):  # not to its end, which may be far
-        text += piece
-        if len(text) > _MAX_SHOWN:
-            break
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

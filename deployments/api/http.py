@@ -1,4 +1,4 @@
-"""The HTTP routes: OpenAI's chat and text completions, models, health. No Ray inside.
+"""The HTTP routes: OpenAI's, tokens, models, health. No Ray inside.
 
 A request for which there is no room is refused unread. Others are read within the body limit
 (`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`),
@@ -39,15 +39,18 @@ from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
+from deployments.api.pages.docs import docs_page
 from deployments.api.playground.page import add_playground
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
+from deployments.api.responses.job import responses_job
 from deployments.api.running import event_stream, first_item, run_choice, whole_body
 from deployments.api.schemas.answers import ModelCard, ModelList
 from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
 from deployments.api.schemas.openapi import OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.tokens.work import detokenized, tokenized
 from deployments.api.writing.json_chunks import coalesced
 from deployments.api.writing.sse import ChunkedJson, EventStream
 from deployments.serve.instruments import CONTENT_TYPE
@@ -58,7 +61,7 @@ from router.types import GenerationRequest, Generator, GrammarChecker
 _INLINE_BODY_BYTES = 16_384
 _LONG_BODY_S = 30.0  # a megabyte takes about two seconds
 
-Asked = TypeVar("Asked", ChatCompletionRequest, CompletionRequest)
+Made = TypeVar("Made")
 
 
 def no_spans(request: GenerationRequest, headers: Mapping[str, str]) -> Sequence[Sink]:
@@ -122,6 +125,9 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     routes = _Routes(service)
     app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", routes.completions, methods=["POST"])
+    app.add_api_route("/v1/responses", routes.responses, methods=["POST"])
+    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
     app.add_api_route("/v1/grammar/check", routes.check_grammar, methods=["POST"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
@@ -132,6 +138,7 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAP
     app.add_api_route("/version", routes.version, methods=["GET"])
     app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
     add_playground(app)
+    app.add_api_route("/docs", routes.docs, methods=["GET"])
     return app
 
 
@@ -146,20 +153,24 @@ class _Routes:
         self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._complete(request, ChatCompletionRequest, chat_job)
+        return await self._complete(request, _chat_job)
 
     async def completions(self, request: Request) -> Response:
-        return await self._complete(request, CompletionRequest, completion_job)
+        return await self._complete(request, _completion_job)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._complete(request, responses_job)
+
+    async def tokenize(self, request: Request) -> Response:
+        return json_response(await self._worked(request, tokenized))
+
+    async def detokenize(self, request: Request) -> Response:
+        return json_response(await self._worked(request, detokenized))
 
     async def check_grammar(self, request: Request) -> Response:
         """Compares a text with a constraint; see `schemas.grammar_check`."""
         self._service.refuse_when_full()
-        body = await self._body(request)
-        read = partial(parse, body, GrammarCheckRequest)
-        if len(body) <= _INLINE_BODY_BYTES:
-            asked = read()
-        else:
-            asked = await until_disconnect(request, self._off_loop.run(len(body), read))
+        asked = await self._worked(request, _grammar_check)
         if asked.model is not None:
             self._service.model.check_name(asked.model)
         async with self._service.slot():
@@ -197,6 +208,9 @@ class _Routes:
     async def version(self) -> Response:
         return _status(VersionStatus(version=own_version()))
 
+    async def docs(self) -> Response:
+        return docs_page()
+
     async def openapi(self, request: Request) -> Response:
         root_path = request.scope.get("root_path", "")
         # The first time it takes tens of milliseconds.
@@ -215,29 +229,18 @@ class _Routes:
         model = self._service.model
         return ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
 
-    async def _job(
-        self,
-        request: Request,
-        schema: type[Asked],
-        make_job: Callable[[Asked, ServedModel], Job],
-    ) -> Job:
+    async def _worked(self, request: Request, work: Callable[[bytes, ServedModel], Made]) -> Made:
+        """What `work` makes of the body; of a long one it does so in a thread."""
         body, model = await self._body(request), self._service.model
-
-        def job() -> Job:
-            return make_job(parse(body, schema), model)
-
         if len(body) <= _INLINE_BODY_BYTES:
-            return job()
-        return await until_disconnect(request, self._off_loop.run(len(body), job))
+            return work(body, model)
+        return await until_disconnect(request, self._off_loop.run(len(body), work, body, model))
 
     async def _complete(
-        self,
-        request: Request,
-        schema: type[Asked],
-        make_job: Callable[[Asked, ServedModel], Job],
+        self, request: Request, make_job: Callable[[bytes, ServedModel], Job]
     ) -> Response:
         self._service.refuse_when_full()
-        job = await self._job(request, schema, make_job)
+        job = await self._worked(request, make_job)
         record: RequestRecord = request.state.record
         record.start(
             self._service.model.name,
@@ -246,15 +249,14 @@ class _Routes:
             num_prompts=job.num_prompts,
         )
         num_choices = len(job.requests)
-        items = merged([self._choice(job, index, record) for index in range(num_choices)])
+        turns = asyncio.Semaphore(self._service.model.max_choices_at_once)
+        items = merged([self._choice(job, index, record, turns) for index in range(num_choices)])
         if not job.is_stream:
             whole = whole_body(items, num_choices, job.writer)
             return self._whole(await until_disconnect(request, whole))
         first = await until_disconnect(request, first_item(items))
         return EventStream(
-            event_stream(
-                items, first, num_choices, job.writer, partial(error_body, record), job.sealed
-            ),
+            event_stream(items, first, job, partial(error_body, record)),
             send_timeout_s=self._service.send_timeout_s,
         )
 
@@ -264,18 +266,33 @@ class _Routes:
             return json_response(chunks[0])
         return ChunkedJson(chunks, send_timeout_s=self._service.send_timeout_s)
 
-    def _choice(self, job: Job, index: int, record: RequestRecord) -> ChoiceItems:
+    def _choice(
+        self, job: Job, index: int, record: RequestRecord, turns: asyncio.Semaphore
+    ) -> ChoiceItems:
         service, request = self._service, job.requests[index]
-        detokenizer = service.model.tokenizer.detokenizer(job.after(request))
+        detokenizer = service.model.tokenizer.detokenizer(job.after(request), job.shown_ids)
         return run_choice(
             index,
             service.generator.generate(request, detokenizer),
+            turn=turns,
             slot=service.slot(),
             observer=ChoiceObserver(
                 index, (record, *service.sinks, *service.spans(request, record.headers))
             ),
-            grammar_field=job.grammar_field,
+            grammar_fields=job.grammar_fields,
         )
+
+
+def _chat_job(body: bytes, model: ServedModel) -> Job:
+    return chat_job(parse(body, ChatCompletionRequest), model)
+
+
+def _completion_job(body: bytes, model: ServedModel) -> Job:
+    return completion_job(parse(body, CompletionRequest), model)
+
+
+def _grammar_check(body: bytes, _: ServedModel) -> GrammarCheckRequest:
+    return parse(body, GrammarCheckRequest)
 
 
 def _status(shape: BaseModel, status: int = 200) -> Response:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
 from deployments.api.choices import choices_of
-from deployments.api.requests import ServedModel, prepare_chat, prepare_completions
+from deployments.api.requests import ServedModel, prepare_completions, prepare_turn
 from deployments.api.schemas.grammar_fields import asked_field
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
@@ -24,6 +24,7 @@ from deployments.api.schemas.requests import (
 from deployments.api.writing.chat_writer import ChatWriter
 from deployments.api.writing.details_writer import DetailsWriter
 from deployments.api.writing.obfuscation import sealing
+from deployments.api.writing.sse import DONE, encode_events
 from deployments.api.writing.text_writer import Echo, TextWriter
 from deployments.api.writing.writers import AnswerHead, Writer
 from models.protocol.errors import InvalidRequest
@@ -42,9 +43,15 @@ class Job:
     writer: Writer
     is_stream: bool
     continues_prompt: bool  # whether the text goes on where the prompt's ends
-    grammar_field: str | None  # that constrains the answer, as the client spelt it
+    # That constrain the answer, as the client spelt them: first its own, then those of the lines
+    # of a grammar that was made for the request, from the second on.
+    grammar_fields: tuple[str, ...]
     num_prompts: int = 1
     sealed: Callable[[bytes], bytes] = lambda body: body  # what a stream does to its events' bodies
+    shown_ids: tuple[int, ...] = ()  # special tokens that are part of the text
+    encode: Callable[[Iterable[bytes]], bytes] = encode_events  # bodies as events of a stream
+    done: bytes = DONE  # the end of a stream without a fault
+    failed: Callable[[bytes], bytes] = lambda body: body  # an error's body as an event's
 
     def after(self, request: GenerationRequest) -> tuple[int, ...]:
         """The ids whose text the answer to one of the requests continues."""
@@ -53,23 +60,28 @@ class Job:
 
 def chat_job(asked: ChatCompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/chat/completions; raises what refuses it."""
-    prompts = [prepare_chat(asked, model, f"chatcmpl-{uuid.uuid4().hex}")]
-    check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    return _job(asked, prompts, ChatWriter(_head(asked, prompts, model)), continues_prompt=False)
+    prompt, turn = prepare_turn(asked, model, f"chatcmpl-{uuid.uuid4().hex}")
+    check_logprob_entries(asked, [prompt], model.max_logprob_entries)
+    writer = ChatWriter(answer_head(asked, [prompt], model), turn.turn)
+    job = _job(asked, [prompt], writer, turn.fields, continues_prompt=False)
+    return replace(job, shown_ids=turn.shown_ids)
 
 
 def completion_job(asked: CompletionRequest, model: ServedModel) -> Job:
     """The job of POST /v1/completions; raises what refuses it."""
     prompts = prepare_completions(asked, model, f"cmpl-{uuid.uuid4().hex}")
     check_logprob_entries(asked, prompts, model.max_logprob_entries)
-    writer = TextWriter(_head(asked, prompts, model), _echoes(asked, prompts, model))
-    return _job(asked, prompts, writer, continues_prompt=True)
+    writer = TextWriter(answer_head(asked, prompts, model), _echoes(asked, prompts, model))
+    field = asked_field(asked.response_format, asked.structured_outputs)
+    fields = () if field is None else (field,)
+    return _job(asked, prompts, writer, fields, continues_prompt=True)
 
 
 def _job(
     asked: GenerationFields,
     prompts: Sequence[GenerationRequest],
     writer: Writer,
+    grammar_fields: tuple[str, ...],
     *,
     continues_prompt: bool,
 ) -> Job:
@@ -79,7 +91,7 @@ def _job(
         writer,
         asked.stream,
         continues_prompt,
-        asked_field(asked.response_format, asked.structured_outputs),
+        grammar_fields,
         len(prompts),
     )
     if asked.speculation.details:
@@ -113,11 +125,12 @@ def _echoes(
     ]
 
 
-def _head(
+def answer_head(
     asked: ChatCompletionRequest | CompletionRequest,
     prompts: Sequence[GenerationRequest],
     model: ServedModel,
 ) -> AnswerHead:
+    """What all parts of the answer repeat."""
     options = asked.stream_options
     request = prompts[0]
     return AnswerHead(

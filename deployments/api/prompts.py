@@ -6,28 +6,60 @@ What cannot fit in the context window is refused before it is tokenised.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from deployments.api.bodies import shown
+from deployments.api.schemas.chat_fields import Prediction
 from deployments.api.schemas.grammar_fields import naming_field
 from deployments.api.schemas.requests import GenerationFields
+from deployments.api.schemas.strict_fields import shown
 from models.grammar.choice import checked_choices
 from models.grammar.limits import ChoiceLimits, refuse
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
+from router.predicted_text import PredictedText
+
+_END_CHARS = 128  # more than a template writes after the last message
 
 
-def chat_ids(
-    messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer, max_model_len: int
-) -> list[int]:
-    """Ids of a conversation up to the assistant's next turn.
+class Model(Protocol):
+    """What prompts depend on."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the served model."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of its context window."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt of a conversation up to the assistant's next turn, and the end of its text."""
+
+    ids: list[int]
+    end: str
+
+
+def chat_prompt(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    model: Model,
+) -> ChatPrompt:
+    """The prompt of messages and tools as the chat template wants them, with its other settings.
 
     Raises:
-        ContextTooLong: they must be more than the context window has.
+        ContextTooLong: it must be more tokens than the context window has.
         InvalidRequest: the chat template refuses the messages.
     """
-    pieces = tokenizer.chat_pieces(messages)
-    _check_text(pieces, tokenizer, max_model_len, "messages")
-    return tokenizer.encode_pieces(pieces)
+    tokenizer = model.tokenizer
+    pieces = tokenizer.chat_pieces(messages, tools, settings)
+    _check_text(pieces, tokenizer, model.max_model_len, "messages")
+    return ChatPrompt(tokenizer.encode_pieces(pieces), pieces[-1][-_END_CHARS:])
 
 
 def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> list[int]:
@@ -38,6 +70,28 @@ def text_ids(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) ->
     """
     _check_text([text], tokenizer, max_model_len, param)
     return tokenizer.encode(text)
+
+
+def predicted_text(
+    prediction: Prediction | None, tokenizer: Tokenizer, max_model_len: int
+) -> PredictedText | None:
+    """What the answer is predicted to be, ready to be drafted from; None: nothing.
+
+    Raises:
+        InvalidRequest: it is longer than any answer can be.
+    """
+    if prediction is None or not prediction.content:
+        return None
+    text, field = prediction.content, "prediction.content"
+    least = tokenizer.least_tokens(len(text.encode()))
+    ids = [] if least > max_model_len else tokenizer.encode_piece(text)
+    if (num_tokens := max(least, len(ids))) > max_model_len:
+        raise InvalidRequest(
+            f"{field}: at most {max_model_len} tokens (max_model_len) are allowed (got "
+            f"{'at least ' if not ids else ''}{num_tokens})",
+            param=field,
+        )
+    return PredictedText(ids)
 
 
 def checked_ids(

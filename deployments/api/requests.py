@@ -6,22 +6,26 @@ limits that come from the config.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from deployments.api.bodies import shown
-from deployments.api.prompts import chat_ids, checked_ids, choice_ids, text_ids
+from deployments.api.prompts import chat_prompt, checked_ids, choice_ids, predicted_text, text_ids
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_grammar
+from deployments.api.schemas.message_fields import check_results
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
 )
+from deployments.api.schemas.strict_fields import shown
+from deployments.api.schemas.tool_fields import check_tools
+from deployments.api.turns.asked_turn import AskedTurn, asked_turn
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnknownModel
 from models.protocol.messages import Verification
 from models.text.tokenizer import Tokenizer
+from models.text.tools.prompt import TurnFormats
 from router.types import GenerationRequest, SpeculationSettings
 
 
@@ -37,10 +41,12 @@ class ServedModel:
     max_tokens_limit: int
     max_num_speculative_tokens: int
     max_choices: int  # answers to one request, of all its prompts; each a session of its own
+    max_choices_at_once: int  # of these, as many run or wait for a place at once
     max_logprob_entries: int  # in one answer, see `jobs.py`
     verification: Verification  # when the request does not say
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
+    formats: TurnFormats = field(default_factory=TurnFormats)  # of turns with tools or reasoning
 
     def check_name(self, name: str) -> None:
         """Check that a client means this model.
@@ -58,19 +64,28 @@ class ServedModel:
 def prepare_chat(
     request: ChatCompletionRequest, model: ServedModel, request_id: str
 ) -> GenerationRequest:
-    """Tokenise a conversation.
+    """Tokenise a conversation; see `prepare_turn`."""
+    return prepare_turn(request, model, request_id)[0]
+
+
+def prepare_turn(
+    request: ChatCompletionRequest, model: ServedModel, request_id: str
+) -> tuple[GenerationRequest, AskedTurn]:
+    """Tokenise a conversation, and say what the turn after it may be.
+
+    With `tool_choice` none the model does not see the tools.
 
     Raises:
         InvalidRequest: see `_prepare`; or the chat template refuses the messages.
     """
     model.check_name(request.model)
-    messages = []
-    for message in request.messages:
-        role = "system" if message.role == "developer" else message.role
-        turn = {"role": role, "content": message.content}
-        if message.name is not None:
-            turn["name"] = message.name
-        messages.append(turn)
+    check_tools(request.tools, request.tool_choice)
+    check_results(request.messages)
+    shown_tools = [] if request.tool_choice == "none" else request.tools
+    messages, tools = model.formats.prompted(
+        [message.as_turn() for message in request.messages],
+        [tool.as_template_reads_it() for tool in shown_tools],
+    )
     asked, tokens_param = request.max_completion_tokens, "max_completion_tokens"
     if asked is None:
         asked, tokens_param = request.max_tokens, "max_tokens"
@@ -80,9 +95,30 @@ def prepare_chat(
             "send one of them",
             param="max_tokens",
         )
-    prompt_ids = chat_ids(messages, model.tokenizer, model.max_model_len)
-    max_tokens = _max_tokens(asked, len(prompt_ids), model, "messages", tokens_param)
-    return _prepare(request, model, request_id, prompt_ids, max_tokens)
+    prompt = chat_prompt(messages, tools, request.chat_template_kwargs, model)
+    max_tokens = _max_tokens(asked, len(prompt.ids), model, "messages", tokens_param)
+    turn = asked_turn(request, model.formats, model.tokenizer, prompt.end)
+    prepared = _prepare(request, model, request_id, prompt.ids, max_tokens)
+    prediction = predicted_text(request.prediction, model.tokenizer, model.max_model_len)
+    is_mostly_free = turn.turn is not None and turn.turn.begins_free
+    prepared = replace(prepared, prediction=prediction, is_mostly_free=is_mostly_free)
+    if turn.turn is None and prepared.choices:
+        return prepared, turn
+    if prepared.choices:
+        _check_masked(request)
+    return replace(prepared, grammar=turn.grammar, choices=()), turn
+
+
+def _check_masked(request: ChatCompletionRequest) -> None:
+    """Check that choices may be masked, as they are beside tools and behind a reasoning block."""
+    outputs = request.structured_outputs
+    for name in ("choice_sampling", "choice_probabilities"):
+        if outputs is not None and name in outputs.model_fields_set:
+            raise InvalidRequest(
+                f"structured_outputs.{name}: choices beside tools or behind a reasoning block are "
+                f"masked, so they have no {name} (got {shown(getattr(outputs, name))})",
+                param=f"structured_outputs.{name}",
+            )
 
 
 def prepare_completions(
@@ -139,6 +175,10 @@ def _prepare(
     """
     _check_stream_options(request)
     _check_choices(request.n, model)
+    # A raw prompt's text goes on; an answer's begins anew.
+    after = prompt_ids if isinstance(request, CompletionRequest) else ()
+    choices = choice_ids(request, model.tokenizer, after)
+    grammar = asked_grammar(request.response_format, request.structured_outputs)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -146,11 +186,8 @@ def _prepare(
         eos_ids=model.tokenizer.eos_ids,
         max_tokens=max_tokens,
         stop=_checked_stop(request.stop, model),
-        grammar=asked_grammar(request.response_format, request.structured_outputs),
-        # A raw prompt's text goes on; an answer's begins anew.
-        choices=choice_ids(
-            request, model.tokenizer, prompt_ids if isinstance(request, CompletionRequest) else ()
-        ),
+        grammar=None if choices else grammar,
+        choices=choices,
         ignore_eos=request.ignore_eos,
         stop_token_ids=tuple(request.stop_token_ids),
         includes_stop=request.include_stop_str_in_output,

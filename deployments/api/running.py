@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 
 from deployments.api.choices import ChoiceItems
+from deployments.api.jobs import Job
 from deployments.api.observer import ChoiceObserver
 from deployments.api.schemas.grammar_fields import naming_field
-from deployments.api.writing.sse import DONE, encode_events
 from deployments.api.writing.writers import Writer
 from models.protocol.errors import InternalError
 from router.types import Delta, Finished
@@ -18,21 +18,23 @@ async def run_choice(
     index: int,
     items: AsyncGenerator[Delta | Finished, None],
     *,
+    turn: AbstractAsyncContextManager[None],
     slot: AbstractAsyncContextManager[None],
     observer: ChoiceObserver,
-    grammar_field: str | None,
+    grammar_fields: Sequence[str],
 ) -> ChoiceItems:
     """Run one choice in its slot; the only generator between the router's and the answer's.
 
     Args:
         index: the choice's, within the request.
         items: of the choice, not begun yet; closed in any case.
+        turn: of the choice among those of its request; waited for before anything else.
         slot: the right to run, waited for before `items` begin and kept until they end.
         observer: is shown all of it, the wait for the slot included.
-        grammar_field: the request's field that constrains the answer, for refusals.
+        grammar_fields: the request's fields that constrain the answer, for refusals.
     """
-    async with aclosing(items):
-        with observer, naming_field(grammar_field):
+    async with aclosing(items), turn:
+        with observer, naming_field(*grammar_fields):
             async with slot:
                 async for item in items:
                     observer.add(item)
@@ -67,21 +69,18 @@ async def first_item(items: ChoiceItems) -> tuple[int, Delta | Finished]:
 async def event_stream(
     items: ChoiceItems,
     first: tuple[int, Delta | Finished],
-    num_choices: int,
-    writer: Writer,
+    job: Job,
     error_body: Callable[[Exception], bytes],
-    sealed: Callable[[bytes], bytes] = lambda body: body,
 ) -> AsyncGenerator[bytes, None]:
     """Encoded events: one for each block of text, then the ends or one error.
 
     Args:
         items: of all choices; closed in any case.
         first: the first of them.
-        num_choices: how many end.
-        writer: of the answer.
-        error_body: the last event, for what broke the stream.
-        sealed: what is done to the body of every event.
+        job: whose answer it is.
+        error_body: an error's body, for what broke the stream.
     """
+    writer, num_choices = job.writer, len(job.requests)
     async with aclosing(items):
         bodies = writer.opening()  # sent together with the first text
         ends: dict[int, Finished] = {}
@@ -96,10 +95,10 @@ async def event_stream(
                     if len(ends) == num_choices:
                         break
                 if bodies:
-                    yield encode_events(map(sealed, bodies))
+                    yield job.encode(map(job.sealed, bodies))
                     bodies = []
                 index, item = await anext(items)
             bodies += writer.trailing([ends[i] for i in range(num_choices)])
-            yield encode_events(map(sealed, bodies)) + DONE
+            yield job.encode(map(job.sealed, bodies)) + job.done
         except Exception as error:  # noqa: BLE001 - the edge: the stream must end with its error
-            yield encode_events([sealed(error_body(error))])
+            yield job.encode([job.sealed(job.failed(error_body(error)))])

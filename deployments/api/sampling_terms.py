@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 
-from deployments.api.bodies import shown
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
 )
+from deployments.api.schemas.strict_fields import shown
 from models.protocol.errors import InvalidRequest
 from models.protocol.messages import Sampling, Verification
 from models.text.tokenizer import Tokenizer

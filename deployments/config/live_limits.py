@@ -37,6 +37,7 @@ LIVE_KEYS: dict[str, frozenset[str]] = {
             "default_max_tokens",
             "max_tokens_limit",
             "max_choices",
+            "max_choices_at_once",
             "max_logprob_entries",
             "body_limit_bytes",
             "max_sessions",

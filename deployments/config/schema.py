@@ -21,6 +21,8 @@ from deployments.config.keys import nested, renewed
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
 from models.protocol.rules import RULES
+from models.text.tools.reasoning import REASONING, named_reasoning
+from models.text.tools.registry import LAYOUTS, named_layout
 from router.drafters.draft_model import POOL
 from router.drafters.registry import DRAFTERS
 from router.limits import SessionLimits, SpeculationLimits
@@ -128,6 +130,16 @@ class RouterConfig(Section):
         default="",
         description="folder with tokenizer.json and chat template; empty: the target's",
     )
+    tool_call_parser: str = Field(
+        default="auto",
+        description=f"how the model writes tool calls: {', '.join(LAYOUTS)}; "
+        "auto: as its chat template shows",
+    )
+    reasoning_parser: str = Field(
+        default="auto",
+        description=f"how it writes reasoning before its answer: {', '.join(REASONING)} or none; "
+        "auto: as its chat template shows",
+    )
     max_model_len: Annotated[int, Field(ge=0)] = Field(
         default=0, description="tokens of prompt and completion together; 0: the target's"
     )
@@ -138,8 +150,13 @@ class RouterConfig(Section):
         default=4096, description="most completion tokens that a request may ask for"
     )
     max_choices: PositiveInt = Field(
-        default=16,
+        default=128,
         description="answers to one request (n for each of its prompts), a session each",
+    )
+    max_choices_at_once: PositiveInt = Field(
+        default=16,
+        description="of these, sessions that run or wait for a place at once; the others begin as "
+        "these end",
     )
     max_logprob_entries: Annotated[int, Field(gt=0, le=1_000_000)] = Field(
         default=262_144,
@@ -172,6 +189,18 @@ class RouterConfig(Section):
     timeouts: SessionLimits = Field(
         default_factory=SessionLimits, description="every wait of a session, in seconds"
     )
+
+    @field_validator("tool_call_parser")
+    @classmethod
+    def _check_tool_parser(cls, name: str) -> str:
+        named_layout(name, "")
+        return name
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _check_reasoning_parser(cls, name: str) -> str:
+        named_reasoning(name, "")
+        return name
 
 
 class LinkConfig(Section):

@@ -19,6 +19,7 @@ from deployments.ingress.traffic import TrafficLine
 from deployments.serve.instruments import Meters, Mirror
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
+from models.text.tools.prompt import turn_formats
 from router.generator import SpeculativeGenerator
 from router.ports import ConstraintPool, EnginePool
 from router.session import Services
@@ -149,7 +150,9 @@ def served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) ->
         default_max_tokens=config.default_max_tokens,
         max_tokens_limit=config.max_tokens_limit,
         max_choices=config.max_choices,
+        max_choices_at_once=config.max_choices_at_once,
         max_logprob_entries=config.max_logprob_entries,
         max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
         verification=config.speculation.verification,
+        formats=turn_formats(tokenizer.templates, config.tool_call_parser, config.reasoning_parser),
     )

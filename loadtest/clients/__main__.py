@@ -5,7 +5,7 @@
 
 Each client is installed with pip into a virtual environment of its own, which is kept. Installing
 needs a package index; running needs no network but the server's. The exit status is 0 when no
-check failed; checks that need what the server does not have (tools) are listed apart.
+check failed; checks that need what the server does not have are listed apart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turns text into token ids: chat template, encoding, the ids that end a text. Back: `detokenizer`.
 
 Light on purpose, it runs in every router: `tokenizers` and jinja2 only. (AutoTokenizer imports
-torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template is rendered in the sandbox and
-with the settings that transformers uses, so ids equal those of `apply_chat_template`.
+torch: 260 MB and 3.5 s instead of 25 MB and 0.1 s.) The template (`chat_template.py`) is rendered
+as transformers does it, so ids equal those of `apply_chat_template`.
 
 Special tokens typed by a client stay text: a mark is put after the first character of each before
 rendering, and the rendered text is encoded in pieces, cut at the marks. (The idea of transformers'
@@ -21,17 +21,13 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
 import tokenizers
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from models.protocol.errors import InvalidRequest
+from models.text.chat_template import NO_SETTINGS, ChatTemplates
 from models.text.detokenizer import ByteTable, IncrementalDetokenizer
 from models.text.token_bounds import longest_token_bytes
 
@@ -66,11 +62,11 @@ class Tokenizer:
             if token.special or token.content in self._special_texts.values()
         }
         self._special_ids = frozenset(special)
+        self._special_names = {name: token_id for token_id, name in special.items()}
         self._literal = _literal_pattern(special.values())
         self._longest_literal = max(map(len, special.values()), default=0)
         self._add_bos: bool | None = settings.get("add_bos_token")
-        self._template_source = _default_template(settings.get("chat_template"))
-        self._template = None if not self._template_source else _compile(self._template_source)
+        self._templates = ChatTemplates(settings.get("chat_template"), self._special_texts)
         self._bytes_of = ByteTable(backend, self._special_ids)
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
@@ -103,7 +99,17 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` can work."""
-        return self._template is not None
+        return bool(self._templates.source)
+
+    @property
+    def templates(self) -> ChatTemplates:
+        """The checkpoint's chat templates."""
+        return self._templates
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """The tokens outside the text, by their names."""
+        return self._special_names
 
     def encode(self, text: str) -> list[int]:
         """Ids of a raw prompt: special tokens in it count, the begin token is put in front.
@@ -153,29 +159,41 @@ class Tokenizer:
         """Whether a token is outside the text, like those that end it."""
         return token_id in self._special_ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] = NO_SETTINGS,
+    ) -> list[int]:
         """Ids of a conversation up to where the assistant's next turn starts.
 
         Args:
-            messages: with `role` and `content`. Special tokens in any content stay text.
+            messages: with `role` and `content`, and what else the template knows. Special tokens
+                in any text stay text.
+            tools: that the template lists, as OpenAI has them.
+            settings: further variables of the template, see `ChatTemplates.render`.
 
         Raises:
             InvalidRequest: the checkpoint has no chat template, or its template refuses them.
         """
-        return self.encode_pieces(self.chat_pieces(messages))
+        return self.encode_pieces(self.chat_pieces(messages, tools, settings))
 
-    def chat_pieces(self, messages: Sequence[Mapping[str, str]]) -> list[str]:
+    def chat_pieces(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] = NO_SETTINGS,
+    ) -> list[str]:
         """The text that `encode_chat` encodes, in pieces; special tokens count within each.
 
         Raises:
             InvalidRequest: as `encode_chat`.
         """
         mark = "".join(chr(_MARKS + secrets.randbelow(0xFFFE)) for _ in range(_MARK_CHARS))
-        marked = [
-            {key: self._marked(value, mark) for key, value in message.items()}
-            for message in messages
-        ]
-        return self._render(marked).split(mark)
+        marked = [self._marked_within(message, mark) for message in messages]
+        listed = [self._marked_within(tool, mark) for tool in tools]
+        others = {name: self._marked_within(value, mark) for name, value in settings.items()}
+        return self._templates.render(marked, listed, others).split(mark)
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         """Ids of pieces of text, each encoded on its own."""
@@ -186,28 +204,20 @@ class Tokenizer:
         detokenizer = self.detokenizer()
         return detokenizer.push(token_ids) + detokenizer.flush()
 
-    def detokenizer(self, after: Sequence[int] = ()) -> IncrementalDetokenizer:
-        """A detokeniser for text that starts anew or continues the text of `after`."""
-        continues = any(token_id not in self._special_ids for token_id in after)
-        return IncrementalDetokenizer(self._bytes_of, continues=continues)
+    def detokenizer(
+        self, after: Sequence[int] = (), shown: Collection[int] = ()
+    ) -> IncrementalDetokenizer:
+        """A detokeniser for text that starts anew or continues the text of `after`.
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        if self._template is None:
-            raise InvalidRequest(
-                "this model has no chat template; use /v1/completions", param="messages"
-            )
-        try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_texts,
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise InvalidRequest(
-                f"messages: the model's chat template refuses them: {error}", param="messages"
-            ) from error
+        Args:
+            after: the ids before.
+            shown: special tokens whose names are part of the text.
+        """
+        continues = any(token_id not in self._special_ids for token_id in after)
+        bytes_of = self._bytes_of
+        if shown:
+            bytes_of = ByteTable(self._backend, self._special_ids - set(shown))
+        return IncrementalDetokenizer(bytes_of, continues=continues)
 
     def _encoded(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = []
@@ -218,6 +228,19 @@ class Tokenizer:
             ):
                 ids.extend(encoded.ids)
         return ids
+
+    def _marked_within(self, value: Any, mark: str) -> Any:
+        """The same with all its texts marked, the keys of objects among them."""
+        if isinstance(value, str):
+            return self._marked(value, mark)
+        if isinstance(value, Mapping):
+            return {
+                self._marked(key, mark): self._marked_within(item, mark)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._marked_within(item, mark) for item in value]
+        return value
 
     def _marked(self, text: str, mark: str) -> str:
         """The text, marked after the first character of each special token, overlapping or not."""
@@ -262,49 +285,6 @@ def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             texts[name] = value
     return texts
-
-
-def _default_template(template: Any) -> str:
-    if isinstance(template, list):
-        template = next((item["template"] for item in template if item["name"] == "default"), "")
-    return template or ""
-
-
-def _compile(source: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(source)
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks replies for training; here its block is rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 reads a plain set
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As in transformers: jinja2's own filter would escape HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

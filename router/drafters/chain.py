@@ -42,7 +42,7 @@ class ChainTerms:
     """What the chains of a session may hold.
 
     Args:
-        front: asked in turn before the session's drafters; the first that has tokens begins.
+        front: they begin the draft, each after the one before it.
         max_tokens: of a draft altogether.
         max_free_tokens: of these, tokens of free drafters beside the planned ones.
         survival: for a drafter and a number of tokens: the probabilities that at least 1, 2, ...
@@ -97,6 +97,11 @@ class Chain:
             return None
         before, after = self.tokens[: self._sampled.start], self.tokens[self._sampled.stop :]
         return _among_certain(self._probs, before, after) if before or after else self._probs
+
+    def begin(self) -> None:
+        """Add what those have that begin drafts."""
+        for named in self._terms.front:
+            self.add_free([named])
 
     def add_free(self, drafters: Iterable[NamedFree], planned: DrafterTraits | None = None) -> None:
         """Add what the first of `drafters` that has tokens has, as far as they are worth a row.

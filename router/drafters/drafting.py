@@ -77,7 +77,7 @@ class Drafting:
         why = planner.explain() if self._watch.explains else None
         self._min_survival = plan.min_survival or LEAST_SURVIVAL
         chain = Chain(self._committed, self._terms, room, self._min_survival)
-        chain.add_free(self._terms.front)
+        chain.begin()
         if plan.num_draft_tokens > 0:
             await shadow.cancel()
             await self._propose(chain, plan)
@@ -108,7 +108,7 @@ class Drafting:
 
     def _free_chain(self, num_tokens: int, min_survival: float) -> Chain:
         chain = Chain(self._committed, self._terms, num_tokens, min_survival)
-        chain.add_free(self._terms.front)
+        chain.begin()
         chain.add_free(self._drafters.free_drafters())
         return chain
 

@@ -24,7 +24,7 @@ class DrafterContext:
 
     `committed` only ever grows. `engine` opens a client on the engines of a pool (`uses_pool`).
     `memory` is shared by all sessions. `other_texts` are those that may be drafted from beside the
-    committed one: recent answers; what a request says that its answer will repeat would be another.
+    committed one: recent answers.
     """
 
     session_id: str

@@ -12,6 +12,7 @@ Nothing has to be drafted for that: the text itself says what would have been ac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 from operator import mul
 
@@ -106,3 +107,42 @@ class MatchOdds:
                 mul,
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """What a look said would follow the first `start` tokens, if these end with `tail`."""
+
+    start: int
+    tail: Sequence[int]
+    tokens: Sequence[int]
+    cells: Sequence[int]
+
+
+class LearningOdds:
+    """Odds that are taught by the text: what was drafted last is compared with what it says."""
+
+    def __init__(self, odds: MatchOdds) -> None:
+        self._odds = odds
+        self._forecast = _Forecast(0, (), (), ())
+
+    def survival(self, drafted: Sequence[int]) -> list[float]:
+        """See `MatchOdds.survival`."""
+        return self._odds.survival(drafted)
+
+    def note(
+        self, ids: Sequence[int], num_committed: int, tokens: Sequence[int], drafted: Sequence[int]
+    ) -> None:
+        """`tokens` with the cells `drafted` follow `ids`, of which so many are committed."""
+        self._forecast = _Forecast(len(ids), ids[num_committed:], tokens, drafted)
+
+    def learn(self, ids: Sequence[int]) -> None:
+        """Compare what was noted with the committed text, as far as it is known by now."""
+        forecast = self._forecast
+        start = forecast.start
+        if start >= len(ids) or ids[start - len(forecast.tail) : start] != forecast.tail:
+            return  # nothing is known yet, or it followed a draft that was rejected
+        for cell, token_id, said in zip(forecast.cells, forecast.tokens, ids[start:], strict=False):
+            self._odds.observe(cell, is_right=token_id == said)
+            if token_id != said:
+                return

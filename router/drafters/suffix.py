@@ -13,28 +13,17 @@ that are not committed yet, and they are compared with what is kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 
 from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.kind import DrafterContext, DrafterKind, before_eos
-from router.drafters.match_odds import MatchOdds, cells
+from router.drafters.match_odds import LearningOdds, MatchOdds, cells
 from router.drafters.suffix_index import MatchTerms, SuffixIndex
 from router.limits import SpeculationLimits
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 
 _TOKENS_AT_ONCE = 1024  # read before other sessions get a turn; about 1 ms
-
-
-@dataclass(frozen=True, slots=True)
-class _Forecast:
-    """What a look said would follow the first `start` tokens, if these end with `tail`."""
-
-    start: int
-    tail: Sequence[int]
-    tokens: Sequence[int]
-    cells: Sequence[int]
 
 
 class SuffixDrafter:
@@ -62,11 +51,10 @@ class SuffixDrafter:
         self._session_id = session_id
         self._committed = committed
         self._terms = terms
-        self._odds = odds
+        self._odds = LearningOdds(odds)
         self._others = others
         self._eos_ids = frozenset(eos_ids)
         self._own = SuffixIndex()
-        self._forecast = _Forecast(0, (), (), ())
         self._last: tuple[tuple[int, int, int], FreeDraft] | None = None  # look and answer
 
     @property
@@ -99,7 +87,7 @@ class SuffixDrafter:
             return FreeDraft()
         asked = (len(text), text.hash_at(len(text)), num_tokens)
         if self._last is None or self._last[0] != asked:
-            self._learn()
+            self._odds.learn(self._committed.ids)
             self._last = asked, self._best(text.ids, num_tokens)
         return self._last[1]
 
@@ -114,17 +102,6 @@ class SuffixDrafter:
             self._own.extend(ids[num_read : num_read + _TOKENS_AT_ONCE])
         return len(ids) - len(self._own)
 
-    def _learn(self) -> None:
-        """Compare what was forecast with what the text says now."""
-        forecast, ids = self._forecast, self._committed.ids
-        start = forecast.start
-        if start >= len(ids) or ids[start - len(forecast.tail) : start] != forecast.tail:
-            return  # nothing is known yet, or it followed a draft that was rejected
-        for cell, token_id, said in zip(forecast.cells, forecast.tokens, ids[start:], strict=False):
-            self._odds.observe(cell, is_right=token_id == said)
-            if token_id != said:
-                return
-
     def _best(self, ids: list[int], num_tokens: int) -> FreeDraft:
         """The draft of which most tokens are expected to be accepted."""
         best = FreeDraft()
@@ -138,8 +115,7 @@ class SuffixDrafter:
                 if sum(survival) > most:
                     most = sum(survival)
                     best = FreeDraft(tokens, survival, match_cells)
-        start = len(ids)
-        self._forecast = _Forecast(start, ids[len(self._own) :], best.tokens, best.cells)
+        self._odds.note(ids, len(self._own), best.tokens, best.cells)
         return best
 
 

@@ -21,6 +21,7 @@ class TextMemory:
         self._recent: dict[str, SuffixIndex] = {}  # by salt, the last to be used at the end
         self._odds: dict[TaskClass, OddsPool] = {}
         self._guess_odds: dict[TaskClass, OddsPool] = {}
+        self._predicted_odds: dict[TaskClass, OddsPool] = {}
 
     def odds(self, task_class: TaskClass) -> OddsPool:
         """How good matches are in texts of that class."""
@@ -29,6 +30,10 @@ class TextMemory:
     def guess_odds(self, task_class: TaskClass) -> OddsPool:
         """How often draft models say what followed a match, in texts of that class."""
         return self._guess_odds.setdefault(task_class, OddsPool())
+
+    def predicted_odds(self, task_class: TaskClass) -> OddsPool:
+        """How good matches are with what clients predict of such texts."""
+        return self._predicted_odds.setdefault(task_class, OddsPool())
 
     def recent(self, cache_salt: str) -> SuffixIndex | None:
         """The answers of a salt; None: there are none."""

@@ -57,9 +57,9 @@ def served(generator: Generator, **options: Any) -> Iterator[str]:
 
 
 @contextmanager
-def openai_client(generator: ScriptedGenerator) -> Iterator[openai.OpenAI]:
+def openai_client(generator: ScriptedGenerator, **options: Any) -> Iterator[openai.OpenAI]:
     with (
-        served(generator) as url,
+        served(generator, **options) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from deployments.ingress.service import served_model
 from loadtest.clients.catalog import Target
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Served, served
+from models.text.tools.prompt import TurnFormats
 from router.limits import SpeculationLimits
 from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
 
@@ -47,6 +49,7 @@ def mounted(app: ASGIApp, prefix: str) -> ASGIApp:
 async def demo_over_http(
     draft: Path | None = DEMO / "draft",
     *,
+    formats: TurnFormats | None = None,
     speculation: SpeculationLimits | None = None,
     prefix: str = "",
     api_keys: ApiKeys | None = None,
@@ -54,11 +57,13 @@ async def demo_over_http(
 ) -> AsyncIterator[Target]:
     """Serve with real engines in this process until the block ends; `draft` None: no drafts.
 
-    `prefix` is where Serve would have mounted it, `limits` are of the config's router.
+    `formats` None: those of the demo's own template. `prefix` is where Serve would have mounted it,
+    `limits` are of the config's router.
     """
     tokenizer = demo_tokenizer()
     config = RouterConfig(model_name="demo", max_model_len=1024, **limits)
     model = served_model(config, tokenizer, created=0)
+    model = replace(model, formats=formats or model.formats)
     host = demo_grammar_host()
     async with local_service(
         DEMO / "target", draft, grammar_host=host, speculation=speculation

@@ -14,14 +14,18 @@ Lists of logprobs are None here: writers put their JSON into the place of `null`
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Required
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
+from typing_extensions import TypedDict
 
 from deployments.api.schemas.choice_probabilities import OfList
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from router.drafters.prediction import PREDICTION
 from router.types import Finished, SpeculationStats
+
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Answer(BaseModel):
@@ -51,10 +55,22 @@ class TokenCounts(BaseModel):
     total_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """What became of the tokens that were drafted from a `prediction`, in all rounds.
+
+    A token that was rejected in several rounds counts in each. They cost time and are not part of
+    `completion_tokens`.
+    """
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(TokenCounts):
     """Tokens of one request."""
 
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class SpeculativeDecoding(BaseModel):
@@ -98,21 +114,52 @@ class Metrics(BaseModel):
     rounds: RoundTimes
 
 
+class CalledFunction(BaseModel):
+    """Which function is to be called, and the JSON text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the client is to make."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """The answer's message."""
+    """The answer's message. `content` is null where the turn is calls and nothing else."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None  # OpenAI's shape requires it
+
+
+class ReasonedMessage(AssistantMessage):
+    """A message after reasoning."""
+
+    reasoning_content: str
+
+
+class CallingMessage(AssistantMessage):
+    """A message with calls."""
+
+    tool_calls: list[ToolCall]
+
+
+class ReasonedCallingMessage(ReasonedMessage, CallingMessage):
+    """A message with calls after reasoning."""
 
 
 class ChatChoice(BaseModel):
     """One choice of a chat answer."""
 
     index: int
-    message: AssistantMessage
+    message: ReasonedCallingMessage | CallingMessage | ReasonedMessage | AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: ChatFinishReason
 
 
 class ChatChoiceOfList(ChatChoice, OfList):
@@ -134,13 +181,38 @@ class ChatCompletion(Answer):
     speculation_details: list[ChoiceDetails] | None = None
 
 
+class FunctionDelta(TypedDict, total=False):
+    """Some of a call's arguments, after its name."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(TypedDict, total=False):
+    """Some of a call; its first one has id, type and the function's name."""
+
+    index: Required[int]
+    id: str
+    type: Literal["function"]
+    function: Required[FunctionDelta]
+
+
+class ChatDelta(TypedDict, total=False):
+    """What is new of a message: a role, some text, reasoning or a call, or nothing."""
+
+    role: str
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+
+
 class ChatChunkChoice(BaseModel):
-    """New text of a chat stream; `delta` has a role, a content, or nothing."""
+    """What is new of a choice."""
 
     index: int
-    delta: dict[Literal["role", "content"], str]
+    delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: ChatFinishReason | None = None
 
 
 class ChatChunkChoiceOfList(ChatChunkChoice, OfList):
@@ -222,11 +294,17 @@ def counts_of(num_prompt_tokens: int, num_completion_tokens: int) -> TokenCounts
 
 def usage_of(finished: Finished) -> Usage:
     """All tokens of a request in OpenAI's words."""
+    stats, name = finished.speculation, PREDICTION.name
+    num_accepted = stats.num_accepted_by.get(name, 0)
     return Usage(
         prompt_tokens=finished.num_prompt_tokens,
         completion_tokens=finished.num_completion_tokens,
         total_tokens=finished.num_prompt_tokens + finished.num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=finished.num_cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            accepted_prediction_tokens=num_accepted,
+            rejected_prediction_tokens=stats.num_drafted_by.get(name, 0) - num_accepted,
+        ),
     )
 
 

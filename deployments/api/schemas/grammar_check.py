@@ -14,7 +14,7 @@ from deployments.api.schemas.grammar_fields import (
     asked_grammar,
     naming_field,
 )
-from deployments.api.schemas.strict_fields import StrictFields
+from deployments.api.schemas.strict_fields import BodyFields
 from models.grammar.limits import MAX_CHECKED_BYTES
 from models.protocol.errors import InvalidRequest
 from models.protocol.grammars import GrammarChecked
@@ -22,7 +22,7 @@ from models.protocol.messages import Grammar
 from router.types import GrammarChecker
 
 
-class GrammarCheckRequest(StrictFields):
+class GrammarCheckRequest(BodyFields):
     """A text, and a constraint in the fields of a completion."""
 
     text: str = Field(max_length=MAX_CHECKED_BYTES)

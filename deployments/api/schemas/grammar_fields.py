@@ -8,6 +8,7 @@ constraint: `naming_field` puts the field into its refusals.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from models.grammar.rules.ebnf import is_ebnf
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
 
+_LINE = re.compile(r"line (\d+)(?:, column \d+)?: (?:%json: )?")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _JSON_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _FORMAT_FIELDS = {
@@ -99,7 +101,7 @@ def asked_field(
 def asked_grammar(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> Grammar | None:
-    """The constraint that a request asks for; None: free text, or choices that are weighed whole.
+    """The constraint that a request asks for; None: free text.
 
     Raises:
         InvalidRequest: see `asked_field`.
@@ -112,8 +114,6 @@ def asked_grammar(
         return _format_grammar(response_format)
     if outputs.regex is not None:
         return Grammar(kind="regex", text=outputs.regex)
-    if outputs.exact_choices:
-        return None
     if outputs.choice is not None:
         return Grammar(kind="choice", text=json.dumps(outputs.choice, ensure_ascii=False))
     if outputs.grammar is not None:
@@ -127,8 +127,12 @@ def asked_grammar(
 
 
 @contextmanager
-def naming_field(field: str | None) -> Iterator[None]:
+def naming_field(field: str | None = None, *of_lines: str) -> Iterator[None]:
     """Make refusals of a grammar within the block refusals of the request's field.
+
+    Args:
+        field: that asks for the grammar.
+        of_lines: fields that the grammar's lines are made of, from the second on.
 
     Raises:
         UnsupportedGrammar: as raised in the block; with a `field` it names that.
@@ -138,9 +142,13 @@ def naming_field(field: str | None) -> Iterator[None]:
     except UnsupportedGrammar as error:
         if field is None:
             raise
-        raise UnsupportedGrammar(
-            f"{field}: {error.message}", param=field, code=error.code
-        ) from error
+        message = error.message
+        place = _LINE.match(message) if of_lines else None
+        if place is not None:
+            message = message[place.end() :]
+            if 0 <= int(place[1]) - 2 < len(of_lines):
+                field = of_lines[int(place[1]) - 2]
+        raise UnsupportedGrammar(f"{field}: {message}", param=field, code=error.code) from error
 
 
 def _format_field(response_format: ResponseFormat) -> str | None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.api.requests import ServedModel
+from deployments.api.responses.shapes import ResponsesAnswer, ResponsesEvent, ResponsesRequest
 from deployments.api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -28,6 +29,12 @@ from deployments.api.schemas.grammar_check import GrammarCheckAnswer, GrammarChe
 from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest, ErrorBody
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
+from deployments.api.tokens.shapes import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
 
 _ABOUT = """OpenAI's routes for chat and text completions, with vLLM's and own extensions.
 
@@ -37,8 +44,9 @@ fit in the context window, when `max_tokens` and `max_completion_tokens` differ,
 exceeds `max_tokens`, with `stream_options` without `stream: true`, with `prompt_logprobs` and
 `stream: true`, with `top_logprobs` without `logprobs: true`, with two constraints on one answer or
 one that cannot be compiled, with `json_schema` in a `response_format` of another type or missing
-in its own, and when a key of `logit_bias` is no token id of the model. The body has a limit of
-bytes (413).
+in its own, with two tools of one name, a `tool_choice` that is not among the tools, a `tool`
+message whose call is not before it, and when a key of `logit_bias` is no token id of the model. The
+body has a limit of bytes (413).
 """
 _MEANINGS = {
     400: "The request is at fault: message, `param` and `code` say how.",
@@ -50,6 +58,7 @@ _MEANINGS = {
     503: "A part of the service cannot be reached now.",
     504: "A wait reached its limit.",
 }
+_OF_A_TEXT = (400, 404, 413, 429, 500, 504)
 _OF_A_COMPLETION = (400, 404, 413, 429, 500, 503, 504)
 
 
@@ -92,12 +101,40 @@ _ROUTES = (
         is_open=False,
     ),
     _Route(
+        path="/v1/responses",
+        name="createResponse",
+        about="An answer as items: messages, reasoning, calls of functions. Nothing is stored.",
+        takes=ResponsesRequest,
+        answers={200: ResponsesAnswer},
+        streams=ResponsesEvent,
+        errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
         path="/v1/grammar/check",
         name="checkGrammar",
         about="How far a text goes with a constraint, and what could come next. No generation.",
         takes=GrammarCheckRequest,
         answers={200: GrammarCheckAnswer},
         errors=_OF_A_COMPLETION,
+        is_open=False,
+    ),
+    _Route(
+        path="/tokenize",
+        name="tokenize",
+        about="The tokens of a prompt or of a conversation, which may be too long to be answered.",
+        takes=TokenizeRequest,
+        answers={200: TokenizeAnswer},
+        errors=_OF_A_TEXT,
+        is_open=False,
+    ),
+    _Route(
+        path="/detokenize",
+        name="detokenize",
+        about="The text of tokens, special ones by their names.",
+        takes=DetokenizeRequest,
+        answers={200: DetokenizeAnswer},
+        errors=_OF_A_TEXT,
         is_open=False,
     ),
     _Route(
@@ -157,6 +194,13 @@ _ROUTES = (
         name="getOpenApi",
         about="This page.",
         answers={200: "application/json"},
+    ),
+    _Route(
+        path="/docs",
+        name="getDocs",
+        about="This page for people.",
+        answers={200: "text/html"},
+        is_open=False,
     ),
 )
 

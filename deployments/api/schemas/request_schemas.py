@@ -15,13 +15,11 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.api.bodies import MAX_FIELDS
 from deployments.api.requests import ServedModel
+from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.grammar_check import GrammarCheckRequest
-from deployments.api.schemas.requests import (
-    IGNORED_FIELDS,
-    NEUTRAL_VALUES,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
+from deployments.api.schemas.strict_fields import BodyFields
+from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 
@@ -33,25 +31,37 @@ _NULL_OR_EMPTY: Schema = {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]}
 _ABSENT = {
     "ChatCompletionRequest": _NULL,
     "CompletionRequest": _NULL,
+    "ResponsesRequest": _NULL,
+    "TextOptions": _NULL,
+    "TokenizeRequest": _NULL,
+    "DetokenizeRequest": _NULL,
     "GrammarCheckRequest": _NULL,
     "StreamOptions": _NULL,
     "SpeculationOptions": _NULL,
     "ResponseFormat": _NULL,
     "StructuredOutputs": _NULL,
+    "Prediction": _NULL,
     "Message": _NULL_OR_EMPTY,
 }
 
 
 def request_schemas(model: ServedModel) -> dict[str, Schema]:
-    """Schemas by name: `ChatCompletionRequest`, `CompletionRequest` and what they refer to."""
+    """Schemas of all bodies by name, and of what they refer to."""
     requests = (ChatCompletionRequest, CompletionRequest)
+    bodies: list[type[BodyFields]] = [
+        *requests,
+        ResponsesRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+        GrammarCheckRequest,
+    ]
     _, described = models_json_schema(
-        [(request, "validation") for request in (*requests, GrammarCheckRequest)],
-        ref_template=REF_TEMPLATE,
+        [(body, "validation") for body in bodies], ref_template=REF_TEMPLATE
     )
     schemas: dict[str, Schema] = described["$defs"]
+    for body in bodies:
+        _take_neutral(schemas[body.__name__], body)
     for request in requests:
-        _take_neutral(schemas[request.__name__])
         # Pydantic says what keys of the pattern hold, not that there are no others.
         schemas[request.__name__]["properties"]["logit_bias"]["additionalProperties"] = False
     outputs = schemas["StructuredOutputs"]["properties"]
@@ -62,6 +72,7 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
     logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
     for name, absent in _ABSENT.items():
         _take_absent(schemas[name], absent)
+    _take_no_empty_content(schemas["Message"])
     for request in requests:
         _limit(schemas[request.__name__]["properties"], model)
     _bound(
@@ -72,11 +83,11 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
     return schemas
 
 
-def _take_neutral(shape: Schema) -> None:
+def _take_neutral(shape: Schema, body: type[BodyFields]) -> None:
     properties = shape["properties"]
-    for name in sorted(IGNORED_FIELDS):
+    for name in sorted(body.ignored):
         properties[name] = {"description": "Accepted, without effect."}
-    for name, values in NEUTRAL_VALUES.items():
+    for name, values in body.neutral.items():
         if name not in properties:
             text = "Not offered: only values that ask for nothing are accepted."
             properties[name] = {"enum": [*values, None], "description": text}
@@ -89,6 +100,12 @@ def _take_absent(shape: Schema, absent: Schema) -> None:
             shape["properties"][name] = _either(schema, absent)
     shape["additionalProperties"] = absent
     shape["maxProperties"] = MAX_FIELDS
+
+
+def _take_no_empty_content(message: Schema) -> None:
+    """Content may be missing beside calls, or null, but is never an empty list."""
+    content = message["properties"]["content"]
+    content["anyOf"] = [option for option in content["anyOf"] if option.get("maxItems") != 0]
 
 
 def _takes_anything(schema: Schema) -> bool:

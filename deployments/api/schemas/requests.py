@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
+from deployments.api.schemas.chat_fields import Prediction, TemplateSettings
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
+from deployments.api.schemas.message_fields import Message
 from deployments.api.schemas.names import DrafterName, RuleName
 from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
-from deployments.api.schemas.strict_fields import StrictFields, refuse_value
+from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value
+from deployments.api.schemas.tool_fields import ToolChoiceField, ToolList
 from models.protocol.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -34,28 +37,8 @@ from models.protocol.errors import (
 MAX_LOGPROBS = 20  # of the likeliest tokens, for each position
 # Far more turns than conversations have; to check and to render as many takes about 20 ms.
 MAX_MESSAGES = 4096
-MAX_PARTS = 4096  # of one message's content
 
 # --- requests -----------------------------------------------------------------------------------
-
-
-def _joined_text(content: Any) -> str:
-    """Content is a string or a list of text parts, which are joined by line breaks."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        refuse_value("must be a string or a non-empty list of text parts")
-    if len(content) > MAX_PARTS:
-        refuse_value(f"at most {MAX_PARTS} parts are allowed (got {len(content)})")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            refuse_value(f"part {index}: type {kind!r} is not supported, only 'text'")
-        if not isinstance(part.get("text"), str):
-            refuse_value(f"part {index}: text must be a string")
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 def _listed_stop(stop: Any) -> list[str]:
@@ -89,14 +72,6 @@ def _is_list_of(content: Any, kind: Any) -> bool:
 
 
 # What the validators above let through, as the OpenAPI page shows it.
-class TextPart(BaseModel):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-_ContentIn = str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
 _StopText = Annotated[str, Field(min_length=1)]
 _StopIn = _StopText | list[_StopText]
 _TokenIdsIn = Annotated[list[int], Field(min_length=1)]
@@ -109,14 +84,6 @@ _PromptIn = (
 Prompts = Annotated[
     list[str | list[int]], PlainValidator(_listed_prompts, json_schema_input_type=_PromptIn)
 ]
-
-
-class Message(StrictFields):
-    """One turn. `developer` is today's word for `system`."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined_text, json_schema_input_type=_ContentIn)]
-    name: str | None = None
 
 
 class StreamOptions(StrictFields):
@@ -151,8 +118,52 @@ class SpeculationOptions(StrictFields):
     details: bool = False  # tell all rounds, see `api/schemas/details.py`
 
 
-class GenerationFields(StrictFields):
+# Accepted and without effect: they describe the client or its billing, not the text.
+IGNORED_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+    }
+)
+
+# Fields with an effect we do not offer: only the values that ask for nothing are accepted.
+# `null` is accepted everywhere and means absent.
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "prediction": (),
+    "chat_template_kwargs": ({},),
+    "suffix": ("",),
+    "top_logprobs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+}
+
+
+class GenerationFields(BodyFields):
     """What both routes understand."""
+
+    ignored = IGNORED_FIELDS
+    neutral = NEUTRAL_VALUES
 
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
@@ -191,6 +202,11 @@ class ChatCompletionRequest(GenerationFields):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    tools: ToolList = Field(default_factory=list)
+    tool_choice: ToolChoiceField = "auto"
+    parallel_tool_calls: bool = True
+    prediction: Prediction | None = None
+    chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
 
 
 class CompletionRequest(GenerationFields):
@@ -200,44 +216,6 @@ class CompletionRequest(GenerationFields):
     echo: bool = False
     logprobs: Annotated[int | None, NoFalse] = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
-
-# Accepted and without effect: they describe the client or its billing, not the text.
-IGNORED_FIELDS = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-    }
-)
-
-# Fields with an effect we do not offer: only the values that ask for nothing are accepted.
-# `null` is accepted everywhere and means absent.
-NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "top_logprobs": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "skip_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-}
 
 # vLLM's former fields for constraints, and what has taken their places.
 FORMER_FIELDS: Mapping[str, str] = {

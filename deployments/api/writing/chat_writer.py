@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import (
-    AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
     ChatChunkChoiceOfList,
     ChatCompletion,
     ChatCompletionChunk,
+    ChatDelta,
+    ChatFinishReason,
     metrics_of,
     usage_of,
 )
@@ -22,21 +22,28 @@ from deployments.api.schemas.choice_probabilities import (
     with_probabilities,
 )
 from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
+from deployments.api.turns.turn_writer import TurnWriter
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
 from deployments.api.writing.writers import AnswerHead, RunningCounts, closed, listed, trailed
-from router.types import Delta, Finished, FinishReason
+from models.text.tools.turn import Turn
+from router.types import Delta, Finished
 
 
 class ChatWriter:
-    """Implements `Writer`."""
+    """Implements `Writer`.
 
-    def __init__(self, head: AnswerHead) -> None:
+    Args:
+        head: of the answer.
+        turn: what each choice may be; None: text as it comes.
+    """
+
+    def __init__(self, head: AnswerHead, turn: Turn | None = None) -> None:
         self._head = head
+        self._turns = [TurnWriter(turn) for _ in range(head.num_choices)]
         self._names = TokenNames(head.tokenizer)
         self._counts = RunningCounts(head)
         # Of an answer that is not streamed:
-        self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
         self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
         self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
@@ -48,7 +55,7 @@ class ChatWriter:
 
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
-        self._texts[index].append(delta.text)
+        self._turns[index].add(delta.text)
         await in_slices(delta.shown, self._logprobs[index].add)
         await in_slices(delta.prompt_logprobs or (), self._of_prompt.add)
         self._of_list[index] += probabilities_of(self._head.choice_texts, delta)
@@ -76,39 +83,47 @@ class ChatWriter:
 
     def opening(self) -> list[bytes]:
         """See `Writer`."""
-        delta: dict[Literal["role", "content"], str] = {"role": "assistant", "content": ""}
-        return [self._chunk(index, delta).to_json() for index in range(self._head.num_choices)]
+        return [
+            self._chunk(index, turn.first_delta()).to_json()
+            for index, turn in enumerate(self._turns)
+        ]
 
     async def delta(self, index: int, delta: Delta) -> list[bytes]:
         """See `Writer`."""
         self._counts.add(index, delta)
-        if not delta.text and not delta.shown:
-            return []
-        chunk = self._chunk(index, {"content": delta.text})
-        if of_list := probabilities_of(self._head.choice_texts, delta):
-            fields = chunk.choices[0].model_dump()
-            chunk.choices = [ChatChunkChoiceOfList(**fields, choice_probabilities=of_list)]
-        body = chunk.to_json()
-        if self._head.num_logprobs < 0:
-            return [body]
+        deltas = self._turns[index].deltas(delta.text)
+        if not deltas and delta.shown:
+            deltas = [{"content": ""}]
+        chunks = [self._chunk(index, one) for one in deltas]
+        of_list = probabilities_of(self._head.choice_texts, delta)
+        if of_list and chunks:
+            fields = chunks[0].choices[0].model_dump()
+            chunks[0].choices = [ChatChunkChoiceOfList(**fields, choice_probabilities=of_list)]
+        bodies = [chunk.to_json() for chunk in chunks]
+        if self._head.num_logprobs < 0 or not bodies:
+            return bodies
         logprobs = ChatLogprobsJson(self._names)
         await in_slices(delta.shown, logprobs.add)
-        return [b"".join(with_value(body, "logprobs", logprobs.chunks))]
+        first = b"".join(with_value(bodies[0], "logprobs", logprobs.chunks))
+        return [first, *bodies[1:]]
 
     def closing(self, index: int, finished: Finished) -> list[bytes]:
         """See `Writer`."""
-        last = self._chunk(index, {}, finish_reason=finished.finish_reason)
-        return [closed(last, self._head, finished)]
+        turn = self._turns[index]
+        held = [self._chunk(index, one).to_json() for one in turn.last_deltas()]
+        reason = turn.finish_reason(finished.finish_reason)
+        return [*held, closed(self._chunk(index, {}, reason), self._head, finished)]
 
     def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
         return trailed(self._chunk(0, {}), self._head, ends)
 
     def _choice(self, index: int, end: Finished) -> list[bytes]:
+        turn = self._turns[index]
         choice = ChatChoice(
             index=index,
-            message=AssistantMessage(content="".join(self._texts[index])),
-            finish_reason=end.finish_reason,
+            message=turn.message(),
+            finish_reason=turn.finish_reason(end.finish_reason),
         )
         body = with_probabilities(choice.model_dump_json().encode(), self._of_list[index])
         if self._head.num_logprobs < 0:
@@ -118,8 +133,8 @@ class ChatWriter:
     def _chunk(
         self,
         index: int,
-        delta: dict[Literal["role", "content"], str],
-        finish_reason: FinishReason | None = None,
+        delta: ChatDelta,
+        finish_reason: ChatFinishReason | None = None,
     ) -> ChatCompletionChunk:
         head = self._head
         choice = ChatChunkChoice(index=index, delta=delta, finish_reason=finish_reason)

@@ -87,9 +87,17 @@ def with_completion(service: Service) -> str:
     return expect_order(order.model_dump())
 
 
-@checks.named("mode TOOLS", needs="tools")
+@checks.named("mode TOOLS")
 def tools(service: Service) -> str:
     return order_in(service, instructor.Mode.TOOLS)
+
+
+@checks.named("mode TOOLS: partial objects of a stream")
+def partial_tools(service: Service) -> str:
+    client = instructor.from_openai(OpenAI(**connection(service)), mode=instructor.Mode.TOOLS)
+    parts = list(client.chat.completions.create_partial(response_model=Order, **options(service)))
+    expect(len(parts) > 1, f"{len(parts)} parts")
+    return expect_order(parts[-1].model_dump())
 
 
 if __name__ == "__main__":

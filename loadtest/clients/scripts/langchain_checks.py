@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
@@ -172,7 +172,7 @@ def text(service: Service) -> str:
     return repr([text_of(service).invoke("Once upon a time"), *texts])
 
 
-@checks.named("bind_tools: a required call", needs="tools")
+@checks.named("bind_tools: a required call")
 def tools(service: Service) -> str:
     chat = chat_of(service, temperature=0).bind_tools([Order], tool_choice="required")
     calls = chat.invoke(ORDER).tool_calls
@@ -180,7 +180,19 @@ def tools(service: Service) -> str:
     return expect_order(calls[0]["args"])
 
 
-@checks.named("with_structured_output: function_calling", needs="tools")
+@checks.named("bind_tools: a stream, and the result sent back")
+def tool_stream(service: Service) -> str:
+    chat = chat_of(service, temperature=0)
+    chunks = list(chat.bind_tools([Order], tool_choice="Order").stream(ORDER))
+    whole = sum(chunks[1:], chunks[0])
+    found = expect_order(whole.tool_calls[0]["args"])
+    result = ToolMessage("recorded", tool_call_id=whole.tool_calls[0]["id"])
+    after = chat.bind_tools([Order]).invoke([HumanMessage(ORDER), whole, result])
+    expect(after.response_metadata.get("finish_reason"), "no finish reason")
+    return found
+
+
+@checks.named("with_structured_output: function_calling")
 def function_calling(service: Service) -> str:
     return structured(service, method="function_calling")
 

@@ -204,7 +204,7 @@ def _long_message() -> dict[str, str]:
     return {"role": "user", "content": "word " * 20_000}
 
 
-@checks.named("tools: a required call", needs="tools")
+@checks.named("tools: a required call")
 def tools(service: Service) -> str:
     tool = {
         "type": "function",

@@ -90,7 +90,7 @@ def two_turns(service: Service) -> str:
     return repr(asyncio.run(ask()))
 
 
-@checks.named("run: a function tool", needs="tools")
+@checks.named("run: a function tool")
 def tools(service: Service) -> str:
     calls: list[str] = []
 
@@ -107,7 +107,7 @@ def tools(service: Service) -> str:
     return str(calls)
 
 
-@checks.named("run: over Responses, its default", needs="the Responses API")
+@checks.named("run: over Responses, its default")
 def responses(service: Service) -> str:
     model = OpenAIResponsesModel(model=service.model, openai_client=client_of(service))
     answer = asyncio.run(Runner.run(agent_of(service, model=model), STORY))

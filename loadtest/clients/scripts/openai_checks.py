@@ -8,7 +8,7 @@ import json
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from loadtest.clients.scripts import openai_completions, openai_errors
+from loadtest.clients.scripts import openai_completions, openai_errors, openai_tools
 from loadtest.clients.scripts.checks import (
     ORDER,
     STORY,
@@ -230,26 +230,7 @@ def raw(service: Service) -> str:
     return str(answer.headers.get("x-request-id"))
 
 
-@checks.named("tools: a required call", needs="tools")
-def tools(service: Service) -> str:
-    answer = client_of(service).chat.completions.create(
-        model=service.model,
-        messages=[{"role": "user", "content": ORDER}],
-        tools=[
-            {
-                "type": "function",
-                "function": {"name": "record", "parameters": Order.model_json_schema()},
-            }
-        ],
-        tool_choice="required",
-        temperature=0,
-    )
-    calls = answer.choices[0].message.tool_calls or []
-    expect(len(calls) == 1 and calls[0].type == "function", f"calls: {calls}")
-    return str(calls)
-
-
-@checks.named("responses", needs="the Responses API")
+@checks.named("responses")
 def responses(service: Service) -> str:
     answer = client_of(service).responses.create(model=service.model, input=STORY)
     return answer.output_text
@@ -257,6 +238,7 @@ def responses(service: Service) -> str:
 
 checks.include(openai_completions.checks)
 checks.include(openai_errors.checks)
+checks.include(openai_tools.checks)
 
 if __name__ == "__main__":
     checks.main()

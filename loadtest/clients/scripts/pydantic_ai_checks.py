@@ -94,11 +94,22 @@ def prompted(service: Service) -> str:
     return expect_order(answer.output.model_dump())
 
 
-@checks.named("output_type by its default (a tool)", needs="tools")
+@checks.named("output_type by its default (a tool)")
 def tool_output(service: Service) -> str:
     agent = agent_of(service, output_type=Order)
     answer = agent.run_sync(ORDER, model_settings=settings(temperature=0))
     return expect_order(answer.output.model_dump())
+
+
+@checks.named("output_type by its default (a tool): stream")
+def tool_output_stream(service: Service) -> str:
+    async def ask() -> Order:
+        agent = agent_of(service, output_type=Order)
+        async with agent.run_stream(ORDER, model_settings=settings(temperature=0)) as answer:
+            order: Order = await answer.get_output()
+            return order
+
+    return expect_order(asyncio.run(ask()).model_dump())
 
 
 if __name__ == "__main__":

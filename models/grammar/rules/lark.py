@@ -28,6 +28,7 @@ from models.protocol.errors import UnsupportedGrammar
 
 _ATTRIBUTES = ("lazy", "suffix")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_TOKEN_ID = re.compile(r"<\[[0-9]{1,9}\]>")
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b", '"': '"', "\\": "\\", "/": "/"}
 _FLAGS = {"i": "i", "s": "s", "u": ""}
 _DIRECTIVES = {
@@ -238,8 +239,8 @@ class _Reader:
             )
 
     def _special(self, token: Token) -> str:
-        if token.text.startswith("<["):
-            reason = f"{token.text[:40]}: tokens are named, not numbered"
+        if token.text.startswith("<[") and not _TOKEN_ID.fullmatch(token.text):
+            reason = f"{token.text[:40]}: only one token may be numbered, as in <[7]>"
             refuse_at(self._text, token.start, reason)
         return token.text
 

@@ -75,6 +75,10 @@ async def test_a_chat_answer_is_openais_with_seed_and_metrics():
         "completion_tokens": 3,
         "total_tokens": num_prompt + 3,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     assert answer["seed"] == 5 == generator.requests[0].sampling.seed
     assert answer["metrics"]["speculative_decoding"] == SPECULATIVE

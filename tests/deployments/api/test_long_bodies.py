@@ -16,9 +16,9 @@ import pytest
 from deployments.api.bodies import MAX_FIELDS, parse
 from deployments.api.http import create_app
 from deployments.api.requests import prepare_chat, prepare_completions
+from deployments.api.schemas.message_fields import MAX_PARTS
 from deployments.api.schemas.requests import (
     MAX_MESSAGES,
-    MAX_PARTS,
     ChatCompletionRequest,
     CompletionRequest,
 )

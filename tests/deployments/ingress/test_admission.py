@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 import pytest
@@ -36,9 +36,10 @@ class Door(AdmissionControl):
         return run_choice(
             0,
             self._generator.generate(REQUEST, DETOKENIZER),
+            turn=nullcontext(),
             slot=self.slot(),
             observer=ChoiceObserver(0, ()),
-            grammar_field=None,
+            grammar_fields=(),
         )
 
 

@@ -82,9 +82,10 @@ async def run(
     choice = run_choice(
         0,
         generator.generate(REQUEST, tiny_tokenizer().detokenizer()),
+        turn=nullcontext(),
         slot=nullcontext() if slot is None else slot,
         observer=ChoiceObserver(0, (metrics,)),
-        grammar_field=None,
+        grammar_fields=(),
     )
     async with aclosing(choice) as items:
         taken = 0

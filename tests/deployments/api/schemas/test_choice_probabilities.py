@@ -124,3 +124,24 @@ async def test_refusals_name_field_and_limit(
     error = answer.json()["error"]
     if param is not None:
         assert (error["param"], words in error["message"]) == (param, True), error
+
+
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}
+
+
+async def test_beside_tools_choices_are_masked() -> None:
+    generator = ScriptedGenerator()
+    async with client_of(generator) as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT | asking() | TOOLS)
+        refused = await client.post(
+            "/v1/chat/completions", json=CHAT | asking(choice_probabilities=True) | TOOLS
+        )
+        unseen = await client.post(
+            "/v1/chat/completions", json=CHAT | asking() | TOOLS | {"tool_choice": "none"}
+        )
+    assert (answer.status_code, refused.status_code, unseen.status_code) == (200, 400, 200)
+    masked, exact = generator.requests
+    assert (masked.choices, exact.grammar) == ((), None)
+    assert masked.grammar is not None
+    assert len(exact.choices) == len(CHOICES)
+    assert refused.json()["error"]["param"] == "structured_outputs.choice_probabilities"

@@ -97,7 +97,7 @@ def test_escaped_surrogate_pairs_are_text():
         ({"messages": "hi"}, "messages", "list"),
         ({"messages": None}, "messages", "is required"),
         ({"model": None}, "model", "is required"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", '"tool"'),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "required"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "must be"),
         ({"messages": [*MESSAGES, {"role": "user", "content": 3}]}, "messages[1].content", "must"),
@@ -172,7 +172,7 @@ def test_escaped_surrogate_pairs_are_text():
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs", "greater than or equal to 0 (got -1)"),
         ({"echo": True}, "echo", "true is not supported"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ({"temprature": 1}, "temprature", "unknown field"),
     ],
 )
@@ -195,7 +195,7 @@ def test_several_faults_are_told_together_and_long_values_are_cut():
     [
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
         {"n": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}},
-        {"logprobs": False, "tools": [], "tool_choice": "none", "min_p": 0.0},
+        {"logprobs": False, "tools": [], "tool_choice": "auto", "min_p": 0.0},
         {"temperature": None, "stop": None, "speculation": None, "tools": None, "anything": None},
     ],
     ids=["metadata", "neutral", "neutral-too", "null"],

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from deployments.api.bodies import parse
 from deployments.api.http import create_app
+from deployments.api.keys import OPEN_PATHS
 from deployments.api.requests import prepare_chat, prepare_completions
 from deployments.api.schemas.openapi import OpenApiPage, openapi_page
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
@@ -69,11 +70,11 @@ def test_every_route_is_on_it_and_no_other():
     assert described == served
 
 
-def test_keys_are_asked_for_under_v1_where_there_are_any():
+def test_keys_are_asked_for_where_there_are_any_but_at_the_open_paths():
     for path, methods in PAGE["paths"].items():
         (operation,) = methods.values()
-        assert operation["security"] == ([{"key": []}] if path.startswith("/v1/") else [])
-        assert ("401" in operation["responses"]) == path.startswith("/v1/")
+        assert operation["security"] == ([] if path in OPEN_PATHS else [{"key": []}])
+        assert ("401" in operation["responses"]) == (path not in OPEN_PATHS)
     without = openapi_page(MODEL, asks_for_keys=False)
     assert all(
         operation["security"] == [] and "401" not in operation["responses"]
@@ -251,6 +252,12 @@ def test_fields_of_a_completion(fields, is_right):
         ("post", "/v1/chat/completions", CHAT | {"model": "other"}),
         ("post", "/v1/completions", TEXT),
         ("post", "/v1/completions", TEXT | {"stream": True}),
+        ("post", "/v1/responses", {"model": "tiny", "input": "hi", "store": True}),
+        ("post", "/v1/responses", {"model": "tiny", "input": [], "stream": True}),
+        ("post", "/tokenize", {"prompt": "hi", "return_token_strs": True}),
+        ("post", "/tokenize", {"prompt": "hi", "messages": CHAT["messages"]}),
+        ("post", "/detokenize", {"tokens": [5, 6]}),
+        ("post", "/detokenize", {"tokens": [-1]}),
         ("get", "/v1/models", None),
         ("get", "/v1/models/{name}", None),
         ("get", "/health", None),
@@ -258,6 +265,7 @@ def test_fields_of_a_completion(fields, is_right):
         ("get", "/livez", None),
         ("get", "/metrics", None),
         ("get", "/version", None),
+        ("get", "/docs", None),
         ("get", "/openapi.json", None),
     ],
 )

@@ -130,6 +130,10 @@ async def test_usage_counts_each_prompt_once(is_stream, caplog):
         "completion_tokens": 6,
         "total_tokens": num_prompt + 6,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     [record] = [one for one in caplog.records if "finished" in one.getMessage()]
     assert record.__dict__["prompt_tokens"] == num_prompt

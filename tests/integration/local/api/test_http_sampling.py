@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.api.health import HealthProbe
-from deployments.api.http import HttpService, create_app
-from deployments.config.schema import RouterConfig
-from deployments.ingress.service import served_model
 from tests.harness.http_clients import events_of
-from tests.harness.local import DEMO, demo_tokenizer, local_service
+from tests.harness.local import demo_http, demo_tokenizer
 
 TOKENIZER = demo_tokenizer()
 CHAT = {
@@ -24,26 +18,6 @@ CHAT = {
     "seed": 7,
 }
 TEXT = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[httpx.AsyncClient]:
-    async with local_service(DEMO / "target", DEMO / "draft", max_model_len=256) as service:
-        config = RouterConfig(model_name="demo", max_model_len=256)
-        model = served_model(config, TOKENIZER, created=0)
-        probe = HealthProbe(service.generator, TOKENIZER, timeout_s=5.0)
-        routes = HttpService(
-            model=model,
-            generator=service.generator,
-            health=probe,
-            body_limit_bytes=config.body_limit_bytes,
-            send_timeout_s=config.timeouts.token_gap_s,
-        )
-        app = create_app(routes)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            client.timeout = httpx.Timeout(60.0)
-            yield client
 
 
 async def chat(client: httpx.AsyncClient, k: int = 3, **fields: Any) -> dict[str, Any]:
@@ -61,7 +35,7 @@ async def text(client: httpx.AsyncClient, **fields: Any) -> Any:
 
 async def test_chat_logprobs_spell_the_text_and_do_not_depend_on_k() -> None:
     asked = {"logprobs": True, "top_logprobs": 3}
-    async with serving() as client:
+    async with demo_http() as client:
         plain, drafted = [await chat(client, k, **asked) for k in (0, 3)]
         stream = await client.post(
             "/v1/chat/completions",
@@ -85,7 +59,7 @@ async def test_chat_logprobs_spell_the_text_and_do_not_depend_on_k() -> None:
 
 
 async def test_choices_are_the_answers_of_consecutive_seeds() -> None:
-    async with serving() as client:
+    async with demo_http() as client:
         answer = await chat(client, n=3)
         alone = [await chat(client, seed=seed) for seed in (7, 8, 9)]
     texts = [choice["message"]["content"] for choice in answer["choices"]]
@@ -94,7 +68,7 @@ async def test_choices_are_the_answers_of_consecutive_seeds() -> None:
 
 
 async def test_words_and_biases_and_ends() -> None:
-    async with serving() as client:
+    async with demo_http() as client:
         free = await chat(client, temperature=0)
         words = free["choices"][0]["message"]["content"].split()[1:4]
         clean = await chat(client, temperature=0, bad_words=words)
@@ -112,7 +86,7 @@ async def test_words_and_biases_and_ends() -> None:
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_echo_scores_a_text(is_stream: bool) -> None:
     """The use of `echo`: how likely is this text? It is what `prompt_logprobs` say as well."""
-    async with serving() as client:
+    async with demo_http() as client:
         scored = await text(client, prompt_logprobs=0)
         body = TEXT | {"echo": True, "logprobs": 1, "stream": is_stream}
         response = await client.post("/v1/completions", json=body)

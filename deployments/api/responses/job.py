@@ -1,0 +1,138 @@
+"""Makes a body of POST /v1/responses a job: it is a chat, asked for and answered in other words.
+
+What refuses the chat names its fields; here they get the names that the client wrote.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.api.bodies import parse, raise_invalid
+from deployments.api.jobs import Job, answer_head
+from deployments.api.requests import ServedModel, prepare_turn
+from deployments.api.responses.shapes import ResponsesRequest
+from deployments.api.responses.writer import ResponsesWriter, encode_named_events
+from deployments.api.schemas.requests import ChatCompletionRequest
+from deployments.api.writing.obfuscation import sealing
+from models.protocol.errors import InvalidRequest, ServingError
+
+# Fields of a chat in a refusal, and what they are called here.
+_RENAMED = (
+    (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
+    (re.compile(r"\bresponse_format\b"), "text.format"),
+    (re.compile(r"\bmax_(?:completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\btools\[(\d+)\]\.function\b"), r"tools[\1]"),
+    (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"\bmessages\[\d+\](?:\.\w+|\[\d+\])*"), "input"),
+    (re.compile(r"\bmessages\b"), "input"),
+)
+_SHARED = (
+    "model",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "seed",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "cache_salt",
+    "chat_template_kwargs",
+)
+
+
+def responses_job(body: bytes, model: ServedModel) -> Job:
+    """The job of POST /v1/responses; raises what refuses it."""
+    asked = parse(body, ResponsesRequest)
+    request_id = f"resp_{uuid.uuid4().hex}"
+    try:
+        chat = _as_chat(asked)
+        prompt, turn = prepare_turn(chat, model, request_id)
+    except ServingError as error:
+        error.message = named(error.message)
+        error.param = None if error.param is None else named(error.param)
+        raise
+    writer = ResponsesWriter(answer_head(chat, [prompt], model), asked, turn.turn)
+    options = asked.stream_options
+    job = Job(
+        [prompt],
+        writer,
+        asked.stream,
+        continues_prompt=False,
+        grammar_fields=tuple(map(named, turn.fields)),
+        shown_ids=turn.shown_ids,
+        encode=encode_named_events,
+        done=b"",
+        failed=writer.failed,
+    )
+    if options is None or not options.include_obfuscation:
+        return job
+    return replace(job, sealed=sealing(asked.model))
+
+
+def named(text: str) -> str:
+    """A message or path with a chat's fields by the names that they have here."""
+    for pattern, name in _RENAMED:
+        text = pattern.sub(name, text)
+    return text
+
+
+def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
+    messages = list(asked.input)
+    if asked.instructions is not None:
+        messages.insert(0, {"role": "system", "content": asked.instructions})
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidRequest(
+            "stream_options is only allowed with stream: true", param="stream_options"
+        )
+    fields: dict[str, Any] = {name: getattr(asked, name) for name in _SHARED}
+    fields |= {
+        "messages": messages,
+        "max_completion_tokens": asked.max_output_tokens,
+        "response_format": _format(asked),
+        "tools": [_tool(tool.model_dump(exclude={"type"})) for tool in asked.tools],
+        "tool_choice": _chat_choice(asked.tool_choice),
+        "logit_bias": {str(token_id): bias for token_id, bias in asked.logit_bias},
+        "speculation": asked.speculation,
+    }
+    try:
+        return ChatCompletionRequest.model_validate(fields)
+    except ValidationError as error:
+        raise_invalid(error)
+
+
+def _chat_choice(choice: str) -> object:
+    if not choice.startswith("="):
+        return choice
+    return {"type": "function", "function": {"name": choice[1:]}}
+
+
+def _tool(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
+    form = asked.text.format
+    if form.type != "json_schema":
+        if form.schema_ is not None:
+            raise InvalidRequest(
+                "text.format.schema: is only allowed with type 'json_schema'",
+                param="text.format.schema",
+            )
+        return None if form.type == "text" else {"type": form.type}
+    for name, value in (("name", form.name), ("schema", form.schema_)):
+        if value is None:
+            raise InvalidRequest(
+                f"text.format.{name}: is required with type 'json_schema'",
+                param=f"text.format.{name}",
+            )
+    schema = {"name": form.name, "schema": form.schema_}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,188 @@
+"""Bodies and events of POST /v1/responses.
+
+Events carry their type in an `event:` line too and are numbered; there is no `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from deployments.api.responses.output import Event, OutputItems
+from deployments.api.responses.shapes import ResponsesRequest
+from deployments.api.schemas.answers import metrics_of
+from deployments.api.writing.writers import AnswerHead
+from models.text.tools.reader import ArgumentsPart, CallBegun, Said, Thought, TurnReader
+from models.text.tools.turn import Turn
+from router.types import Delta, Finished
+
+_encoder = msgspec.json.Encoder()
+_TYPE = b'{"type":"'
+
+
+def encode_named_events(bodies: Iterable[bytes]) -> bytes:
+    """One event for each JSON body, named by the `type` that it begins with."""
+    return b"".join(b"event: " + _type(body) + b"\ndata: " + body + b"\n\n" for body in bodies)
+
+
+def _type(body: bytes) -> bytes:
+    assert body.startswith(_TYPE), body[:40]
+    return body[len(_TYPE) : body.index(b'"', len(_TYPE))]
+
+
+class ResponsesWriter:
+    """Implements `Writer`.
+
+    Args:
+        head: of the answer.
+        asked: the request, much of which an answer repeats.
+        turn: what the answer may be; None: text as it comes.
+    """
+
+    def __init__(self, head: AnswerHead, asked: ResponsesRequest, turn: Turn | None) -> None:
+        self._head = head
+        self._asked = asked
+        self._turn = turn
+        self._reader = None if turn is None else TurnReader(turn)
+        self._items = OutputItems()
+        self._num_events = 0
+        self._num_thought = 0  # tokens of reasoning
+
+    @property
+    def head(self) -> AnswerHead:
+        """What it was made for."""
+        return self._head
+
+    async def add(self, index: int, delta: Delta) -> None:
+        """See `Writer`."""
+        self._take(delta)
+        self._items.taken()
+
+    def whole(self, ends: Sequence[Finished]) -> list[bytes]:
+        """See `Writer`."""
+        self._end(ends[0])
+        return [_encoder.encode(self._response(ends[0]))]
+
+    def opening(self) -> list[bytes]:
+        """See `Writer`."""
+        response = self._response()
+        return self._encoded(
+            [
+                {"type": "response.created", "response": response},
+                {"type": "response.in_progress", "response": response},
+            ]
+        )
+
+    async def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """See `Writer`."""
+        self._take(delta)
+        return self._encoded(self._items.taken())
+
+    def closing(self, index: int, finished: Finished) -> list[bytes]:
+        """See `Writer`."""
+        self._end(finished)
+        response = self._response(finished)
+        last = {"type": f"response.{response['status']}", "response": response}
+        return self._encoded([*self._items.taken(), last])
+
+    def trailing(self, ends: Sequence[Finished]) -> list[bytes]:
+        """See `Writer`."""
+        return []
+
+    def failed(self, body: bytes) -> bytes:
+        """The event for an error's body; OpenAI's clients raise what its `error` says."""
+        error = msgspec.json.decode(body)["error"]
+        said = {name: error[name] for name in ("code", "message", "param")}
+        return self._encoded([{"type": "error", **said, "error": error}])[0]
+
+    def _take(self, delta: Delta) -> None:
+        if self._reader is None:
+            if delta.text:
+                self._items.say(delta.text)
+            return
+        pieces = self._reader.push(delta.text)
+        if pieces and all(isinstance(piece, Thought) for piece in pieces):
+            self._num_thought += len(delta.token_ids)
+        self._add(pieces)
+
+    def _add(self, pieces: Iterable[Said | Thought | CallBegun | ArgumentsPart]) -> None:
+        items = self._items
+        for piece in pieces:
+            match piece:
+                case Said():
+                    items.say(piece.text)
+                case Thought():
+                    items.think(piece.text)
+                case CallBegun():
+                    assert self._turn is not None
+                    items.call(piece.name, self._turn.layout.new_id)
+                case ArgumentsPart():
+                    items.argue(piece.text)
+
+    def _end(self, finished: Finished) -> None:
+        if self._reader is not None:
+            self._add(self._reader.end())
+        if not self._items.done and self._items.kind is None:
+            self._items.say("")  # an answer without text is still a message
+        self._items.end("incomplete" if finished.finish_reason == "length" else "completed")
+
+    def _encoded(self, events: Iterable[Event]) -> list[bytes]:
+        bodies = []
+        for event in events:
+            bodies.append(_encoder.encode({**event, "sequence_number": self._num_events}))
+            self._num_events += 1
+        return bodies
+
+    def _response(self, finished: Finished | None = None) -> dict[str, Any]:
+        """The response as it stands; before the end without output and usage."""
+        asked, head = self._asked, self._head
+        is_cut = finished is not None and finished.finish_reason == "length"
+        status = "in_progress" if finished is None else "incomplete" if is_cut else "completed"
+        response: dict[str, Any] = {
+            "id": head.id,
+            "object": "response",
+            "created_at": head.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata,
+            "model": asked.model,
+            "output": list(self._items.done),
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "background": False,
+            "store": False,
+            "temperature": asked.temperature,
+            "text": {"format": asked.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": _choice(asked.tool_choice),
+            "tools": [tool.model_dump() for tool in asked.tools],
+            "top_p": asked.top_p,
+            "truncation": "disabled",
+            "usage": None if finished is None else self._usage(finished),
+        }
+        if finished is not None:
+            response["seed"] = head.seed
+            response["metrics"] = metrics_of(finished.speculation).model_dump()
+        return response
+
+    def _usage(self, finished: Finished) -> dict[str, Any]:
+        num_input, num_output = finished.num_prompt_tokens, finished.num_completion_tokens
+        cached = {"cached_tokens": finished.num_cached_tokens, "cache_write_tokens": 0}
+        return {
+            "input_tokens": num_input,
+            "input_tokens_details": cached,
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": self._num_thought},
+            "total_tokens": num_input + num_output,
+        }
+
+
+def _choice(choice: str) -> object:
+    return {"type": "function", "name": choice[1:]} if choice.startswith("=") else choice

@@ -1,0 +1,77 @@
+"""Fields of a chat beside its messages and tools: a prediction, variables for the chat template.
+
+OpenAI's predicted outputs are a text that the client says its answer will mostly repeat. Variables,
+such as `enable_thinking`, are vLLM's `chat_template_kwargs`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, Field
+
+from deployments.api.schemas.strict_fields import StrictFields, refuse_value
+from deployments.api.schemas.tool_fields import check_depth
+
+MAX_SETTINGS_BYTES = 16_384
+# What a template has from elsewhere; special tokens come after these settings in any case.
+_TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+_encoder = msgspec.json.Encoder()
+
+
+def _settings(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        refuse_value("must be an object of variables for the chat template")
+    check_depth(content)
+    num_bytes = len(_encoder.encode(content))
+    if num_bytes > MAX_SETTINGS_BYTES:
+        refuse_value(f"at most {MAX_SETTINGS_BYTES} bytes of JSON are allowed (got {num_bytes})")
+    for name in _TAKEN:
+        if name in content:
+            refuse_value(f"{name!r} is not a setting of the template")
+    return content
+
+
+# A variable that the template does not know has no effect, as in vLLM.
+TemplateSettings = Annotated[
+    dict[str, Any], BeforeValidator(_settings, json_schema_input_type=dict[str, Any])
+]
+
+_MAX_PARTS = 4096
+
+
+def _text(content: Any) -> str:
+    """A text is a string or a list of parts, which follow each other as they are."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        refuse_value("must be a string or a non-empty list of text parts")
+    if len(content) > _MAX_PARTS:
+        refuse_value(f"at most {_MAX_PARTS} parts are allowed (got {len(content)})")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            refuse_value(f"part {index}: type {kind!r:.40} is not supported, only 'text'")
+        if not isinstance(part.get("text"), str):
+            refuse_value(f"part {index}: text must be a string")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class PredictedPart(BaseModel):
+    """A part of a predicted text."""
+
+    type: Literal["text"]
+    text: str
+
+
+_ContentIn = str | Annotated[list[PredictedPart], Field(min_length=1, max_length=_MAX_PARTS)]
+
+
+class Prediction(StrictFields):
+    """The predicted text. It is drafted from and changes nothing else; see `router.drafters`."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(_text, json_schema_input_type=_ContentIn)]

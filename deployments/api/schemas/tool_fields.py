@@ -1,0 +1,132 @@
+"""The request fields about tools: which functions there are, and whether one must be called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator
+
+from deployments.api.schemas.strict_fields import StrictFields, refuse_value, shown
+from models.protocol.errors import InvalidRequest
+from models.text.tools.layout import NAME_PATTERN
+
+MAX_TOOLS = 128
+MAX_DEPTH = 48  # of a schema or of arguments; the same as a schema of a response may have
+MAX_DESCRIPTION = 16_384  # characters
+CHOICES = ("none", "auto", "required")
+_MAX_NAMED = 8  # names that a message lists
+
+FunctionName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+
+
+def check_depth(value: Any) -> Any:
+    """Refuse JSON that nests too deep, before anything walks it recursively."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return value
+    refuse_value(f"nests more than {MAX_DEPTH} levels deep, which is the limit")
+
+
+def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    check_depth(schema)
+    kind = schema.get("type", "object")
+    if kind != "object":
+        refuse_value(f"type: must be 'object' (got {kind!r})")
+    return schema
+
+
+class FunctionDefinition(StrictFields):
+    """A function that may be called. Arguments obey the schema whatever `strict` says."""
+
+    name: FunctionName
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] | None = None
+    strict: bool | None = None
+
+
+class Tool(StrictFields):
+    """One tool; only functions are served."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def as_template_reads_it(self) -> dict[str, Any]:
+        """The tool for a chat template, in OpenAI's order of keys."""
+        function: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+class ChosenFunction(StrictFields):
+    """The name of a tool."""
+
+    name: FunctionName
+
+
+class ToolChoice(StrictFields):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def _read_choice(choice: Any) -> str:
+    """A word of `CHOICES`, or `=` and the name of the tool that must be called."""
+    if isinstance(choice, str) and choice in CHOICES:
+        return choice
+    if isinstance(choice, dict) and choice.keys() == {"type", "function"}:
+        function = choice["function"]
+        if choice["type"] == "function" and isinstance(function, dict):
+            name = function.get("name")
+            if isinstance(name, str) and function.keys() == {"name"}:
+                return f"={name}"
+    words = ", ".join(CHOICES)
+    refuse_value(
+        f'must be {words} or {{"type": "function", "function": {{"name": ...}}}} '
+        f"(got {shown(choice)})"
+    )
+
+
+# What the validator above lets through, as the OpenAPI page shows it, and what it makes of it.
+ToolChoiceField = Annotated[
+    str,
+    PlainValidator(
+        _read_choice, json_schema_input_type=Literal["none", "auto", "required"] | ToolChoice
+    ),
+]
+ToolList = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
+
+
+def check_tools(tools: Sequence[Tool], choice: str) -> None:
+    """Check the fields about tools against each other.
+
+    Raises:
+        InvalidRequest: two tools of one name, or a choice of none that is there.
+    """
+    seen: dict[str, int] = {}
+    for index, tool in enumerate(tools):
+        first = seen.setdefault(tool.function.name, index)
+        if first != index:
+            field = f"tools[{index}].function.name"
+            raise InvalidRequest(
+                f"{field}: {shown(tool.function.name)} is the name of tools[{first}] already",
+                param=field,
+            )
+    name = choice.removeprefix("=") if choice.startswith("=") else None
+    if name is not None and name not in seen:
+        field = "tool_choice.function.name"
+        there = f"there are {', '.join(seen)}" if 0 < len(seen) <= _MAX_NAMED else ""
+        there = there or f"there are {len(seen) or 'none'}"
+        raise InvalidRequest(f"{field}: no tool has the name {shown(name)}; {there}", param=field)
+    if choice == "required" and not tools:
+        raise InvalidRequest("tools: must not be empty with tool_choice 'required'", param="tools")

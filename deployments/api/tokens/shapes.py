@@ -1,0 +1,75 @@
+"""Bodies and answers of POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from deployments.api.schemas.answers import Answer
+from deployments.api.schemas.chat_fields import TemplateSettings
+from deployments.api.schemas.message_fields import Message
+from deployments.api.schemas.strict_fields import BodyFields, refuse_value
+from deployments.api.schemas.tool_fields import ToolList
+
+MAX_MESSAGES = 4096
+MAX_TOKENS = 262_144  # of one body; its text is about a megabyte
+
+
+def _token_ids(content: Any) -> list[int]:
+    if not isinstance(content, list) or not all(type(item) is int for item in content):
+        refuse_value("must be a list of token ids")
+    if len(content) > MAX_TOKENS:
+        refuse_value(f"at most {MAX_TOKENS} ids are allowed (got {len(content)})")
+    return content
+
+
+_TokenIdsIn = Annotated[list[int], Field(max_length=MAX_TOKENS)]
+
+
+class TokenizeRequest(BodyFields):
+    """Body of POST /tokenize: a `prompt` or a conversation.
+
+    `add_special_tokens` is of a prompt: those of a conversation are written by its chat template.
+    """
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+    }
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None  # None: of a prompt they are added
+    return_token_strs: bool = False
+    messages: list[Message] | None = Field(
+        default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
+    )
+    tools: ToolList = Field(default_factory=list)
+    add_generation_prompt: bool = True
+    chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
+
+
+class DetokenizeRequest(BodyFields):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], BeforeValidator(_token_ids, json_schema_input_type=_TokenIdsIn)]
+
+
+class TokenizeAnswer(Answer):
+    """Answer of POST /tokenize. `token_strs` are the tokens' names, as logprobs have them."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(Answer):
+    """Answer of POST /detokenize: the text, special tokens by their names."""
+
+    prompt: str

@@ -1,0 +1,105 @@
+"""Texts to tokens and back, for clients: pure computing, for long bodies outside the event loop.
+
+A prompt may be longer than the context window here: who trims one has to know by how much. The
+limit is that of the body.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import msgspec
+
+from deployments.api.bodies import parse
+from deployments.api.prompts import checked_ids
+from deployments.api.requests import ServedModel
+from deployments.api.schemas.logprobs import TokenNames
+from deployments.api.schemas.message_fields import check_results
+from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
+from models.protocol.errors import InvalidRequest
+from models.text.tokenizer import Tokenizer
+
+_encoder = msgspec.json.Encoder()
+
+
+def tokenized(body: bytes, model: ServedModel) -> bytes:
+    """The answer to POST /tokenize, a `TokenizeAnswer`.
+
+    Raises:
+        InvalidRequest: it has no text or two, or fields contradict each other.
+        UnknownModel: it asks for another model.
+    """
+    asked = parse(body, TokenizeRequest)
+    if asked.model is not None:
+        model.check_name(asked.model)
+    ids = _ids(asked, model)
+    answer = {
+        "count": len(ids),
+        "max_model_len": model.max_model_len,
+        "tokens": ids,
+        "token_strs": None,
+    }
+    if asked.return_token_strs:
+        names = TokenNames(model.tokenizer)
+        answer["token_strs"] = [names.of(token_id).text for token_id in ids]
+    return _encoder.encode(answer)
+
+
+def detokenized(body: bytes, model: ServedModel) -> bytes:
+    """The answer to POST /detokenize, a `DetokenizeAnswer`.
+
+    Raises:
+        InvalidRequest: a token id is outside the vocabulary.
+        UnknownModel: it asks for another model.
+    """
+    asked = parse(body, DetokenizeRequest)
+    if asked.model is not None:
+        model.check_name(asked.model)
+    ids = checked_ids(asked.tokens, model.tokenizer, len(asked.tokens) + 1, "tokens")
+    return _encoder.encode({"prompt": _text(ids, model.tokenizer)})
+
+
+def _ids(asked: TokenizeRequest, model: ServedModel) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        got = "none" if asked.prompt is None else "both"
+        raise InvalidRequest(f"prompt: send either prompt or messages (got {got})", param="prompt")
+    tokenizer = model.tokenizer
+    if asked.messages is None:
+        _check_chat_fields(asked)
+        assert asked.prompt is not None
+        if asked.add_special_tokens is False:
+            return tokenizer.encode_piece(asked.prompt)
+        return tokenizer.encode(asked.prompt)
+    if asked.add_special_tokens:
+        raise InvalidRequest(
+            "add_special_tokens: must be false with messages, whose special tokens the chat "
+            "template writes (got true)",
+            param="add_special_tokens",
+        )
+    check_results(asked.messages)
+    messages, tools = model.formats.prompted(
+        [message.as_turn() for message in asked.messages],
+        [tool.as_template_reads_it() for tool in asked.tools],
+    )
+    settings = asked.chat_template_kwargs | {"add_generation_prompt": asked.add_generation_prompt}
+    return tokenizer.encode_chat(messages, tools, settings)
+
+
+def _check_chat_fields(asked: TokenizeRequest) -> None:
+    for name in ("tools", "add_generation_prompt", "chat_template_kwargs"):
+        if name in asked.model_fields_set:
+            raise InvalidRequest(f"{name}: is only allowed with messages", param=name)
+
+
+def _text(ids: list[int], tokenizer: Tokenizer) -> str:
+    """All of the text: a special token stands in it by its name."""
+    texts, before = [], list[int]()
+    for is_special, run in groupby(ids, tokenizer.is_special):
+        part = list(run)
+        if is_special:
+            texts += [tokenizer.token_bytes(token_id).decode() for token_id in part]
+        else:
+            detokenizer = tokenizer.detokenizer(before)
+            texts += [detokenizer.push(part), detokenizer.flush()]
+        before = part if not is_special else before
+    return "".join(texts)

@@ -1,0 +1,183 @@
+"""What a chat request lets the assistant's turn be, and the grammar that sees to it.
+
+Tools, a constraint on the answer and a block of reasoning in front are one grammar: a required or
+named call is all there may be; `auto` leaves text free, or to the request's own constraint, until a
+call begins. Without tools and reasoning the request's constraint stands alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.api.schemas.grammar_fields import asked_field, asked_grammar
+from deployments.api.schemas.requests import ChatCompletionRequest
+from models.grammar.limits import Schema, subschemas
+from models.protocol.errors import InvalidRequest
+from models.protocol.messages import Grammar
+from models.text.tokenizer import Tokenizer
+from models.text.tools.grammar import turn_grammar
+from models.text.tools.layout import MAX_CALLS
+from models.text.tools.prompt import TurnFormats
+from models.text.tools.turn import CallableTool, Turn
+
+# Keywords by which a schema says itself what else its objects may have.
+_OPENING_KEYWORDS = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"}
+    | {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "minProperties"}
+)
+_ANNOTATIONS = frozenset({"title", "description", "examples", "default", "$comment", "deprecated"})
+_REGEX_PART = re.compile(r"\\(.)|/|\n", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTurn:
+    """A turn as a request asks for it.
+
+    Attributes:
+        turn: what it may hold; None: text as it comes.
+        grammar: that keeps it to that; None: there is nothing to keep it to.
+        fields: the request's fields that the grammar is made of; the first is its own, the others
+            are those of its lines from the second on.
+        shown_ids: special tokens that are part of its text.
+    """
+
+    turn: Turn | None = None
+    grammar: Grammar | None = None
+    fields: tuple[str, ...] = ()
+    shown_ids: tuple[int, ...] = ()
+
+
+def asked_turn(
+    request: ChatCompletionRequest, formats: TurnFormats, tokenizer: Tokenizer, prompt_end: str
+) -> AskedTurn:
+    """The turn after a prompt.
+
+    Args:
+        request: with its fields about tools checked.
+        formats: of the model.
+        tokenizer: of the model.
+        prompt_end: the last text of the prompt, which may have opened a block of reasoning.
+
+    Raises:
+        InvalidRequest: two constraints, or one that cannot stand beside tools.
+    """
+    own = asked_grammar(request.response_format, request.structured_outputs)
+    own_field = asked_field(request.response_format, request.structured_outputs)
+    turn = _turn(request, formats, prompt_end)
+    if own is None or turn.must_call:
+        body = ""
+    else:
+        body = _body(own)
+        if not body:
+            if turn.tools:
+                raise InvalidRequest(
+                    f"{own_field}: is not supported together with tools", param=own_field
+                )
+            return AskedTurn(grammar=own, fields=_fields(own_field))
+    if not turn.tools and (turn.reasoning is None or turn.reasoning_start == "none"):
+        return AskedTurn(grammar=own, fields=_fields(own_field))
+    turn = _with_body(turn, body)
+    text = turn_grammar(turn, tokenizer.special_ids)
+    tool_fields = [
+        f"tools[{index}].function.parameters"
+        for index, tool in enumerate(request.tools)
+        if turn.tools and request.tool_choice in ("auto", "required", f"={tool.function.name}")
+    ]
+    fields = ("tools" if turn.tools else own_field or "", *tool_fields, *_fields(own_field))
+    return AskedTurn(
+        turn=turn,
+        grammar=Grammar(kind="lark", text=text) if text else None,
+        fields=fields if text else (),
+        shown_ids=_shown_ids(turn, tokenizer.special_ids),
+    )
+
+
+def _fields(field: str | None) -> tuple[str, ...]:
+    return () if field is None else (field,)
+
+
+def _turn(request: ChatCompletionRequest, formats: TurnFormats, prompt_end: str) -> Turn:
+    choice = request.tool_choice
+    tools = tuple(
+        CallableTool(name=tool.function.name, schema=_arguments_schema(tool.function.parameters))
+        for tool in request.tools
+        if choice in ("auto", "required", f"={tool.function.name}")
+    )
+    is_one = choice.startswith("=") or not request.parallel_tool_calls
+    reasoning = formats.reasoning
+    return Turn(
+        layout=formats.layout,
+        tools=tools,
+        must_call=bool(tools) and choice != "auto",
+        max_calls=1 if is_one or not formats.layout.is_parallel else MAX_CALLS,
+        reasoning=reasoning,
+        reasoning_start="none" if reasoning is None else reasoning.start_after(prompt_end),
+    )
+
+
+def _with_body(turn: Turn, body: str) -> Turn:
+    return Turn(
+        layout=turn.layout,
+        tools=turn.tools,
+        must_call=turn.must_call,
+        max_calls=turn.max_calls,
+        reasoning=turn.reasoning,
+        reasoning_start=turn.reasoning_start,
+        body=body,
+    )
+
+
+def _arguments_schema(parameters: Mapping[str, Any] | None) -> str:
+    """The JSON text of the schema that a call's arguments are written by.
+
+    A function takes the parameters that its schema lists: where that does not say whether there
+    may be others, none are written. What only describes is for the prompt, not for the grammar.
+    """
+    schema: Schema = copy.deepcopy({"type": "object", **(parameters or {})})
+    for _, inner in list(subschemas(schema)):
+        for keyword in _ANNOTATIONS & inner.keys():
+            del inner[keyword]
+    if not _OPENING_KEYWORDS & schema.keys():
+        schema["additionalProperties"] = False
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _body(grammar: Grammar) -> str:
+    """A constraint as a rule's right side in Lark's notation; empty: it cannot be one."""
+    if grammar != Grammar(kind=grammar.kind, text=grammar.text):  # it has options of its own
+        return ""
+    match grammar.kind:
+        case "json_schema":
+            return f"%json {grammar.text}"
+        case "json_object":
+            return '%json {"type": "object"}'
+        case "regex":
+            return f"/{_REGEX_PART.sub(_escaped, grammar.text)}/"
+        case "choice":
+            choices = json.loads(grammar.text)
+            return " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+        case _:
+            return ""
+
+
+def _escaped(part: re.Match[str]) -> str:
+    """A part of a pattern as it stands between slashes on one line."""
+    if part[0] in ("\n", "\\\n"):
+        return "\\n"
+    return "\\/" if part[0] == "/" else part[0]
+
+
+def _shown_ids(turn: Turn, special_ids: Mapping[str, int]) -> tuple[int, ...]:
+    layout = turn.layout
+    texts = [layout.opening, layout.before_name, layout.before_arguments]
+    texts += [layout.after, layout.separator, layout.closing]
+    if turn.reasoning is not None:
+        texts += [turn.reasoning.begin, turn.reasoning.end]
+    return tuple(
+        token_id for name, token_id in special_ids.items() if any(name in text for text in texts)
+    )

@@ -1,0 +1,150 @@
+"""Renders chat templates in the sandbox and with the settings that transformers uses.
+
+A checkpoint may have one template, or several with names, of which `tool_use` is for conversations
+with tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.meta
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from models.protocol.errors import InvalidRequest
+
+NO_SETTINGS: Mapping[str, Any] = {}
+_WITH_TOOLS = "tool_use"
+
+
+class ChatTemplates:
+    """The chat templates of one checkpoint. Safe to use from several threads.
+
+    Attributes:
+        source: of the template for conversations with tools; empty: there is none.
+        takes_tools: whether that one lists tools.
+    """
+
+    def __init__(self, templates: Any, special_texts: Mapping[str, str]) -> None:
+        """Compile `chat_template` of tokenizer_config.json; special tokens are by role."""
+        self._special_texts = special_texts
+        sources = {"default": templates or ""}
+        if isinstance(templates, list):
+            sources = {item["name"]: item["template"] for item in templates}
+        default = sources.get("default", "")
+        self.source: str = sources.get(_WITH_TOOLS, default)
+        environment = _environment()
+        self._default = environment.from_string(default) if default else None
+        self._with_tools = environment.from_string(self.source) if self.source else None
+        names = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+        self.takes_tools = "tools" in names
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] = NO_SETTINGS,
+    ) -> str:
+        """The prompt of a conversation, up to where the assistant's next turn starts.
+
+        Arguments of calls are objects, which most templates want, or where that fails JSON texts.
+
+        Args:
+            messages: with `role` and `content`, and what else the template knows.
+            tools: that the template lists.
+            settings: further variables, such as `enable_thinking`; with `add_generation_prompt`
+                false the prompt ends with the last message. One that the template does not know
+                has no effect.
+
+        Raises:
+            InvalidRequest: there is no template, or it refuses the messages.
+        """
+        template = self._with_tools if tools else self._default
+        if template is None:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions", param="messages"
+            )
+        try:
+            try:
+                return self._rendered(template, messages, tools, settings)
+            except TypeError:
+                if not any("tool_calls" in message for message in messages):
+                    raise
+                return self._rendered(template, _with_argument_texts(messages), tools, settings)
+        except (jinja2.TemplateError, TypeError) as error:
+            raise InvalidRequest(
+                f"messages: the model's chat template refuses them: {error}", param="messages"
+            ) from error
+
+    def _rendered(
+        self,
+        template: jinja2.Template,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+    ) -> str:
+        variables: dict[str, Any] = {"documents": None, "add_generation_prompt": True}
+        variables |= settings
+        variables |= {"messages": messages, "tools": list(tools) or None}
+        return template.render(variables | dict(self._special_texts))
+
+
+def _with_argument_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    turns = []
+    for message in messages:
+        turn = dict(message)
+        if "tool_calls" in turn:
+            turn["tool_calls"] = [
+                {
+                    **call,
+                    "function": {
+                        **call["function"],
+                        "arguments": _to_json(call["function"]["arguments"]),
+                    },
+                }
+                for call in turn["tool_calls"]
+            ]
+        turns.append(turn)
+    return turns
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks replies for training; here its block is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 reads a plain set
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As in transformers: jinja2's own filter would escape HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

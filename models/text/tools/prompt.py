@@ -1,0 +1,112 @@
+"""What a template is given of a conversation with tools, and the formats of one model's turns.
+
+A template that knows tools gets them and the calls as OpenAI has them, with arguments as objects.
+For one that does not, the tools are described by the first system message, calls are written as
+the model writes them, and their results are turns of the user.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.text.chat_template import ChatTemplates
+from models.text.tools.layout import ToolLayout
+from models.text.tools.plain import PLAIN_JSON
+from models.text.tools.reasoning import ReasoningLayout, named_reasoning
+from models.text.tools.registry import named_layout
+
+Turns = list[dict[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFormats:
+    """How one model writes its turns; `is_described`: its template does not know tools."""
+
+    layout: ToolLayout = PLAIN_JSON
+    reasoning: ReasoningLayout | None = None
+    is_described: bool = True
+
+    def prompted(self, messages: Turns, tools: Tools) -> tuple[Turns, Tools]:
+        """The messages and tools that the model's template is given."""
+        named = _with_names(messages)
+        if not self.is_described:
+            return named, tools
+        return _described(named, tools, self.layout), ()
+
+
+def turn_formats(
+    templates: ChatTemplates, tool_call_parser: str, reasoning_parser: str
+) -> TurnFormats:
+    """The formats that a config names, or that a checkpoint's templates show.
+
+    Args:
+        templates: of the checkpoint.
+        tool_call_parser: a name of `registry.LAYOUTS` or `auto`.
+        reasoning_parser: a name of `reasoning.REASONING`, `auto` or `none`.
+
+    Raises:
+        ValueError: there is no format of a name.
+    """
+    layout = named_layout(tool_call_parser, templates.source)
+    return TurnFormats(
+        layout=layout,
+        reasoning=named_reasoning(reasoning_parser, templates.source),
+        is_described=layout is PLAIN_JSON or not templates.takes_tools,
+    )
+
+
+def _with_names(messages: Turns) -> Turns:
+    """The messages, with the function's name on every result, which some templates want."""
+    names: dict[str, str] = {}  # by the ids of calls
+    turns: Turns = []
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            turns.append({"name": names.get(call_id, call_id), **message})
+        else:
+            turns.append(message)
+    return turns
+
+
+def _described(messages: Turns, tools: Tools, layout: ToolLayout) -> Turns:
+    turns: Turns = []
+    is_after_result = False
+    if tools:
+        turns.append({"role": "system", "content": _description(tools, layout)})
+    for message in messages:
+        if message["role"] == "system" and len(turns) == 1 and tools:
+            turns[0]["content"] = f"{message['content']}\n\n{turns[0]['content']}"
+        elif message.get("tool_calls"):
+            turns.append(_written(message, layout))
+        elif message["role"] == "tool":
+            result = f"{message['name']} returned: {message['content']}"
+            # One turn for all results of a turn's calls: many templates want users to alternate.
+            if is_after_result:
+                turns[-1]["content"] += f"\n{result}"
+            else:
+                turns.append({"role": "user", "content": result})
+        else:
+            turns.append(message)
+        is_after_result = message["role"] == "tool"
+    return turns
+
+
+def _description(tools: Tools, layout: ToolLayout) -> str:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    form = layout.written([("NAME", "{...}")])
+    return f"You can call these functions:\n{listed}\nTo call one, write:\n{form}"
+
+
+def _written(message: Mapping[str, Any], layout: ToolLayout) -> dict[str, Any]:
+    calls = [
+        (call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False))
+        for call in message["tool_calls"]
+    ]
+    lines = [message["content"], layout.written(calls)]
+    return {"role": "assistant", "content": "\n".join(line for line in lines if line)}

@@ -1,0 +1,266 @@
+"""/v1/responses with the `openai` client over the demo pair's real engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+from models.protocol.errors import Unavailable
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.http_clients import client_of
+from tests.harness.local import demo_grammar_host, demo_url
+
+STORY = "Write a short story about a dog and a ball."
+ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Delhi"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@asynccontextmanager
+async def client(**options: Any) -> AsyncIterator[Any]:
+    async with (
+        demo_url(max_model_len=512, **options) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as asking,
+    ):
+        yield asking
+
+
+async def chat_text(asking: Any, messages: list[Any], **options: Any) -> str:
+    answer = await asking.chat.completions.create(model="demo", messages=messages, **options)
+    return answer.choices[0].message.content or ""
+
+
+async def test_an_answer_is_that_of_a_chat():
+    async with client() as asking:
+        answer = await asking.responses.create(
+            model="demo",
+            input=STORY,
+            instructions="Be brief.",
+            max_output_tokens=24,
+            metadata={"trace": "a"},
+            store=True,
+            extra_body={"seed": 7},
+        )
+        text = await chat_text(
+            asking,
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": STORY}],
+            max_tokens=24,
+            seed=7,
+        )
+    assert answer.output_text == text
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.metadata == {"trace": "a"}
+    assert answer.instructions == "Be brief."
+    assert answer.id.startswith("resp_")
+    assert answer.usage.output_tokens == 24
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 24
+    raw = answer.model_dump()
+    assert raw["store"] is False
+    assert raw["seed"] == 7
+    assert raw["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("speculation", [{"enabled": False}, {"k": 3}, {}])
+async def test_drafts_do_not_move_the_text(speculation):
+    async with client() as asking:
+        texts = []
+        for options in ({"enabled": False}, speculation):
+            answer = await asking.responses.create(
+                model="demo",
+                input=STORY,
+                max_output_tokens=24,
+                extra_body={"seed": 3, "speculation": options},
+            )
+            texts.append(answer.output_text)
+    assert texts[0] == texts[1] != ""
+
+
+async def test_a_stream_has_openais_events_in_openais_order():
+    async with client() as asking:
+        options = {"model": "demo", "input": STORY, "max_output_tokens": 20, "temperature": 0}
+        whole = await asking.responses.create(**options)
+        events = [event async for event in await asking.responses.create(**options, stream=True)]
+    kinds = [event.type for event in events]
+    deltas = kinds.count("response.output_text.delta")
+    assert deltas > 2
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1].response
+    assert text == last.output_text == whole.output_text
+    assert last.usage.output_tokens == 20
+    assert events[0].response.status == "in_progress"
+    assert {event.response.id for event in (events[0], events[1], events[-1])} == {last.id}
+    ids = {event.item_id for event in events if "text" in event.type}
+    assert ids == {last.output[0].id}
+
+
+class Order(pydantic.BaseModel):
+    customer: str
+    item: str
+    quantity: int
+
+
+async def test_a_schema_is_obeyed_whole_parsed_and_streamed():
+    async with client(grammar_host=demo_grammar_host()) as asking:
+        options = {"model": "demo", "input": ORDER, "temperature": 0}
+        parsed = await asking.responses.parse(**options, text_format=Order)
+        assert parsed.status == "completed"
+        messages = [{"role": "user", "content": ORDER}]
+        chat = await asking.chat.completions.parse(
+            model="demo", messages=messages, temperature=0, response_format=Order
+        )
+        assert parsed.output_parsed == chat.choices[0].message.parsed
+        assert parsed.output_parsed.customer == "Imogen"
+        async with asking.responses.stream(**options, text_format=Order) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_response()
+        assert final.output_parsed == parsed.output_parsed
+        loose = await asking.responses.create(**options, text={"format": {"type": "json_object"}})
+        assert isinstance(json.loads(loose.output_text), dict)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_function_is_called_and_its_result_goes_on(is_stream):
+    async with client(grammar_host=demo_grammar_host()) as asking:
+        options = {
+            "model": "demo",
+            "input": "What is the weather in Delhi?",
+            "tools": [WEATHER],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "temperature": 0,
+        }
+        if is_stream:
+            events = [e async for e in await asking.responses.create(**options, stream=True)]
+            answer = events[-1].response
+            parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+            [done] = [e for e in events if e.type == "response.function_call_arguments.done"]
+            assert "".join(parts) == done.arguments == answer.output[0].arguments
+        else:
+            answer = await asking.responses.create(**options)
+        [call] = answer.output
+        assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
+        assert json.loads(call.arguments)["city"] in ("Paris", "Delhi")
+        history = [
+            {"role": "user", "content": options["input"]},
+            call.model_dump(),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "31 degrees"},
+        ]
+        bare = await asking.responses.create(model="demo", input=history[:1], max_output_tokens=1)
+        after = await asking.responses.create(
+            model="demo", input=history, tools=[WEATHER], max_output_tokens=8, tool_choice="none"
+        )
+        assert after.usage.input_tokens > bare.usage.input_tokens + 10
+        assert after.output_text
+
+
+async def test_items_are_the_messages_of_a_chat():
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": STORY}]},
+        {
+            "id": "msg_1",
+            "type": "message",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Once.", "annotations": []}],
+        },
+        {"role": "user", "content": "Go on."},
+    ]
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": STORY},
+        {"role": "assistant", "content": "Once."},
+        {"role": "user", "content": "Go on."},
+    ]
+    async with client() as asking:
+        answer = await asking.responses.create(
+            model="demo", input=items, max_output_tokens=12, temperature=0
+        )
+        assert answer.output_text == await chat_text(asking, turns, max_tokens=12, temperature=0)
+
+
+BODY = {"model": "tiny", "input": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+        ({"tool_choice": {"type": "function", "name": "none"}}, "tool_choice.name"),
+        ({"tool_choice": "required"}, "tools"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"temperature": 3}, "temperature"),
+        ({"model": "other"}, "model"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_the_name_that_the_client_wrote(fields, param):
+    async with client_of(ScriptedGenerator()) as asking:
+        response = await asking.post("/v1/responses", json=BODY | fields)
+    assert response.status_code == (404 if param == "model" else 400)
+    assert response.json()["error"]["param"] == param
+
+
+async def test_a_broken_stream_ends_with_an_error_that_the_client_raises():
+    scripted = ScriptedGenerator(error=Unavailable("the target is gone"), error_at=1)
+    async with client_of(scripted) as asking:
+        body = {"model": "tiny", "input": "hi", "stream": True}
+        response = await asking.post("/v1/responses", json=body)
+    *_, last = response.text.strip().split("\n\n")
+    name, data = last.split("\n")
+    assert name == "event: error"
+    event = json.loads(data.removeprefix("data: "))
+    assert event["type"] == "error"
+    assert event["message"] == event["error"]["message"] == "the target is gone"
+    assert event["sequence_number"] > 0
