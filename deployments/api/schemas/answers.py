@@ -19,9 +19,9 @@ from typing import ClassVar, Literal, Required
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 from typing_extensions import TypedDict
 
-from deployments.api.schemas.choice_probabilities import OfList
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from deployments.api.writing.choice_probabilities import OfList
 from router.drafters.prediction import PREDICTION
 from router.types import Finished, SpeculationStats
 

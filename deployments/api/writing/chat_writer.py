@@ -16,13 +16,13 @@ from deployments.api.schemas.answers import (
     metrics_of,
     usage_of,
 )
-from deployments.api.schemas.choice_probabilities import (
+from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
+from deployments.api.turns.turn_writer import TurnWriter
+from deployments.api.writing.choice_probabilities import (
     ChoiceProbability,
     probabilities_of,
     with_probabilities,
 )
-from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
-from deployments.api.turns.turn_writer import TurnWriter
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
 from deployments.api.writing.writers import AnswerHead, RunningCounts, closed, listed, trailed

@@ -13,16 +13,16 @@ from deployments.api.schemas.answers import (
     TextChoiceOfPrompt,
     usage_of,
 )
-from deployments.api.schemas.choice_probabilities import (
-    ChoiceProbability,
-    probabilities_of,
-    with_probabilities,
-)
 from deployments.api.schemas.logprobs import (
     PromptLogprobsJson,
     TextLogprobsJson,
     TokenNames,
     prompt_offsets,
+)
+from deployments.api.writing.choice_probabilities import (
+    ChoiceProbability,
+    probabilities_of,
+    with_probabilities,
 )
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
