@@ -33,7 +33,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
-from router.drafters.text_memory import TextMemory
+from router.drafters.repeats.text_memory import TextMemory
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
 from router.planning.adaptive import RouterPlanner

@@ -25,12 +25,12 @@ from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
 from router.drafters.kind import DrafterContext
-from router.drafters.match_odds import MatchOdds
-from router.drafters.prediction import PREDICTION, PredictionDrafter
+from router.drafters.repeats.match_odds import MatchOdds
+from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
+from router.drafters.repeats.suffix import SUFFIX
+from router.drafters.repeats.suffix_index import SuffixIndex
+from router.drafters.repeats.text_memory import TextMemory
 from router.drafters.side_by_side import SessionDrafters
-from router.drafters.suffix import SUFFIX
-from router.drafters.suffix_index import SuffixIndex
-from router.drafters.text_memory import TextMemory
 from router.guard import GrammarGuard, NoGrammar
 from router.limits import SessionLimits, SpeculationLimits
 from router.logprobs import LogprobsOutbox

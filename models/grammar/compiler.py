@@ -24,6 +24,7 @@ from models.grammar.choice import choice_grammar
 from models.grammar.forced import forced_tokens
 from models.grammar.limits import (
     ChoiceLimits,
+    ParserLimits,
     RegexLimits,
     RuleLimits,
     SchemaLimits,
@@ -51,17 +52,6 @@ _SPECIAL_BYTE = b"\xff"  # begins a special token in forced bytes; no text has i
 _NO_TEXT = "no text obeys it"
 _NOTHING_FITS = "NoExtensionBias"  # the compiler's name for a first mask without a token
 _PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # line and column; the column is of our rewriting
-
-
-@dataclass(frozen=True)
-class ParserLimits:
-    """Work bounds of one compile or one mask, below llguidance's defaults where that is safe."""
-
-    initial_lexer_fuel: int = 500_000  # about 10 ms
-    step_lexer_fuel: int = 200_000  # about 15 ms per mask
-    step_max_items: int = 50_000  # about 3 ms per mask
-    max_lexer_states: int = 50_000  # 1-2 kB each
-    max_grammar_size: int = 200_000  # symbols
 
 
 @dataclass(frozen=True)
@@ -99,14 +89,8 @@ class GrammarCompiler:
         self._schema_limits = schema_limits or SchemaLimits()
         bounds = parser_limits or ParserLimits()
         self._fuel = bounds.initial_lexer_fuel
-        self._parser_limits = llguidance.LLParserLimits(
-            initial_lexer_fuel=bounds.initial_lexer_fuel,
-            step_lexer_fuel=bounds.step_lexer_fuel,
-            step_max_items=bounds.step_max_items,
-            max_lexer_states=bounds.max_lexer_states,
-            max_grammar_size=bounds.max_grammar_size,
-            verbose_errors=False,
-        )
+        self._parser_limits = _parser_limits(bounds, bounds.step_max_items)
+        self._rule_limits = _parser_limits(bounds, bounds.step_max_rule_items)
         self._tokenizer = llguidance.LLTokenizer(
             vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size, eos_token=list(eos_ids)
         )
@@ -164,7 +148,9 @@ class GrammarCompiler:
         return self._compiled(matcher)
 
     def _compile_rules(self, source: LarkSource) -> CompiledGrammar:
-        matcher = self._match(llguidance.LLMatcher.grammar_from_lark(source.text))
+        matcher = self._match(
+            llguidance.LLMatcher.grammar_from_lark(source.text), self._rule_limits
+        )
         if matcher.is_error():
             for place, schema in source.schemas:
                 self._check_schema(place, schema)
@@ -205,13 +191,26 @@ class GrammarCompiler:
     def _match_schema(self, source: SchemaSource) -> llguidance.LLMatcher:
         return self._match(llguidance.LLMatcher.grammar_from_json_schema(source.text))
 
-    def _match(self, source: str) -> llguidance.LLMatcher:
+    def _match(
+        self, source: str, limits: llguidance.LLParserLimits | None = None
+    ) -> llguidance.LLMatcher:
         matcher = llguidance.LLMatcher(
-            self._tokenizer, source, log_level=0, limits=self._parser_limits
+            self._tokenizer, source, log_level=0, limits=limits or self._parser_limits
         )
         if not matcher.is_error():
             matcher.compute_bitmask()
         return matcher
+
+
+def _parser_limits(bounds: ParserLimits, step_max_items: int) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=bounds.initial_lexer_fuel,
+        step_lexer_fuel=bounds.step_lexer_fuel,
+        step_max_items=step_max_items,
+        max_lexer_states=bounds.max_lexer_states,
+        max_grammar_size=bounds.max_grammar_size,
+        verbose_errors=False,
+    )
 
 
 class RowLayout:
@@ -392,5 +391,7 @@ def _complaint(error: str) -> str:
     line = one_line(error.strip().partition("\n")[0])
     if line == _NOTHING_FITS:
         return _NO_TEXT
+    if "Too many items" in line:
+        line = f"it can be read in too many ways: {line}"
     place = _PLACE.match(line)
     return f"line {place[1]}: {line[place.end() :]}" if place else line

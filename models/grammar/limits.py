@@ -95,6 +95,19 @@ class RuleLimits:
 
 
 @dataclass(frozen=True)
+class ParserLimits:
+    """Work bounds of one compile or one mask, below llguidance's defaults where that is safe."""
+
+    initial_lexer_fuel: int = 500_000  # about 10 ms
+    step_lexer_fuel: int = 200_000  # about 15 ms per mask
+    step_max_items: int = 50_000  # of JSON, patterns and choices, which stay far below
+    # Of grammars with rules, where each may take 4 us: a mask with 50,000 took 0.2 s.
+    step_max_rule_items: int = 10_000
+    max_lexer_states: int = 50_000  # 1-2 kB each
+    max_grammar_size: int = 200_000  # symbols
+
+
+@dataclass(frozen=True)
 class HostLimits:
     """Bounds of one `GrammarHost`."""
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.match_odds import MatchOdds
+from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.side_by_side import SessionDrafters
 from router.planning.costs import PassCosts
 from router.ports import DraftCost

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.suffix_index import SuffixIndex
-from router.drafters.text_memory import TextMemory
+from router.drafters.repeats.suffix_index import SuffixIndex
+from router.drafters.repeats.text_memory import TextMemory
 from router.limits import SessionLimits, SpeculationLimits
 from router.ports import Drafter, DrafterTraits, TaskClass
 from router.remote.engine import EngineClient

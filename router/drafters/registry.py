@@ -5,6 +5,6 @@ from __future__ import annotations
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.kind import DrafterKind
 from router.drafters.ngram import NGRAM
-from router.drafters.suffix import SUFFIX
+from router.drafters.repeats.suffix import SUFFIX
 
 DRAFTERS: dict[str, DrafterKind] = {kind.name: kind for kind in (DRAFT_MODEL, SUFFIX, NGRAM)}

@@ -10,7 +10,7 @@ import pytest
 from models.protocol.messages import Verdict
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.forced import FORCED
-from router.drafters.suffix import SUFFIX
+from router.drafters.repeats.suffix import SUFFIX
 from router.planning.round_plan import RoundPlan
 from router.round_log import TARGET, RoundLog
 from router.rounds import Round, Segment

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from deployments.api.writing.choice_probabilities import OfList
-from router.drafters.prediction import PREDICTION
+from router.drafters.repeats.prediction import PREDICTION
 from router.types import Finished, SpeculationStats
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]

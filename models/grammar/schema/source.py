@@ -22,6 +22,9 @@ from models.protocol.errors import UnsupportedGrammar
 
 _SPACE = frozenset(map(ord, " \t\n\r"))
 _OPTION = "whitespace_pattern"
+_ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate "
+_ONE_OF += "oneOf with anyOf"
+_OUR_ONE_OF = "it cannot be told that no value fits two of these schemas; use anyOf if none can"
 _FUEL_IS_SPENT = "too many expressions constructed"
 
 
@@ -40,6 +43,7 @@ class SchemaSource:
             UnsupportedGrammar: with the place in the schema, where it can be found.
         """
         path = locate(self.schema, complaint)
+        complaint = complaint.replace(_ONE_OF, _OUR_ONE_OF)
         if _FUEL_IS_SPENT in complaint:
             complaint += f"; the limit is {fuel} units of work (initial_lexer_fuel)"
         for rust, pattern in self.patterns.items():

@@ -232,6 +232,59 @@ def test_answers_obey_patterns_and_choices(client: openai.OpenAI, k: int) -> Non
         check_obeys(constraints[name], text)
 
 
+def test_grammars_with_rules_and_texts_against_them(demo: ServedDemo) -> None:
+    nested = {"structured_outputs": {"grammar": 'root ::= "(" root ")" | [a-z]{1,4}'}}
+    call = {
+        "structured_outputs": {
+            "structural_tag": {
+                "format": {
+                    "type": "triggered_tags",
+                    "triggers": ["<f"],
+                    "at_least_one": True,
+                    "stop_after_first": True,
+                    "tags": [
+                        {
+                            "begin": "<f>",
+                            "end": "</f>",
+                            "content": {
+                                "type": "json_schema",
+                                "json_schema": {
+                                    "type": "object",
+                                    "properties": {
+                                        "x": {"type": "integer", "maximum": 99, "minimum": 0}
+                                    },
+                                    "required": ["x"],
+                                    "additionalProperties": False,
+                                },
+                            },
+                        }
+                    ],
+                }
+            }
+        }
+    }
+    spaced = {"structured_outputs": {"json": TEN_SCHEMAS["optional"], "whitespace_pattern": " ?"}}
+    for constraint in (nested, call, spaced):
+        body = {"model": MODEL, "messages": STORY, "max_tokens": 200, "seed": 4, **constraint}
+        answer = httpx.post(f"{demo.base_url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        text = answer.json()["choices"][0]["message"]["content"]
+        for asked, is_valid in ((text, True), (text + "!", False)):
+            found = httpx.post(
+                f"{demo.base_url}/v1/grammar/check", json={"text": asked, **constraint}, timeout=60
+            ).json()
+            assert found["valid"] == is_valid, (asked, found)
+            assert found["num_bytes"] == len(text.encode())
+    refused = httpx.post(
+        f"{demo.base_url}/v1/grammar/check",
+        json={"text": "", "structured_outputs": {"grammar": "root ::= x"}},
+        timeout=60,
+    )
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "structured_outputs.grammar")
+    assert "line 1, column 10: the rule x is not defined" in error["message"]
+
+
 def test_a_json_object_is_one(client: openai.OpenAI) -> None:
     text, finish_reason = chat(
         client, temperature=0, max_tokens=300, response_format={"type": "json_object"}

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from models.grammar.compiler import (
     GrammarCompiler,
     MatcherBroken,
-    ParserLimits,
     VocabularyInfo,
     walk_rows,
 )
+from models.grammar.limits import ParserLimits
 from models.protocol.errors import UnsupportedGrammar
 from tests.cases.constraint import CONSTRAINTS, check_obeys
 from tests.cases.grammar import (

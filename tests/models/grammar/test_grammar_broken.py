@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from models.grammar.compiler import ParserLimits
+from models.grammar.limits import ParserLimits
 from models.protocol.messages import (
     Grammar,
     GrammarClose,

@@ -8,10 +8,10 @@ from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.guesses import Guesses
-from router.drafters.match_odds import MatchOdds, OddsPool
+from router.drafters.repeats.match_odds import MatchOdds, OddsPool
+from router.drafters.repeats.suffix import SUFFIX, SuffixDrafter
+from router.drafters.repeats.suffix_index import MatchTerms
 from router.drafters.side_by_side import SessionDrafters
-from router.drafters.suffix import SUFFIX, SuffixDrafter
-from router.drafters.suffix_index import MatchTerms
 from router.planning.costs import PassCosts
 from tests.fakes.router import ScriptedDrafter
 

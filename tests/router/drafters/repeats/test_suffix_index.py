@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.drafters.suffix_index import Match, MatchTerms, SuffixIndex
+from router.drafters.repeats.suffix_index import Match, MatchTerms, SuffixIndex
 
 KEYS, MOST_PLACES = (6, 3, 1), 16
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), max_size=5)

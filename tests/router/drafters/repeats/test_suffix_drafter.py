@@ -8,10 +8,10 @@ import random
 import pytest
 
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.match_odds import MatchOdds, OddsPool, cells
-from router.drafters.suffix import SuffixDrafter
-from router.drafters.suffix_index import MatchTerms, SuffixIndex
-from router.drafters.text_memory import TextMemory
+from router.drafters.repeats.match_odds import MatchOdds, OddsPool, cells
+from router.drafters.repeats.suffix import SuffixDrafter
+from router.drafters.repeats.suffix_index import MatchTerms, SuffixIndex
+from router.drafters.repeats.text_memory import TextMemory
 from router.ports import FreeDraft
 
 TERMS = MatchTerms(max_spec_factor=4.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.match_odds import MatchOdds, OddsPool
-from router.drafters.prediction import PredictionDrafter
+from router.drafters.repeats.match_odds import MatchOdds, OddsPool
+from router.drafters.repeats.prediction import PredictionDrafter
 from router.predicted_text import PredictedText
 
 PROMPT = [90, 91]

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterable
 from models.protocol.messages import Proposal, Timing
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.kind import DrafterContext, DrafterKind, before_eos
-from router.drafters.match_odds import LearningOdds, MatchOdds, cells
-from router.drafters.suffix_index import MatchTerms, SuffixIndex
+from router.drafters.repeats.match_odds import LearningOdds, MatchOdds, cells
+from router.drafters.repeats.suffix_index import MatchTerms, SuffixIndex
 from router.limits import SpeculationLimits
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 

@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.kind import before_eos
-from router.drafters.match_odds import LearningOdds, MatchOdds, cells
+from router.drafters.repeats.match_odds import LearningOdds, MatchOdds, cells
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 from router.predicted_text import LONGEST_MATCH, PredictedText
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.drafters.match_odds import OddsPool
-from router.drafters.suffix_index import SuffixIndex
+from router.drafters.repeats.match_odds import OddsPool
+from router.drafters.repeats.suffix_index import SuffixIndex
 from router.ports import TaskClass
 
 
