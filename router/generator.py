@@ -13,10 +13,11 @@ from contextlib import aclosing
 from models.protocol.errors import ContextTooLong, InvalidRequest, UnsupportedGrammar
 from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar
+from router.choosing import run_choice
 from router.limits import SessionLimits, SpeculationLimits
 from router.loop import run_session
 from router.remote.check import check_grammar
-from router.session import Services, open_session
+from router.session import Services, Session, open_session
 from router.types import Delta, Detokenizer, Finished, FinishReason, GenerationRequest
 
 
@@ -38,7 +39,7 @@ class SpeculativeGenerator:
         self._check(request)
         async with (
             open_session(request, self._services, detokenizer) as session,
-            aclosing(run_session(session)) as deltas,
+            aclosing(_run(request, session)) as deltas,
         ):
             finish_reason: FinishReason | None = None
             async for delta in deltas:
@@ -74,7 +75,30 @@ class SpeculativeGenerator:
                 f"context window of {self._max_model_len} tokens",
                 param="max_tokens" if num_prompt < self._max_model_len else "prompt",
             )
+        if request.choices:
+            _check_choices(request, self._max_model_len)
         if request.grammar is not None and request.ignore_eos:
             raise InvalidRequest(
                 "ignore_eos: must be false with a grammar, got true", param="ignore_eos"
             )
+
+
+def _run(request: GenerationRequest, session: Session) -> AsyncGenerator[Delta, None]:
+    return run_choice(session, request.choices) if request.choices else run_session(session)
+
+
+def _check_choices(request: GenerationRequest, max_model_len: int) -> None:
+    num_prompt, longest = len(request.prompt_ids), max(map(len, request.choices))
+    if num_prompt + longest > max_model_len:
+        raise ContextTooLong(
+            f"prompt of {num_prompt} tokens and the longest choice of {longest} exceed the context "
+            f"window of {max_model_len} tokens",
+            param="structured_outputs.choice",
+        )
+    if request.ignore_eos or not request.eos_ids:
+        given = "ignore_eos is true" if request.ignore_eos else "the model has no such token"
+        raise InvalidRequest(
+            f"structured_outputs.choice: choices are weighed with the token that ends them, but "
+            f"{given}",
+            param="ignore_eos" if request.ignore_eos else "structured_outputs.choice",
+        )

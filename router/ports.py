@@ -19,6 +19,7 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from models.protocol.forced import Forced
 from models.protocol.messages import (
+    Chosen,
     ConstraintReply,
     ConstraintRequest,
     DraftProbs,
@@ -161,6 +162,18 @@ class Verifier(Protocol):
 
     async def close(self) -> None:
         """Free the session on the other side. Idempotent; never raises."""
+        ...
+
+
+class Chooser(Protocol):
+    """Weighs whole texts for one session."""
+
+    async def choose(self, committed: TokenSequence, choices: Sequence[Sequence[int]]) -> Chosen:
+        """Draw one of the choices to follow the committed tokens. Safe to repeat.
+
+        Raises:
+            Unavailable: the target is lost and no other was to be had in time.
+        """
         ...
 
 

@@ -38,7 +38,7 @@ from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.ports import ConstraintPool, DrafterTraits, EnginePool, TaskClass, Verifier
+from router.ports import Chooser, ConstraintPool, DrafterTraits, EnginePool, TaskClass, Verifier
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
@@ -86,6 +86,7 @@ class Session:
     watch: RoundWatch
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
     details: RoundLog = field(default_factory=RoundLog)
+    chooser: Chooser | None = None
 
 
 @asynccontextmanager
@@ -149,6 +150,8 @@ class _Builder:
             request.speculation, services.speculation, services.draft_pools
         )
         self._fixed = fixed_length(request.speculation, services.speculation)
+        if request.choices:  # nothing is drafted: the text comes whole
+            self._kinds, self._fixed = (), 0
         self._estimates = {kind.name: self._estimate(kind.traits) for kind in self._kinds}
         self._forced = self._forced_text()
         self._constrainer = self._new_constrainer()
@@ -182,6 +185,7 @@ class _Builder:
             ),
             drafting=self._drafting(watch),
             verifier=verifier,
+            chooser=verifier,
             guard=guard,
             watch=watch,
             logprobs=LogprobsOutbox(

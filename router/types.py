@@ -33,7 +33,8 @@ class GenerationRequest:
 
     `eos_ids` end the text unless `ignore_eos`, `stop_token_ids` in any case; `stop` strings end it
     too. None of these is part of the text unless `includes_stop`. Requests share cached prefixes
-    only with those of the same `cache_salt`.
+    only with those of the same `cache_salt`. With `choices` the text is one of them, drawn by what
+    the target gives to each whole (`models.protocol.choosing`); there is no grammar then.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class GenerationRequest:
     max_tokens: int
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None
+    choices: tuple[tuple[int, ...], ...] = ()  # tokens of each
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     includes_stop: bool = False
@@ -71,6 +73,7 @@ class Delta:
 
     `finish_reason` is set in the last delta of a text. `num_draft_tokens` are those that the
     verdict was on; 0: none were drafted. `details` are there where the request asks for them.
+    `choice_logprobs` are those of the request's `choices`, in their order.
     """
 
     text: str
@@ -80,6 +83,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0
     details: DeltaDetails | None = None
+    choice_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

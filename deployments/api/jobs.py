@@ -142,10 +142,19 @@ def answer_head(
         prompt_lens=tuple(len(prompt.prompt_ids) for prompt in prompts),
         choices_per_prompt=asked.n,
         num_logprobs=request.sampling.num_logprobs,
+        choice_texts=_choice_texts(asked),
         num_prompt_logprobs=-1 if asked.prompt_logprobs is None else asked.prompt_logprobs,
         include_usage=options is not None and options.wants_usage,
         has_continuous_usage=options is not None and options.continuous_usage_stats,
     )
+
+
+def _choice_texts(asked: GenerationFields) -> tuple[str, ...]:
+    """The choices whose probabilities the answer is to have."""
+    outputs = asked.structured_outputs
+    if outputs is None or not outputs.choice_probabilities:
+        return ()
+    return tuple(outputs.exact_choices)
 
 
 class _Part(NamedTuple):

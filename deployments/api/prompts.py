@@ -1,4 +1,7 @@
-"""Token ids of prompts. What cannot fit in the context window is refused before it is tokenised."""
+"""Token ids of prompts, and of choices behind them.
+
+What cannot fit in the context window is refused before it is tokenised.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.api.schemas.chat_fields import Prediction
+from deployments.api.schemas.grammar_fields import naming_field
+from deployments.api.schemas.requests import GenerationFields
 from deployments.api.schemas.strict_fields import shown
+from models.grammar.choice import checked_choices
+from models.grammar.limits import ChoiceLimits, refuse
 from models.protocol.errors import ContextTooLong, InvalidRequest
 from models.text.tokenizer import Tokenizer
 from router.predicted_text import PredictedText
@@ -106,6 +113,56 @@ def checked_ids(
                 param=param,
             )
     return token_ids
+
+
+def choice_ids(
+    request: GenerationFields, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Ids of the choices that are weighed whole; none where the request asks for no such.
+
+    A choice counts with the ids that the tokenizer gives it, not with other ids of the same text.
+
+    Args:
+        request: with its fields checked each for itself.
+        tokenizer: of the served model.
+        prompt_ids: what the choices follow.
+
+    Raises:
+        UnsupportedGrammar: the list is over a limit, or the tokenizer has no ids for a choice.
+        InvalidRequest: a field forbids tokens, which leaves no choice what it is.
+    """
+    outputs, field = request.structured_outputs, "structured_outputs.choice"
+    if outputs is None or not outputs.exact_choices:
+        return ()
+    for name, is_given in (
+        ("min_tokens", request.min_tokens > 0),
+        ("bad_words", bool(request.bad_words)),
+    ):
+        if is_given:
+            raise InvalidRequest(
+                f"{name}: not with {field}, whose choices are weighed whole; leave it out, or set "
+                "structured_outputs.choice_sampling to 'masked'",
+                param=name,
+            )
+    with naming_field(field):
+        choices = checked_choices(outputs.exact_choices, ChoiceLimits())
+        return tuple(
+            _answer_ids(choice, f"[{index}]", tokenizer, prompt_ids)
+            for index, choice in enumerate(choices)
+        )
+
+
+def _answer_ids(
+    choice: str, path: str, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+) -> tuple[int, ...]:
+    ids = tokenizer.encode_answer(choice, prompt_ids)
+    if ids is None:
+        refuse(
+            "the model's tokenizer cannot give this text behind the prompt; "
+            "structured_outputs.choice_sampling 'masked' may",
+            path=path,
+        )
+    return tuple(ids)
 
 
 def _check_text(texts: Sequence[str], tokenizer: Tokenizer, max_model_len: int, param: str) -> None:

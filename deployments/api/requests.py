@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from deployments.api.prompts import chat_prompt, checked_ids, predicted_text, text_ids
+from deployments.api.prompts import chat_prompt, checked_ids, choice_ids, predicted_text, text_ids
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_grammar
 from deployments.api.schemas.message_fields import check_results
@@ -102,7 +102,23 @@ def prepare_turn(
     prediction = predicted_text(request.prediction, model.tokenizer, model.max_model_len)
     is_mostly_free = turn.turn is not None and turn.turn.begins_free
     prepared = replace(prepared, prediction=prediction, is_mostly_free=is_mostly_free)
-    return replace(prepared, grammar=turn.grammar), turn
+    if turn.turn is None and prepared.choices:
+        return prepared, turn
+    if prepared.choices:
+        _check_masked(request)
+    return replace(prepared, grammar=turn.grammar, choices=()), turn
+
+
+def _check_masked(request: ChatCompletionRequest) -> None:
+    """Check that choices may be masked, as they are beside tools and behind a reasoning block."""
+    outputs = request.structured_outputs
+    for name in ("choice_sampling", "choice_probabilities"):
+        if outputs is not None and name in outputs.model_fields_set:
+            raise InvalidRequest(
+                f"structured_outputs.{name}: choices beside tools or behind a reasoning block are "
+                f"masked, so they have no {name} (got {shown(getattr(outputs, name))})",
+                param=f"structured_outputs.{name}",
+            )
 
 
 def prepare_completions(
@@ -159,6 +175,10 @@ def _prepare(
     """
     _check_stream_options(request)
     _check_choices(request.n, model)
+    # A raw prompt's text goes on; an answer's begins anew.
+    after = prompt_ids if isinstance(request, CompletionRequest) else ()
+    choices = choice_ids(request, model.tokenizer, after)
+    grammar = asked_grammar(request.response_format, request.structured_outputs)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -166,7 +186,8 @@ def _prepare(
         eos_ids=model.tokenizer.eos_ids,
         max_tokens=max_tokens,
         stop=_checked_stop(request.stop, model),
-        grammar=asked_grammar(request.response_format, request.structured_outputs),
+        grammar=None if choices else grammar,
+        choices=choices,
         ignore_eos=request.ignore_eos,
         stop_token_ids=tuple(request.stop_token_ids),
         includes_stop=request.include_stop_str_in_output,

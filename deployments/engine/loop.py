@@ -21,7 +21,7 @@ from typing import Protocol
 
 from deployments.link.leases import LeaseBook, LeaseKey
 from models.engine.load import EngineLoad
-from models.protocol.messages import EngineReply, EngineRequest, Failed, Open, Propose, Verify
+from models.protocol.messages import EngineQuestion, EngineReply, EngineRequest, Failed, Open
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class EngineLoop:
                     message.session_id,
                     extra={"session_id": message.session_id},
                 )
-                if isinstance(message, Propose | Verify):
+                if isinstance(message, EngineQuestion):
                     self._port.send([(sender, _invalid(message, error))])
             self._leases.touch((message.session_id,))
 
@@ -258,7 +258,7 @@ class EngineLoop:
             self._engine.close(session_id)
 
 
-def _invalid(message: Propose | Verify, error: Exception) -> Failed:
+def _invalid(message: EngineQuestion, error: Exception) -> Failed:
     return Failed(
         session_id=message.session_id, seq=message.seq, code="invalid", message=str(error)
     )

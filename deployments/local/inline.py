@@ -19,12 +19,11 @@ from deployments.local.pool import LocalChannel, LocalLease
 from models.protocol.errors import Unavailable
 from models.protocol.messages import (
     Endpoint,
+    EngineQuestion,
     EngineReply,
     EngineRequest,
     LeaseGrant,
-    Propose,
     Verdict,
-    Verify,
 )
 
 # A reply reaches its session and comes back as a message within some six turns of the event loop.
@@ -122,7 +121,7 @@ class InlineDevice:
     def note(self, message: EngineRequest) -> None:
         """A message was taken by an engine."""
         self._num_messages += 1
-        if isinstance(message, Propose | Verify):
+        if isinstance(message, EngineQuestion):
             self._busy.add(message.session_id)
         self._awake.set()
 

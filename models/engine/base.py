@@ -34,7 +34,16 @@ from models.engine.stats import PassTotals, engine_load, engine_stats
 from models.engine.terms import check_terms, complaint
 from models.grammar.masks import MaskClient, MaskSource
 from models.kv.block_pool import BlockTable
-from models.protocol.messages import Close, EngineRequest, Failed, Open, Propose, Verify
+from models.protocol.messages import (
+    Choose,
+    Close,
+    EngineQuestion,
+    EngineRequest,
+    Failed,
+    Open,
+    Propose,
+    Verify,
+)
 from models.sampling.penalties import TokenHistory, has_penalties
 from models.scheduler.batch import PassPlan, PassPlanner
 from models.scheduler.prefill_budget import PrefillBudget
@@ -101,7 +110,7 @@ class Engine(ABC):
                 self._open(message, now)
             case Close():
                 self._close(message.session_id, message.epoch)
-            case Propose() | Verify():
+            case Propose() | Verify() | Choose():
                 self._take(message, reply_to, now)
 
     def step(self) -> list[Outgoing]:
@@ -110,7 +119,7 @@ class Engine(ABC):
         now = self._clock()
         self._expire(now)
         waiting = self._jobs.waiting()
-        plan = self._planner.plan(waiting, self._table, now) if waiting else PassPlan()
+        plan = self._planner.plan(waiting, self._everyone(), now) if waiting else PassPlan()
         self._is_stalled = not plan.rows and not self._jobs.are_any_held()
         for session in plan.starved:
             self._on_starved(session)
@@ -175,12 +184,16 @@ class Engine(ABC):
 
     def block_tables(self) -> list[BlockTable]:
         """All block tables in use, for `BlockPool.check`."""
-        return [session.table for session in self._table]
+        return [session.table for session in self._everyone()]
+
+    def _everyone(self) -> list[Session]:
+        """All sessions that may hold blocks."""
+        return list(self._table)
 
     # --- what a message asks for: the subclass ----------------------------------------------------
 
     @abstractmethod
-    def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
+    def _begin(self, session: Session, message: EngineQuestion, now: float) -> None:
         """Start the job of an admitted message, or answer it at once."""
 
     @abstractmethod
@@ -239,7 +252,7 @@ class Engine(ABC):
             self._end_job(session)
             self._masks.close(session_id)
 
-    def _take(self, message: Propose | Verify, reply_to: object, now: float) -> None:
+    def _take(self, message: EngineQuestion, reply_to: object, now: float) -> None:
         session, replies = self._table.admit(message, reply_to, now)
         for reply in replies:
             self._jobs.send(reply_to, reply)
@@ -322,6 +335,7 @@ def _sequence_rows(planned: PlannedRows) -> SequenceRows:
         start=start,
         token_ids=session.tokens.ids[start : start + planned.num_rows],
         num_logits=planned.num_prompt_logits + planned.num_logits,
+        copied_block=session.copied_block,
     )
 
 
@@ -334,6 +348,7 @@ def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
     for planned in rows:
         stop = planned.start + planned.num_rows
         planned.session.num_computed_tokens = stop
+        planned.session.copied_block = None
         if num_prompt := planned.num_prompt_logits:
             first = stop - planned.num_logits - num_prompt
             note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])

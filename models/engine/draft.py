@@ -28,7 +28,7 @@ from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
 from models.engine.sampler import draft_rows
 from models.grammar.masks import MaskSource
-from models.protocol.messages import Cut, Proposal, Propose, Verify
+from models.protocol.messages import Cut, EngineQuestion, Proposal, Propose
 from models.sampling.draft_probs import pack
 from models.sampling.verification import accept_matching
 from models.scheduler.sessions import Job, PlannedRows, Session
@@ -73,7 +73,7 @@ class DraftEngine(Engine):
         """A draft step never waits for others: they join the next one."""
         return 0.0
 
-    def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
+    def _begin(self, session: Session, message: EngineQuestion, now: float) -> None:
         if not isinstance(message, Propose):
             self._fail(session, "invalid", "a draft engine verifies nothing")
             return

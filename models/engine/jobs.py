@@ -64,7 +64,7 @@ class Jobs:
 
     def waiting(self) -> list[Session]:
         """Sessions whose jobs need rows in a pass."""
-        return [session for session, job in self if job.logits is None]
+        return [session for session, job in self if job.logits is None and not job.is_forked]
 
     def are_any_held(self) -> bool:
         """Whether a job has its logits and waits for its masks."""

@@ -58,6 +58,9 @@ def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:
         start: position of the first row.
         logits: float32 [R, V].
     """
+    if session.taker is not None:
+        session.taker.take(start, logits)
+        return
     tokens = session.tokens.ids[start + 1 : start + 1 + len(logits)]
     num_top = session.opened.sampling.num_prompt_logprobs
     session.prompt_logprobs += map(pack, token_logprobs(logits, tokens, num_top))

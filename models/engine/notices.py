@@ -40,7 +40,8 @@ class QueueNotices:
         self._next_look_s = now + self._interval_s / _LOOKS_PER_INTERVAL
         notices: list[tuple[object, Queued]] = []
         for session, job in jobs:
-            if now - max(job.since_s, job.notified_s) < self._interval_s:
+            is_recent = now - max(job.since_s, job.notified_s) < self._interval_s
+            if is_recent or session.taker is not None:  # nobody asked for a fork
                 continue
             job.notified_s = now
             queued = Queued(

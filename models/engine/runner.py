@@ -134,6 +134,7 @@ class ModelRunner:
     def _compute(
         self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None
     ) -> Tensor:
+        self._copy_blocks(sequences)
         if self.backend.reads_unwritten:
             self._clear_new_blocks(sequences)
         return self.backend.logits(sequences, drawn_ids)
@@ -177,6 +178,19 @@ class ModelRunner:
                 )
             if not 0 <= sequence.num_logits <= num_own:
                 raise ValueError(f"{sequence.num_logits} logits wanted of {num_own} rows")
+
+    def _copy_blocks(self, sequences: Sequence[SequenceRows]) -> None:
+        """What sessions begin in the middle of; before anything is written, cleared ones included.
+
+        A block may have been given up by its owner and be another's now: it is copied as it was.
+        """
+        copied = [one for one in sequences if one.copied_block is not None]
+        if copied:
+            size = self.pool.block_size
+            self.backend.storage.copy_blocks(
+                [one.copied_block for one in copied if one.copied_block is not None],
+                [one.table.block_ids[one.start // size] for one in copied],
+            )
 
     def _clear_new_blocks(self, sequences: Sequence[SequenceRows]) -> None:
         """Zero the blocks that a session enters at their first slot: those it just got.

@@ -17,12 +17,15 @@ from collections.abc import Callable
 from torch import Tensor
 
 from models.engine.base import Engine
+from models.engine.choices.forks import Forks, Weighing
+from models.engine.choices.scoring import draw_choice
+from models.engine.jobs import Outgoing
 from models.engine.logprobs import note_logprobs
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
 from models.engine.sampler import verify_rows
 from models.grammar.masks import MaskSource
-from models.protocol.messages import Propose, Verdict, Verify
+from models.protocol.messages import Choose, Chosen, EngineQuestion, Verdict, Verify
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
 from models.sampling.verification import Acceptance, accept_matching, needs_draft_probs
 from models.scheduler.batch_window import BatchWindow
@@ -55,6 +58,9 @@ class TargetEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self._window = BatchWindow(self._times)
+        self._forks = Forks(
+            runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size
+        )
 
     def wait_s(self, now: float) -> float:
         """See `BatchWindow`; nobody waits while there is nothing to compute or to complete."""
@@ -62,10 +68,16 @@ class TargetEngine(Engine):
             return 0.0
         return self._window.wait_s(now)
 
-    def _begin(self, session: Session, message: Propose | Verify, now: float) -> None:
-        if not isinstance(message, Verify):
-            self._fail(session, "invalid", "a target engine drafts nothing")
-            return
+    def _begin(self, session: Session, message: EngineQuestion, now: float) -> None:
+        match message:
+            case Verify():
+                self._begin_verify(session, message, now)
+            case Choose():
+                self._begin_choose(session, message, now)
+            case _:
+                self._fail(session, "invalid", "a target engine drafts nothing")
+
+    def _begin_verify(self, session: Session, message: Verify, now: float) -> None:
         length = message.base_len + len(message.tokens)
         max_model_len = self._runner.max_model_len
         if length >= max_model_len:
@@ -82,24 +94,41 @@ class TargetEngine(Engine):
             return
         # Draft tokens without a row are refused, which is always right: accepted + 1 must fit.
         draft = message.draft[: min(max_model_len - length, self._planner.max_logits) - 1]
-        session.rewrite(message.base_len, message.tokens + draft)
+        job = Job(
+            seq=message.seq,
+            ready_s=now,
+            num_logits=len(draft) + 1,
+            steps_left=message.run_on,
+            draft=draft,
+            draft_rows=draft_rows[: len(draft)],
+        )
+        self._start(session, message, job)
+
+    def _begin_choose(self, session: Session, message: Choose, now: float) -> None:
+        length = message.base_len + len(message.tokens)
+        longest, max_model_len = max(map(len, message.choices)), self._runner.max_model_len
+        if length + longest > max_model_len:
+            self._fail(
+                session,
+                "context_too_long",
+                f"{length} tokens and a choice of {longest} do not fit in a context of "
+                f"{max_model_len}",
+            )
+            return
+        self._start(session, message, Job(message.seq, now, num_logits=1, steps_left=0))
+        self._forks.begin(session, message.choices)
+
+    def _start(self, session: Session, message: Verify | Choose, job: Job) -> None:
+        """Make the session's tokens those of the message and the draft, and start its job."""
+        length = message.base_len + len(message.tokens)
+        session.rewrite(message.base_len, message.tokens + job.draft)
         session.agreed_len = length - 1
         session.is_past_prompt = length != session.opened.prompt_len
         if session.is_past_prompt:
             session.prompt_logprobs = []
-        self._window.note_message(session.session_id, now, len(draft) + 1)
+        self._window.note_message(session.session_id, job.ready_s, job.num_logits)
         session.committed_len = length
-        self._jobs.start(
-            session,
-            Job(
-                seq=message.seq,
-                ready_s=now,
-                num_logits=len(draft) + 1,
-                steps_left=message.run_on,
-                draft=draft,
-                draft_rows=draft_rows[: len(draft)],
-            ),
-        )
+        self._jobs.start(session, job)
 
     def _draft_rows(self, session: Session, message: Verify) -> list[DraftRow]:
         """What the draft's tokens were sampled from; empty where the rule does not ask.
@@ -112,6 +141,44 @@ class TargetEngine(Engine):
         if message.draft_probs is None:
             return [certain_row(token_id) for token_id in message.draft]
         return unpack(message.draft_probs, message.draft, self._runner.vocab_size)
+
+    def step(self) -> list[Outgoing]:
+        """See `Engine.step`."""
+        self._forks.share_blocks()
+        return super().step()
+
+    def _everyone(self) -> list[Session]:
+        return [*self._table, *self._forks.sessions]
+
+    def _complete(self, rows: list[PlannedRows], logits: Tensor | None, started_s: float) -> None:
+        weighed = self._forks.take(rows, self._clock())  # nothing is sampled from their rows
+        super()._complete(rows, logits, started_s)
+        for weighing in weighed:
+            if weighing.is_done:
+                self._answer_choice(weighing)
+
+    def _answer_choice(self, weighing: Weighing) -> None:
+        session, job = weighing.session, weighing.session.job
+        assert job is not None, f"session {session.session_id} weighs without a job"
+        logprobs = weighing.logprobs
+        index = draw_choice(logprobs, session.opened.sampling, len(session.tokens))
+        now = self._clock()
+        self._jobs.answer(
+            session,
+            Chosen(
+                session_id=session.session_id,
+                seq=job.seq,
+                index=index,
+                end_token=weighing.scores.end_token(index),
+                logprobs=logprobs,
+                timing=job.take_timing(now),
+                token_logprobs=weighing.scores.entries(index),
+                prompt_logprobs=self._prompt_logprobs(session, job),
+                num_cached_tokens=session.take_cached_tokens(),
+            ),
+        )
+        self._end_job(session)
+        self._window.note_answer(session.session_id, now)
 
     def _sample(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
         sampled = verify_rows(jobs, whole)
@@ -176,11 +243,13 @@ class TargetEngine(Engine):
 
     def _on_starved(self, session: Session) -> None:
         """It waits: its job stays, and is planned again in every pass."""
+        if self._forks.give_up_last_block(session):
+            self._is_stalled = False
 
     def _on_oversized(self, session: Session) -> None:
         pool = self._runner.pool
         self._fail(
-            session,
+            self._forks.owner(session),
             "context_too_long",
             f"{len(session.tokens)} tokens do not fit in the KV cache "
             f"of {pool.num_blocks * pool.block_size}",
@@ -188,6 +257,7 @@ class TargetEngine(Engine):
 
     def _end_job(self, session: Session) -> None:
         super()._end_job(session)
+        self._forks.end(session)
         self._window.note_end(session.session_id)
 
     def _close(self, session_id: str, epoch: int | None) -> None:
@@ -198,6 +268,19 @@ class TargetEngine(Engine):
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         super()._note_pass(rows, duration_s, now)
         self._window.note_pass(duration_s)
+        self._note_forks(rows, duration_s)
         for planned in rows:
             if planned.is_prompt and not planned.num_logits:
                 self._window.note_chunk(planned.session.session_id, planned.num_rows)
+
+    def _note_forks(self, rows: list[PlannedRows], duration_s: float) -> None:
+        """What a pass computed for forks is part of the time of their sessions' answers."""
+        num_own: dict[Session, int] = {}
+        for planned in rows:
+            if planned.session.taker is not None:
+                owner = self._forks.owner(planned.session)
+                num_own[owner] = num_own.get(owner, 0) + planned.num_rows
+        num_rows = sum(planned.num_rows for planned in rows)
+        for owner, num in num_own.items():
+            if owner.job is not None:
+                owner.job.end_pass(duration_s, num, num_rows, len(rows))

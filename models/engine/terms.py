@@ -7,8 +7,16 @@ or a broken one, must not bring down the pass of everybody.
 from __future__ import annotations
 
 import math
+from itertools import chain
 
-from models.protocol.messages import MAX_DRAFT_TOKENS, Open, Propose, Verify
+from models.protocol.messages import (
+    MAX_DRAFT_TOKENS,
+    Choose,
+    EngineQuestion,
+    Open,
+    Propose,
+    Verify,
+)
 
 _LARGEST = 1e6  # of what is added to or multiplied with a logit: float32 keeps a finite score
 
@@ -36,9 +44,7 @@ def check_terms(opened: Open) -> None:
             raise ValueError(f"{name} must be within {low:g}..{high:g}, got {value:g}")
 
 
-def complaint(
-    message: Propose | Verify, opened: Open, *, num_input_ids: int, vocab_size: int
-) -> str:
+def complaint(message: EngineQuestion, opened: Open, *, num_input_ids: int, vocab_size: int) -> str:
     """Why a message cannot be acted on whatever the state of the engine, or "".
 
     Args:
@@ -48,16 +54,19 @@ def complaint(
         vocab_size: ids that may be sampled.
     """
     draft: list[int] = []
-    if isinstance(message, Verify):
-        draft = message.draft
-        if message.run_on < 0:
-            return f"run_on must not be negative, got {message.run_on}"
-    else:
-        draft = message.guess
-        if message.num_draft_tokens < 1:
-            return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
-        if len(draft) > MAX_DRAFT_TOKENS:
-            return f"guess must have at most {MAX_DRAFT_TOKENS} tokens, got {len(draft)}"
+    match message:
+        case Verify():
+            draft = message.draft
+            is_wrong = message.run_on < 0
+            reason = f"run_on must not be negative, got {message.run_on}" if is_wrong else ""
+        case Choose():
+            draft = list(chain.from_iterable(message.choices))
+            reason = _choices_complaint(message, opened, vocab_size)
+        case Propose():
+            draft = message.guess
+            reason = _draft_complaint(message)
+    if reason:
+        return reason
     if not message.tokens:
         return "tokens must not be empty"
     for ids, limit in ((message.tokens, num_input_ids), (draft, vocab_size)):
@@ -67,4 +76,22 @@ def complaint(
     is_whole = opened.constraint is not None or opened.sampling.num_prompt_logprobs >= 0
     if is_whole and length < opened.prompt_len:
         return f"the prompt has {opened.prompt_len} tokens, got {length}"
+    return ""
+
+
+def _choices_complaint(message: Choose, opened: Open, vocab_size: int) -> str:
+    if not message.choices or not all(message.choices):
+        return "choices must not be empty"
+    if opened.constraint is not None:
+        return "choices cannot be weighed under a constraint"
+    if not any(0 <= token_id < vocab_size for token_id in opened.eos_ids):
+        return "choices need a token that ends them, there is none in eos_ids"
+    return ""
+
+
+def _draft_complaint(message: Propose) -> str:
+    if message.num_draft_tokens < 1:
+        return f"num_draft_tokens must be at least 1, got {message.num_draft_tokens}"
+    if len(message.guess) > MAX_DRAFT_TOKENS:
+        return f"guess must have at most {MAX_DRAFT_TOKENS} tokens, got {len(message.guess)}"
     return ""

@@ -17,7 +17,9 @@ def choice_grammar(text: str, limits: ChoiceLimits) -> str:
     Raises:
         UnsupportedGrammar: not such a list, empty or repeated choices, or over a limit.
     """
-    options = " | ".join(f"/{literal(choice)}/" for choice in _choices(text, limits))
+    options = " | ".join(
+        f"/{literal(choice)}/" for choice in checked_choices(_listed(text), limits)
+    )
     return f"start: TEXT\nTEXT: {options}\n"
 
 
@@ -26,13 +28,22 @@ def literal(text: str) -> str:
     return "".join(f"\\x{{{ord(char):x}}}" for char in text)
 
 
-def _choices(text: str, limits: ChoiceLimits) -> list[str]:
+def _listed(text: str) -> list[str]:
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError) as error:
         refuse(f"the list of choices is not JSON: {error}")
     if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
         refuse("must be a list of strings")
+    return choices
+
+
+def checked_choices(choices: list[str], limits: ChoiceLimits) -> list[str]:
+    """The choices, each of which may be served.
+
+    Raises:
+        UnsupportedGrammar: there are none, empty or repeated ones, or more than a limit.
+    """
     if not 1 <= len(choices) <= limits.max_choices:
         refuse(f"{len(choices)} choices, there must be 1 to {limits.max_choices}")
     seen: dict[str, int] = {}

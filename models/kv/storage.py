@@ -65,6 +65,12 @@ class KVBlocks:
         index = to_device(block_ids, self.device)
         return bool(self._all[-1].index_select(1, index).isfinite().all())
 
+    def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
+        """Copy whole blocks; what they hold before, also where a target is a source."""
+        held = {source: self._all[:, :, source].clone() for source in set(sources)}
+        for source, target in zip(sources, targets, strict=True):
+            self._all[:, :, target].copy_(held[source])
+
     def clear_blocks(self, block_ids: list[int]) -> None:
         """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""
         self._all.index_fill_(2, to_device(block_ids, self.device), 0)

@@ -3,7 +3,7 @@
 A message is a flat list of 32-bit integers, because that is what a process group can broadcast
 without pickling: its kind, then for a pass each session's rows as
 
-    start, num_logits, number of tokens, number of blocks, tokens..., blocks...
+    start, num_logits, copied block or -1, number of tokens, number of blocks, tokens..., blocks...
 
 Followers need nothing else: KV is addressed by block ids, and rolling back is by length. Blocks
 after a session's last row are not sent; nothing but padding is ever read from them. A message
@@ -20,6 +20,7 @@ from models.kv.rows import BlockList, SequenceRows
 
 FRAME_INTS = 1024  # 4 KiB: a pass of about 150 decode rows with contexts of 100 blocks in all
 _PASS, _IDLE, _STOP = 1, 2, 3
+_NO_BLOCK = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def encode(message: PassMessage, block_size: int) -> list[int]:
     for sequence in message.sequences:
         num_tokens = len(sequence.token_ids)
         num_blocks = sequence.num_blocks_read(block_size)
-        ints += (sequence.start, sequence.num_logits, num_tokens, num_blocks)
+        copied = _NO_BLOCK if sequence.copied_block is None else sequence.copied_block
+        ints += (sequence.start, sequence.num_logits, copied, num_tokens, num_blocks)
         ints += sequence.token_ids
         ints += sequence.table.block_ids[:num_blocks]
     return ints
@@ -87,10 +89,12 @@ def _read(reader: Iterator[int]) -> PassMessage:
 
 
 def _read_rows(reader: Iterator[int]) -> SequenceRows:
-    start, num_logits, num_tokens, num_blocks = _take(reader, 4)
+    start, num_logits, copied, num_tokens, num_blocks = _take(reader, 5)
     token_ids = _take(reader, num_tokens)
     table = BlockList(_take(reader, num_blocks), start + num_tokens)
-    return SequenceRows(table, start, token_ids, num_logits)
+    return SequenceRows(
+        table, start, token_ids, num_logits, None if copied == _NO_BLOCK else copied
+    )
 
 
 def _take(reader: Iterator[int], count: int) -> list[int]:

@@ -20,9 +20,13 @@ from typing import Literal
 
 import msgspec
 
+from models.protocol.choosing import Choose as Choose
+from models.protocol.choosing import Chosen as Chosen
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.grammars import Grammar as Grammar  # most know it from here
 from models.protocol.grammars import GrammarCheck, GrammarChecked
+from models.protocol.parts import Timing as Timing
+from models.protocol.parts import TokenLogprobs as TokenLogprobs
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
@@ -58,18 +62,6 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a rule that is not known here (ValueError), when it is decoded as well."""
         check_name(self.verification)
-
-
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """One token by the model's own distribution: log-softmax of the logits before any processor.
-
-    `rank` counts the tokens that are at least as likely: 1 for the likeliest.
-    """
-
-    token: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the likeliest, falling
 
 
 class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,16 +103,6 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int = 0  # tokens; 0 for a constraint replica
     batch_invariant: bool = False
     kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: unknown
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an engine spent the time of one answer, and what a pass costs now. Milliseconds."""
-
-    queue_ms: float = 0.0  # in the engine outside passes: batch window, planning, others' passes
-    pass_ms: float = 0.0  # forward and sampling of the passes this answer took part in
-    mask_ms: float = 0.0  # waiting for masks, beyond the passes
-    num_rows: int = 0  # rows of the last pass, all sessions together
-    num_sessions: int = 0  # sessions in the last pass
 
 
 # --- router -> engine -------------------------------------------------------------------------
@@ -385,8 +367,9 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
     message: str = ""
 
 
-EngineRequest = Open | Propose | Verify | Close
-EngineReply = Proposal | Verdict | Queued | NeedPrefix | NeedOpen | Failed
+EngineQuestion = Propose | Verify | Choose  # what has an answer
+EngineRequest = Open | EngineQuestion | Close
+EngineReply = Proposal | Verdict | Chosen | Queued | NeedPrefix | NeedOpen | Failed
 ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest | GrammarCheck
 ConstraintReply = (
     GrammarReady

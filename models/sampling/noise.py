@@ -27,6 +27,7 @@ DOMAIN_TOKEN = 0  # the target's sample of a token; under `coupled` the draft's 
 DOMAIN_DRAFT = 1  # `rejection`: the sample of a draft token
 DOMAIN_TEST = 2  # `rejection`: whether the draft token is accepted
 DOMAIN_RESIDUAL = 3  # `rejection`: the recovered token
+DOMAIN_CHOICE = 4  # one of a list of texts, by its place in the list
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment

@@ -204,19 +204,19 @@ def _whole_need(session: Session, num_computed_tokens: int, max_short: int) -> P
     """All rows after the computed ones, or from the first that must give logits, to the last.
 
     They begin earlier, at the block's start, where the first of them is in a shared block. More
-    than `max_short` rows, and more than give logits, are a prompt to its end.
+    than `max_short` rows, and more than give logits, are a prompt to its end; so is any fork.
     """
     job = session.job
     assert job is not None, f"session {session.session_id} waits without a job"
     length, num_logits = len(session.tokens), job.num_logits
     first = min(num_computed_tokens, length - num_logits)
     if session.needs_prompt_logits:
-        first = min(first, len(session.prompt_logprobs))
+        first = min(first, session.first_prompt_logits)
     start = session.table.first_row(first)
     num_rows = length - start
-    if num_rows <= num_logits:
+    if num_rows <= num_logits and session.taker is None:
         job.is_prompt = False
-    elif num_rows > max_short:
+    elif num_rows > max_short or session.taker is not None:
         job.is_prompt = True
     return PlannedRows(
         session=session,

@@ -30,7 +30,7 @@ from models.scheduler.sessions import Session
 class _Refusal(NamedTuple):
     """What a claim might have had that failed for want of more."""
 
-    order: int  # of the session
+    order: float  # of the session
     num_blocks: int  # free, or held by younger sessions alone
     num_own: int  # more of them, were it not for the session itself
 
@@ -46,8 +46,8 @@ class Preemption:
     def __init__(self, pool: BlockPool, sessions: Iterable[Session]) -> None:
         self._pool = pool
         self._sessions = sessions
-        self._holders: list[tuple[int, Session]] | None = None  # a heap, the youngest on top
-        self._listed: set[int] = set()  # the orders of those in the heap
+        self._holders: list[tuple[float, Session]] | None = None  # a heap, the youngest on top
+        self._listed: set[float] = set()  # the orders of those in the heap
         self._refused: _Refusal | None = None  # that of the oldest session
 
     def claim(self, session: Session, start: int) -> list[Session] | None:
@@ -117,7 +117,7 @@ class Preemption:
                 heapq.heappush(holders, (-other.order, other))
         return victims
 
-    def _heap(self) -> list[tuple[int, Session]]:
+    def _heap(self) -> list[tuple[float, Session]]:
         if self._holders is None:
             self._holders = [(-s.order, s) for s in self._sessions if s.table.block_ids]
             self._listed = {session.order for _, session in self._holders}

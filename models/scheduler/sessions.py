@@ -13,25 +13,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from models.grammar.masks import MaskWait
 from models.kv.block_pool import BlockTable
 from models.protocol.messages import (
+    EngineQuestion,
     EngineReply,
     NeedOpen,
     NeedPrefix,
     Open,
-    Propose,
     Timing,
     TokenLogprobs,
-    Verify,
 )
 from models.protocol.token_sequence import TokenSequence
 from models.sampling.draft_probs import DraftRow
 from models.sampling.penalties import TokenHistory
+
+
+class LogitsTaker(Protocol):
+    """Takes the logits of a fork's rows, in their order."""
+
+    @property
+    def next_row(self) -> int:
+        """The first row of the session whose logits it has not."""
+        ...
+
+    def take(self, first_row: int, logits: Tensor) -> None:
+        """Take those of rows `first_row`, `first_row` + 1, ...: float32 [R, V]."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +63,7 @@ class Job:
     guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
     part: int = 0
     is_prompt: bool = False  # its rows are many; they are computed in chunks
+    is_forked: bool = False  # forks of its session compute the rest
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
@@ -92,10 +105,13 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session on this engine."""
+    """One session on this engine, or a fork of one: its tokens with others after them.
+
+    A fork is the engine's own and is asked for nothing; its rows are computed for their logits.
+    """
 
     opened: Open
-    order: int  # rises with every new session: a higher one is younger
+    order: float  # rises with every new session: a higher one is younger
     table: BlockTable
     last_active_s: float
     away_s: float = math.inf  # from its last answer to its newest message
@@ -116,6 +132,8 @@ class Session:
     job: Job | None = None
     prompt_logprobs: list[bytes] = field(default_factory=list)  # of ids 1, 2, ... so far; packed
     is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
+    taker: LogitsTaker | None = None  # of a fork
+    copied_block: int | None = None  # of a fork: whose rows the next pass copies into its own
 
     @property
     def session_id(self) -> str:
@@ -126,21 +144,28 @@ class Session:
     def needs_prompt_logits(self) -> bool:
         """Whether prompt rows must be computed for their logits, even where their KV is held."""
         opened = self.opened
-        return (
+        return self.taker is not None or (
             opened.sampling.num_prompt_logprobs >= 0
             and not self.is_past_prompt
             and len(self.prompt_logprobs) < opened.prompt_len - 1
         )
 
+    @property
+    def first_prompt_logits(self) -> int:
+        """The first of these rows."""
+        return len(self.prompt_logprobs) if self.taker is None else self.taker.next_row
+
     def num_prompt_logits(self, start: int, num_rows: int) -> int:
         """How many rows of [start, start + num_rows) must give logits for the prompt.
 
-        They are the last ones before the row of the prompt's last token.
+        They are the last ones before the row of the prompt's last token; of a fork, before that of
+        its last token.
         """
         if not self.needs_prompt_logits:
             return 0
-        first = max(start, len(self.prompt_logprobs))
-        return max(0, min(start + num_rows, self.opened.prompt_len - 1) - first)
+        first = max(start, self.first_prompt_logits)
+        end = self.opened.prompt_len if self.taker is None else len(self.tokens)
+        return max(0, min(start + num_rows, end - 1) - first)
 
     @property
     def may_use_cached_prefix(self) -> bool:
@@ -200,6 +225,7 @@ class Session:
         """
         self.table.free()
         self.num_computed_tokens = 0
+        self.copied_block = None
         self.asked_len = 0
         self.num_cached_tokens = 0
 
@@ -290,7 +316,7 @@ class SessionTable:
             session.release_blocks()
         return session
 
-    def admit(self, message: Propose | Verify, reply_to: object, now: float) -> Admitted:
+    def admit(self, message: EngineQuestion, reply_to: object, now: float) -> Admitted:
         """Applies the header rules. The tokens are not changed; a new `seq` has been taken over."""
         session = self._sessions.get(message.session_id)
         if session is None or message.epoch != self._epoch:
@@ -310,7 +336,7 @@ class SessionTable:
         return Admitted(session, [correction])
 
     @staticmethod
-    def _correction(session: Session, message: Propose | Verify) -> NeedPrefix | None:
+    def _correction(session: Session, message: EngineQuestion) -> NeedPrefix | None:
         """`NeedPrefix` with a length the sender can use, where its prefix is not held."""
         tokens = session.tokens
         base_len = message.base_len

@@ -16,6 +16,7 @@ and work that keeps the lock is done a window at a time, so that other threads g
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
@@ -131,6 +132,21 @@ class Tokenizer:
     def encode_piece(self, text: str) -> list[int]:
         """Ids of a part of a text: special tokens in it count, none is put in front."""
         return self._encoded([text])
+
+    def encode_answer(self, text: str, after: Sequence[int]) -> list[int] | None:
+        """Ids of a text that follows the prompt `after`; special tokens in it stay text.
+
+        They are those the tokenizer itself gives the text, of all sequences that decode to it. None
+        where there are none: one that puts a space in front of a text cannot begin without one.
+        """
+        cuts = [0, *self._cuts(text), len(text)]
+        pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
+        for first in dict.fromkeys((pieces[0], pieces[0].removeprefix(" "))):
+            ids = self._encoded([first, *pieces[1:]]) if first else []
+            detokenizer = self.detokenizer(after)
+            if ids and detokenizer.push(ids) + detokenizer.flush() == text:
+                return ids
+        return None
 
     def least_tokens(self, num_bytes: int) -> int:
         """How many tokens a text of so many bytes of UTF-8 has at the least."""

@@ -15,26 +15,26 @@ from typing import Protocol
 
 from models.protocol.errors import ContextTooLong, InternalError, LinkLost, MaskUnavailable
 from models.protocol.messages import (
+    Chosen,
     Close,
     Endpoint,
+    EngineQuestion,
     EngineReply,
     Failed,
     NeedOpen,
     NeedPrefix,
     Open,
     Proposal,
-    Propose,
     Queued,
     Sampling,
     Verdict,
-    Verify,
 )
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.ports import EngineLease, EnginePool
 from router.remote.exchange import Patience, await_answer
 
-_News = Proposal | Verdict | NeedPrefix | NeedOpen | Failed
+_News = Proposal | Verdict | Chosen | NeedPrefix | NeedOpen | Failed
 
 _MAX_CORRECTIONS = 8  # NeedOpen and NeedPrefix answers to one exchange before the link is given up
 
@@ -66,7 +66,7 @@ class OpenTemplate:
 
 # A message without its header: session, epoch, seq, base length and hash, tokens. Those are given
 # by name when it is sent.
-BuildMessage = Callable[..., Propose | Verify]
+BuildMessage = Callable[..., EngineQuestion]
 
 
 class EngineClient:
@@ -142,7 +142,7 @@ class EngineClient:
 
     async def exchange(
         self, committed: TokenSequence, build: BuildMessage
-    ) -> AsyncGenerator[Proposal | Verdict, None]:
+    ) -> AsyncGenerator[Proposal | Verdict | Chosen, None]:
         """Send one message and yield its answers in order, each exactly once.
 
         Lost messages are sent again, doubled and late answers dropped, a missing prefix or a
@@ -177,7 +177,7 @@ class EngineClient:
                 self._is_open = self._is_open and reply.code != "mask_unavailable"
                 raise _as_error(reply)
             self._has_answered = True
-            if isinstance(reply, Proposal):
+            if isinstance(reply, Proposal | Chosen):
                 yield reply
                 return
             parts[reply.part] = reply
@@ -200,9 +200,7 @@ class EngineClient:
             self._send_open(lease, endpoint)
         return lease
 
-    async def _receive(
-        self, lease: EngineLease, message: Propose | Verify, next_part: int
-    ) -> _News:
+    async def _receive(self, lease: EngineLease, message: EngineQuestion, next_part: int) -> _News:
         """Wait for the next news about `message`."""
         return await await_answer(
             lease.channel,
@@ -214,7 +212,7 @@ class EngineClient:
 
     def _build(
         self, lease: EngineLease, committed: TokenSequence, build: BuildMessage
-    ) -> Propose | Verify:
+    ) -> EngineQuestion:
         self._seq += 1
         base_len = min(self.agreed_len, len(committed) - 1)
         return build(

@@ -1,4 +1,4 @@
-"""The `Verifier` over the protocol: verifies on a leased target replica and replaces a lost one."""
+"""A target over the protocol: verifies and weighs on a leased replica and replaces a lost one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 from models.protocol.errors import LinkLost, Unavailable
-from models.protocol.messages import DraftProbs, Proposal, Verdict, Verify
+from models.protocol.messages import Choose, Chosen, DraftProbs, Proposal, Verdict, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.limits import SessionLimits
 from router.remote.engine import EngineClient
@@ -15,7 +15,10 @@ from router.remote.recovery import Recovery
 
 
 class RemoteVerifier:
-    """Implements `ports.Verifier`. A lost target costs a pause: lease, open and prefix again."""
+    """Implements `ports.Verifier` and `ports.Chooser`.
+
+    A lost target costs a pause: lease, open and prefix again.
+    """
 
     def __init__(self, session: EngineClient, limits: SessionLimits) -> None:
         self._session = session
@@ -51,6 +54,23 @@ class RemoteVerifier:
                     return
                 await self._recovery.after(error)
 
+    async def choose(self, committed: TokenSequence, choices: Sequence[Sequence[int]]) -> Chosen:
+        """See `ports.Chooser.choose`."""
+        build = partial(Choose, choices=[list(choice) for choice in choices])
+        while True:
+            await self._connect()
+            try:
+                async with aclosing(self._session.exchange(committed, build)) as replies:
+                    reply = await anext(replies)
+                if not isinstance(reply, Chosen):
+                    raise LinkLost(f"target answered a choose with {type(reply).__name__}")
+            except LinkLost as error:
+                await self._session.disconnect()
+                await self._recovery.after(error)
+            else:
+                self._recovery.note_answer()
+                return reply
+
     @property
     def replica(self) -> str:
         """Which replica the session is on, by its link's address and epoch; "" for none."""
@@ -69,7 +89,7 @@ class RemoteVerifier:
         await self._session.disconnect()
 
 
-def _verdict(reply: Proposal | Verdict) -> Verdict:
+def _verdict(reply: Proposal | Verdict | Chosen) -> Verdict:
     if not isinstance(reply, Verdict):
         raise LinkLost(f"target answered a verify with {type(reply).__name__}")
     return reply

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import (
     Endpoint,
+    EngineQuestion,
     EngineReply,
     EngineRequest,
     Failed,
@@ -28,7 +29,6 @@ from models.protocol.messages import (
     Open,
     Proposal,
     Propose,
-    Verify,
 )
 from models.protocol.token_sequence import TokenSequence
 from tests.fakes.router import TIMING, ScriptedEngine, continuation
@@ -200,7 +200,7 @@ class MaskedEngine(ScriptedEngine):
             self._terms[message.session_id] = message
         return super().handle(message)
 
-    def _act(self, log: TokenSequence, message: Propose | Verify) -> list[EngineReply]:
+    def _act(self, log: TokenSequence, message: EngineQuestion) -> list[EngineReply]:
         endpoint = self._terms[message.session_id].constraint
         replies = super()._act(log, message)
         if endpoint is None or self._has_masks(endpoint):

@@ -13,9 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.messages import (
+    Choose,
+    Chosen,
     Close,
     DraftProbs,
     Endpoint,
+    EngineQuestion,
     EngineReply,
     EngineRequest,
     GrammarCommitted,
@@ -26,6 +29,7 @@ from models.protocol.messages import (
     Proposal,
     Propose,
     Timing,
+    TokenLogprobs,
     Verdict,
     Verify,
 )
@@ -52,6 +56,20 @@ def continuation(prompt: Sequence[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         ids.append(language(ids))
     return ids[len(prompt) :]
+
+
+def chosen_after(prefix: Sequence[int], message: Choose) -> Chosen:
+    """What the language draws: a function of the prefix, as under shared noise."""
+    index = language(prefix) % len(message.choices)
+    return Chosen(
+        session_id=message.session_id,
+        seq=message.seq,
+        index=index,
+        end_token=0,
+        logprobs=[-1.0 - abs(place - index) for place in range(len(message.choices))],
+        timing=TIMING,
+        token_logprobs=[TokenLogprobs(t, -0.5, 1) for t in (*message.choices[index], 0)],
+    )
 
 
 class LetterDetokenizer:
@@ -214,7 +232,7 @@ class ScriptedEngine:
         self._answers[message.session_id] = self._act(log, message)
         return self._answers[message.session_id]
 
-    def _act(self, log: TokenSequence, message: Propose | Verify) -> list[EngineReply]:
+    def _act(self, log: TokenSequence, message: EngineQuestion) -> list[EngineReply]:
         is_held = (
             message.base_len <= len(log) and log.hash_at(message.base_len) == message.prefix_hash
         )
@@ -243,6 +261,8 @@ class ScriptedEngine:
                     step_ms=0.1,
                 )
             ]
+        if isinstance(message, Choose):
+            return [chosen_after(log.ids, message)]
         return self._verify(log, message)
 
     def _verify(self, log: TokenSequence, message: Verify) -> list[EngineReply]:

@@ -51,7 +51,6 @@ async def demo_over_http(
     *,
     formats: TurnFormats | None = None,
     speculation: SpeculationLimits | None = None,
-    formats: TurnFormats | None = None,
     prefix: str = "",
     api_keys: ApiKeys | None = None,
     **limits: Any,

@@ -21,6 +21,7 @@ from typing_extensions import TypedDict
 
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from deployments.api.writing.choice_probabilities import OfList
 from router.drafters.repeats.prediction import PREDICTION
 from router.types import Finished, SpeculationStats
 
@@ -161,6 +162,10 @@ class ChatChoice(BaseModel):
     finish_reason: ChatFinishReason
 
 
+class ChatChoiceOfList(ChatChoice, OfList):
+    """One choice of a chat answer, drawn from a list."""
+
+
 class ChatCompletion(Answer):
     """Answer of POST /v1/chat/completions."""
 
@@ -168,7 +173,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: list[ChatChoice | ChatChoiceOfList]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     seed: int
@@ -210,6 +215,10 @@ class ChatChunkChoice(BaseModel):
     finish_reason: ChatFinishReason | None = None
 
 
+class ChatChunkChoiceOfList(ChatChunkChoice, OfList):
+    """New text of a chat stream, drawn from a list."""
+
+
 class ChatCompletionChunk(Answer):
     """One event of a chat stream."""
 
@@ -217,7 +226,7 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChatChunkChoice]
+    choices: list[ChatChunkChoice | ChatChunkChoiceOfList]
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None
@@ -233,6 +242,10 @@ class TextChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None = None
 
 
+class TextChoiceOfList(TextChoice, OfList):
+    """One choice of a completion, drawn from a list."""
+
+
 class TextChoiceOfPrompt(TextChoice):
     """A choice whose request asked for the prompt's logprobs."""
 
@@ -246,7 +259,7 @@ class Completion(Answer):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[SerializeAsAny[TextChoice]]
+    choices: list[SerializeAsAny[TextChoice] | TextChoiceOfList]
     usage: SerializeAsAny[TokenCounts] | None = None
     seed: int | None = None
     metrics: Metrics | None = None

@@ -62,6 +62,8 @@ class StructuredOutputs(StrictFields):
     json_object: bool = False  # True: any JSON object
     regex: str | None = Field(default=None, min_length=1)
     choice: list[str] | None = Field(default=None, min_length=1, fail_fast=True)
+    choice_sampling: Literal["exact", "masked"] = "exact"  # see `api/prompts.choice_ids`
+    choice_probabilities: bool = False  # in the answer
     grammar: str | None = Field(default=None, min_length=1)
     structural_tag: dict[str, Any] | None = None
     # Of the two JSON kinds.
@@ -69,6 +71,12 @@ class StructuredOutputs(StrictFields):
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     disable_fallback: bool = False  # there is none
+
+    @property
+    def exact_choices(self) -> list[str]:
+        """The choices that are weighed whole; none where masks or nothing of the kind is asked."""
+        is_exact = self.choice_sampling == "exact"
+        return self.choice if self.choice is not None and is_exact else []
 
 
 def asked_field(
@@ -176,6 +184,7 @@ def _outputs_field(outputs: StructuredOutputs) -> str:
             param="structured_outputs",
         )
     _check_json_options(outputs, given[0])
+    _check_choice_terms(outputs)
     return f"structured_outputs.{given[0]}"
 
 
@@ -208,6 +217,21 @@ def _format_grammar(response_format: ResponseFormat) -> Grammar:
 
 def _tag_grammar(tag: dict[str, Any]) -> Grammar:
     return Grammar(kind="structural_tag", text=_json_text(tag))
+
+
+def _check_choice_terms(outputs: StructuredOutputs) -> None:
+    for field in ("choice_sampling", "choice_probabilities"):
+        if outputs.choice is None and field in outputs.model_fields_set:
+            raise InvalidRequest(
+                f"structured_outputs.{field}: only allowed with choice",
+                param=f"structured_outputs.{field}",
+            )
+    if outputs.choice_probabilities and not outputs.exact_choices:
+        raise InvalidRequest(
+            "structured_outputs.choice_probabilities: only allowed with choice_sampling 'exact' "
+            "(got 'masked')",
+            param="structured_outputs.choice_probabilities",
+        )
 
 
 def _json_grammar(schema: dict[str, Any] | None) -> Grammar:

@@ -8,6 +8,7 @@ from deployments.api.choices import finished_together
 from deployments.api.schemas.answers import (
     ChatChoice,
     ChatChunkChoice,
+    ChatChunkChoiceOfList,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
@@ -17,6 +18,11 @@ from deployments.api.schemas.answers import (
 )
 from deployments.api.schemas.logprobs import ChatLogprobsJson, PromptLogprobsJson, TokenNames
 from deployments.api.turns.turn_writer import TurnWriter
+from deployments.api.writing.choice_probabilities import (
+    ChoiceProbability,
+    probabilities_of,
+    with_probabilities,
+)
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
 from deployments.api.writing.writers import AnswerHead, RunningCounts, closed, listed, trailed
@@ -40,6 +46,7 @@ class ChatWriter:
         # Of an answer that is not streamed:
         self._logprobs = [ChatLogprobsJson(self._names) for _ in range(head.num_choices)]
         self._of_prompt = PromptLogprobsJson(self._names, head.num_prompt_logprobs)
+        self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
 
     @property
     def head(self) -> AnswerHead:
@@ -51,6 +58,7 @@ class ChatWriter:
         self._turns[index].add(delta.text)
         await in_slices(delta.shown, self._logprobs[index].add)
         await in_slices(delta.prompt_logprobs or (), self._of_prompt.add)
+        self._of_list[index] += probabilities_of(self._head.choice_texts, delta)
 
     def whole(self, ends: Sequence[Finished]) -> list[bytes]:
         """See `Writer`."""
@@ -86,7 +94,12 @@ class ChatWriter:
         deltas = self._turns[index].deltas(delta.text)
         if not deltas and delta.shown:
             deltas = [{"content": ""}]
-        bodies = [self._chunk(index, one).to_json() for one in deltas]
+        chunks = [self._chunk(index, one) for one in deltas]
+        of_list = probabilities_of(self._head.choice_texts, delta)
+        if of_list and chunks:
+            fields = chunks[0].choices[0].model_dump()
+            chunks[0].choices = [ChatChunkChoiceOfList(**fields, choice_probabilities=of_list)]
+        bodies = [chunk.to_json() for chunk in chunks]
         if self._head.num_logprobs < 0 or not bodies:
             return bodies
         logprobs = ChatLogprobsJson(self._names)
@@ -112,7 +125,7 @@ class ChatWriter:
             message=turn.message(),
             finish_reason=turn.finish_reason(end.finish_reason),
         )
-        body = choice.model_dump_json().encode()
+        body = with_probabilities(choice.model_dump_json().encode(), self._of_list[index])
         if self._head.num_logprobs < 0:
             return [body]
         return with_value(body, "logprobs", self._logprobs[index].chunks)

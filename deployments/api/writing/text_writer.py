@@ -6,12 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.api.choices import finished_together
-from deployments.api.schemas.answers import Completion, TextChoice, TextChoiceOfPrompt, usage_of
+from deployments.api.schemas.answers import (
+    Completion,
+    TextChoice,
+    TextChoiceOfList,
+    TextChoiceOfPrompt,
+    usage_of,
+)
 from deployments.api.schemas.logprobs import (
     PromptLogprobsJson,
     TextLogprobsJson,
     TokenNames,
     prompt_offsets,
+)
+from deployments.api.writing.choice_probabilities import (
+    ChoiceProbability,
+    probabilities_of,
+    with_probabilities,
 )
 from deployments.api.writing.json_chunks import with_value
 from deployments.api.writing.slices import in_slices
@@ -53,6 +64,7 @@ class TextWriter:
         # Of an answer that is not streamed, by choice and by prompt:
         self._texts: list[list[str]] = [[] for _ in range(head.num_choices)]
         self._logprobs = [self._new_logprobs(index) for index in range(head.num_choices)]
+        self._of_list: list[list[ChoiceProbability]] = [[] for _ in range(head.num_choices)]
         self._of_prompt = [
             PromptLogprobsJson(self._names, head.num_prompt_logprobs) for _ in head.prompt_lens
         ]
@@ -65,6 +77,7 @@ class TextWriter:
     async def add(self, index: int, delta: Delta) -> None:
         """See `Writer`."""
         self._texts[index].append(delta.text)
+        self._of_list[index] += probabilities_of(self._head.choice_texts, delta)
         await in_slices(delta.shown, self._logprobs[index].add)
         if delta.prompt_logprobs is None:
             return
@@ -94,7 +107,10 @@ class TextWriter:
         if not is_first and not delta.text and not delta.shown:
             return []
         text = self._echoes[prompt].text + delta.text if is_first else delta.text
-        body = self._chunk(TextChoice(index=index, text=text)).to_json()
+        choice = TextChoice(index=index, text=text)
+        if of_list := probabilities_of(self._head.choice_texts, delta):
+            choice = TextChoiceOfList(**choice.model_dump(), choice_probabilities=of_list)
+        body = self._chunk(choice).to_json()
         if self._head.num_logprobs < 0:
             self._begun.add(index)
             return [body]
@@ -121,9 +137,8 @@ class TextWriter:
         if self._echoes:
             text = self._echoes[prompt].text + text
         kind = TextChoice if head.num_prompt_logprobs < 0 else TextChoiceOfPrompt
-        chunks = [
-            kind(index=index, text=text, finish_reason=end.finish_reason).model_dump_json().encode()
-        ]
+        choice = kind(index=index, text=text, finish_reason=end.finish_reason)
+        chunks = [with_probabilities(choice.model_dump_json().encode(), self._of_list[index])]
         if head.num_logprobs >= 0:
             logprobs = self._logprobs[index].chunks_after(self._echoed.get(prompt))
             chunks = with_value(chunks[0], "logprobs", logprobs)

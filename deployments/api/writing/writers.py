@@ -40,6 +40,7 @@ class AnswerHead:
     has_continuous_usage: bool = False  # and counts so far on all others
     num_logprobs: int = -1  # -1: none
     num_prompt_logprobs: int = -1  # as the client asked for them; -1: none
+    choice_texts: tuple[str, ...] = ()  # whose probabilities are part of the answer
 
     @property
     def num_choices(self) -> int:

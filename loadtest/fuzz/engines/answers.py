@@ -10,7 +10,10 @@ from loadtest.fuzz.engines.pair import fuzz_tokenizer
 from models.protocol.errors import ServingError
 from router.types import Delta, Finished, GenerationRequest, Generator, ShownToken
 
-_COMPARED = ("finish_reason", "num_tokens", "ids", "text", "shown", "prompt_logprobs")
+_COMPARED = (
+    *("finish_reason", "num_tokens", "ids", "text", "shown", "prompt_logprobs"),
+    "choice_logprobs",
+)
 
 
 @dataclass(slots=True)
@@ -21,6 +24,7 @@ class Answer:
     text: str = ""
     shown: tuple[ShownToken, ...] = ()
     prompt_logprobs: tuple[bytes, ...] | None = None  # packed
+    choice_logprobs: tuple[float, ...] = ()
     finish_reason: str = ""
     num_tokens: int = 0
     num_drafted: int = 0
@@ -38,6 +42,7 @@ class Answer:
         self.ids += event.token_ids
         self.text += event.text
         self.shown += event.shown
+        self.choice_logprobs += event.choice_logprobs
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
 

@@ -164,6 +164,8 @@ def _counts(request: GenerationRequest, answer: Answer) -> dict[str, int]:
         "accepted": answer.num_accepted,
         f"finish {answer.finish_reason or type(answer.error).__name__}": 1,
     }
+    if request.choices:
+        counts["choices"] = 1
     if request.grammar is not None:
         counts[f"grammar {request.grammar.kind}"] = 1
         counts["grammars finished"] = int(answer.ids[-1:] == request.eos_ids[:1])

@@ -74,7 +74,7 @@ def _request(
     if grammar is not None:
         max_tokens += _MAX_TOKENS  # so that most of them end
     tokenizer = fuzz_tokenizer()
-    return GenerationRequest(
+    request = GenerationRequest(
         request_id=name,
         prompt_ids=tuple(prompt[:_MAX_PROMPT]),
         sampling=random_sampling(rng, max_tokens, verification),
@@ -87,6 +87,22 @@ def _request(
         includes_stop=rng.random() < 0.3,
         cache_salt=rng.choice(salts),
         speculation=_speculation(rng),
+    )
+    return _of_list(rng, request) if grammar is None and rng.random() < 0.2 else request
+
+
+def _of_list(rng: random.Random, request: GenerationRequest) -> GenerationRequest:
+    """The request for one of a list of texts, with what goes with that."""
+    stem = random_ids(rng, 4)
+    choices = {
+        tuple((stem[: rng.randint(0, 4)] + random_ids(rng, rng.randint(1, 9)))[: rng.randint(1, 9)])
+        for _ in range(rng.randint(1, 12))
+    }
+    return dataclasses.replace(
+        request,
+        choices=tuple(sorted(choices)),
+        ignore_eos=False,
+        sampling=msgspec.structs.replace(request.sampling, min_tokens=0, bad_words=()),
     )
 
 

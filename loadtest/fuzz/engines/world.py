@@ -70,7 +70,8 @@ def emptied(runner: ModelRunner, num_blocks: int = _NUM_BLOCKS) -> ModelRunner:
 
 def blocks_needed(request: GenerationRequest) -> int:
     """KV blocks that one request may need at most, its draft included."""
-    return (len(request.prompt_ids) + request.max_tokens + MAX_K + 1) // BLOCK_SIZE + 1
+    most = max([request.max_tokens, *map(len, request.choices)])
+    return (len(request.prompt_ids) + most + MAX_K + 1) // BLOCK_SIZE + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import msgspec
 from loadtest.fuzz.engines.grammars import random_grammar
 from loadtest.fuzz.engines.requests import random_ids, random_sampling
 from models.protocol.messages import (
+    Choose,
     Close,
     DraftProbs,
     Endpoint,
@@ -61,7 +62,7 @@ def constraint_messages(rng: random.Random, epoch: int, session_ids: Sequence[st
 def _engine_message(rng: random.Random, epoch: int, session_id: str) -> Any:
     epoch = epoch if rng.random() < 0.9 else rng.getrandbits(62)
     head: dict[str, Any] = {"session_id": session_id, "epoch": epoch}
-    kind = rng.choice((Open, Open, Propose, Verify, Verify, Close))
+    kind = rng.choice((Open, Open, Propose, Verify, Verify, Choose, Close))
     if kind is Close:
         return Close(**head)
     if kind is Open:
@@ -84,6 +85,9 @@ def _engine_message(rng: random.Random, epoch: int, session_id: str) -> Any:
         num_draft = rng.choice((1, 4, 8, 0, -1, 100))
         deadline_ms = rng.choice((0.0, 50.0, -1.0, 1e9))
         return Propose(**head, num_draft_tokens=num_draft, deadline_ms=deadline_ms)
+    if kind is Choose:
+        texts = [random_ids(rng, rng.randint(1, 9)) for _ in range(rng.randint(1, 12))]
+        return Choose(**head, choices=rng.choice((texts, texts, [*texts, []], [[-1]], [[2**33]])))
     probs = DraftProbs(
         num_pairs=rng.choice((0, 1, 4, -1, 2**31)),
         token_ids=rng.randbytes(rng.choice((0, 16, 17))),

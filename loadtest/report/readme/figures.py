@@ -44,6 +44,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "fuzz": _of("fuzz", trials.fuzz),
     "clients": _of("clients", trials.clients),
     "same": _of("same-demo", trials.same),
+    "matrix": _of("matrix", trials.matrix),
     "faults": _of("faults", trials.faults),
     "rolling": _of("rolling", trials.rolling),
     "scaling": _of("scaling", trials.scaling),

@@ -93,6 +93,30 @@ def same(result: Result) -> str:
     return f"{table(head, rows)}\n\n{drafted}. {result.made()}"
 
 
+def matrix(result: Result) -> str:
+    """What drafts change of answers, by parameter and constraint; and answers under schemas."""
+    verdicts: dict[str, dict[str, set[str]]] = {}
+    for cell in result["parameters"]:
+        row = verdicts.setdefault(cell["parameter"], {})
+        row.setdefault(cell["constraint"], set()).add(cell["verdict"])
+    constraints = list(next(iter(verdicts.values())))
+    rows = [
+        [name, *(" or ".join(sorted(row[constraint])) for constraint in constraints)]
+        for name, row in verdicts.items()
+    ]
+    counts = result["schemas"]
+    share = goal(counts["finished_share"], "at least", result["least_finished"])
+    schemas = (
+        f"{counts['num_schemas']} random bounded schemas: {counts['num_answers']:,} answers at "
+        f"temperature 1, {counts['finished_share']:.0%} finished ({share}), "
+        f"{counts['num_valid']:,} of {counts['num_finished']:,} valid by `jsonschema`, "
+        f"{counts['num_same']:,} of {counts['num_compared']:,} with drafts the same as without "
+        f"({counts['num_drafted']:,} tokens drafted)."
+    )
+    head = ["parameter", *constraints]
+    return f"{table(head, rows)}\n\n{schemas}\n\n{result.made()}"
+
+
 def faults(result: Result) -> str:
     """Pauses of streams by the process that was killed or stopped."""
     rows = [

@@ -259,7 +259,13 @@ def test_free_text_has_no_grammar():
         ({"structured_outputs": {"json_object": True}}, Grammar(kind="json_object", text="")),
         ({"structured_outputs": {"regex": "\\d+|é"}}, Grammar(kind="regex", text="\\d+|é")),
         (
-            {"structured_outputs": {"choice": ["yes", "né"], "json": None}},
+            {
+                "structured_outputs": {
+                    "choice": ["yes", "né"],
+                    "choice_sampling": "masked",
+                    "json": None,
+                }
+            },
             Grammar(kind="choice", text='["yes", "né"]'),
         ),
         (

@@ -210,6 +210,28 @@ def test_a_shared_block_is_not_written(tiny_target):
     runner.pool.check([table, forked])
 
 
+def test_a_copied_block_is_that_of_before_the_pass(tiny_target):
+    """Also where its owner writes it in the same pass, and where it is a target itself."""
+    runner = _runner(tiny_target, kv_cache_tokens=256, max_model_len=64)
+    text, other = _text(40, 1), _text(40, 2)
+    table, stranger = runner.pool.new_table(), runner.pool.new_table()
+    whole = runner.forward([_rows(runner, table, 0, text)]).clone()
+    runner.forward([_rows(runner, stranger, 0, other)])
+    copied = table.block_ids[2]
+    forks = [runner.pool.new_table() for _ in range(2)]
+    for forked in forks:
+        forked.adopt(0, table.block_ids[:2])
+        forked.resize(40)
+    table.exchange(2, stranger.block_ids[2])  # the copied block is free, and handed out again
+    table.resize(32)
+    table.resize(40)
+    assert table.block_ids[2] == copied
+    rows = [SequenceRows(forked, 36, text[36:], 4, copied) for forked in forks]
+    logits = runner.forward([SequenceRows(table, 32, other[32:], 1), *rows])
+    for part in (logits[1:5], logits[5:]):
+        torch.testing.assert_close(part, whole[36:])
+
+
 @pytest.mark.parametrize(
     ("start", "num_rows", "num_logits", "message"),
     [

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from models.layers.linear import can_pack
-from models.protocol.messages import Sampling
+from models.protocol.messages import Chosen, Close, Sampling
+from tests.cases.choices.lists import choosing
+from tests.cases.messages import EPOCH, opening
 from tests.fakes.engines import Client, Link
 from tests.harness.rank_processes import SharedEngine, shared_engine
 
@@ -64,6 +66,25 @@ def test_logits_are_those_of_one_process(targets: dict[int, SharedEngine], size:
     for rows in passes:
         expected = targets[1].forward(*rows)
         torch.testing.assert_close(targets[size].forward(*rows), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_choices_weigh_as_in_one_process(targets: dict[int, SharedEngine], size: int) -> None:
+    """Forks begin with copies of blocks, which every rank makes of its own heads."""
+    prompt, choices = _text(45, 2), [_text(3, 3), _text(1, 4), _text(9, 5), _text(2, 3)]
+    found = []
+    for number, engine in enumerate((targets[1], targets[size])):
+        name = f"choice-{size}-{number}"
+        sampling = Sampling(seed=3, num_logprobs=1)
+        engine.submit(opening(name, sampling, len(prompt), eos_ids=[1]), "r")
+        engine.submit(choosing(name, 1, prompt, choices), "r")
+        replies = [reply for _ in range(20) for _, reply in engine.step()]
+        engine.submit(Close(session_id=name, epoch=EPOCH), "r")
+        engine.check_blocks()
+        found += [reply for reply in replies if isinstance(reply, Chosen)]
+    alone, shared = found
+    assert shared.index == alone.index
+    assert shared.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("size", SIZES[1:])

@@ -20,7 +20,9 @@ def passes(draw: st.DrawFn) -> Pass:
         start = draw(st.integers(0, 60))
         table = pool.new_table()
         table.resize(start + len(token_ids) + draw(st.integers(0, 9)))
-        rows.append(SequenceRows(table, start, token_ids, draw(st.integers(0, len(token_ids)))))
+        num_logits = draw(st.integers(0, len(token_ids)))
+        copied = draw(st.none() | st.integers(0, 199))
+        rows.append(SequenceRows(table, start, token_ids, num_logits, copied))
     return Pass(rows)
 
 
@@ -30,10 +32,11 @@ def test_followers_get_what_the_pass_needs(message: Pass) -> None:
     assert isinstance(read, Pass)
     assert len(read.sequences) == len(message.sequences)
     for sent, got in zip(message.sequences, read.sequences, strict=True):
-        assert (got.start, got.token_ids, got.num_logits) == (
+        assert (got.start, got.token_ids, got.num_logits, got.copied_block) == (
             sent.start,
             sent.token_ids,
             sent.num_logits,
+            sent.copied_block,
         )
         stop = sent.start + len(sent.token_ids)
         assert got.table.num_tokens == stop

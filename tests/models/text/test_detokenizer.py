@@ -126,3 +126,28 @@ def test_an_unknown_decoder_is_refused_by_name():
     backend.decoder = decoders.WordPiece()
     with pytest.raises(ValueError, match="WordPiece is not supported"):
         Tokenizer(backend, {})
+
+
+@pytest.mark.parametrize("text", ["bear", " bear", "the bear\n", "<|end|> ö", "🐻", "a<s>b<|end|>"])
+@pytest.mark.parametrize("after", [(), (80, 81)], ids=["anew", "going on"])
+def test_an_answer_has_ids_that_decode_to_it(tokenizer, text, after):
+    ids = tokenizer.encode_answer(text, after)
+    detokenizer = tokenizer.detokenizer(after)
+    assert detokenizer.push(ids) + detokenizer.flush() == text
+    assert not any(tokenizer.is_special(token_id) for token_id in ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "joined"),
+    [
+        ("the bear", (), "▁the▁bear"),
+        (" the", (), "▁▁the"),
+        (" the bear", (260,), "▁the▁bear"),
+        ("the bear", (260,), None),
+    ],
+    ids=["anew", "anew with a space", "going on", "going on without a space"],
+)
+def test_an_answer_goes_on_where_a_space_is_put_in_front(text, after, joined):
+    backend = sentencepiece_like()
+    ids = Tokenizer(backend, {}).encode_answer(text, after)
+    assert joined == (None if ids is None else "".join(map(backend.id_to_token, ids)))

@@ -84,7 +84,9 @@ def test_the_openai_client_sends_every_field():
         client.completions.create(
             model="tiny",
             prompt="hi",
-            extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+            extra_body={
+                "structured_outputs": {"choice": ["yes", "no"], "choice_sampling": "masked"}
+            },
         )
         with pytest.raises(openai.BadRequestError, match=r"structured_outputs\.regex") as caught:
             client.chat.completions.create(

@@ -1,0 +1,50 @@
+"""How likely each choice of a list was, in answers that are asked for it.
+
+A choice of an answer has them, in a stream its event with the text. `logprob` is the model's of the
+choice's tokens and an end behind them, `probability` is that among the choices of the list: what
+a request at temperature 1 without truncation draws from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from router.types import Delta
+
+
+class ChoiceProbability(BaseModel):
+    """One choice of the list."""
+
+    choice: str
+    logprob: float
+    probability: float
+
+
+class OfList(BaseModel):
+    """What a choice of an answer has beside its other fields."""
+
+    choice_probabilities: list[ChoiceProbability]  # in the list's order
+
+
+def with_probabilities(body: bytes, values: Sequence[ChoiceProbability]) -> bytes:
+    """The JSON object of a choice with its probabilities as its last key, where it has any."""
+    if not values:
+        return body
+    listed = b",".join(value.model_dump_json().encode() for value in values)
+    return body.removesuffix(b"}") + b',"choice_probabilities":[' + listed + b"]}"
+
+
+def probabilities_of(choices: Sequence[str], delta: Delta) -> list[ChoiceProbability]:
+    """Those of a list; none where they were not asked for (no `choices`) or came before."""
+    if not choices or not delta.choice_logprobs:
+        return []
+    highest = max(delta.choice_logprobs)
+    weights = [math.exp(logprob - highest) for logprob in delta.choice_logprobs]
+    total = math.fsum(weights)
+    return [
+        ChoiceProbability(choice=choice, logprob=logprob, probability=weight / total)
+        for choice, logprob, weight in zip(choices, delta.choice_logprobs, weights, strict=True)
+    ]

@@ -1,0 +1,163 @@
+"""The whole service over the demo pair in this process, asked over HTTP without a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deployments.api.http import create_app
+from deployments.config.schema import RouterConfig
+from deployments.ingress.service import RouterService
+from deployments.local.pool import LocalConstraintPool, LocalEnginePool
+from models.config import EngineConfig
+from models.engine.draft import DraftEngine
+from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
+from models.grammar.host import GrammarHost
+from models.grammar.masks import LocalMaskSource
+from models.text.tokenizer import Tokenizer
+from router.limits import SessionLimits
+
+_MODEL = "pair"
+_MAX_MODEL_LEN = 1024
+_KV_CACHE_TOKENS = 16 * _MAX_MODEL_LEN
+_EPOCH = 1
+_ASK_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one request came to: its choices' texts and how each ended, or why it was refused."""
+
+    texts: tuple[str, ...] = ()
+    finish_reasons: tuple[str, ...] = ()
+    num_tokens: int = 0
+    logprobs: str = ""  # JSON of those of all choices
+    refusal: str = ""
+    num_drafted: int = 0
+
+    @property
+    def answer(self) -> tuple[object, ...]:
+        """What must not depend on drafts."""
+        return self.texts, self.finish_reasons, self.num_tokens, self.logprobs, self.refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Asks the service."""
+
+    http: httpx.AsyncClient
+
+    async def ask(self, body: dict[str, Any]) -> Outcome:
+        """Send a chat.
+
+        Raises:
+            RuntimeError: the service failed.
+        """
+        answer = await self.http.post("/v1/chat/completions", json={"model": _MODEL, **body})
+        if answer.status_code == httpx.codes.BAD_REQUEST:
+            return Outcome(refusal=answer.json()["error"]["message"])
+        if answer.status_code != httpx.codes.OK:
+            raise RuntimeError(f"status {answer.status_code}: {answer.text}")
+        return _streamed(answer.text) if body.get("stream") else _whole(answer.json())
+
+
+@asynccontextmanager
+async def demo_client(pair: Path, num_threads: int) -> AsyncIterator[Client]:
+    """Serve a pair of checkpoints until left."""
+    folder = pair / "target"
+    vocabulary = VocabularyInfo(
+        tokenizer_json=(folder / "tokenizer.json").read_text(encoding="utf-8"),
+        vocab_size=int(json.loads((folder / "config.json").read_text())["vocab_size"]),
+        eos_ids=Tokenizer.load(folder).eos_ids,
+    )
+    constraint = LocalConstraintPool(GrammarHost(GrammarCompiler(vocabulary)))
+    masks = LocalMaskSource(constraint.host), LocalMaskSource(constraint.host)
+    engines = (
+        TargetEngine(_runner(pair / "target", num_threads), masks[0], _EPOCH),
+        DraftEngine(_runner(pair / "draft", num_threads), masks[1], _EPOCH),
+    )
+    target, draft = (
+        LocalEnginePool(engine, epoch=_EPOCH, max_model_len=_MAX_MODEL_LEN) for engine in engines
+    )
+    config = RouterConfig(
+        model_name=_MODEL,
+        tokenizer_path=str(folder),
+        max_model_len=_MAX_MODEL_LEN,
+        timeouts=SessionLimits(draft_ms=20_000),
+    )
+    service = RouterService(config, target=target, draft=draft, constraint=constraint)
+    transport = httpx.ASGITransport(create_app(service.http))
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://pair", timeout=_ASK_TIMEOUT_S
+        ) as http:
+            yield Client(http)
+    finally:
+        await target.close()
+        await draft.close()
+        await constraint.close()
+
+
+def _runner(folder: Path, num_threads: int) -> ModelRunner:
+    return ModelRunner(
+        EngineConfig(
+            model_path=str(folder),
+            dtype="bfloat16",
+            max_model_len=_MAX_MODEL_LEN,
+            kv_cache_tokens=_KV_CACHE_TOKENS,
+            num_threads=num_threads,
+        )
+    )
+
+
+def _whole(answer: dict[str, Any]) -> Outcome:
+    choices = answer["choices"]
+    return Outcome(
+        texts=tuple(choice["message"]["content"] for choice in choices),
+        finish_reasons=tuple(choice["finish_reason"] for choice in choices),
+        num_tokens=answer["usage"]["completion_tokens"],
+        logprobs=json.dumps([_entries(choice) for choice in choices]),
+        num_drafted=_num_drafted(answer),
+    )
+
+
+def _streamed(text: str) -> Outcome:
+    """The same, put together from the events of a stream that has the usage at its end."""
+    bodies = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    if bodies[-1] != "[DONE]":
+        raise RuntimeError(f"a stream ended with {bodies[-1]}")
+    events = [json.loads(body) for body in bodies[:-1]]
+    texts: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    entries: dict[int, list[Any]] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        index = choice["index"]
+        texts[index] = texts.get(index, "") + choice["delta"].get("content", "")
+        entries.setdefault(index, []).extend(_entries(choice))
+        if choice["finish_reason"] is not None:
+            reasons[index] = choice["finish_reason"]
+    order = sorted(texts)
+    return Outcome(
+        texts=tuple(texts[index] for index in order),
+        finish_reasons=tuple(reasons[index] for index in order),
+        num_tokens=events[-1]["usage"]["completion_tokens"],
+        logprobs=json.dumps([entries[index] for index in order]),
+        num_drafted=_num_drafted(events[-1]),
+    )
+
+
+def _entries(choice: dict[str, Any]) -> list[Any]:
+    logprobs = choice["logprobs"]
+    return [] if logprobs is None else list(logprobs["content"])
+
+
+def _num_drafted(answer: dict[str, Any]) -> int:
+    return int(answer["metrics"]["speculative_decoding"]["num_draft_tokens"])

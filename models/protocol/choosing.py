@@ -1,0 +1,46 @@
+"""The question which text of a list the target gives, and its answer. Needs msgspec only.
+
+A `Choose` has the header of all engine messages (`messages.py`) and follows its rules: a repeat is
+answered from what is stored, a higher `seq` takes its place.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from models.protocol.parts import Timing, TokenLogprobs
+
+
+class Choose(msgspec.Struct, frozen=True, kw_only=True, tag="choose"):
+    """Weigh all `choices` after the committed tokens, and draw one.
+
+    Choice i has the log-probability of its tokens, each after those before it, and of an end
+    (`Open.eos_ids`) behind the last. These are of the session's terms at temperature 1 without
+    truncation. What is drawn from is a distribution over the choices, as it is over tokens
+    elsewhere: temperature, min-p, top-k and top-p act on it.
+    """
+
+    session_id: str
+    epoch: int
+    seq: int
+    base_len: int
+    prefix_hash: int
+    tokens: list[int]  # committed tokens from base_len on; never empty
+    choices: list[list[int]]  # none is empty
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True, tag="chosen"):
+    """Choice `index` was drawn; its tokens commit, and `end_token` behind them.
+
+    `token_logprobs` and `prompt_logprobs` are those of a `Verdict` for these tokens.
+    """
+
+    session_id: str
+    seq: int
+    index: int
+    end_token: int  # the likeliest of those that end a text
+    logprobs: list[float]  # of each choice
+    timing: Timing
+    token_logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[bytes] = []
+    num_cached_tokens: int = 0  # found in the prefix cache since the session's last answer

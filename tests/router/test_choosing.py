@@ -1,0 +1,120 @@
+"""A text that is one of a list: drawn in one question, whatever becomes of the messages."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from models.protocol.errors import ContextTooLong, InvalidRequest, ServingError
+from models.protocol.messages import Sampling
+from router.generator import SpeculativeGenerator
+from router.limits import SessionLimits
+from router.session import Services
+from router.types import Delta, Finished, GenerationRequest
+from tests.fakes.recovery import Faults, FaultyPool
+from tests.fakes.router import LetterDetokenizer, ScriptedEngine, ScriptedPool, language
+
+PROMPT = (5, 9, 2)
+CHOICES = ((1, 2), (1, 2, 3), (7,), (8, 4, 4, 4))
+DRAWN = CHOICES[language(PROMPT) % len(CHOICES)]
+LIMITS = SessionLimits(
+    queue_wait_s=1.0,
+    first_token_s=0.5,
+    token_gap_s=0.5,
+    resend_interval_s=0.002,
+    rejoin_interval_s=0.005,
+    failover_s=5.0,
+)
+
+
+def request(**changes: Any) -> GenerationRequest:
+    whole = GenerationRequest(
+        request_id="s",
+        prompt_ids=PROMPT,
+        sampling=Sampling(num_logprobs=0),
+        eos_ids=(0,),
+        max_tokens=20,
+        choices=CHOICES,
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+async def run(pool: Any, wanted: GenerationRequest) -> tuple[Delta, Finished]:
+    services = Services(target_pool=pool, draft_pool=None, constraint_pool=None, limits=LIMITS)
+    front = SpeculativeGenerator(services, max_model_len=40)
+    delta, end = [event async for event in front.generate(wanted, LetterDetokenizer())]
+    assert isinstance(delta, Delta)
+    assert isinstance(end, Finished)
+    return delta, end
+
+
+def letters(ids: tuple[int, ...]) -> str:
+    detokenizer = LetterDetokenizer()
+    return detokenizer.push(ids) + detokenizer.flush()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_one_delta_has_the_choice_and_what_all_weigh(seed: int) -> None:
+    pool = ScriptedPool(seed, fault_rate=0.3)
+    delta, end = await run(pool, request())
+    assert (delta.token_ids, delta.text) == ((*DRAWN, 0), letters(DRAWN))
+    assert delta.finish_reason == end.finish_reason == "stop"
+    assert len(delta.choice_logprobs) == len(CHOICES)
+    assert max(delta.choice_logprobs) == delta.choice_logprobs[CHOICES.index(DRAWN)]
+    assert [shown.logprobs.token for shown in delta.shown] == list(DRAWN)
+    assert end.num_completion_tokens == len(DRAWN) + 1
+    assert end.speculation.num_draft_tokens == 0
+    assert end.speculation.num_rounds == 1
+
+
+async def test_a_target_lost_at_any_point_changes_nothing() -> None:
+    faults = Faults()
+    await run(FaultyPool("target", lambda epoch: ScriptedEngine(epoch), faults), request())
+    last = max(number for number, name in enumerate(faults.names) if name.endswith("receive"))
+    assert last > 3
+    for number in range(last + 1):
+        struck = Faults({number})
+        pool = FaultyPool("target", lambda epoch: ScriptedEngine(epoch), struck)
+        delta, _ = await run(pool, request())
+        assert delta.token_ids == (*DRAWN, 0), faults.names[number]
+        assert struck.num_struck == 1
+        assert all(lease.is_released for lease in pool.leases)
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_tokens", "text", "reason"),
+    [
+        ({"max_tokens": len(DRAWN)}, len(DRAWN), letters(DRAWN), "length"),
+        ({"max_tokens": 1}, 1, letters(DRAWN[:1]), "length"),
+        ({"stop": (letters(DRAWN[-1:]),)}, None, None, "stop"),
+        ({"stop_token_ids": (DRAWN[0],)}, 1, "", "stop"),
+    ],
+    ids=["no room for the end", "one token", "stop string", "stop token"],
+)
+async def test_what_ends_other_texts_ends_this_one(
+    changes: dict[str, Any], num_tokens: int | None, text: str | None, reason: str
+) -> None:
+    delta, end = await run(ScriptedPool(), request(**changes))
+    assert delta.finish_reason == reason
+    if text is not None:
+        assert (delta.text, end.num_completion_tokens) == (text, num_tokens)
+    else:
+        assert delta.text == letters(DRAWN).partition(changes["stop"][0])[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "param"),
+    [
+        ({"choices": ((1,) * 38,)}, ContextTooLong, "structured_outputs.choice"),
+        ({"ignore_eos": True}, InvalidRequest, "ignore_eos"),
+        ({"eos_ids": ()}, InvalidRequest, "structured_outputs.choice"),
+    ],
+)
+async def test_what_cannot_be_weighed_is_refused(
+    changes: dict[str, Any], error: type[ServingError], param: str
+) -> None:
+    with pytest.raises(error) as caught:
+        await run(ScriptedPool(), request(**changes))
+    assert caught.value.param == param
