@@ -242,3 +242,21 @@ def forced(result: Result) -> str:
         for claim in result["claims"]
     ]
     return "\n\n".join([table(head, rows), *verdicts, result.made()])
+
+
+def staged(result: Result) -> str:
+    """What guesses for the draft model save in its passes, and what that makes of the speed."""
+    head = [f"{result['settings']['pair']}", "tokens/s", "draft passes a token", "guessed", "right"]
+    rows = []
+    for one in result["lines"]:
+        speed, passes = one["tokens_per_s"], one["passes"]
+        rows.append(
+            [
+                one["k"],
+                f"{speed['off']:,.0f} -> {speed['on']:,.0f} ({one['gain']:.2f})",
+                f"{passes['off']:.2f} -> {passes['on']:.2f}",
+                f"{one['guessed']:.0f}",
+                f"{one['right']:.0f}",
+            ]
+        )
+    return "\n\n".join([table(head, rows), result.made()])
