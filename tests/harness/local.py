@@ -29,6 +29,8 @@ from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
+from router.planning.adaptive import RouterPlanner
+from router.planning.costs import PassCosts
 from router.session import Services
 from router.types import Delta, Detokenizer, Finished, GenerationRequest, SpeculationSettings
 
@@ -145,8 +147,12 @@ async def local_service(
     draft_max_model_len: int | None = None,
     draft_kv_cache_tokens: int | None = None,
     link_to: Callable[[str, Any], Any] = lambda name, pool: pool,
+    pinned: int | None = None,
 ) -> AsyncIterator[LocalService]:
-    """Engines in threads of their own; `link_to` puts a link between the router and a pool."""
+    """Engines in threads of their own; `link_to` puts a link between the router and a pool.
+
+    `pinned` is the k of requests that name none, in place of the planner's choice.
+    """
 
     def runner(
         path: Path,
@@ -199,6 +205,7 @@ async def local_service(
         constraint_pool=constraint_pool and link_to("constraint", constraint_pool),
         speculation=speculation or NO_LOOKUP,
         limits=limits or SessionLimits(draft_ms=20_000),
+        planner=RouterPlanner(PassCosts(), pinned=pinned),
     )
     try:
         yield LocalService(
