@@ -344,7 +344,8 @@ def _min_survival(plan: JointPlan | None, reason: str) -> float:
 def _promise(plan: JointPlan) -> Promise:
     """What a plan says of each of its sessions."""
     num_tokens = plan.tokens_per_ms * plan.round_ms / len(plan.lengths)
-    return Promise(num_tokens, plan.depth, plan.engine_ms, plan.round_ms)
+    # Nothing or less: others would lose more by such rounds than they bring.
+    return Promise(max(num_tokens, 1e-9), plan.depth, plan.engine_ms, plan.round_ms)
 
 
 def _other(mode: Mode) -> Mode:
