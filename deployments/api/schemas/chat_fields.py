@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, Field
 
+from deployments.api.schemas.message_fields import MAX_PARTS, text_of_parts
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value
 from deployments.api.schemas.tool_fields import check_depth
 
@@ -38,26 +39,10 @@ TemplateSettings = Annotated[
     dict[str, Any], BeforeValidator(_settings, json_schema_input_type=dict[str, Any])
 ]
 
-_MAX_PARTS = 4096
-
 
 def _text(content: Any) -> str:
     """A text is a string or a list of parts, which follow each other as they are."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        refuse_value("must be a string or a non-empty list of text parts")
-    if len(content) > _MAX_PARTS:
-        refuse_value(f"at most {_MAX_PARTS} parts are allowed (got {len(content)})")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            refuse_value(f"part {index}: type {kind!r:.40} is not supported, only 'text'")
-        if not isinstance(part.get("text"), str):
-            refuse_value(f"part {index}: text must be a string")
-        texts.append(part["text"])
-    return "".join(texts)
+    return text_of_parts(content, "")
 
 
 class PredictedPart(BaseModel):
@@ -67,7 +52,7 @@ class PredictedPart(BaseModel):
     text: str
 
 
-_ContentIn = str | Annotated[list[PredictedPart], Field(min_length=1, max_length=_MAX_PARTS)]
+_ContentIn = str | Annotated[list[PredictedPart], Field(min_length=1, max_length=MAX_PARTS)]
 
 
 class Prediction(StrictFields):

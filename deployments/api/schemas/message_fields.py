@@ -17,15 +17,8 @@ MAX_CALLS_OF_TURN = 128
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def _joined_text(content: Any, info: ValidationInfo) -> str | None:
-    """Content is a string or a list of text parts, which are joined by line breaks.
-
-    A turn with calls may have none.
-    """
-    if content is None and info.data.get("tool_calls"):
-        return None
-    if content is None:
-        refuse_value("is required and must be a string or a non-empty list of text parts")
+def text_of_parts(content: Any, between: str) -> str:
+    """Read a string or a list of text parts, which are joined by `between`; refuse all else."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -36,11 +29,23 @@ def _joined_text(content: Any, info: ValidationInfo) -> str | None:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            refuse_value(f"part {index}: type {kind!r} is not supported, only 'text'")
+            refuse_value(f"part {index}: type {kind!r:.40} is not supported, only 'text'")
         if not isinstance(part.get("text"), str):
             refuse_value(f"part {index}: text must be a string")
         texts.append(part["text"])
-    return "\n".join(texts)
+    return between.join(texts)
+
+
+def _joined_text(content: Any, info: ValidationInfo) -> str | None:
+    """Content is a string or a list of text parts, which are joined by line breaks.
+
+    A turn with calls may have none.
+    """
+    if content is None and info.data.get("tool_calls"):
+        return None
+    if content is None:
+        refuse_value("is required and must be a string or a non-empty list of text parts")
+    return text_of_parts(content, "\n")
 
 
 def _read_arguments(text: Any) -> dict[str, Any]:
