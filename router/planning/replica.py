@@ -24,6 +24,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
@@ -81,6 +83,7 @@ class ReplicaPlanner:
         self.sessions: dict[PlannedSession, None] = {}  # in order
         self.mode = Mode.PLAIN if pinned == 0 else Mode.DRAFTING
         self.plans: dict[Mode, JointPlan] = {}
+        self._promises: dict[Mode, Promise] = {}  # of the plans
         self.version = 0  # of the plans
         self._planned_at_s = self._plan_at_s = 0.0  # when they were made, and will be anew
         self.num_rounds = 0
@@ -208,12 +211,12 @@ class ReplicaPlanner:
     def _promised(self, mode: Mode, asked: RoundPlan) -> RoundPlan:
         """A round of `mode` with what the newest plan promises of it."""
         plan = self.plans.get(mode)
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             asked,
             mode=mode,
             is_typical=asked.is_typical and self._is_settled,
             min_survival=_min_survival(plan, asked.reason),
-            promise=None if plan is None else _promise(plan),
+            promise=self._promises.get(mode),
         )
 
     def _shadow_length(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> int:
@@ -277,6 +280,7 @@ class ReplicaPlanner:
         if drafting is not None:
             fair_tokens = _FAIR * drafting.round_ms / plain.round_ms
             self.plans[Mode.DRAFTING] = dataclasses.replace(drafting, min_tokens=fair_tokens)
+        self._promises = {mode: _promise(plan) for mode, plan in self.plans.items()}
         self.version += 1
 
     def _overhead_ms(self, mode: Mode, num_sessions: int, depth: int) -> float:

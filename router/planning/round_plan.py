@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 PLAIN_STEPS = (8, 32)  # how far the target goes on alone when k = 0 was chosen: first, at most
 
@@ -15,8 +16,7 @@ class Mode(Enum):
     PLAIN = "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """What a common plan says of a session's round, or of a token where nobody drafts.
 
     Args:
@@ -32,8 +32,7 @@ class Promise:
     round_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPlan:
+class RoundPlan(msgspec.Struct, frozen=True):
     """Draft `num_draft_tokens`, have them verified, then go on alone for `run_on` steps.
 
     Args:
