@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.report.readme import decisions, peer, speed, studies, trials
+from loadtest.report.readme import decisions, peer, scenarios, speed, studies, trials
 from loadtest.report.readme.result import Result
 
 
@@ -35,6 +35,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
     "guide-for-k": studies.guide,
     "studies-in-short": studies.in_short,
+    "scenarios": _of("scenarios", scenarios.scenarios),
     "simulated": _of("simulate", speed.simulated),
     "link-of-the-grown-pair": _of("bench-349m-18m", decisions.link),
     "link-of-the-demo-pair": _of("bench-demo", decisions.link),
