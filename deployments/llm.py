@@ -235,7 +235,10 @@ class LLM:
 
     async def _all(self, jobs: Sequence[Job], count: Callable[[], object]) -> list[list[Answer]]:
         """Answer all jobs, in their order as far as there is room; the first error ends all."""
-        answers = [[Answer(request) for request in job.requests] for job in jobs]
+        answers = [
+            [Answer(request, job.writer.head.choice_texts) for request in job.requests]
+            for job in jobs
+        ]
         try:
             async with asyncio.TaskGroup() as tasks:
                 for job, of_job in zip(jobs, answers, strict=True):

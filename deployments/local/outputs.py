@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.api.choices import finished_together
+from deployments.api.writing.choice_probabilities import ChoiceProbability, probabilities_of
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import unpack
 from models.text.tokenizer import Tokenizer
@@ -33,7 +34,8 @@ class CompletionOutput:
     """One answer to a prompt.
 
     `logprobs` has an entry for each token with text in the answer, so none for the one that ended
-    it, which is the last of `token_ids`.
+    it, which is the last of `token_ids`. `choice_probabilities` are of a list that was drawn from,
+    where they were asked for.
     """
 
     index: int
@@ -43,6 +45,7 @@ class CompletionOutput:
     logprobs: list[Logprobs] | None
     finish_reason: FinishReason
     seed: int
+    choice_probabilities: list[ChoiceProbability] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,8 @@ class Answer:
     """One choice while it is generated."""
 
     request: GenerationRequest
+    choice_texts: Sequence[str] = ()  # whose probabilities were asked for
+    of_choices: list[ChoiceProbability] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     entries: list[TokenLogprobs] = field(default_factory=list)
@@ -79,6 +84,7 @@ class Answer:
             self.end = item
             return
         self.texts.append(item.text)
+        self.of_choices += probabilities_of(self.choice_texts, item)
         self.token_ids += item.token_ids
         self.entries += [shown.logprobs for shown in item.shown]
         if item.prompt_logprobs is not None:
@@ -124,6 +130,7 @@ def _output(index: int, answer: Answer, end: Finished, tokenizer: Tokenizer) -> 
         logprobs=[_named(entry, tokenizer) for entry in answer.entries] if is_asked else None,
         finish_reason=end.finish_reason,
         seed=sampling.seed,
+        choice_probabilities=answer.of_choices or None,
     )
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from deployments.api.bodies import Request, parse
+from deployments.api.bodies import parse
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
     CompletionRequest,
+    GenerationFields,
 )
 from models.protocol.errors import InvalidRequest
 
+_Body = TypeVar("_Body", bound=GenerationFields)
 _NOT_SAMPLING = frozenset({"model", "prompt", "echo", "stream", "stream_options"})
 _NAMES = tuple(name for name in CompletionRequest.model_fields if name not in _NOT_SAMPLING)
 
@@ -81,9 +83,15 @@ class SamplingParams:
         return _parsed(fields, ChatCompletionRequest)
 
 
-def _parsed(fields: Mapping[str, Any], schema: type[Request]) -> Request:
+def _parsed(fields: Mapping[str, Any], schema: type[_Body]) -> _Body:
     members = [f"{json.dumps(name)}:{_as_json(name, value)}" for name, value in fields.items()]
-    return parse(f"{{{','.join(members)}}}".encode(), schema)
+    body = parse(f"{{{','.join(members)}}}".encode(), schema)
+    if body.speculation.details:
+        raise InvalidRequest(
+            "speculation.details: must be false here, only the HTTP API shows rounds (got true)",
+            param="speculation.details",
+        )
+    return body
 
 
 def _as_json(name: str, value: object) -> str:

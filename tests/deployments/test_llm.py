@@ -114,6 +114,18 @@ def test_a_pydantic_class_is_a_schema(llm: LLM) -> None:
     assert answer.metrics.num_drafted_by["forced"] > 0
 
 
+def test_a_list_is_drawn_from_with_its_probabilities(llm: LLM) -> None:
+    wanted = {"choice": ["red", "blue"], "choice_probabilities": True}
+    [answer] = llm.generate("Which colour?", SamplingParams(structured_outputs=wanted, n=2))
+    for output in answer.outputs:
+        assert output.text in wanted["choice"]  # type: ignore[operator]
+        assert output.choice_probabilities is not None
+        assert [one.choice for one in output.choice_probabilities] == wanted["choice"]
+        assert sum(one.probability for one in output.choice_probabilities) == pytest.approx(1.0)
+    [plain] = llm.generate("Which colour?", SamplingParams(max_tokens=2))
+    assert plain.outputs[0].choice_probabilities is None
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -122,6 +134,7 @@ def test_a_pydantic_class_is_a_schema(llm: LLM) -> None:
         ({"top_k": "many"}, "top_k"),
         ({"no_such": 1}, "no_such"),
         ({"speculation": {"k": -1}}, "speculation.k"),
+        ({"speculation": {"details": True}}, "speculation.details"),
         ({"best_of": 3}, "best_of"),
         ({"stream": True}, "stream"),
         ({"stop": [b"x"]}, "stop"),
