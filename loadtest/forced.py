@@ -28,13 +28,11 @@ import llguidance
 from deployments.local.inline import InlineDevice
 from deployments.local.pool import LocalConstraintPool
 from loadtest.bench.claims import Claim
-from loadtest.bench.loop import NoText
+from loadtest.bench.loop import NoText, pair_runners
 from loadtest.report.interleaved import interleave, median_ratio
 from loadtest.report.pairs import PairPath
 from loadtest.report.record import head, write_json
-from models.config import EngineConfig
 from models.engine.draft import DraftEngine
-from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
@@ -135,18 +133,8 @@ class ForcedBench:
     def __init__(self, pair: Path, num_threads: int) -> None:
         folder = pair / "target"
         self.tokenizer = Tokenizer.load(folder)
-        self.target, self._draft = (
-            ModelRunner(
-                EngineConfig(
-                    model_path=str(pair / part),
-                    dtype="bfloat16",
-                    max_model_len=_MAX_MODEL_LEN,
-                    kv_cache_tokens=4 * _MAX_MODEL_LEN,
-                    enable_prefix_caching=False,  # ways repeat their prompts
-                    num_threads=num_threads,
-                )
-            )
-            for part in ("target", "draft")
+        self.target, self._draft = pair_runners(
+            pair, max_model_len=_MAX_MODEL_LEN, num_threads=num_threads
         )
         self.vocabulary = VocabularyInfo(
             tokenizer_json=(folder / "tokenizer.json").read_text(encoding="utf-8"),

@@ -22,14 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from deployments.local.inline import InlineDevice
-from loadtest.bench.loop import LIMITS, NoText
+from loadtest.bench.loop import LIMITS, NoText, pair_runners
 from loadtest.report.interleaved import interleave, median_ratio
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
 from loadtest.report.record import head, write_json
-from models.config import EngineConfig
 from models.engine.draft import DraftEngine
-from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
@@ -68,18 +66,8 @@ class StagedBench:
     """
 
     def __init__(self, pair: Path, kind: str, num_prompts: int, num_threads: int) -> None:
-        self._target, self._draft = (
-            ModelRunner(
-                EngineConfig(
-                    model_path=str(pair / part),
-                    dtype="bfloat16",
-                    max_model_len=_MAX_MODEL_LEN,
-                    kv_cache_tokens=4 * _MAX_MODEL_LEN,
-                    enable_prefix_caching=False,  # runs repeat their prompts
-                    num_threads=num_threads,
-                )
-            )
-            for part in ("target", "draft")
+        self._target, self._draft = pair_runners(
+            pair, max_model_len=_MAX_MODEL_LEN, num_threads=num_threads
         )
         self._prompts = demo_prompts(num_prompts, kind=kind)
         ways = [(name, is_on) for name in KS for is_on in (False, True)]
