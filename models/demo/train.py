@@ -27,6 +27,7 @@ from models.demo.training.training import (
     Saves,
     Schedule,
     Shape,
+    deepened,
     fit,
     new_model,
     plot_losses,
@@ -75,11 +76,14 @@ def make_pair(plan: Plan, mixture: Mixture) -> None:
 
 def _model(plan: Plan, name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """The target or the draft in float32, as `plan.start` has it or with random weights."""
-    if plan.start is not None:
-        return LlamaForCausalLM.from_pretrained(plan.start / name, dtype=torch.float32)
-    if name == "target":
-        return new_model(plan.target_shape, tokenizer, SEED)
-    return new_model(plan.draft_shape, tokenizer, SEED + 1)
+    shape, seed = {
+        "target": (plan.target_shape, SEED),
+        "draft": (plan.draft_shape, SEED + 1),
+    }[name]
+    if plan.start is None:
+        return new_model(shape, tokenizer, seed)
+    model = LlamaForCausalLM.from_pretrained(plan.start / name, dtype=torch.float32)
+    return deepened(model, shape.num_hidden_layers, seed)
 
 
 def _tokenizer(plan: Plan, mixture: Mixture) -> PreTrainedTokenizerFast:

@@ -7,11 +7,11 @@ plan takes 0.3 ms: it then holds for 30 ms, which are some ten rounds of a small
 one of a large one.
 
 The mode, to draft or not, is the one that promises more; what rounds take beyond what engines do is
-fitted to rounds as they happened, for each mode (`measured.Overheads`). What the other mode would
-give is tried now and then, in both directions: all sessions go on alone for a round, or draft for a
-few. Such a stretch is followed by a pause so long that all of them together lose half a hundredth.
-In the same way an idle drafter drafts beside plain steps (a shadow draft): as often as takes a
-fiftieth of the time.
+fitted to rounds as they happened, for each mode (`measured.Overheads`), and so is by how much they
+end later than promised (`measured.Lateness`). What the other mode would give is tried now and then,
+in both directions: all sessions go on alone for a round, or draft for a few. Such a stretch is
+followed by a pause so long that all of them together lose half a hundredth. In the same way an idle
+drafter drafts beside plain steps (a shadow draft): as often as takes a hundredth of the time.
 """
 
 from __future__ import annotations
