@@ -12,6 +12,8 @@ on share one estimate (Kaplan-Meier with a tied tail).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 _FORGETTING = 0.98  # a session remembers about 50 rounds
 _POOL_FORGETTING = 0.995  # a pool, fed by many sessions, about 200
@@ -55,13 +57,13 @@ class AcceptancePool:
         """Take in one round: `num_accepted` of `num_drafted` tokens were accepted."""
         self._hazards.observe(num_drafted, num_accepted)
 
-    def acceptance(self, index: int) -> float:
-        """Probability that the token at tied position `index` is accepted, those before it too."""
-        before = self.acceptance(index - 1) if index > 0 else self._prior
-        hazards = self._hazards
-        return (hazards.accepted[index] + _PRIOR_WEIGHT * before) / (
-            hazards.at_risk[index] + _PRIOR_WEIGHT
-        )
+    def acceptances(self) -> list[float]:
+        """Probability that the token at each tied position is accepted if those before it are."""
+        before, rates = self._prior, []
+        for accepted, at_risk in zip(self._hazards.accepted, self._hazards.at_risk, strict=True):
+            before = (accepted + _PRIOR_WEIGHT * before) / (at_risk + _PRIOR_WEIGHT)
+            rates.append(before)
+        return rates
 
 
 class AcceptanceEstimate:
@@ -80,12 +82,12 @@ class AcceptanceEstimate:
 
     def survival(self, num_draft_tokens: int) -> Sequence[float]:
         """S_1..S_k: probability that at least j draft tokens are accepted. Non-increasing."""
-        survival = []
-        alive = 1.0
-        for position in range(num_draft_tokens):
-            index = min(position, _NUM_POSITIONS - 1)
-            alive *= (
-                self._hazards.accepted[index] + _POOL_WEIGHT * self._pool.acceptance(index)
-            ) / (self._hazards.at_risk[index] + _POOL_WEIGHT)
-            survival.append(alive)
-        return survival
+        hazards = self._hazards
+        rates = [
+            (accepted + _POOL_WEIGHT * pooled) / (at_risk + _POOL_WEIGHT)
+            for accepted, at_risk, pooled in zip(
+                hazards.accepted, hazards.at_risk, self._pool.acceptances(), strict=True
+            )
+        ]
+        tail = [rates[-1]] * (num_draft_tokens - len(rates))
+        return list(accumulate((rates + tail)[:num_draft_tokens], mul))

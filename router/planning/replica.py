@@ -2,9 +2,9 @@
 
 A plan is a price: how deep to draft, and what the survival of a token must be for a row of the pass
 (`joint.JointPlan.length_of`). Each session takes its k from it by its own survival, when it likes.
-So the plan is made for all of them but seldom: as often as takes a hundredth of the time. Say a
-plan takes 0.3 ms: it then holds for 30 ms, which are some ten rounds of a small model and less than
-one of a large one.
+So the plan is made for all of them but seldom: as often as takes half a hundredth of the time. Say
+a plan takes 0.2 ms: it then holds for 40 ms, which are some ten rounds of a small model and less
+than one of a large one.
 
 The mode, to draft or not, is the one that promises more; what rounds take beyond what engines do is
 fitted to rounds as they happened, for each mode (`measured.Overheads`), and so is by how much they
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PLANNING = 0.01  # share of the time that making plans may take
+_PLANNING = 0.005  # share of the time that making plans may take
 
 _BEGIN_MARGIN = 1.02  # drafting begins where it gives so much more
 _END_MARGIN = 0.98

@@ -77,7 +77,7 @@ async def test_its_costs_and_acceptance_are_learnt_by_name() -> None:
     assert not costs.is_known(DRAFTERS["draft_model"].traits)
     assert list(shared.acceptance) == [(ORACLE.name, "free")]
     pool = shared.acceptance[ORACLE.name, "free"]
-    assert pool.acceptance(2) < pool.acceptance(1), "each third token is wrong"
+    assert pool.acceptances()[2] < pool.acceptances()[1], "each third token is wrong"
     assert sum(k * n for k, n in shared.planner.stats.lengths.items()) > 0
 
 

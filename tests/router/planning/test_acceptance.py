@@ -43,8 +43,8 @@ def test_survival_never_rises() -> None:
 def test_positions_behind_the_first_rejection_are_not_counted() -> None:
     pool = AcceptancePool(PRIOR["free"])
     AcceptanceEstimate(pool).observe(4, 0)
-    assert pool.acceptance(0) < PRIOR["free"]
-    assert pool.acceptance(1) == pool.acceptance(0), "nothing is known of it alone"
+    assert pool.acceptances()[0] < PRIOR["free"]
+    assert pool.acceptances()[1] == pool.acceptances()[0], "nothing is known of it alone"
 
 
 def test_where_short_drafts_begin_to_stand_longer_ones_look_worth_it() -> None:
@@ -83,7 +83,7 @@ def test_each_source_of_drafts_has_a_pool_of_its_own() -> None:
         AcceptancePool(PRIOR["free"]),
         AcceptancePool(NGRAM.traits.prior_acceptance["free"]),
     )
-    before = model.acceptance(0)
+    before = model.acceptances()[0]
     feed(AcceptanceEstimate(lookup), 0.05, 4, 200)
-    assert model.acceptance(0) == before
-    assert lookup.acceptance(0) < 0.15
+    assert model.acceptances()[0] == before
+    assert lookup.acceptances()[0] < 0.15

@@ -105,7 +105,7 @@ def drafted(plans: list[RoundPlan]) -> list[RoundPlan]:
     return [plan for plan in plans if plan.num_draft_tokens > 0]
 
 
-def test_making_plans_takes_a_hundredth_of_the_time() -> None:
+def test_making_plans_takes_half_a_hundredth_of_the_time() -> None:
     world = World(CHEAP, tick_s=0.0003)
     sessions = [world.add() for _ in range(4)]
     world.rounds(sessions, 20)
@@ -113,7 +113,7 @@ def test_making_plans_takes_a_hundredth_of_the_time() -> None:
     world.rounds(sessions, 400)
     num_plans = world.planner.stats.num_plans - before
     # Making a plan reads the clock twice, so it takes 0.3 ms.
-    assert 0.5 <= num_plans * 0.0003 / (0.01 * (world.now_s - began_s)) <= 1.0
+    assert 0.5 <= num_plans * 0.0003 / (0.005 * (world.now_s - began_s)) <= 1.0
 
 
 def test_every_session_takes_its_own_k_from_a_plan_that_is_kept() -> None:
