@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,8 @@ def ensured_modules(folder: Path, name: str, requirements: Sequence[str]) -> Pat
     """
     npm, asked = _program("npm"), "\n".join(requirements)
     _program("node")
-    place = folder / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+    plain = re.sub(r"[^\w-]+", "-", name).strip("-")
+    place = folder / f"{plain}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
     if (place / _READY).exists():
         return place
     place.mkdir(parents=True, exist_ok=True)
