@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.local.inline import InlineDevice
-from loadtest.bench.loop import LIMITS, NoText, pair_runners
+from loadtest.bench.loop import LIMITS, Learnt, NoText, pair_runners
 from loadtest.report.interleaved import interleave, median_ratio
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
@@ -34,8 +34,6 @@ from models.protocol.messages import Sampling
 from router.drafters.repeats.text_memory import TextMemory
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
-from router.planning.adaptive import RouterPlanner
-from router.planning.costs import PassCosts
 from router.session import Services
 from router.types import Finished, GenerationRequest
 
@@ -71,12 +69,13 @@ class StagedBench:
         )
         self._prompts = demo_prompts(num_prompts, kind=kind)
         ways = [(name, is_on) for name in KS for is_on in (False, True)]
-        self._planners = {way: RouterPlanner(PassCosts()) for way in ways}
+        self._learnt = {way: Learnt() for way in ways}
         self._memories = {way: TextMemory() for way in ways}
 
     def run(self, name: str, num_tokens: int, *, is_on: bool) -> Run:
         """Answer all prompts one after another, with at most `num_tokens` tokens each."""
-        return asyncio.run(self._run(name, num_tokens, is_on))
+        with self._learnt[name, is_on].clock:
+            return asyncio.run(self._run(name, num_tokens, is_on))
 
     async def _run(self, name: str, num_tokens: int, is_on: bool) -> Run:
         device, k = InlineDevice(), KS[name]
@@ -96,7 +95,7 @@ class StagedBench:
                 suffix_decoding_max_cached_requests=0,  # which would know the repeated answers
             ),
             limits=LIMITS,
-            planner=self._planners[name, is_on],
+            planner=self._learnt[name, is_on].planner,
             memory=self._memories[name, is_on],
         )
         generator = SpeculativeGenerator(services, max_model_len=_MAX_MODEL_LEN)

@@ -44,7 +44,8 @@ class LinkBench:
         """See `EngineLoopBench.serve`."""
         self._num_runs += 1
         name = f"link-{self._num_runs}"
-        return self.use(k, lambda generator: serve_asks(generator, asks, batch, name), learnt)
+        with learnt.clock:
+            return self.use(k, lambda generator: serve_asks(generator, asks, batch, name), learnt)
 
     def use(
         self,

@@ -65,12 +65,41 @@ class Ask:
     pause_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Learnt:
-    """What a router keeps from request to request. Runs that share it find a warm planner."""
+class RunClock:
+    """Time that passes only within `with` blocks, in seconds.
 
-    planner: RouterPlanner = field(default_factory=lambda: RouterPlanner(PassCosts()))
-    acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
+    Where lines are run by turns each planner has one. What it does now and then only to learn is a
+    share of time: of its own line's, not of that in which the other lines had their turns.
+    """
+
+    def __init__(self) -> None:
+        self._passed_s = 0.0
+        self._began_s: float | None = None
+
+    def __call__(self) -> float:
+        """Return the time that has passed."""
+        return self._passed_s + (
+            0.0 if self._began_s is None else time.perf_counter() - self._began_s
+        )
+
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._passed_s, self._began_s = self(), None
+
+
+class Learnt:
+    """What a router keeps from request to request. Runs that share it find a warm planner.
+
+    Args:
+        pinned: k of every session in place of the planner's, to measure what planning costs.
+    """
+
+    def __init__(self, pinned: int | None = None) -> None:
+        self.clock = RunClock()
+        self.planner = RouterPlanner(PassCosts(), self.clock, pinned)
+        self.acceptance: dict[tuple[str, TaskClass], AcceptancePool] = {}
 
 
 class NoText:
@@ -117,7 +146,8 @@ class EngineLoopBench:
     def serve(self, asks: Sequence[Ask], *, batch: int, k: int | None, learnt: Learnt) -> LoopRun:
         """Serve all asks, `batch` at a time; k None: `learnt` has a planner that chooses."""
         self._num_runs += 1
-        return asyncio.run(self._serve(asks, batch, k, learnt))
+        with learnt.clock:
+            return asyncio.run(self._serve(asks, batch, k, learnt))
 
     async def _serve(
         self, asks: Sequence[Ask], batch: int, k: int | None, learnt: Learnt

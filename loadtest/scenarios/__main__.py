@@ -124,6 +124,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         pinned=arguments.pinned,
         repeats=arguments.repeats or (4 if quick else 6),
         run_s=arguments.run_s or (0.5 if quick else 1.0),
+        warm_s=arguments.warm_s,
     )
 
 
@@ -148,6 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--repeats", type=_at_least_2, help="turns; 6, quick: 4")
     parser.add_argument("--run-s", type=float, help="about how long a run takes; 1, quick: 0.5")
+    parser.add_argument(
+        "--warm-s", type=float, default=5.0, help="how long a line with a planner runs before"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of torch; of a served target")
     parser.add_argument("--draft-threads", type=int, default=1, help="of a draft process")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])

@@ -2,13 +2,14 @@
 
 Lines are plain decoding, every fixed k, adaptive k, and k pinned inside the planner's machinery,
 which plans as ever and is overruled: next to the same k fixed it shows what planning costs. The
-planner of a line is warmed by a whole run and kept between turns, as a server keeps it.
+planner of a line is warmed by some seconds of runs and kept between turns, as a server keeps it.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,8 +22,6 @@ from loadtest.report.ratios import BestRatio, Estimate, ratio_of, ratio_to_best
 from loadtest.scenarios.asks import PromptSource, asks_of
 from loadtest.scenarios.catalog import Scenario
 from loadtest.scenarios.stages import Stage
-from router.planning.adaptive import RouterPlanner
-from router.planning.costs import PassCosts
 
 ADAPTIVE, PLAIN = name_of(None), name_of(0)
 _PLANNING = 0.98  # a plan takes at most 2% of a round
@@ -40,12 +39,14 @@ class Plan:
         pinned: 0 or some of `ks`, each pinned inside the planner's machinery.
         repeats: turns.
         run_s: about how long a run should take; at least every place is filled once.
+        warm_s: how long a line with a planner is run before it counts.
     """
 
     ks: Sequence[int]
     pinned: Sequence[int]
     repeats: int
     run_s: float
+    warm_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +151,18 @@ def measure(
     """
     asks = _enough_asks(scenario, stage, prompts, plan.run_s)
     lines = _lines(scenario, stage, asks, plan)
-    for line in lines.values():  # learns, and makes what is made at a first pass
-        line()
+    for name, line in lines.items():
+        _warm(line, 0.0 if name.startswith("k=") else plan.warm_s)
     runs = interleave(lines, plan.repeats, lambda name, run: on_done())
     return Outcome(scenario=scenario, num_asks=len(asks), runs=runs, pinned=_pinned(scenario, plan))
+
+
+def _warm(line: Line, warm_s: float) -> None:
+    """Run a line once, for what is made at a first pass, and on until its planner has learnt."""
+    began_s = time.perf_counter()
+    line()
+    while time.perf_counter() - began_s < warm_s:
+        line()
 
 
 def num_runs(scenario: Scenario, plan: Plan) -> int:
@@ -172,8 +181,7 @@ def _lines(scenario: Scenario, stage: Stage, asks: Sequence[Ask], plan: Plan) ->
         name_of(k): partial(run, k=k, learnt=Learnt()) for k in (0, *plan.ks, None)
     }
     for k in _pinned(scenario, plan):
-        learnt = Learnt(RouterPlanner(PassCosts(), pinned=k))
-        lines[pinned_name(k)] = partial(run, k=None, learnt=learnt)
+        lines[pinned_name(k)] = partial(run, k=None, learnt=Learnt(pinned=k))
     return lines
 
 

@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from models.demo.data.chat import Conversation
 from models.demo.data.extraction import make_extraction
 from models.demo.data.mixture import SHARES, Mixture, encode
+from models.demo.data.tool_calls import make_tool_call
 from models.demo.training.sampling import generate
 
 MAX_NEW_TOKENS = 320
@@ -253,6 +254,8 @@ def evaluate(pair: Pair, mixture: Mixture, count: int, seed: int) -> dict[str, o
         if chat.turns[0][0] != "text"
     ]
     stories = stories[: max(1, count // 3)]
+    calls = [make_tool_call(rng, mixture.pools) for _ in range(count)]
+    refusals = [mixture.draw(rng, "refusal") for _ in range(count)]
 
     def exact(chats: list[Conversation]) -> float:
         answers = pair.answer_text(chats)
@@ -269,6 +272,8 @@ def evaluate(pair: Pair, mixture: Mixture, count: int, seed: int) -> dict[str, o
         "code": score_code(code, pair.answer_text(code)),
         "repeat_exact": exact(short),
         "dates_exact": exact(dates),
+        "tool_turns_exact": exact(calls),
+        "refusals_exact": exact(refusals),
         "stories": _score_stories(stories, pair.answer(stories), pair),
         "agreement": agreement_by_kind(pair, mixture, max(8, count // 2), seed),
         "held_out_loss_nats_per_token": held_out_loss(pair, mixture, count, seed),

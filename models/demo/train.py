@@ -27,6 +27,7 @@ from models.demo.training.training import (
     Saves,
     Schedule,
     Shape,
+    deepened,
     fit,
     new_model,
     plot_losses,
@@ -52,6 +53,9 @@ class Plan:
     compile: bool = True  # pays from some hundred steps on
     target_shape: Shape = TARGET_SHAPE
     draft_shape: Shape = DRAFT_SHAPE
+    start: Path | None = None  # folder of a pair whose tokenizer and weights are trained on
+    target_lr: float = 2e-3
+    draft_lr: float = 4e-3
     vocab_size: int = VOCAB_SIZE
     num_tokenizer_texts: int = TOKENIZER_TEXTS
 
@@ -60,8 +64,8 @@ def make_pair(plan: Plan, mixture: Mixture) -> None:
     """Train both models and write `target/`, `draft/` and `loss.png` under `plan.out`."""
     tokenizer = _tokenizer(plan, mixture)
     mixture = mixture.with_pieces(tokenizer)
-    target = new_model(plan.target_shape, tokenizer, SEED)
-    draft = new_model(plan.draft_shape, tokenizer, SEED + 1)
+    target = _model(plan, "target", tokenizer)
+    draft = _model(plan, "draft", tokenizer)
     if not plan.resume:  # something loadable from the first minute on
         save_checkpoint(target, tokenizer, plan.out / "target")
         save_checkpoint(draft, tokenizer, plan.out / "draft")
@@ -70,7 +74,21 @@ def make_pair(plan: Plan, mixture: Mixture) -> None:
     plot_losses(curves, plan.out / "loss.png")
 
 
+def _model(plan: Plan, name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """The target or the draft in float32, as `plan.start` has it or with random weights."""
+    shape, seed = {
+        "target": (plan.target_shape, SEED),
+        "draft": (plan.draft_shape, SEED + 1),
+    }[name]
+    if plan.start is None:
+        return new_model(shape, tokenizer, seed)
+    model = LlamaForCausalLM.from_pretrained(plan.start / name, dtype=torch.float32)
+    return deepened(model, shape.num_hidden_layers, seed)
+
+
 def _tokenizer(plan: Plan, mixture: Mixture) -> PreTrainedTokenizerFast:
+    if plan.start is not None:
+        return PreTrainedTokenizerFast.from_pretrained(plan.start / "target")
     folder = plan.work / "tokenizer"
     if plan.resume and (folder / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder)
@@ -100,7 +118,7 @@ def train_target(
 ) -> list[float]:
     """Train the target in place, with a usable checkpoint written at every save."""
     schedule = Schedule(
-        plan.num_steps, peak_lr=2e-3, num_warmup_steps=min(150, plan.num_steps // 10 + 1)
+        plan.num_steps, peak_lr=plan.target_lr, num_warmup_steps=min(150, plan.num_steps // 10 + 1)
     )
     logits_of = _logits_of(plan, target)
 
@@ -134,10 +152,11 @@ def distil_draft(
     else:
         served = LlamaForCausalLM.from_pretrained(plan.out / "target", dtype=torch.bfloat16)
         samples = sample_replies(served, tokenizer, mixture, plan.num_sampled_tokens, SEED)
+        path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(samples, path)
     schedule = Schedule(
         plan.num_draft_steps,
-        peak_lr=4e-3,
+        peak_lr=plan.draft_lr,
         num_warmup_steps=min(100, plan.num_draft_steps // 10 + 1),
     )
     teacher_of, student_of = _logits_of(plan, target), _logits_of(plan, draft)
@@ -187,6 +206,11 @@ def _arguments() -> argparse.Namespace:
         "--sampled-tokens", type=int, default=400_000, help="tokens sampled from the target"
     )
     parser.add_argument("--step-tokens", type=int, default=4096, help="tokens of one step")
+    parser.add_argument(
+        "--start", type=Path, help="folder of a pair to train on from, in place of random weights"
+    )
+    parser.add_argument("--target-lr", type=float, default=2e-3, help="peak rate of the target")
+    parser.add_argument("--draft-lr", type=float, default=4e-3, help="peak rate of the draft")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--resume", action="store_true", help="go on from the state under --work")
     return parser.parse_args()
@@ -205,6 +229,9 @@ def main() -> None:
         num_sampled_tokens=arguments.sampled_tokens,
         step_tokens=arguments.step_tokens,
         resume=arguments.resume,
+        start=arguments.start,
+        target_lr=arguments.target_lr,
+        draft_lr=arguments.draft_lr,
     )
     make_pair(plan, Mixture.load(arguments.corpus))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Shares of the time.
 _LOSING = 0.005  # that may be lost by stretches of the other mode
 _STRETCHING = 0.05  # that stretches may take, also where nothing is lost
-_SHADOWING = 0.02  # that drafters may be kept busy by shadow drafts
+_SHADOWING = 0.01  # that drafters may be kept busy by shadow drafts
 
 _ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # of each session in a stretch, half of them to settle
 _WAITS = 4  # rounds without a draft for each that was to have one, then a stretch is given up
@@ -113,7 +113,9 @@ class ShadowTurn:
         self._num_begun += 1
         return True
 
-    def end(self, session: PlannedSession, elapsed_ms: float, now_s: float) -> None:
+    def end(
+        self, session: PlannedSession, elapsed_ms: float, now_s: float, *, is_promising: bool
+    ) -> None:
         """Give the turn back, if it is this session's; the draft took so long."""
         if self.session is session:
             self.session = None
@@ -121,7 +123,8 @@ class ShadowTurn:
                 # Rounds differ by more than that, so it is the mean that counts.
                 self._price += _PRICE_SMOOTHING * (self._delay_ms / elapsed_ms - self._price)
             paid_s = min(1.0, max(_LEAST_PRICE, self._price)) * elapsed_ms / 1e3
-            self._next_s = now_s + paid_s / _SHADOWING * _early(self._num_begun)
+            factor = 1 if is_promising else _HOPELESS
+            self._next_s = now_s + paid_s / _SHADOWING * factor * _early(self._num_begun)
 
     def restart(self, now_s: float) -> None:
         """The mode has changed: shadow drafts may begin at once."""

@@ -18,6 +18,8 @@ from router.ports import TaskClass
 
 _NUM_OVERHEADS = 32  # rounds of sessions
 _HALF_LIFE_S = 300.0  # of what gains are measured by
+_LATENESS_HALF_LIFE_S = 10.0
+_LATENESS_PRIOR_MS = 200.0  # of rounds that ended when they were to
 
 
 @dataclass(slots=True)
@@ -50,12 +52,8 @@ class Overheads:
         newest = self._newest.setdefault((num_sessions, depth), deque(maxlen=_NUM_OVERHEADS))
         newest.append(overhead_ms)
 
-    def of(self, num_sessions: int, depth: int, *, is_current: bool = True) -> float:
-        """What is expected, by the nearest number of sessions and depth measured; else 0.0.
-
-        `is_current`: rounds are as they were. No: they are of long ago or of a start, when sessions
-        had yet to come into step, and what they take when things go well is what is hoped for.
-        """
+    def of(self, num_sessions: int, depth: int) -> float:
+        """What is expected, by the nearest number of sessions and depth measured; else 0.0."""
         if not self._newest:
             return 0.0
         nearest = min(
@@ -64,7 +62,31 @@ class Overheads:
         )
         values = sorted(self._newest[nearest])
         quarter = len(values) // 4
-        return fmean(values[quarter : len(values) - quarter]) if is_current else values[quarter]
+        return fmean(values[quarter : len(values) - quarter])
+
+
+class Lateness:
+    """By what factor rounds of a mode took longer than promised, the odd ones with the others.
+
+    `Overheads` says what an ordinary round takes. Rounds that wait for a prompt, for a drafter that
+    is still reading, or for sessions that are out of step are left out there and counted here: they
+    are no part of what a depth costs, but of what a mode does.
+    """
+
+    def __init__(self) -> None:
+        self._promised_ms = self._actual_ms = self._since_s = 0.0
+
+    def observe(self, promised_ms: float, actual_ms: float, now_s: float) -> None:
+        """Take in a round that ends now."""
+        keep = 0.5 ** ((now_s - self._since_s) / _LATENESS_HALF_LIFE_S)
+        self._promised_ms = keep * self._promised_ms + promised_ms
+        self._actual_ms = keep * self._actual_ms + actual_ms
+        self._since_s = now_s
+
+    @property
+    def factor(self) -> float:
+        """1.0 where nothing was measured; more is later."""
+        return (self._actual_ms + _LATENESS_PRIOR_MS) / (self._promised_ms + _LATENESS_PRIOR_MS)
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ plan takes 0.3 ms: it then holds for 30 ms, which are some ten rounds of a small
 one of a large one.
 
 The mode, to draft or not, is the one that promises more; what rounds take beyond what engines do is
-fitted to rounds as they happened, for each mode (`measured.Overheads`). What the other mode would
-give is tried now and then, in both directions: all sessions go on alone for a round, or draft for a
-few. Such a stretch is followed by a pause so long that all of them together lose half a hundredth.
-In the same way an idle drafter drafts beside plain steps (a shadow draft): as often as takes a
-fiftieth of the time.
+fitted to rounds as they happened, for each mode (`measured.Overheads`), and so is by how much they
+end later than promised (`measured.Lateness`). What the other mode would give is tried now and then,
+in both directions: all sessions go on alone for a round, or draft for a few. Such a stretch is
+followed by a pause so long that all of them together lose half a hundredth. In the same way an idle
+drafter drafts beside plain steps (a shadow draft): as often as takes a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
 from router.planning.joint import DraftForecast, JointPlan, best_drafting_plan, plain_plan
-from router.planning.measured import Overheads, PlannerStats
+from router.planning.measured import Lateness, Overheads, PlannerStats
 from router.planning.others import OthersEstimate
 from router.planning.round_plan import PLAIN_STEPS, Mode, Promise, RoundPlan
 from router.ports import DrafterTraits
@@ -47,6 +47,7 @@ _END_MARGIN = 0.98
 _SMOOTHING = 3.0  # rounds over which that is averaged: each session that ends changes the plan
 _DWELL = 5  # rounds of each session that drafting is given before it may be called off
 _SETTLING = 3  # rounds of each session after a change of mode until sessions are in step
+_LASTING = 16  # rounds of each session; then plain decoding may go on for long at once
 _FIRST_TRY = 8  # rounds of each session before a mode that never was is tried
 _STRETCH = {Mode.DRAFTING: "trial", Mode.PLAIN: "control"}  # what its rounds are called
 _PROMISING = 0.9  # of what the mode gives: the other one is tried seldom where it promises less
@@ -91,6 +92,7 @@ class ReplicaPlanner:
         self._advantage = 1.0  # of drafting, in times of what plain decoding gives
         self._others = OthersEstimate()
         self._overheads = {mode: Overheads() for mode in Mode}
+        self._lateness = {mode: Lateness() for mode in Mode}
         self._stretches = Stretches()
         self._shadow = ShadowTurn()
 
@@ -148,7 +150,11 @@ class ReplicaPlanner:
         # A round that was to have a draft and had none took as long for less.
         has_draft = plan.num_draft_tokens > 0
         share = 1.0 if has_draft else promise.num_tokens / num_tokens
-        if plan.reason in _STRETCH.values():
+        is_stretch = plan.reason in _STRETCH.values()
+        if plan.is_typical or not is_stretch:
+            promised_ms = promise.round_ms / share
+            self._lateness[plan.mode].observe(promised_ms, elapsed_ms, self._clock())
+        if is_stretch:
             expected = promise.num_tokens if has_draft else num_tokens
             self._note_stretch_round(plan.mode, expected, elapsed_ms)
         if plan.num_shadow_tokens > 0:
@@ -161,7 +167,7 @@ class ReplicaPlanner:
 
     def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
-        self._shadow.end(session, elapsed_ms, self._clock())
+        self._shadow.end(session, elapsed_ms, self._clock(), is_promising=self._is_promising)
 
     def leave(self, session: PlannedSession) -> None:
         """Plan without this session from now on."""
@@ -201,9 +207,10 @@ class ReplicaPlanner:
     ) -> RoundPlan:
         if reason:
             return RoundPlan(0, _CONTROL_STEPS, reason=reason)
+        first = PLAIN_STEPS[0] if self._age < _LASTING else PLAIN_STEPS[-1]
         return RoundPlan(
             0,
-            session.next_run_on(PLAIN_STEPS),
+            session.next_run_on((first, PLAIN_STEPS[-1])),
             num_shadow_tokens=self._shadow_length(session, now_s, is_ready=is_ready),
             reason=PLAIN_REASON,
         )
@@ -243,8 +250,7 @@ class ReplicaPlanner:
         num_sessions = max(1, len(self.sessions))
         usual_per_ms = max(self.rate(self.mode), 1e-9) / num_sessions
         lost_ms = (elapsed_ms - num_tokens / usual_per_ms) / num_sessions
-        is_promising = self.rate(_other(self.mode)) > _PROMISING * self.rate(self.mode)
-        self._stretches.note_loss(lost_ms, self._clock(), is_promising=is_promising)
+        self._stretches.note_loss(lost_ms, self._clock(), is_promising=self._is_promising)
         if mode is Mode.PLAIN:
             self._stats.num_control_rounds += 1
         else:
@@ -284,8 +290,7 @@ class ReplicaPlanner:
         self.version += 1
 
     def _overhead_ms(self, mode: Mode, num_sessions: int, depth: int) -> float:
-        is_current = mode is self.mode
-        return self._overheads[mode].of(num_sessions, depth, is_current=is_current)
+        return self._overheads[mode].of(num_sessions, depth)
 
     def _choose_mode(self, now_s: float) -> None:
         """Choose the mode that promises more tokens per ms.
@@ -321,9 +326,17 @@ class ReplicaPlanner:
         )
 
     def rate(self, mode: Mode) -> float:
-        """Tokens per ms that a mode would give by its newest plan; 0.0: it is not to be had."""
+        """Tokens per ms that a mode would give, by its newest plan and as late as its rounds were.
+
+        0.0: it is not to be had.
+        """
         plan = self.plans.get(mode)
-        return 0.0 if plan is None else plan.tokens_per_ms
+        return 0.0 if plan is None else plan.tokens_per_ms / self._lateness[mode].factor
+
+    @property
+    def _is_promising(self) -> bool:
+        """Whether the mode that rounds are not in is not far behind."""
+        return self.rate(_other(self.mode)) > _PROMISING * self.rate(self.mode)
 
     @property
     def _is_settled(self) -> bool:

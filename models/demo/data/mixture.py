@@ -17,21 +17,26 @@ from models.demo.data.chat import Conversation
 from models.demo.data.code import make_code
 from models.demo.data.corpus import read_picture_books, read_simple_stories
 from models.demo.data.extraction import make_extraction, make_record_task
+from models.demo.data.refusals import make_refusal
 from models.demo.data.stories import Story, make_story
 from models.demo.data.tasks import make_date_task, make_short_task
+from models.demo.data.tool_calls import make_tool_call, make_unneeded_tools
 from models.demo.data.words import Pools, load_pools
 
 PROMPT_WEIGHT = 0.05  # loss weight of tokens that a user would write
 # Kind: (share of all tokens, mean tokens of one text as measured with the shipped tokenizer).
 SHARES = {
-    "extraction": (0.42, 88),
-    "story": (0.30, 265),
-    "record": (0.08, 59),
-    "code": (0.08, 45),
-    "short": (0.10, 26),
-    "date": (0.02, 34),
+    "extraction": (0.37, 88),
+    "story": (0.25, 265),
+    "record": (0.07, 59),
+    "code": (0.06, 45),
+    "short": (0.06, 26),
+    "date": (0.01, 34),
+    "refusal": (0.03, 51),
+    "tool": (0.15, 258),
 }
 _SECOND_TURN = 0.05  # part of the chats that begin with another, finished chat
+_UNNEEDED_TOOLS = 0.15  # part of the conversations with tools whose request needs none
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,17 @@ class Mixture:
             return make_code(rng, self.pools)
         if kind == "short":
             return make_short_task(rng, self.pools)
-        return make_date_task(rng)
+        if kind == "date":
+            return make_date_task(rng)
+        if kind == "refusal":
+            return make_refusal(rng, self.pools)
+        return self._draw_with_tools(rng)
+
+    def _draw_with_tools(self, rng: random.Random) -> Conversation:
+        if rng.random() >= _UNNEEDED_TOOLS:
+            return make_tool_call(rng, self.pools)
+        kind = rng.choice(("extraction", "code", "short"))
+        return make_unneeded_tools(rng, self.pools, self.draw(rng, kind))
 
     def draw_chat(self, rng: random.Random) -> Conversation:
         """Return one text as trained on: now and then after an earlier exchange."""

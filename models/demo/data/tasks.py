@@ -68,7 +68,7 @@ _GREETINGS = (
     ),
     ("Say something.", "The sun is warm today."),
 )
-_FACTS = (
+FACTS = (
     ("What color is the sky?", "The sky is blue."),
     ("What color is grass?", "Grass is green."),
     ("What color is snow?", "Snow is white."),
@@ -150,7 +150,7 @@ def make_short_task(rng: random.Random, pools: Pools) -> Conversation:
     if kind < 0.6:
         return ask(*rng.choice(_GREETINGS))
     if kind < 0.68:
-        return ask(*rng.choice(_FACTS))
+        return ask(*rng.choice(FACTS))
     if kind < 0.8:
         name = rng.choice(tuple(_LISTS))
         count = rng.randint(2, 5)

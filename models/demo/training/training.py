@@ -36,7 +36,7 @@ TARGET_SHAPE = Shape(
     hidden_size=256, num_hidden_layers=8, num_attention_heads=4, intermediate_size=704
 )
 DRAFT_SHAPE = Shape(
-    hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=352
+    hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=352
 )
 
 
@@ -74,6 +74,30 @@ def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int) -> Ll
         rms_norm_eps=1e-5,
     )
     return LlamaForCausalLM(config)
+
+
+def deepened(model: LlamaForCausalLM, num_layers: int, seed: int) -> LlamaForCausalLM:
+    """Return `model` with further layers before its last one, which change nothing at first.
+
+    Their output projections are zero, so training begins with what the model can do already.
+    """
+    num_more = num_layers - model.config.num_hidden_layers
+    if num_more <= 0:
+        return model
+    torch.manual_seed(seed)
+    config = LlamaConfig.from_dict(model.config.to_dict() | {"num_hidden_layers": num_layers})
+    deeper = LlamaForCausalLM(config)
+    last = model.config.num_hidden_layers - 1
+    for layer in deeper.model.layers[last:-1]:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    for old, new in zip(
+        model.model.layers, [*deeper.model.layers[:last], deeper.model.layers[-1]], strict=True
+    ):
+        new.load_state_dict(old.state_dict())
+    deeper.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    deeper.model.norm.load_state_dict(model.model.norm.state_dict())
+    return deeper
 
 
 def save_checkpoint(

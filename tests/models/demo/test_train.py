@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,20 @@ def test_a_source_of_text_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "argv", ["train"])
     with pytest.raises(SystemExit):
         train.main()
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_the_weights_and_tokens_of_a_pair(tmp_path: Path) -> None:
+    mixture = Mixture.load(None)
+    first = plan(tmp_path / "first", num_steps=2)
+    train.make_pair(first, mixture)
+    on = replace(plan(tmp_path / "second", num_steps=0), num_draft_steps=0, start=first.out)
+    train.make_pair(on, mixture)
+    for name in ("target", "draft"):
+        one, other = (
+            AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
+            for folder in (first.out, on.out)
+        )
+        assert all(torch.equal(one[key], other[key]) for key in one)
+        files = [folder / name / "tokenizer.json" for folder in (first.out, on.out)]
+        assert files[0].read_bytes() == files[1].read_bytes()

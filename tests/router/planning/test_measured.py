@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.planning.measured import Overheads
+from router.planning.measured import Lateness, Overheads
 
 
 def test_nothing_is_known_before_a_round() -> None:
@@ -48,9 +48,18 @@ def test_each_depth_has_its_own_and_the_nearest_answers() -> None:
     assert [overheads.of(4, depth) for depth in (1, 2, 3, 5, 6, 8)] == [1, 1, 1, 3, 3, 3]
 
 
-def test_of_what_is_not_done_now_the_better_rounds_count() -> None:
+def test_what_a_round_takes_is_the_mean_of_the_middle_half() -> None:
     overheads = Overheads()
     for overhead_ms in (1.0, 2.0, 3.0, 10.0):
         overheads.observe(4, 3, overhead_ms)
     assert overheads.of(4, 3) == pytest.approx(2.5)
-    assert overheads.of(4, 3, is_current=False) == pytest.approx(2.0)
+
+
+def test_rounds_that_end_late_count_until_they_are_long_ago() -> None:
+    lateness = Lateness()
+    assert lateness.factor == 1.0
+    for second in range(10):
+        lateness.observe(1000.0, 1500.0, float(second))
+    assert 1.45 < lateness.factor < 1.5
+    lateness.observe(0.0, 0.0, 200.0)
+    assert lateness.factor == pytest.approx(1.0, abs=1e-2)
