@@ -107,6 +107,16 @@ class HttpService:
     check_grammar: GrammarChecker | None = None
     body_timeout_s: float = 30.0
 
+    async def health_status(self) -> HealthStatus:
+        """The answer of GET /health."""
+        health = await self.health.check()
+        return HealthStatus(
+            status="ok" if health.is_healthy else "unavailable",
+            model=self.model.name,
+            reason=health.reason,
+            round_ms=health.round_ms,
+        )
+
 
 def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAPI:
     """The ASGI application that serves `service`.
@@ -185,14 +195,8 @@ class _Routes:
         return json_response(self._card().to_json())
 
     async def health(self) -> Response:
-        health = await self._service.health.check()
-        status = HealthStatus(
-            status="ok" if health.is_healthy else "unavailable",
-            model=self._service.model.name,
-            reason=health.reason,
-            round_ms=health.round_ms,
-        )
-        return _status(status, 200 if health.is_healthy else 503)
+        status = await self._service.health_status()
+        return _status(status, 200 if status.status == "ok" else 503)
 
     async def alive(self) -> Response:
         """This process answers; whether the engines do is what /readyz says."""

@@ -95,13 +95,13 @@ def _job(
         len(prompts),
     )
     if asked.speculation.details:
-        job = _with_details(job)
+        job = with_details(job)
     if options is None or not options.include_obfuscation:
         return job
     return replace(job, sealed=sealing(asked.model))
 
 
-def _with_details(job: Job) -> Job:
+def with_details(job: Job) -> Job:
     """The job, its rounds told: with its tokens' logprobs, whether the answer lists them or not."""
     requests = []
     for request in job.requests:

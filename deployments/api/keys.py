@@ -28,9 +28,7 @@ from deployments.api.schemas.requests import Unauthorized
 logger = logging.getLogger(__name__)
 
 # All other paths ask for a key, also those that no route serves.
-OPEN_PATHS = PAGE_PATHS | {
-    *("/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json")
-}
+OPEN_PATHS = PAGE_PATHS | {*("/health", "/livez", "/readyz", "/metrics", "/version", "/docs")}
 _RELOAD_PERIOD_S = 1.0
 _MAX_REPORTED = 3  # faults of one file; the number of all is a metric
 KEY_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+(?P<digest>[0-9a-f]{64})")

@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ReplicaRank
 
 from deployments.api.http import create_app
+from deployments.api.schemas.status import HealthStatus
 from deployments.config.live_limits import changes_of, take_user_config, with_user_config
 from deployments.config.schema import LinkConfig, RouterConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
@@ -27,7 +28,7 @@ from deployments.ingress.service import RouterService
 from deployments.link.client import LinkClient
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
-from deployments.serve.page import ReplicaPages
+from deployments.serve.page import Page, ReplicaPages
 from deployments.serve.private import root_url
 from models.fetch.hub import bring
 
@@ -105,6 +106,15 @@ class Router:
         self._config_in_force = config
         if changes:
             logger.info("limits changed: %s", ", ".join(changes))
+
+    async def metrics_page(self) -> Page:
+        """The replica's id and its instruments, for the page of the monitor."""
+        text = self._service.http.metrics()
+        return serve.get_replica_context().replica_id.unique_id, text
+
+    async def health_status(self) -> HealthStatus:
+        """What GET /health of this replica says, for the monitor."""
+        return await self._service.http.health_status()
 
     async def __del__(self) -> None:
         for task in self._tasks:

@@ -36,9 +36,14 @@ class ReplicaPages:
 
     async def text(self) -> bytes:
         """All their metrics, labelled by replica. Takes at most two seconds; never raises."""
-        answers = await asyncio.gather(*(_ask(handle) for handle in self._handles))
-        pages = [page for pages in answers for page in pages]
-        return await asyncio.to_thread(merged, pages)  # about a millisecond for each of them
+        return await text_of(self._handles, timeout_s=_TIMEOUT_S)
+
+
+async def text_of(handles: Iterable[DeploymentHandle[Any]], *, timeout_s: float) -> bytes:
+    """What `metrics_page` of every replica says in time, labelled by replica. Never raises."""
+    asked = (answers_of(handle, "metrics_page", timeout_s=timeout_s) for handle in handles)
+    pages: list[Page] = [page for pages in await asyncio.gather(*asked) for page in pages]
+    return await asyncio.to_thread(merged, pages)  # about a millisecond for each of them
 
 
 def merged(pages: Iterable[Page]) -> bytes:
@@ -64,26 +69,28 @@ class _Families(Collector):
         yield from self._families
 
 
-async def _ask(handle: DeploymentHandle[Any]) -> list[Page]:
-    """The pages of the replicas that answer in time."""
-    deadline_s = asyncio.get_running_loop().time() + _TIMEOUT_S
-    asked = handle.broadcast("metrics_page")
+async def answers_of(handle: DeploymentHandle[Any], method: str, *, timeout_s: float) -> list[Any]:
+    """What a method of each replica returns, of those that answer in time. Never raises.
+
+    A broadcast stands in no queue of Serve's, so it is answered where the deployment is full too.
+    """
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    asked = handle.broadcast(method)
     try:
         async with asyncio.timeout_at(deadline_s):
             results = await replica_results(asked)
     except (*CALL_ERRORS, TimeoutError) as error:
-        logger.info("no metrics of %s: %s", handle.deployment_name, type(error).__name__)
+        logger.info("no %s of %s: %s", method, handle.deployment_name, type(error).__name__)
         return []
     answers = await asyncio.gather(
         *(_in_time(result, deadline_s) for result in results), return_exceptions=True
     )
     failed = {type(answer).__name__ for answer in answers if isinstance(answer, BaseException)}
     if failed:
-        logger.info("no metrics of a %s: %s", handle.deployment_name, ", ".join(sorted(failed)))
+        logger.info("no %s of a %s: %s", method, handle.deployment_name, ", ".join(sorted(failed)))
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-async def _in_time(result: Any, deadline_s: float) -> Page:
+async def _in_time(result: Any, deadline_s: float) -> Any:
     async with asyncio.timeout_at(deadline_s):
-        page: Page = await result.get_async()
-        return page
+        return await result.get_async()

@@ -3,9 +3,10 @@
     python -m loadtest.clients                       serves configs/demo.yaml and runs all
     python -m loadtest.clients --url http://HOST:PORT --only openai litellm
 
-Each client is installed with pip into a virtual environment of its own, which is kept. Installing
-needs a package index; running needs no network but the server's. The exit status is 0 when no
-check failed; checks that need what the server does not have are listed apart.
+Each client is installed with pip into a virtual environment of its own, or with npm into a folder,
+which is kept. Installing needs a package index; running needs no network but the server's. A
+client of npm is skipped where Node or npm is missing. The exit status is 0 when no check failed;
+checks that need what the server does not have are listed apart.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import httpx
 
 from loadtest.clients.catalog import CLIENTS, Client, Target
+from loadtest.clients.node import NoNode, ensured_modules
 from loadtest.clients.results import ClientResult, table
 from loadtest.clients.run_client import run_client
 from loadtest.clients.venvs import NotInstallable, default_folder, ensured_venv
@@ -65,8 +67,11 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             continue
         print(f"{client.name}: installing {', '.join(client.requirements)}", flush=True)
         try:
-            installed = ensured_venv(folder.absolute(), client.name, client.requirements)
+            ensured = ensured_modules if client.is_npm else ensured_venv
+            installed = ensured(folder.absolute(), client.name, client.requirements)
             ready.append((client, installed))
+        except NoNode as error:
+            report.results.append(ClientResult(client.name, skipped=str(error)))
         except (NotInstallable, OSError) as error:
             report.results.append(ClientResult(client.name, trouble=str(error)))
     if not ready:

@@ -45,11 +45,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """One client. Its `name` is its package's, and, for a tool, its program's."""
+    """One client. Its `name` is its package's, and, for a tool, its program's.
+
+    Attributes:
+        requirements: for pip, or for npm where `is_npm`.
+        script: module; for Node a file below the repository's root.
+    """
 
     name: str
     requirements: tuple[str, ...]
-    script: str = ""  # module
+    script: str = ""
+    is_npm: bool = False
     loads: tuple[Load, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = _SCRIPT_TIMEOUT_S  # of the script, or of one load
@@ -117,6 +123,12 @@ def _aiperf(endpoint: str, *options: str) -> Callable[[Target], list[str]]:
 
 CLIENTS: tuple[Client, ...] = (
     _script("openai", "openai>=3.54,<4"),
+    Client(
+        name="openai (npm)",
+        requirements=("openai@>=7.57 <8",),
+        script="loadtest/clients/scripts/openai_npm_checks.mjs",
+        is_npm=True,
+    ),
     _script("langchain-openai", "langchain-openai>=1.7,<2"),
     # Its newest releases may want a certifi that is days old: the range lets pip go back. The
     # price list it would fetch when imported is in the package too. Tools want mcp.

@@ -35,12 +35,18 @@ class CheckResult:
 
 @dataclass(slots=True)
 class ClientResult:
-    """One client. `trouble`: why it could not be installed, or ended before its last check."""
+    """One client.
+
+    Attributes:
+        trouble: why it could not be installed, or ended before its last check.
+        skipped: why it was not tried here, which is no failure.
+    """
 
     name: str
     version: str = ""
     seconds: float = 0.0
     trouble: str = ""
+    skipped: str = ""
     checks: list[CheckResult] = field(default_factory=list)
 
     @property
@@ -64,6 +70,7 @@ class ClientResult:
             "num_passed": sum(check.ok for check in self.checks),
             "num_checks": len(self.checks),
             "failures": self.failures,
+            "skipped": self.skipped,
             "lacking": self.lacking,
             "checks": [
                 {**asdict(check), "detail": first_line(check.detail)} for check in self.checks
@@ -124,7 +131,7 @@ def table(results: Sequence[ClientResult]) -> str:
                 _counted(check.needs for check in result.checks if check.is_lacking),
             )
         )
-        notes.append(result.failures)
+        notes.append([*result.failures, *([result.skipped] if result.skipped else [])])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row, reasons in zip(rows, notes, strict=True):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from loadtest.clients.catalog import Client, Load, Target
+from loadtest.clients.node import module_version, script_command
 from loadtest.clients.processes import Ended, run_bounded
 from loadtest.clients.reports import NoReport
 from loadtest.clients.results import CheckResult, ClientResult, read_checks
@@ -19,7 +20,8 @@ def run_client(client: Client, bin_folder: Path, target: Target) -> ClientResult
     result = ClientResult(client.name)
     since_s = time.monotonic()
     try:
-        result.version = installed_version(bin_folder, client.name)
+        version = module_version if client.is_npm else installed_version
+        result.version = version(bin_folder, client.name.split()[0])
         if client.script:
             run_script(client, bin_folder, target, result)
         for load in client.loads:
@@ -32,8 +34,12 @@ def run_client(client: Client, bin_folder: Path, target: Target) -> ClientResult
 
 def run_script(client: Client, bin_folder: Path, target: Target, result: ClientResult) -> None:
     """Run a client's script and note what its lines say."""
-    command = [str(bin_folder / "python"), "-m", client.script, target.root_url, target.model]
     with tempfile.TemporaryDirectory(prefix="client-") as name:
+        if client.is_npm:
+            command = script_command(ROOT / client.script, bin_folder, Path(name))
+        else:
+            command = [str(bin_folder / "python"), "-m", client.script]
+        command += [target.root_url, target.model]
         ended = _run(client, command, bin_folder, Path(name))
     result.checks = read_checks(ended.output)
     result.trouble = ended.why(client.timeout_s)

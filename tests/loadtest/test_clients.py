@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -291,6 +292,47 @@ def ensured_venv_folder(folder: Path, requirements: list[str]) -> Path:
     return max(folder.iterdir(), key=lambda path: path.stat().st_ctime)
 
 
+def test_without_node_a_client_of_npm_is_skipped_and_the_others_are_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(command, "ensured_venv", lambda *_: tmp_path)
+    monkeypatch.setattr(command, "target_at", lambda url, tokenizer: TARGET)
+    passed = [CheckResult("a", ok=True)]
+    monkeypatch.setattr(
+        command, "run_client", lambda client, *_: ClientResult(client.name, "1", checks=passed)
+    )
+    output = tmp_path / "clients.json"
+    words = ["--url", TARGET.root_url, "--only", "openai", "openai (npm)", "--output", str(output)]
+    assert command.main(words) == 0
+    clients = {each["client"]: each for each in json.loads(output.read_text())["clients"]}
+    assert clients["openai (npm)"]["skipped"] == "skipped: npm is not installed"
+    assert clients["openai (npm)"]["failures"] == []
+    assert clients["openai"]["skipped"] == ""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_script_for_node_finds_its_packages_and_says_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "place" / "node_modules" / "fake"
+    package.mkdir(parents=True)
+    (package / "package.json").write_text('{"name": "fake", "version": "1.2", "main": "i.js"}')
+    (package / "i.js").write_text("module.exports = (x) => x + 1;")
+    lines = ["import add from 'fake';", "const say = (x) => console.log(JSON.stringify(x));"]
+    lines += [
+        "say({checks: ['a']});",
+        "say({check: 'a', ok: add(1) === 2, detail: process.argv[3]});",
+    ]
+    (tmp_path / "fake.mjs").write_text("\n".join(lines))
+    monkeypatch.setattr("loadtest.clients.run_client.ROOT", tmp_path)
+    client = Client(name="fake (npm)", requirements=(), script="fake.mjs", is_npm=True)
+    result = run_client(client, tmp_path / "place", TARGET)
+    assert result.failures == []
+    assert [(check.ok, check.detail) for check in result.checks] == [(True, TARGET.model)]
+    assert result.version == "1.2"
+
+
 # --- table and record -----------------------------------------------------------------------------
 
 RESULTS = [
@@ -350,7 +392,8 @@ def test_every_client_is_run_somehow() -> None:
         assert client.requirements, client.name
         assert bool(client.script) != bool(client.loads), client.name
         if client.script:
-            path = ROOT / f"{client.script.replace('.', '/')}.py"
+            name = client.script if client.is_npm else f"{client.script.replace('.', '/')}.py"
+            path = ROOT / name
             assert path.exists(), client.name
         for load in client.loads:
             words = " ".join(load.words(TARGET))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from loadtest.fuzz.__main__ import main
 from loadtest.fuzz.campaign import Limits, PartReport, run_one, run_part
 from loadtest.fuzz.cases import Failure, Outcome, case_seed
 from loadtest.fuzz.engines.answers import Answer, broken_terms, difference, is_prefix
-from loadtest.fuzz.engines.grammars import disobedience
+from loadtest.fuzz.engines.grammars import disobedience, random_schema
+from loadtest.fuzz.engines.pair import grammar_host
 from loadtest.fuzz.engines.part import open_engines
 from loadtest.fuzz.engines.requests import random_requests
+from loadtest.fuzz.engines.rule_grammars import random_rules
 from loadtest.fuzz.http.answers import HttpAnswer, wrong_with
 from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.memory import MemoryLog
 from loadtest.fuzz.parts import PARTS
 from models.engine import sampler
-from models.protocol.messages import Grammar, Sampling
+from models.protocol.messages import Grammar, GrammarOpen, GrammarReady, Sampling
 from models.sampling.penalties import TokenHistory
 from router.types import GenerationRequest
 
@@ -232,3 +235,79 @@ def test_memory_that_grows_with_the_cases_is_told() -> None:
     assert f"the limit is {memory.MAX_GROWTH_MIB:g}" in log.complaint
     log.samples = [100.0, 900.0]
     assert log.growth_mib is None
+
+
+# --- grammars with rules --------------------------------------------------------------------------
+
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+def _of_line(content: dict[str, Any], mark: str) -> str:
+    return f"{mark} {json.dumps(content)}\n"
+
+
+TAG = json.dumps(
+    {
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<call "],
+            "at_least_one": True,
+            "stop_after_first": True,
+            "tags": [
+                {
+                    "begin": "<call f>",
+                    "end": "</call>",
+                    "content": {"type": "json_schema", "json_schema": ARGUMENTS},
+                }
+            ],
+        }
+    }
+)
+LISTS = _of_line({"item": "[a-z]{1,4}|[0-9]{1,3}", "most": 2}, "#")
+CALLS = _of_line({"tools": {"f": ARGUMENTS}, "most": 2}, "//")
+FRAMED = _of_line({"open": "<", "close": ">", "schema": ARGUMENTS}, "//")
+CALL = '{"name": "f", "arguments": {"n": 3}}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "right", "wrong"),
+    [
+        ("ebnf", LISTS, ["[a]", "[a,[7,b]]", "[[[a]]]"], ["a", "[a,b,c]", "[[a]", "[a]]", "[@]"]),
+        ("ebnf", _of_line({"regex": "(?:a|ab)c"}, "#"), ["ac", "abc"], ["a", "acc"]),
+        ("lark", FRAMED, ['<{"n": 3}>'], ['{"n": 3}', '<{"n": 10}>', "<>", '<{"n": 3}']),
+        ("lark", CALLS, [CALL, f"{CALL}\n{CALL}"], ["", CALL[:-1], f"{CALL} {CALL}", "{}"]),
+        ("lark", CALLS, [], ["\n".join([CALL] * 3), CALL.replace('"f"', '"g"'), f"{CALL}\n"]),
+        (
+            "structural_tag",
+            TAG,
+            ['<call f>{"n": 3}</call>'],
+            [
+                *("", 'x<call f>{"n": 3}</call>', '<call f>{"n": 3}', '<call g>{"n": 3}</call>'),
+                *('<call f>{"n": 10}</call>', '<call f>{"n": 3}</call>x'),
+            ],
+        ),
+    ],
+)
+def test_the_oracles_of_rules_tell_right_from_wrong(
+    kind: Any, text: str, right: list[str], wrong: list[str]
+) -> None:
+    grammar = Grammar(kind=kind, text=text)
+    assert [one for one in right if disobedience(grammar, one)] == []
+    assert [one for one in wrong if not disobedience(grammar, one)] == []
+
+
+def test_random_rules_of_every_kind_are_served() -> None:
+    host = grammar_host()
+    seen = set()
+    for seed in range(60):
+        rng = random.Random(seed)
+        grammar = random_rules(rng, partial(random_schema, rng))
+        seen.add(grammar.kind)
+        reply = host.answer(GrammarOpen(session_id=str(seed), epoch=1, grammar=grammar))
+        assert isinstance(reply, GrammarReady), (grammar.text, reply)
+    assert seen == {"lark", "ebnf", "structural_tag"}

@@ -13,11 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.api.bodies import parse, raise_invalid
-from deployments.api.jobs import Job, answer_head
+from deployments.api.jobs import Job, answer_head, check_logprob_entries, with_details
 from deployments.api.requests import ServedModel, prepare_turn
-from deployments.api.responses.shapes import ResponsesRequest
+from deployments.api.responses.shapes import LOGPROBS, ResponsesRequest
+from deployments.api.responses.truncation import prepare_truncated
 from deployments.api.responses.writer import ResponsesWriter, encode_named_events
 from deployments.api.schemas.requests import ChatCompletionRequest
+from deployments.api.schemas.tool_fields import mode_and_names
 from deployments.api.writing.obfuscation import sealing
 from models.protocol.errors import InvalidRequest, ServingError
 
@@ -26,8 +28,13 @@ _RENAMED = (
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
     (re.compile(r"\bresponse_format\b"), "text.format"),
     (re.compile(r"\bmax_(?:completion_)?tokens\b"), "max_output_tokens"),
+    (
+        re.compile(r"\btool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b"),
+        r"tool_choice.tools[\1]",
+    ),
     (re.compile(r"\btools\[(\d+)\]\.function\b"), r"tools[\1]"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"^logprobs(?=:|$)"), "include"),
     (re.compile(r"\bmessages\[\d+\](?:\.\w+|\[\d+\])*"), "input"),
     (re.compile(r"\bmessages\b"), "input"),
 )
@@ -55,7 +62,9 @@ def responses_job(body: bytes, model: ServedModel) -> Job:
     request_id = f"resp_{uuid.uuid4().hex}"
     try:
         chat = _as_chat(asked)
-        prompt, turn = prepare_turn(chat, model, request_id)
+        prepare = prepare_truncated if asked.truncation == "auto" else prepare_turn
+        prompt, turn = prepare(chat, model, request_id)
+        check_logprob_entries(chat, [prompt], model.max_logprob_entries)
     except ServingError as error:
         error.message = named(error.message)
         error.param = None if error.param is None else named(error.param)
@@ -73,6 +82,8 @@ def responses_job(body: bytes, model: ServedModel) -> Job:
         done=b"",
         failed=writer.failed,
     )
+    if asked.speculation.details:
+        job = with_details(job)
     if options is None or not options.include_obfuscation:
         return job
     return replace(job, sealed=sealing(asked.model))
@@ -86,11 +97,9 @@ def named(text: str) -> str:
 
 
 def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
-    if asked.speculation.details:
+    if asked.top_logprobs and not asked.include:
         raise InvalidRequest(
-            "speculation.details: is not supported by this route, ask /v1/chat/completions",
-            param="speculation.details",
-            code="unsupported_parameter",
+            f"top_logprobs is only allowed with include: [{LOGPROBS!r}]", param="top_logprobs"
         )
     messages = list(asked.input)
     if asked.instructions is not None:
@@ -106,6 +115,8 @@ def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
         "response_format": _format(asked),
         "tools": [_tool(tool.model_dump(exclude={"type"})) for tool in asked.tools],
         "tool_choice": _chat_choice(asked.tool_choice),
+        "logprobs": bool(asked.include),
+        "top_logprobs": asked.top_logprobs if asked.include else None,
         "logit_bias": {str(token_id): bias for token_id, bias in asked.logit_bias},
         "speculation": asked.speculation,
     }
@@ -116,9 +127,13 @@ def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
 
 
 def _chat_choice(choice: str) -> object:
-    if not choice.startswith("="):
-        return choice
-    return {"type": "function", "function": {"name": choice[1:]}}
+    mode, names = mode_and_names(choice)
+    if not names:
+        return mode
+    tools = [_tool({"name": name}) for name in names]
+    if not mode:
+        return tools[0]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def _tool(function: dict[str, Any]) -> dict[str, Any]:

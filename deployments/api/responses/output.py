@@ -7,9 +7,12 @@ they come. An answer that is not streamed has the same items; its events are dro
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import msgspec
+
+Logprob = msgspec.Raw  # a token's as JSON, because a long answer has a great many
 Event = dict[str, Any]
 Kind = Literal["message", "reasoning", "function_call"]
 
@@ -34,6 +37,7 @@ class OutputItems:
         self._id = ""
         self._call: dict[str, str] = {}
         self._texts: list[str] = []
+        self._logprobs: list[Logprob] = []
         self._events: list[Event] = []
 
     @property
@@ -46,9 +50,9 @@ class OutputItems:
         events, self._events = self._events, []
         return events
 
-    def say(self, text: str) -> None:
-        """The message goes on."""
-        self._go_on("message", text)
+    def say(self, text: str, logprobs: Sequence[Logprob] = ()) -> None:
+        """The message goes on, with tokens of its text where they are asked for."""
+        self._go_on("message", text, logprobs)
 
     def think(self, text: str) -> None:
         """The reasoning goes on."""
@@ -71,34 +75,41 @@ class OutputItems:
             return
         field = "arguments" if kind == "function_call" else "text"
         self._tell(f"{_DELTAS[kind]}.done", **self._place(kind), **{field: text})
+        if kind == "message":
+            self._events[-1]["logprobs"] = self._logprobs
         if kind == "function_call":
             self._events[-1]["name"] = self._call["name"]
         else:
-            self._tell("response.content_part.done", **self._place(kind), part=_part(kind, text))
+            part = self._part(kind, text)
+            self._tell("response.content_part.done", **self._place(kind), part=part)
         item = self._item(kind, text, status)
         self._tell("response.output_item.done", output_index=len(self.done), item=item)
         self.done.append(item)
-        self._kind, self._texts = None, []
+        self._kind, self._texts, self._logprobs = None, [], []
 
-    def _go_on(self, kind: Kind, text: str) -> None:
+    def _go_on(self, kind: Kind, text: str, logprobs: Sequence[Logprob] = ()) -> None:
         if self._kind != kind:
             self.end()
             self._begin(kind)
-        if text:
-            self._add(text)
+        if text or logprobs:
+            self._add(text, logprobs)
 
     def _begin(self, kind: Kind) -> None:
         self._kind, self._id = kind, f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
         item = self._item(kind, None, "in_progress")
         self._tell("response.output_item.added", output_index=len(self.done), item=item)
         if kind != "function_call":
-            self._tell("response.content_part.added", **self._place(kind), part=_part(kind, ""))
+            part = self._part(kind, "")
+            self._tell("response.content_part.added", **self._place(kind), part=part)
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str, logprobs: Sequence[Logprob] = ()) -> None:
         kind = self._kind
         assert kind is not None, "no item to add to"
         self._texts.append(text)
+        self._logprobs += logprobs
         self._tell(f"{_DELTAS[kind]}.delta", **self._place(kind), delta=text)
+        if kind == "message":
+            self._events[-1]["logprobs"] = list(logprobs)
 
     def _place(self, kind: Kind) -> Event:
         place: Event = {"item_id": self._id, "output_index": len(self.done)}
@@ -107,7 +118,7 @@ class OutputItems:
     def _item(self, kind: Kind, text: str | None, status: str) -> dict[str, Any]:
         """The item; `text` None: it has only begun."""
         item: dict[str, Any] = {"id": self._id, "type": kind, "status": status}
-        content = [] if text is None else [_part(kind, text)]
+        content = [] if text is None else [self._part(kind, text)]
         match kind:
             case "message":
                 return item | {"role": "assistant", "content": content}
@@ -115,13 +126,11 @@ class OutputItems:
                 return item | {"summary": [], "content": content}
         return item | self._call | {"arguments": text or ""}
 
+    def _part(self, kind: Kind, text: str) -> Event:
+        if kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = list(self._logprobs)  # as it stands: more may come before it is encoded
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
     def _tell(self, what: str, **fields: Any) -> None:
-        if what.startswith("response.output_text"):
-            fields["logprobs"] = []
         self._events.append({"type": what, **fields})
-
-
-def _part(kind: Kind, text: str) -> dict[str, Any]:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

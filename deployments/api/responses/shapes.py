@@ -15,11 +15,13 @@ from pydantic import BaseModel, BeforeValidator, Field
 from deployments.api.responses.items import Items
 from deployments.api.schemas.answers import Metrics
 from deployments.api.schemas.chat_fields import TemplateSettings
-from deployments.api.schemas.requests import SpeculationOptions
+from deployments.api.schemas.details import ChoiceDetails
+from deployments.api.schemas.requests import MAX_LOGPROBS, SpeculationOptions
 from deployments.api.schemas.sampling_fields import LogitBias
 from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value, shown
-from deployments.api.schemas.tool_fields import MAX_TOOLS, FunctionDefinition
+from deployments.api.schemas.tool_fields import MAX_TOOLS, FunctionDefinition, allowed_choice
 
+LOGPROBS = "message.output_text.logprobs"  # the one part that may be asked for beside the text
 _MAX_METADATA = 16  # entries, keys and values: OpenAI's limits
 _MAX_KEY_CHARS = 64
 _MAX_VALUE_CHARS = 512
@@ -47,14 +49,39 @@ def _only_function(content: Any) -> Any:
 
 
 def _choice(content: Any) -> str:
-    """A word, or `=` and the name of the function that must be called."""
+    """As a chat's `tool_choice` is read: a word, or with the names of functions."""
     if content in ("none", "auto", "required"):
         return str(content)
-    if isinstance(content, dict) and content.keys() == {"type", "name"}:
-        kind, name = content["type"], content["name"]
-        if kind == "function" and isinstance(name, str):
-            return f"={name}"
-    refuse_value('must be none, auto, required or {"type": "function", "name": ...}')
+    if (name := _named(content)) is not None:
+        return f"={name}"
+    if isinstance(content, dict) and content.keys() == {"type", "mode", "tools"}:
+        tools = content["tools"]
+        if content["type"] == "allowed_tools" and isinstance(tools, list):
+            read = allowed_choice(content["mode"], [_named(tool) for tool in tools])
+            if read is not None:
+                return read
+    refuse_value(
+        'must be none, auto, required, {"type": "function", "name": ...} or {"type": '
+        '"allowed_tools", "mode": "auto" or "required", "tools": [{"type": "function", "name": '
+        f"...}}, ...]}} with 1 to {MAX_TOOLS} tools (got {shown(content)})"
+    )
+
+
+def _named(content: Any) -> str | None:
+    """The name in `{"type": "function", "name": ...}`; None: it is no such."""
+    if not isinstance(content, dict) or content.keys() != {"type", "name"}:
+        return None
+    name = content["name"]
+    return name if content["type"] == "function" and isinstance(name, str) else None
+
+
+def _included(content: Any) -> list[str]:
+    if not isinstance(content, list):
+        refuse_value("must be a list")
+    for index, name in enumerate(content):
+        if name != LOGPROBS:
+            refuse_value(f"item {index}: {shown(name)} is not supported, only {LOGPROBS!r}")
+    return list(content[:1])
 
 
 class FunctionTool(FunctionDefinition):
@@ -93,7 +120,15 @@ class ChosenTool(StrictFields):
     name: str
 
 
-_ChoiceIn = Literal["none", "auto", "required"] | ChosenTool
+class AllowedFunctions(StrictFields):
+    """The functions that may be called; the model sees the others too."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+_ChoiceIn = Literal["none", "auto", "required"] | ChosenTool | AllowedFunctions
 _MetadataIn = Annotated[dict[str, str], Field(max_length=_MAX_METADATA)]
 
 
@@ -122,13 +157,10 @@ class ResponsesRequest(BodyFields):
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "include": ([],),
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
         "reasoning": ({}, {"effort": "none"}),
-        "top_logprobs": (0,),
-        "truncation": ("disabled",),
     }
 
     model: str
@@ -143,6 +175,14 @@ class ResponsesRequest(BodyFields):
     )
     tool_choice: Annotated[str, BeforeValidator(_choice, json_schema_input_type=_ChoiceIn)] = "auto"
     parallel_tool_calls: bool = True
+    include: Annotated[
+        list[str],
+        BeforeValidator(
+            _included, json_schema_input_type=list[Literal["message.output_text.logprobs"]]
+        ),
+    ] = Field(default_factory=list)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    truncation: Literal["auto", "disabled"] = "disabled"
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     metadata: Annotated[
@@ -195,13 +235,15 @@ class ResponsesAnswer(BaseModel):
     store: Literal[False]
     temperature: float
     text: dict[str, Any]
-    tool_choice: str | dict[str, str]
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
+    top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponsesUsage | None
     seed: int
     metrics: Metrics
+    speculation_details: list[ChoiceDetails] | None = None
 
 
 class ResponsesEvent(BaseModel):

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
-from deployments.api.responses.output import Event, OutputItems
+from deployments.api.responses.output import Event, Logprob, OutputItems
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.answers import metrics_of
+from deployments.api.schemas.logprobs import TokenNames, chat_logprob
+from deployments.api.schemas.tool_fields import mode_and_names
 from deployments.api.writing.writers import AnswerHead
 from models.text.tools.reader import ArgumentsPart, CallBegun, Said, Thought, TurnReader
 from models.text.tools.turn import Turn
@@ -50,6 +52,8 @@ class ResponsesWriter:
         self._items = OutputItems()
         self._num_events = 0
         self._num_thought = 0  # tokens of reasoning
+        self._names = TokenNames(head.tokenizer)
+        self._unsaid: list[Logprob] = []  # of tokens that no text has come with yet
 
     @property
     def head(self) -> AnswerHead:
@@ -99,9 +103,12 @@ class ResponsesWriter:
         return self._encoded([{"type": "error", **said, "error": error}])[0]
 
     def _take(self, delta: Delta) -> None:
+        if self._head.num_logprobs >= 0:
+            entries = (chat_logprob(token, self._names) for token in delta.shown)
+            self._unsaid += [msgspec.Raw(_encoder.encode(entry)) for entry in entries]
         if self._reader is None:
             if delta.text:
-                self._items.say(delta.text)
+                self._items.say(delta.text, self._said())
             return
         pieces = self._reader.push(delta.text)
         if pieces and all(isinstance(piece, Thought) for piece in pieces):
@@ -111,9 +118,11 @@ class ResponsesWriter:
     def _add(self, pieces: Iterable[Said | Thought | CallBegun | ArgumentsPart]) -> None:
         items = self._items
         for piece in pieces:
+            if not isinstance(piece, Said):
+                self._unsaid.clear()  # a message has the tokens that came with its text
             match piece:
                 case Said():
-                    items.say(piece.text)
+                    items.say(piece.text, self._said())
                 case Thought():
                     items.think(piece.text)
                 case CallBegun():
@@ -125,9 +134,14 @@ class ResponsesWriter:
     def _end(self, finished: Finished) -> None:
         if self._reader is not None:
             self._add(self._reader.end())
-        if not self._items.done and self._items.kind is None:
-            self._items.say("")  # an answer without text is still a message
+        is_empty = not self._items.done and self._items.kind is None
+        if is_empty or (self._unsaid and self._items.kind == "message"):
+            self._items.say("", self._said())  # an answer without text is still a message
         self._items.end("incomplete" if finished.finish_reason == "length" else "completed")
+
+    def _said(self) -> list[Logprob]:
+        said, self._unsaid = self._unsaid, []
+        return said
 
     def _encoded(self, events: Iterable[Event]) -> list[bytes]:
         bodies = []
@@ -163,8 +177,9 @@ class ResponsesWriter:
             "text": {"format": asked.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": _choice(asked.tool_choice),
             "tools": [tool.model_dump() for tool in asked.tools],
+            "top_logprobs": asked.top_logprobs or 0,
             "top_p": asked.top_p,
-            "truncation": "disabled",
+            "truncation": asked.truncation,
             "usage": None if finished is None else self._usage(finished),
         }
         if finished is not None:
@@ -185,4 +200,10 @@ class ResponsesWriter:
 
 
 def _choice(choice: str) -> object:
-    return {"type": "function", "name": choice[1:]} if choice.startswith("=") else choice
+    mode, names = mode_and_names(choice)
+    if not names:
+        return mode
+    functions = [{"type": "function", "name": name} for name in names]
+    if not mode:
+        return functions[0]
+    return {"type": "allowed_tools", "mode": mode, "tools": functions}

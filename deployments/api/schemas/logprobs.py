@@ -98,6 +98,18 @@ class TokenNames:
         return TokenName(text, text, list(raw))
 
 
+def chat_logprob(token: ShownToken, names: TokenNames) -> ChatTokenLogprob:
+    """A token of the text as chats and responses have it."""
+    entry = token.logprobs
+    own = _top_logprob(names.of(entry.token), entry.logprob)
+    others = [_top_logprob(names.of(token_id), logprob) for token_id, logprob in entry.top]
+    return ChatTokenLogprob(**own, top_logprobs=others)
+
+
+def _top_logprob(name: TokenName, logprob: float) -> TopLogprob:
+    return {"token": name.text, "logprob": _finite(logprob), "bytes": name.octets}
+
+
 class ChatLogprobsJson:
     """`ChatLogprobs` of some text, as JSON."""
 
@@ -107,20 +119,12 @@ class ChatLogprobsJson:
 
     def add(self, token: ShownToken) -> None:
         """Add the next token of the text."""
-        entry = token.logprobs
-        own = self._top(entry.token, entry.logprob)
-        self._content.append(
-            ChatTokenLogprob(**own, top_logprobs=[self._top(*pair) for pair in entry.top])
-        )
+        self._content.append(chat_logprob(token, self._names))
 
     @property
     def chunks(self) -> list[bytes]:
         """The JSON text."""
         return [b'{"content":[', *self._content.chunks, b'],"refusal":null}']
-
-    def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        name = self._names.of(token_id)
-        return {"token": name.text, "logprob": _finite(logprob), "bytes": name.octets}
 
 
 class TextLogprobsJson:

@@ -194,13 +194,13 @@ _ROUTES = (
         name="getOpenApi",
         about="This page.",
         answers={200: "application/json"},
+        is_open=False,
     ),
     _Route(
         path="/docs",
         name="getDocs",
         about="This page for people.",
         answers={200: "text/html"},
-        is_open=False,
     ),
 )
 

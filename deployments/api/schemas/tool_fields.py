@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ MAX_DEPTH = 48  # of a schema or of arguments; the same as a schema of a respons
 MAX_DESCRIPTION = 16_384  # characters
 CHOICES = ("none", "auto", "required")
 _MAX_NAMED = 8  # names that a message lists
+_NAME = re.compile(NAME_PATTERN)
 
 FunctionName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
@@ -80,28 +82,91 @@ class ToolChoice(StrictFields):
     function: ChosenFunction
 
 
+class AllowedTools(StrictFields):
+    """The tools that may be called; the model sees the others too."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(StrictFields):
+    """Some of the tools, called as `mode` says."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def allowed_choice(mode: object, names: Sequence[object]) -> str | None:
+    """`MODE=NAME,NAME`: a choice that lets only some tools be called; None: it is no such."""
+    if mode not in ("auto", "required") or not 0 < len(names) <= MAX_TOOLS:
+        return None
+    if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        return None
+    return f"{mode}={','.join(map(str, names))}"
+
+
+def mode_and_names(choice: str) -> tuple[str, tuple[str, ...]]:
+    """What a choice is made of: a word of `CHOICES`, or "" where one function must be called; and
+    the names of those that may be, none where all may."""
+    mode, _, names = choice.partition("=")
+    return mode, tuple(filter(None, names.split(",")))
+
+
+def callable_tools(tools: Sequence[Tool], choice: str) -> list[tuple[int, Tool]]:
+    """The tools that a choice lets be called, with their places in the list."""
+    mode, names = mode_and_names(choice)
+    if mode == "none":
+        return []
+    return [
+        (index, tool)
+        for index, tool in enumerate(tools)
+        if not names or tool.function.name in names
+    ]
+
+
 def _read_choice(choice: Any) -> str:
-    """A word of `CHOICES`, or `=` and the name of the tool that must be called."""
+    """A word of `CHOICES`, `=` and the name of the tool that must be called, or as
+    `allowed_choice` writes it."""
     if isinstance(choice, str) and choice in CHOICES:
         return choice
-    if isinstance(choice, dict) and choice.keys() == {"type", "function"}:
-        function = choice["function"]
-        if choice["type"] == "function" and isinstance(function, dict):
-            name = function.get("name")
-            if isinstance(name, str) and function.keys() == {"name"}:
-                return f"={name}"
+    if (name := _named(choice)) is not None:
+        return f"={name}"
+    if isinstance(choice, dict) and choice.keys() == {"type", "allowed_tools"}:
+        allowed = choice["allowed_tools"]
+        if choice["type"] == "allowed_tools" and isinstance(allowed, dict):
+            tools = allowed.get("tools")
+            if isinstance(tools, list) and allowed.keys() == {"mode", "tools"}:
+                read = allowed_choice(allowed["mode"], [_named(tool) for tool in tools])
+                if read is not None:
+                    return read
     words = ", ".join(CHOICES)
     refuse_value(
-        f'must be {words} or {{"type": "function", "function": {{"name": ...}}}} '
+        f'must be {words}, {{"type": "function", "function": {{"name": ...}}}} or {{"type": '
+        '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [{"type": '
+        f'"function", "function": {{"name": ...}}}}, ...]}}}} with 1 to {MAX_TOOLS} tools '
         f"(got {shown(choice)})"
     )
+
+
+def _named(content: Any) -> str | None:
+    """The name in `{"type": "function", "function": {"name": ...}}`; None: it is no such."""
+    if not isinstance(content, dict) or content.keys() != {"type", "function"}:
+        return None
+    function = content["function"]
+    if content["type"] != "function" or not isinstance(function, dict):
+        return None
+    name = function.get("name")
+    return name if isinstance(name, str) and function.keys() == {"name"} else None
 
 
 # What the validator above lets through, as the OpenAPI page shows it, and what it makes of it.
 ToolChoiceField = Annotated[
     str,
     PlainValidator(
-        _read_choice, json_schema_input_type=Literal["none", "auto", "required"] | ToolChoice
+        _read_choice,
+        json_schema_input_type=Literal["none", "auto", "required"]
+        | ToolChoice
+        | AllowedToolsChoice,
     ),
 ]
 ToolList = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
@@ -122,11 +187,15 @@ def check_tools(tools: Sequence[Tool], choice: str) -> None:
                 f"{field}: {shown(tool.function.name)} is the name of tools[{first}] already",
                 param=field,
             )
-    name = choice.removeprefix("=") if choice.startswith("=") else None
-    if name is not None and name not in seen:
-        field = "tool_choice.function.name"
-        there = f"there are {', '.join(seen)}" if 0 < len(seen) <= _MAX_NAMED else ""
-        there = there or f"there are {len(seen) or 'none'}"
-        raise InvalidRequest(f"{field}: no tool has the name {shown(name)}; {there}", param=field)
+    mode, names = mode_and_names(choice)
+    for index, name in enumerate(names):
+        if name not in seen:
+            field = "tool_choice" + (f".allowed_tools.tools[{index}]" if mode else "")
+            field += ".function.name"
+            there = f"there are {', '.join(seen)}" if 0 < len(seen) <= _MAX_NAMED else ""
+            there = there or f"there are {len(seen) or 'none'}"
+            raise InvalidRequest(
+                f"{field}: no tool has the name {shown(name)}; {there}", param=field
+            )
     if choice == "required" and not tools:
         raise InvalidRequest("tools: must not be empty with tool_choice 'required'", param="tools")

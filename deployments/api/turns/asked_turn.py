@@ -16,6 +16,7 @@ from typing import Any
 
 from deployments.api.schemas.grammar_fields import asked_field, asked_grammar
 from deployments.api.schemas.requests import ChatCompletionRequest
+from deployments.api.schemas.tool_fields import callable_tools, mode_and_names
 from models.grammar.limits import Schema, subschemas
 from models.protocol.errors import InvalidRequest
 from models.protocol.messages import Grammar
@@ -85,8 +86,7 @@ def asked_turn(
     text = turn_grammar(turn, tokenizer.special_ids)
     tool_fields = [
         f"tools[{index}].function.parameters"
-        for index, tool in enumerate(request.tools)
-        if turn.tools and request.tool_choice in ("auto", "required", f"={tool.function.name}")
+        for index, _ in callable_tools(request.tools, request.tool_choice)
     ]
     fields = ("tools" if turn.tools else own_field or "", *tool_fields, *_fields(own_field))
     return AskedTurn(
@@ -102,18 +102,17 @@ def _fields(field: str | None) -> tuple[str, ...]:
 
 
 def _turn(request: ChatCompletionRequest, formats: TurnFormats, prompt_end: str) -> Turn:
-    choice = request.tool_choice
+    mode, _ = mode_and_names(request.tool_choice)
     tools = tuple(
         CallableTool(name=tool.function.name, schema=_arguments_schema(tool.function.parameters))
-        for tool in request.tools
-        if choice in ("auto", "required", f"={tool.function.name}")
+        for _, tool in callable_tools(request.tools, request.tool_choice)
     )
-    is_one = choice.startswith("=") or not request.parallel_tool_calls
+    is_one = not mode or not request.parallel_tool_calls
     reasoning = formats.reasoning
     return Turn(
         layout=formats.layout,
         tools=tools,
-        must_call=bool(tools) and choice != "auto",
+        must_call=bool(tools) and mode != "auto",
         max_calls=1 if is_one or not formats.layout.is_parallel else MAX_CALLS,
         reasoning=reasoning,
         reasoning_start="none" if reasoning is None else reasoning.start_after(prompt_end),

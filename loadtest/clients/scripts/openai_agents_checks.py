@@ -110,7 +110,11 @@ def tools(service: Service) -> str:
 @checks.named("run: over Responses, its default")
 def responses(service: Service) -> str:
     model = OpenAIResponsesModel(model=service.model, openai_client=client_of(service))
-    answer = asyncio.run(Runner.run(agent_of(service, model=model), STORY))
+    # It takes a response that max_tokens cuts off for an error, OpenAI's own as well.
+    settings = ModelSettings(temperature=0, max_tokens=600)
+    agent = agent_of(service, model=model, model_settings=settings)
+    answer = asyncio.run(Runner.run(agent, STORY))
+    expect(answer.final_output, "no text")
     return repr(answer.final_output)
 
 

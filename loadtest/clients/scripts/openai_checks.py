@@ -8,7 +8,12 @@ import json
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from loadtest.clients.scripts import openai_completions, openai_errors, openai_tools
+from loadtest.clients.scripts import (
+    openai_completions,
+    openai_errors,
+    openai_responses,
+    openai_tools,
+)
 from loadtest.clients.scripts.checks import (
     ORDER,
     STORY,
@@ -230,14 +235,9 @@ def raw(service: Service) -> str:
     return str(answer.headers.get("x-request-id"))
 
 
-@checks.named("responses")
-def responses(service: Service) -> str:
-    answer = client_of(service).responses.create(model=service.model, input=STORY)
-    return answer.output_text
-
-
 checks.include(openai_completions.checks)
 checks.include(openai_errors.checks)
+checks.include(openai_responses.checks)
 checks.include(openai_tools.checks)
 
 if __name__ == "__main__":

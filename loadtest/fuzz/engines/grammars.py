@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 
+from loadtest.fuzz.engines.rule_grammars import disobeyed, random_rules
 from models.protocol.messages import Grammar
 
 _WORDS = ("a", "name", "city", "x-1", "Füße", 'say "hi"', "id", "tag", "k0", "value")
@@ -23,19 +24,21 @@ _PATTERNS = (
     r"[^\n]{0,12}",
     r"x{3,9}|y?z",
 )
-_MAX_DEPTH = 3
+MAX_DEPTH = 3
+_KINDS = ("json_schema", "json_schema", "json_object", "regex", "choice", "rules", "rules")
 
 
 def random_grammar(rng: random.Random) -> Grammar:
     """One that this service compiles."""
-    kind = rng.choice(("json_schema", "json_schema", "json_object", "regex", "choice"))
-    match kind:
+    match rng.choice(_KINDS):
         case "json_schema":
             return Grammar(kind="json_schema", text=json.dumps(random_schema(rng)))
         case "json_object":
             return Grammar(kind="json_object", text="")
         case "regex":
             return Grammar(kind="regex", text=_pattern(rng))
+        case "rules":
+            return random_rules(rng, lambda: random_schema(rng))
         case _:
             words = {_text(rng, 12) or "x" for _ in range(rng.randint(1, 8))}
             return Grammar(kind="choice", text=json.dumps(sorted(words), ensure_ascii=False))
@@ -46,7 +49,7 @@ def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     if depth == 0:
         return _object(rng, depth)
     makers = [_string, _number, _integer, _enum, _scalar]
-    if depth < _MAX_DEPTH:
+    if depth < MAX_DEPTH:
         makers += [_array, _union, _object]
     return rng.choice(makers)(rng, depth)
 
@@ -64,6 +67,8 @@ def disobedience(grammar: Grammar, text: str) -> str:
             schema: dict[str, Any] = {"type": "object"}
         case "json_schema":
             schema = json.loads(grammar.text)
+        case "lark" | "ebnf" | "structural_tag":
+            return disobeyed(grammar, text)
     try:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as error:

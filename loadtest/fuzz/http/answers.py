@@ -15,6 +15,7 @@ import jsonschema
 from loadtest.fuzz.http.attacks import Attack
 
 OVERLOAD = frozenset({503, 504})  # said on purpose
+_BESIDE = {"tools": "tool_choice"}  # what is refused where the other is taken away
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -37,6 +38,7 @@ _USAGE = {
     "additionalProperties": True,
 }
 _END = {"enum": ["stop", "length"]}
+_CHAT_END = {"enum": ["stop", "length", "tool_calls"]}
 _HEAD = {
     "id": {"type": "string", "minLength": 1},
     "created": {"type": "integer", "minimum": 1},
@@ -59,22 +61,55 @@ def _answer(kind: str, choice: dict[str, Any], *, needs_usage: bool) -> dict[str
 
 _INDEX = {"type": "integer", "minimum": 0}
 _OPEN_END = {"enum": ["stop", "length", None]}
+_OPEN_CHAT_END = {"enum": [*_CHAT_END["enum"], None]}
+_TEXT = {"type": "string"}
+_FUNCTION = {
+    "type": "object",
+    "required": ["name", "arguments"],
+    "properties": {"name": {"type": "string", "minLength": 1}, "arguments": _TEXT},
+}
+_CALL = {
+    "type": "object",
+    "required": ["id", "type", "function"],
+    "properties": {
+        "id": {"type": "string", "minLength": 1},
+        "type": {"const": "function"},
+        "function": _FUNCTION,
+    },
+}
 _MESSAGE = {
     "type": "object",
     "required": ["role", "content"],
-    "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}},
+    "properties": {
+        "role": {"const": "assistant"},
+        "content": {"type": ["string", "null"]},
+        "tool_calls": {"type": "array", "items": _CALL, "minItems": 1},
+    },
+    "if": {"properties": {"content": {"const": None}}},
+    "then": {"required": ["tool_calls"]},
 }
-_TEXT = {"type": "string"}
-_DELTA = {"type": "object", "properties": {"content": _TEXT, "role": {"const": "assistant"}}}
+_PART = {  # of a call: its beginning, or further arguments
+    "type": "object",
+    "required": ["index", "function"],
+    "properties": {"index": _INDEX, "function": {"required": ["arguments"]}},
+}
+_DELTA = {
+    "type": "object",
+    "properties": {
+        "content": {"type": ["string", "null"]},
+        "role": {"const": "assistant"},
+        "tool_calls": {"type": "array", "items": _PART, "minItems": 1},
+    },
+}
 _SHAPES: dict[tuple[str, bool], dict[str, Any]] = {
     ("/v1/chat/completions", False): _answer(
         "chat.completion",
-        {"index": _INDEX, "message": _MESSAGE, "finish_reason": _END},
+        {"index": _INDEX, "message": _MESSAGE, "finish_reason": _CHAT_END},
         needs_usage=True,
     ),
     ("/v1/chat/completions", True): _answer(
         "chat.completion.chunk",
-        {"index": _INDEX, "delta": _DELTA, "finish_reason": _OPEN_END},
+        {"index": _INDEX, "delta": _DELTA, "finish_reason": _OPEN_CHAT_END},
         needs_usage=False,
     ),
     ("/v1/completions", False): _answer(
@@ -128,7 +163,8 @@ def _wrong_error(attack: Attack, answer: HttpAnswer) -> list[str]:
     detail = content["error"]
     blamed = attack.blamed.encode("utf-8", "replace").decode()
     is_of_field = answer.status in (400, 404) and detail["code"] != "invalid_json"
-    if is_of_field and blamed and blamed not in f"{detail['message']} {detail['param']}":
+    named = f"{detail['message']} {detail['param']}"
+    if is_of_field and blamed not in named and _BESIDE.get(blamed, blamed) not in named:
         return [f"the refusal does not name {blamed!r}: {detail}"]
     return []
 
@@ -152,6 +188,30 @@ def _wrong_success(attack: Attack, answer: HttpAnswer) -> list[str]:
         ]
     if attack.is_valid and not complaints and attack.leaves_after_s is None:
         complaints += _wrong_numbers(attack.body, contents, is_stream=is_stream)
+        if attack.body.get("tools") and not is_stream:
+            complaints += _wrong_calls(attack.body, contents[0])
+    return complaints
+
+
+def _wrong_calls(body: dict[str, Any], content: Any) -> list[str]:
+    """What is wrong with calls that came to their end."""
+    tools = {tool["function"]["name"]: tool["function"] for tool in body["tools"]}
+    complaints = []
+    for choice in content["choices"]:
+        calls = choice["message"].get("tool_calls", [])
+        if (choice["finish_reason"] == "tool_calls") > bool(calls):
+            complaints.append("finish reason tool_calls without a call")
+        if calls and body["tool_choice"] == "none":
+            complaints.append("a call, although none was allowed")
+        # A stop string may cut a call off, as max_tokens does.
+        is_whole = choice["finish_reason"] == "tool_calls" and not body.get("stop")
+        for call in calls if is_whole and not body.get("stop_token_ids") else ():
+            function = call["function"]
+            try:
+                schema = tools[function["name"]]["parameters"]
+                jsonschema.Draft202012Validator(schema).validate(json.loads(function["arguments"]))
+            except (KeyError, ValueError, jsonschema.ValidationError) as error:
+                complaints.append(f"call {function}: {str(error).splitlines()[0]}")
     return complaints
 
 

@@ -7,13 +7,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from loadtest.fuzz.engines.grammars import random_grammar, random_schema
+from loadtest.fuzz.engines.grammars import MAX_DEPTH, random_grammar, random_schema
 from loadtest.fuzz.engines.pair import VOCAB_SIZE
 from models.protocol.rules import RULES
 from router.drafters.registry import DRAFTERS
 
 MODEL = "fuzz"
 PATHS = ("/v1/chat/completions", "/v1/completions")
+_FUNCTIONS = ("find", "add_2", "say-it")
 _TEXTS = ("The dog", "a", "Füße, 東京 🙂", '{"a": [1, 2]}', "x " * 40, "<|im_end|>", "\u0000\u001b")
 
 
@@ -42,7 +43,32 @@ def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
     _add_logprobs(rng, body, is_chat=is_chat)
     if rng.random() < 0.3:
         _constrain(rng, body)
+    elif is_chat and rng.random() < 0.3:
+        _add_tools(rng, body)
     return body
+
+
+def _add_tools(rng: random.Random, body: dict[str, Any]) -> None:
+    """Functions, and who is to be called; a few answers are long enough for a whole call."""
+    body.pop("ignore_eos", None)
+    body["max_tokens"] = rng.choice((4, 60))
+    names = rng.sample(_FUNCTIONS, rng.randint(1, len(_FUNCTIONS)))
+    functions = [{"type": "function", "function": {"name": name}} for name in names]
+    body["tools"] = [
+        {"type": "function", "function": {"name": name, "parameters": _parameters(rng)}}
+        for name in names
+    ]
+    some = {"mode": rng.choice(("auto", "required")), "tools": functions[:1]}
+    allowed = {"type": "allowed_tools", "allowed_tools": some}
+    body["tool_choice"] = rng.choice(("none", "auto", "required", functions[-1], allowed))
+    body["parallel_tool_calls"] = rng.random() < 0.5
+
+
+def _parameters(rng: random.Random) -> dict[str, Any]:
+    """A flat schema: prompts list the tools, and the pair's window is small."""
+    names = rng.sample(("a", "city", "x-1"), rng.randint(0, 2))
+    properties = {name: random_schema(rng, MAX_DEPTH) for name in names}
+    return {"type": "object", "properties": properties, "required": names[:1]}
 
 
 def _add_logprobs(rng: random.Random, body: dict[str, Any], *, is_chat: bool) -> None:
@@ -69,8 +95,18 @@ def _constrain(rng: random.Random, body: dict[str, Any]) -> None:
         body["response_format"] = {"type": "json_object"}
     elif grammar.kind == "regex":
         body["structured_outputs"] = {"regex": grammar.text}
+    elif grammar.kind in ("lark", "ebnf"):
+        body["structured_outputs"] = {"grammar": grammar.text}
+    elif grammar.kind == "structural_tag":
+        tag = json.loads(grammar.text)
+        if rng.random() < 0.5:
+            body["response_format"] = {"type": "structural_tag", **tag}
+        else:
+            body["structured_outputs"] = {"structural_tag": tag}
     else:
         body["structured_outputs"] = {"choice": json.loads(grammar.text)}
+        if "min_tokens" in body or "bad_words" in body or rng.random() < 0.3:
+            body["structured_outputs"]["choice_sampling"] = "masked"
 
 
 def _content(rng: random.Random) -> Any:

@@ -64,7 +64,7 @@ def clients(result: Result) -> str:
             client["version"],
             f"{client['num_passed']} of {client['num_checks']}",
             ", ".join(client["lacking"]),
-            ", ".join(client["failures"]),
+            ", ".join([*client["failures"], *filter(None, [client.get("skipped")])]),
         ]
         for client in result["clients"]
     ]

@@ -239,6 +239,20 @@ def test_a_named_tool_is_the_only_one_and_called_once():
     assert "{0," not in text
 
 
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_all_that_may_be_called_and_the_model_sees_the_others():
+    for mode in ("auto", "required"):
+        choice = allowed(mode, "note")
+        assert grammar_of(tool_choice=choice) == grammar_of(tools=[NOTE], tool_choice=mode)
+        assert prompt_of(tool_choice=choice) == prompt_of(tool_choice=mode)
+    both = allowed("required", "note", "add")
+    assert grammar_of(tool_choice=both) == grammar_of(tool_choice="required")
+
+
 @pytest.mark.parametrize(
     ("model", "fields", "is_parallel"),
     [
@@ -343,6 +357,14 @@ for _ in range(60):
         ({"tools": [], "tool_choice": "required"}, "tools", "must not be empty"),
         ({"tool_choice": "any"}, "tool_choice", '"any"'),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools"),
+        ({"tool_choice": allowed("none", "add")}, "tool_choice", "with 1 to 128 tools"),
+        ({"tool_choice": allowed("auto")}, "tool_choice", "with 1 to 128 tools"),
+        ({"tool_choice": allowed("auto", "a=b")}, "tool_choice", "allowed_tools"),
+        (
+            {"tool_choice": allowed("auto", "add", "sub")},
+            "tool_choice.allowed_tools.tools[1].function.name",
+            '"sub"; there are add, note',
+        ),
         (
             {"tool_choice": {"type": "function", "function": {"name": "sub"}}},
             "tool_choice.function.name",

@@ -88,7 +88,8 @@ async def ask_all(service: Served) -> dict[str, httpx.Response]:
         answers = {name: await ask(name, body) for name, body in asked.items()}
         answers["no-key"] = await ask("no-key", STORY, WRONG_KEY)
         answers["any-path"] = await client.get("/any", headers={"x-request-id": "any-path"})
-        page = await client.get("/openapi.json", headers={"x-request-id": "page"})
+        headers = {"x-request-id": "page", "authorization": f"Bearer {KEY}"}
+        page = await client.get("/openapi.json", headers=headers)
         assert page.json()["servers"] == [{"url": PREFIX}]
         crowd = [f"crowd-{index}" for index in range(8)]
         together = await asyncio.gather(*(ask(name, STORY) for name in crowd))

@@ -1,5 +1,6 @@
 // Shows one answer while it comes: tokens by origin, figures, and what one may ask of a token.
 
+import { Calls } from "./calls.js";
 import { Rounds } from "./rounds.js";
 import { colourOf, element, labelOf, percent } from "./words.js";
 import { hideTip, showTip } from "./tip.js";
@@ -13,6 +14,7 @@ export class AnswerView {
     this.figure = (name) => place.querySelector(`[data-figure="${name}"]`);
     place.append(copy);
     this.rounds = new Rounds(this.part("chart"), (round) => this.pickRound(round));
+    this.calls = new Calls(this.part("calls"));
     this.listen();
     this.clear();
   }
@@ -28,6 +30,8 @@ export class AnswerView {
     this.first = null;
     this.last = null;
     this.current = -1;
+    this.isWhole = this.isStale = false;
+    this.calls.clear();
     this.part("text").replaceChildren();
     this.part("text").classList.toggle("mono", mono);
     this.part("legend").replaceChildren();
@@ -48,9 +52,13 @@ export class AnswerView {
   take(event, now) {
     const [choice] = event.choices;
     const content = choice?.delta?.content ?? "";
-    if (content) {
+    const parts = choice?.delta?.tool_calls ?? [];
+    const thought = choice?.delta?.reasoning_content ?? "";
+    if (thought || parts.length) this.showWhole();
+    if (content || thought || parts.length) {
       this.text += content;
       this.characters.push(...content);
+      this.calls.take(parts);
       this.first ??= now;
       this.last = now;
     }
@@ -64,6 +72,7 @@ export class AnswerView {
 
   end() {
     this.part("text").classList.remove("writing");
+    this.calls.end();
     this.showFigures();
   }
 
@@ -92,12 +101,25 @@ export class AnswerView {
       this.counts.set(shown, (this.counts.get(shown) ?? 0) + 1);
       place.append(span);
     }
-    for (let i = Math.max(0, before - 1); i < this.tokens.length; i++) {
-      const end = this.tokens[i + 1]?.offset ?? this.characters.length;
-      this.tokens[i].span.textContent = this.characters.slice(this.tokens[i].offset, end).join("");
+    for (let i = this.isStale ? 0 : Math.max(0, before - 1); i < this.tokens.length; i++) {
+      this.tokens[i].span.textContent = this.textOf(i);
     }
+    this.isStale = false;
     this.part("rounds").hidden = this.rounds.all.length === 0;
     this.showLegend();
+  }
+
+  // From now on the turn is shown as the model wrote it: calls and reasoning are no content.
+  showWhole() {
+    this.isStale ||= !this.isWhole;
+    this.isWhole = true;
+  }
+
+  textOf(index) {
+    const { offset, token } = this.tokens[index];
+    if (this.isWhole) return token;
+    const end = this.tokens[index + 1]?.offset ?? this.characters.length;
+    return this.characters.slice(offset, end).join("");
   }
 
   showLegend() {

@@ -2,7 +2,7 @@
 
 import { AnswerView } from "./answer.js";
 import { Problem, apiRoot, key, limits, servedModel, streamed } from "./client.js";
-import { EXAMPLES, bodyOf, fill, showShape, shapeOf } from "./form.js";
+import { EXAMPLES, bodyOf, fill, offerDrafters, showShape, shapeOf } from "./form.js";
 import { Race } from "./race.js";
 import { asCurl, asPython } from "./snippets.js";
 
@@ -18,7 +18,8 @@ async function connect() {
     at("model-name").textContent = `${model.id}, ${model.max_model_len} tokens`;
     at("model").querySelector(".dot").className = "dot online";
     showSnippet();
-    const { k, maxTokens } = await limits();
+    const { drafters, k, maxTokens } = await limits();
+    if (at("drafter").length !== drafters.length + 1) offerDrafters(drafters);
     at("k").max = k;
     at("max-tokens").max = maxTokens;
     clearProblem();
@@ -92,7 +93,8 @@ function run() {
     say("Writing.");
     try {
       for await (const event of streamed(body, signal)) single.take(event, performance.now());
-      say(`Done: ${single.numTokens} tokens in ${single.seconds.toFixed(1)} seconds.`);
+      const calls = single.calls.told();
+      say(`Done: ${calls}${single.numTokens} tokens in ${single.seconds.toFixed(1)} seconds.`);
     } finally {
       single.end();
     }

@@ -24,11 +24,13 @@ export async function servedModel() {
   return model;
 }
 
-// The limits of `speculation.k` and `max_tokens`, as the service publishes them.
+// The limits of `speculation.k` and `max_tokens` and the drafters, as the service publishes them.
 export async function limits() {
   const page = await (await ask("openapi.json", {})).json();
   const shapes = page.components.schemas;
+  const { drafter } = shapes.SpeculationOptions.properties;
   return {
+    drafters: (drafter.anyOf ?? [drafter]).flatMap((part) => part.enum ?? []),
     k: highest(shapes.SpeculationOptions.properties.k),
     maxTokens: highest(shapes.ChatCompletionRequest.properties.max_tokens),
   };

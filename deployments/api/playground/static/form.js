@@ -1,5 +1,7 @@
 // The form: examples, what the fields mean together, and the request that they make.
 
+import { labelOf } from "./words.js";
+
 const at = (id) => document.getElementById(id);
 const chosen = (name) => document.querySelector(`[name="${name}"]:checked`).value;
 
@@ -13,6 +15,24 @@ const ORDER = {
   required: ["customer", "item", "quantity"],
   additionalProperties: false,
 };
+
+const TOOLS = [
+  {
+    type: "function",
+    function: {
+      name: "get_weather",
+      description: "The weather of a city.",
+      parameters: {
+        type: "object",
+        properties: {
+          city: { type: "string", maxLength: 20 },
+          unit: { type: "string", enum: ["celsius", "fahrenheit"] },
+        },
+        required: ["city", "unit"],
+      },
+    },
+  },
+];
 
 export const EXAMPLES = [
   { name: "A story", prompt: "Write a short story about a dog and a ball.", shape: "free" },
@@ -30,12 +50,20 @@ export const EXAMPLES = [
     text: "\\d{4}-\\d{2}-\\d{2}",
   },
   { name: "A function", prompt: "Write a Python function that adds two numbers.", shape: "free" },
+  {
+    name: "A tool call",
+    prompt: "What is the weather in Delhi in celsius?",
+    shape: "tools",
+    text: JSON.stringify(TOOLS, null, 2),
+    call: "required",
+  },
 ];
 
 const LABELS = {
   json: "JSON schema, typed or pasted",
   choice: "Choices, one on each line",
   regex: "Pattern (a regular expression)",
+  tools: "Tools as a JSON list, typed or pasted",
 };
 
 export const shapeOf = () => chosen("shape");
@@ -46,15 +74,24 @@ export function showShape() {
   at("shape-field").hidden = shape === "free";
   at("shape-text").required = shape !== "free";
   if (shape !== "free") at("shape-label").textContent = LABELS[shape];
+  at("call-field").hidden = shape !== "tools";
   at("k-field").hidden = chosen("speculation") !== "fixed";
-  checkSchema(shape);
+  at("drafter-field").hidden = chosen("speculation") === "off";
+  checkJson(shape);
 }
 
 export function fill(example) {
   at("prompt").value = example.prompt;
   document.querySelector(`[name="shape"][value="${example.shape}"]`).checked = true;
   at("shape-text").value = example.text ?? "";
+  if (example.call) document.querySelector(`[name="call"][value="${example.call}"]`).checked = true;
   showShape();
+}
+
+// Lets the reader choose among the drafters that the service knows.
+export function offerDrafters(names) {
+  const options = names.map((name) => new Option(labelOf(name), name));
+  at("drafter").replaceChildren(new Option("as configured", ""), ...options);
 }
 
 // The request as the API takes it. The service judges it: its refusals name the field.
@@ -73,26 +110,35 @@ export function bodyOf(model) {
   const speculation = chosen("speculation");
   if (speculation === "off") body.speculation.enabled = false;
   if (speculation === "fixed") body.speculation.k = number("k") ?? 4;
-  const outputs = outputsOf(shapeOf(), at("shape-text").value);
-  if (outputs) body.structured_outputs = outputs;
+  if (speculation !== "off" && at("drafter").value) body.speculation.drafter = at("drafter").value;
+  const shape = shapeOf();
+  if (shape === "tools") {
+    body.tools = parsed(at("shape-text").value);
+    body.tool_choice = chosen("call");
+  } else if (shape !== "free") {
+    body.structured_outputs = outputsOf(shape, at("shape-text").value);
+  }
   return body;
 }
 
 function outputsOf(shape, text) {
-  if (shape === "json") {
-    try {
-      return { json: JSON.parse(text) };
-    } catch {
-      return { json: text };
-    }
-  }
+  if (shape === "json") return { json: parsed(text) };
   if (shape === "choice") return { choice: text.split("\n").map((line) => line.trim()).filter(Boolean) };
-  return shape === "regex" ? { regex: text } : null;
+  return { regex: text };
 }
 
-function checkSchema(shape) {
+// What is no JSON goes to the service as it is, which says so.
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+function checkJson(shape) {
   let problem = "";
-  if (shape === "json" && at("shape-text").value.trim()) {
+  if ((shape === "json" || shape === "tools") && at("shape-text").value.trim()) {
     try {
       JSON.parse(at("shape-text").value);
     } catch (error) {

@@ -52,7 +52,7 @@ export class Race {
   judge() {
     const [on, off] = this.lanes;
     const ratio = off.seconds / on.seconds;
-    const same = on.text === off.text;
+    const same = on.text === off.text && on.calls.key() === off.calls.key();
     const fact = document.createElement("b");
     fact.textContent = ratio >= 1 ? `${ratio.toFixed(2)} times as fast` : `${(1 / ratio).toFixed(2)} times as long`;
     const rest = ` with speculation: ${on.seconds.toFixed(2)} s against ${off.seconds.toFixed(2)} s, each alone. `;

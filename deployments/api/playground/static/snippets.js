@@ -21,7 +21,7 @@ client = OpenAI(base_url=${literal(root)}, api_key=${key})
 answer = client.chat.completions.create(
 ${lines.join("\n")}
 )
-print(answer.choices[0].message.content)
+print(answer.choices[0].message.${"tools" in body ? "model_dump_json()" : "content"})
 `;
 }
 

@@ -23,6 +23,7 @@ import pytest_asyncio
 
 from deployments.api.keys import ApiKeys
 from loadtest.clients.catalog import Target
+from router.drafters.registry import DRAFTERS
 from router.limits import SpeculationLimits
 from tests.harness.browser.chromium import CONTROL, BrowserPage, browser_page, chromium_path
 from tests.harness.http_clients import events_of
@@ -38,6 +39,19 @@ SCHEMA = {
     "required": ["item", "quantity"],
     "additionalProperties": False,
 }
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_city",
+            "parameters": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "minLength": 3, "maxLength": 12}},
+                "required": ["name"],
+            },
+        },
+    }
+]
 DONE = "document.querySelector('#status').textContent.startsWith('Done')"
 IS_CONNECTED = "document.querySelector('#model-name').textContent.includes('tokens')"
 
@@ -185,12 +199,86 @@ async def test_a_pasted_schema_is_obeyed_and_forced_text_is_coloured(page: Brows
     assert "forced by the grammar" in await page.text("#single .legend")
 
 
-@pytest.mark.parametrize("example", [3, 4])
+async def test_pasted_tools_are_called_and_the_call_is_shown_as_it_comes(page: BrowserPage) -> None:
+    await choose(page, "shape", "tools")
+    await page.fill("#shape-text", json.dumps(TOOLS))
+    await choose(page, "call", "required")
+    await choose(page, "speculation", "off")
+    await page.fill("#prompt", "Where does Imogen live?")
+    # Each text of the arguments that is shown, in the order in which it is.
+    await page.run(
+        "window.seen = []; new MutationObserver(() => seen.push("
+        "document.querySelector('#single .calls pre')?.textContent)).observe("
+        "document.querySelector('#single .calls'), {childList: true, subtree: true}); 0"
+    )
+    await run(page)
+    *events, _ = events_of(await page.answered("completions"))
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    parts = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    arguments = "".join(part["function"]["arguments"] for part in parts if part["index"] == 0)
+    assert parts[0]["function"]["name"] == "find_city"
+    assert set(json.loads(arguments)) == {"name"}
+    assert "find_city" in await page.text("#single .calls li")
+    assert json.loads(await page.text("#single .calls pre")) == json.loads(arguments)
+    seen = await page.run("seen")
+    grown = [text for text in seen if text and arguments.startswith(text) and text != arguments]
+    assert len(set(grown)) > 1  # parts of it, before it was whole
+    # Above it the turn as the model wrote it, token by token, with what the grammar forced.
+    written = await page.text("#single .text")
+    assert "find_city" in written
+    assert arguments in written
+    assert "Done: 1 call" in await page.text("#status")
+    assert '"tool_choice": "required"' in await page.text("#snippet")
+
+
+async def test_tools_that_are_no_json_are_told_in_words(page: BrowserPage) -> None:
+    await choose(page, "shape", "tools")
+    await page.fill("#shape-text", "[not json")
+    await page.click("#run")
+    assert "not JSON" in await page.run("document.querySelector('#shape-text').validationMessage")
+    await page.fill("#shape-text", '[{"type": "function"}]')
+    await page.click("#run")
+    await page.until("!document.querySelector('#problem').hidden")
+    assert "tools" in await page.text("#problem")
+    assert all("400" in problem for problem in page.problems)
+    page.problems.clear()
+
+
+async def test_who_drafts_can_be_chosen(page: BrowserPage) -> None:
+    names = "[...document.querySelectorAll('#drafter option')].map(each => each.value)"
+    assert await page.run(names) == ["", *DRAFTERS]
+    await page.fill("#prompt", STORY)
+    await choose(page, "speculation", "fixed")
+    texts, legends = set(), {}
+    for name in DRAFTERS:
+        await page.run(
+            f"(box => {{ box.value = {json.dumps(name)};"
+            " box.dispatchEvent(new Event('input', {bubbles: true})) })"
+            "(document.querySelector('#drafter'))"
+        )
+        assert f'"drafter": "{name}"' in await page.text("#snippet")
+        await run(page)
+        legends[name] = await page.text("#single .legend")
+        texts.add(await page.text("#single .text"))
+    assert len(texts) == 1
+    assert "draft model" in legends["draft_model"]
+    for name in ("suffix", "ngram"):
+        assert "draft model" not in legends[name]
+        assert "target model" in legends[name]
+    await choose(page, "speculation", "off")
+    assert await page.run("document.querySelector('#drafter-field').hidden")
+    assert '"drafter"' not in await page.text("#snippet")
+
+
+@pytest.mark.parametrize("example", [3, 4, 6])
 async def test_examples_run(page: BrowserPage, example: int) -> None:
     await page.click(f"#examples button:nth-child({example})")
     await run(page)
     text = await page.text("#single .text")
-    assert text in ("fast", "small", "cold") if example == 3 else len(text) == 10
+    if example == 6:
+        assert set(json.loads(await page.text("#single .calls pre"))) == {"city", "unit"}
+    else:
+        assert text in ("fast", "small", "cold") if example == 3 else len(text) == 10
 
 
 async def test_faults_are_told_in_words(page: BrowserPage) -> None:
@@ -274,6 +362,10 @@ async def test_it_fits_and_is_accessible(page: BrowserPage, width: int, is_dark:
     await choose(page, "speculation", "fixed")
     await run(page)
     assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+    await page.click("#examples button:nth-child(6)")
+    overhang = "document.querySelector('#composer').scrollWidth > "
+    assert not await page.run(f"{overhang} document.querySelector('#composer').clientWidth")
+    await page.click("#examples button:nth-child(1)")
     paper = await page.run("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(","))) < 200) == is_dark
     path = os.environ.get("AXE_JS", "")

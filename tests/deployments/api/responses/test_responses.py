@@ -213,6 +213,11 @@ async def test_items_are_the_messages_of_a_chat():
 BODY = {"model": "tiny", "input": "hi"}
 
 
+def allowed(name: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name}]
+    return {"type": "allowed_tools", "mode": "required", "tools": tools}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -220,10 +225,11 @@ BODY = {"model": "tiny", "input": "hi"}
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"truncation": "some"}, "truncation"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": "message.output_text.logprobs"}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"speculation": {"details": True}}, "speculation.details"),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
@@ -239,6 +245,9 @@ BODY = {"model": "tiny", "input": "hi"}
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tool_choice": {"type": "function", "name": "none"}}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tools"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed("f")}, "tool_choice.tools[0].name"),
+        ({"tools": [WEATHER], "tool_choice": allowed("a,b")}, "tool_choice"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
