@@ -89,13 +89,22 @@ def _masked(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> Tenso
     for mask in masks:
         if mask is not None:
             packed += bytes(mask[:num_bytes]).ljust(num_bytes, b"\0")
-    words = array_to_device(np.frombuffer(packed, dtype=np.uint8), logits.device)
-    bits = words.view(len(rows), num_bytes, 1) & _bit_values(logits.device)
-    forbidden = (bits == 0).view(len(rows), num_bytes * 8)[:, :vocab_size]
+    forbidden = _unset_bits(np.frombuffer(packed, dtype=np.uint8), vocab_size, logits.device)
     if len(rows) == len(masks):
         return logits.masked_fill(forbidden, -torch.inf)
     index = to_device(rows, logits.device)
     return logits.index_copy(0, index, logits[index].masked_fill_(forbidden, -torch.inf))
+
+
+def _unset_bits(packed: np.ndarray, num_bits: int, device: torch.device) -> Tensor:
+    """Which of each row's bits are 0, bool [R, num_bits]; a GPU gets the bytes and unpacks them."""
+    num_bytes = -(-num_bits // 8)
+    rows = packed.reshape(-1, num_bytes)
+    if device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(rows, axis=1, count=num_bits, bitorder="little") == 0)
+    words = array_to_device(packed, device)
+    bits = words.view(len(rows), num_bytes, 1) & _bit_values(device)
+    return (bits == 0).view(len(rows), num_bytes * 8)[:, :num_bits]
 
 
 @lru_cache(maxsize=8)

@@ -29,6 +29,8 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "llama-349m-18m": _of("llama-349m-18m", peer.peer),
     "quantized": _of("quantized", speed.quantized),
     "forced": _of("forced", speed.forced),
+    "constrained": _of("constrained", speed.claims),
+    "overhead": _of("overhead", speed.claims),
     "staged-349m": _of("staged-349m", speed.staged),
     "staged-demo": _of("staged-demo", speed.staged),
     "acceptance": _of("acceptance", speed.acceptance),

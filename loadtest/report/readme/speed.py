@@ -244,6 +244,11 @@ def forced(result: Result) -> str:
     return "\n\n".join([table(head, rows), *verdicts, result.made()])
 
 
+def claims(result: Result) -> str:
+    """What was aimed for and what was measured."""
+    return f"{_claims(result.content)}\n\n{result.made()}"
+
+
 def staged(result: Result) -> str:
     """What guesses for the draft model save in its passes, and what that makes of the speed."""
     head = [f"{result['settings']['pair']}", "tokens/s", "draft passes a token", "guessed", "right"]
