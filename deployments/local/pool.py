@@ -26,6 +26,7 @@ from models.protocol.messages import (
     Endpoint,
     EngineReply,
     EngineRequest,
+    GrammarCommit,
     LeaseGrant,
 )
 
@@ -230,6 +231,15 @@ class LockedHost:
         with self._lock:
             return self._host.handle(requests)
 
+    def handle_at_once(self, requests: list[ConstraintRequest]) -> list[ConstraintReply] | None:
+        """The same, or None where another thread is using the host."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._host.handle(requests)
+        finally:
+            self._lock.release()
+
 
 class LocalConstraintPool:
     """Implements `router.ports.ConstraintPool` over a grammar host in this process.
@@ -276,6 +286,12 @@ class LocalConstraintPool:
     def _forward(
         self, channel: LocalChannel[ConstraintRequest, ConstraintReply], message: ConstraintRequest
     ) -> None:
+        # Tokens are committed in less time than another thread takes to hear of them.
+        if isinstance(message, GrammarCommit):
+            replies = self.host.handle_at_once([message])
+            if replies is not None:
+                channel.loop.call_soon(_deliver, [(channel, reply) for reply in replies])
+                return
         self._worker.submit(self._answer, channel, message)
 
     def _answer(

@@ -145,13 +145,18 @@ async def test_engine_that_raises_is_a_lost_engine() -> None:
 
 
 class EchoHost:
-    """Commits everything; notes the threads it ran in."""
+    """Commits everything; notes the thread of each message. A close waits until it may go on."""
 
     def __init__(self) -> None:
-        self.threads: set[str] = set()
+        self.threads: dict[type, str] = {}
+        self.is_closing, self.may_close = threading.Event(), threading.Event()
 
     def handle(self, requests: Sequence[ConstraintRequest]) -> list[ConstraintReply]:
-        self.threads.add(threading.current_thread().name)
+        for request in requests:
+            self.threads[type(request)] = threading.current_thread().name
+            if isinstance(request, GrammarClose):
+                self.is_closing.set()
+                self.may_close.wait(WAIT_S)
         return [
             GrammarCommitted(
                 session_id=request.session_id,
@@ -164,21 +169,28 @@ class EchoHost:
         ]
 
 
-async def test_grammar_messages_are_answered_in_a_thread_of_their_own() -> None:
+def commit(seq: int) -> GrammarCommit:
+    return GrammarCommit(session_id="a", epoch=3, seq=seq, base_len=0, prefix_hash=0, tokens=[1, 2])
+
+
+async def test_a_host_works_in_a_thread_of_its_own_and_commits_at_once_while_it_is_idle() -> None:
     host = EchoHost()
     pool = LocalConstraintPool(host, epoch=3)
     lease = await pool.lease("a", timeout_s=1.0)
     assert lease.grant.endpoint.epoch == 3
-    lease.channel.send(
-        GrammarCommit(session_id="a", epoch=3, seq=1, base_len=0, prefix_hash=0, tokens=[1, 2])
-    )
-    lease.channel.send(GrammarClose(session_id="a", epoch=3))
     async with asyncio.timeout(WAIT_S):
+        lease.channel.send(commit(1))
         reply = await lease.channel.receive()
-    assert isinstance(reply, GrammarCommitted)
-    assert reply.num_valid == 2
+        assert isinstance(reply, GrammarCommitted)
+        assert reply.num_valid == 2
+        assert host.threads[GrammarCommit] == threading.current_thread().name
+        lease.channel.send(GrammarClose(session_id="a", epoch=3))
+        assert await asyncio.to_thread(host.is_closing.wait, WAIT_S)
+        lease.channel.send(commit(2))  # the host is busy: this waits for it elsewhere
+        host.may_close.set()
+        assert isinstance(await lease.channel.receive(), GrammarCommitted)
+    assert {name[:13] for name in host.threads.values()} == {"local-grammar"}
     await lease.release()
     await pool.close()
-    assert all(name.startswith("local-grammar") for name in host.threads)
     with pytest.raises(Unavailable):
         await pool.lease("b", timeout_s=1.0)
