@@ -3,7 +3,8 @@
     python -m loadtest.overhead --output loadtest/results/overhead.json
 
 The demo's config over HTTP, without prefix caching. `--streams` stories at a time, with adaptive k
-and with k = 0: CPU time of the router's process over the events that its clients got. Then one
+and with k = 0: CPU time of the router's process over the events that its clients got, which bring a
+round's tokens each. Every run has seeds of its own, or the router would know the answers. Then one
 client alone: the time to its first text, next to the target's own pass over the same prompt in this
 process, by turns.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import sys
 import time
@@ -40,6 +42,7 @@ _MAX_MODEL_LEN = 512
 _WAYS: dict[str, dict[str, Any]] = {"adaptive": {}, "k=0": {"k": 0}}
 _MOST_MS_AN_EVENT = 0.3
 _MOST_MS_TO_FIRST = 10.0
+_SEEDS = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def _body(prompt: Sequence[int], num_tokens: int, way: str) -> dict[str, Any]:
         "prompt": list(prompt),
         "max_tokens": num_tokens,
         "ignore_eos": True,
-        "seed": 1,
+        "seed": next(_SEEDS),
         "stream": True,
         "stream_options": {"include_usage": True},
         "speculation": _WAYS[way],
