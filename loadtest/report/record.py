@@ -75,11 +75,15 @@ def _indented(value: object, indent: str) -> str:
 
 
 def _public_word(word: str) -> str:
-    """Return a word of the command line as results may show it: of a pair only the label."""
+    """Return a word of the command line as results may show it.
+
+    Of a pair elsewhere that is the label, of one of this repository LABEL=DIR.
+    """
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    label, is_labelled, _ = value.rpartition("=")
+    label, is_labelled, directory = value.rpartition("=")
     if is_labelled:
-        value = label
+        is_ours = Path(directory).absolute().is_relative_to(ROOT)
+        value = f"{label}={_public_path(Path(directory))}" if is_ours else label
     elif "/" in value and "://" not in value:
         value = _public_path(Path(value))
     return option + equals + value

@@ -32,10 +32,17 @@ def test_plain_lists_and_samples_take_a_line_each(tmp_path: Path) -> None:
 def test_no_directory_of_the_machine_is_named() -> None:
     words = ["--pair", "grown=/home/somebody/pair", "--output", "/tmp/x/bench.json", "--k", "3"]
     words += ["--pair", "models/demo", "--output=/tmp/x/a.json", "--pair=old=/home/somebody/b"]
-    words += ["--url", "http://127.0.0.1:8000", "--config", str(ROOT / "configs" / "demo.yaml")]
+    words += [
+        "--pair=demo=models/demo",
+        "--url",
+        "http://127.0.0.1:8000",
+        "--config",
+        str(ROOT / "configs" / "demo.yaml"),
+    ]
     assert public_command("python -m loadtest.bench", words) == (
         "python -m loadtest.bench --pair grown --output bench.json --k 3 --pair models/demo "
-        "--output=a.json --pair=old --url http://127.0.0.1:8000 --config configs/demo.yaml"
+        "--output=a.json --pair=old --pair=demo=models/demo --url http://127.0.0.1:8000 "
+        "--config configs/demo.yaml"
     )
     settings = {"output": Path("/tmp/x/a.json"), "config": ROOT / "configs" / "demo.yaml", "k": 3}
     found = head("locust", ["-u", "2"], settings)
