@@ -286,8 +286,13 @@ def test_grammars_with_rules_and_texts_against_them(demo: ServedDemo) -> None:
 
 
 def test_a_json_object_is_one(client: openai.OpenAI) -> None:
+    order = "Turn this order into JSON.\nAnna from Oslo wants 3 blue lamps at $12.50 each."
     text, finish_reason = chat(
-        client, temperature=0, max_tokens=300, response_format={"type": "json_object"}
+        client,
+        [{"role": "user", "content": order}],
+        temperature=0,
+        max_tokens=300,
+        response_format={"type": "json_object"},
     )
     assert finish_reason == "stop"
     assert isinstance(json.loads(text), dict)
