@@ -51,7 +51,8 @@ async def test_a_right_prediction_takes_the_place_of_passes(temperature):
     assert counts_of(plain) == (0, 0)
     assert drafted["usage"]["completion_tokens"] == num_tokens  # rejected ones are none of these
     assert accepted > 0.7 * num_tokens
-    assert rejected <= 10  # a token that was sampled may be spelled as two in the prediction
+    # A token that was sampled may be spelled as two in the prediction.
+    assert rejected <= (3 if temperature == 0 else 10)
     rounds = drafted["metrics"]["rounds"]["num_rounds"]
     assert rounds + accepted == num_tokens  # each round has one token of the target's own
     assert rounds < 0.3 * plain["metrics"]["rounds"]["num_rounds"]
