@@ -89,6 +89,10 @@ class FreeDrafter(Protocol):
         """
         ...
 
+    def may_have(self, text: TokenSequence) -> bool:
+        """Whether a look after `text`, which is committed, may find several tokens. Cheap."""
+        ...
+
 
 class Drafter(Protocol):
     """Proposes tokens for one session. Losing it never fails a request."""

@@ -116,7 +116,7 @@ async def open_session(
 async def _close_in_time(session: Session, closings: set[asyncio.Task[None]]) -> None:
     """Free the session, bounded in time, also while this task is being cancelled."""
     session.watch.end_round()
-    session.watch.planner.leave()
+    session.watch.planner.leave(len(session.generated))
     closing = asyncio.create_task(_close(session), name="session-close")
     closings.add(closing)
     closing.add_done_callback(closings.discard)

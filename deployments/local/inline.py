@@ -83,6 +83,7 @@ class InlineDevice:
         self._channels: set[EngineChannel] = set()
         self._busy: set[str] = set()  # sessions that wait for an answer
         self._num_messages = 0
+        self._has_room = False  # a session has left, and the next one may be on its way
         self._awake = asyncio.Event()
         self._lost: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -117,6 +118,7 @@ class InlineDevice:
         """Forget a channel, and expect no more of its session."""
         self._channels.discard(channel)
         self._busy.discard(session_id)
+        self._has_room = True
 
     def note(self, message: EngineRequest) -> None:
         """A message was taken by an engine."""
@@ -149,9 +151,10 @@ class InlineDevice:
             await asyncio.sleep(0)
             quiet_turns = quiet_turns + 1 if num_messages == self._num_messages else 0
             num_messages = self._num_messages
+        self._has_room = False
 
     def _expects_more(self) -> bool:
-        return any(not pool.session_ids <= self._busy for pool in self._pools)
+        return self._has_room or any(not pool.session_ids <= self._busy for pool in self._pools)
 
     def _deliver(self, replies: Sequence[tuple[object, EngineReply]]) -> None:
         for channel, reply in replies:

@@ -57,6 +57,10 @@ class Drafting:
         most = self._terms.max_free_tokens
         if most == 0 or self._min_survival > 1.0:  # the plan wants a round without drafts
             return False
+        # After every plain token of every session, and mostly for nothing.
+        free = (*self._terms.front, *self._drafters.free_drafters())
+        if not any(named.drafter.may_have(self._committed) for named in free):
+            return False
         return sum(self._free_chain(most, self._min_survival).survival) >= _WORTH_A_STEP
 
     async def next_round(self, remaining_tokens: int) -> Round:

@@ -63,6 +63,10 @@ class ForcedText:
         survival += [alive * each for each in self._edge.survival(len(rest) - num_settled)]
         return FreeDraft(rest, survival)
 
+    def may_have(self, text: TokenSequence) -> bool:
+        """See `ports.FreeDrafter.may_have`."""
+        return len(self._forced.tokens) > max(0, len(text) - self._position)
+
     def _learn(self, tokens: Sequence[int]) -> None:
         """Compare what was forced with what the text has; its end may be open yet."""
         pairs = list(zip(self._forced.tokens, tokens, strict=False))

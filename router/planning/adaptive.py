@@ -62,14 +62,14 @@ class RouterPlanner:
         """What drafting gains, measured against rounds without drafts, by task class."""
         return self.gains.by_task()
 
-    def leave(self, session: PlannedSession, name: str) -> None:
-        """Let a session go from a replica.
+    def leave(self, session: PlannedSession, name: str, num_tokens: int) -> None:
+        """Let a session go from a replica, at the end of a text of so many tokens; 0: before it.
 
         A replica without sessions keeps its mode for the next one to come, for a while: else
         requests that come one by one would each find out anew whether drafting pays.
         """
         replica = self._replicas.pop(name)
-        replica.leave(session)
+        replica.leave(session, num_tokens)
         self._replicas[name] = replica  # the last to be forgotten, if it is empty
         empty = [name for name, other in self._replicas.items() if not other.sessions]
         for name in empty[:-_MAX_EMPTY_REPLICAS]:
@@ -112,6 +112,7 @@ class PlannedSession:
         self.runs_on = False
         self.last_round = 0  # of the replica, when it last asked
         self._newest = RoundPlan(0, 0)
+        self._is_measured = True  # its newest round
         self._length = 0  # by the plan of this version, and this limit
         self._survival: tuple[float, ...] = ()
         self._length_of = (-1, -1)
@@ -136,6 +137,7 @@ class PlannedSession:
         self.limit = min(max_draft_tokens, self._max_length)
         self._newest = replica.plan(self, is_ready=is_ready)
         num_tokens = self._newest.num_draft_tokens
+        self._is_measured = replica.takes_measure(self._newest)
         self.num_rows = 1 + num_tokens
         self.runs_on = self._newest.reason == PLAIN_REASON
         self._num_plain = self._num_plain + 1 if self.runs_on else 0
@@ -205,12 +207,12 @@ class PlannedSession:
 
     def observe_pass(self, timing: Timing) -> None:
         """Take in how many sessions and rows were in a target pass."""
-        if self._replica is not None:
+        if self._replica is not None and self._is_measured:
             self._replica.observe_pass(timing)
 
     def observe_steps(self, drafter: DrafterTraits, timing: Timing) -> None:
         """Take in how many sessions were in the draft steps of a round."""
-        if self._replica is not None:
+        if self._replica is not None and self._is_measured:
             self._replica.observe_steps(drafter, timing)
 
     def observe_shadow(self, num_drafted: int, num_matched: int, elapsed_ms: float) -> None:
@@ -223,16 +225,16 @@ class PlannedSession:
 
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """Take in a whole round: its tokens, and its time without waits for the client."""
-        if self._replica is None or plan.mode is None:
+        if self._replica is None or plan.mode is None or not self._is_measured:
             return
         self._replica.observe_round(plan, num_tokens, elapsed_ms)
         if plan.is_typical:
             self._planner.gains.observe(self._task, plan.mode, num_tokens, elapsed_ms)
 
-    def leave(self) -> None:
-        """End its part in the plans of others. Idempotent."""
+    def leave(self, num_tokens: int = 0) -> None:
+        """End its part in the plans of others; its text is over if it has tokens. Idempotent."""
         if self._replica is not None:
-            self._planner.leave(self, self._name)
+            self._planner.leave(self, self._name, num_tokens)
             self._replica = None
 
     def _join(self) -> ReplicaPlanner:

@@ -11,7 +11,9 @@ of it is scored,
 
 (or with two halves in turn, as often as they are) and the best is compared with going on without
 drafts. Overhead is what whole rounds were measured to take beyond what engines do
-(`measured.Overheads`). Rows that other routers send are in the pass with ours; what our drafts add
+(`measured.Overheads`). A text's first and last rounds bring less than those between, and the more
+so the deeper all draft: that is taken off where it is known how long texts are. Rows that other
+routers send are in the pass with ours; what our drafts add
 to its time delays their tokens, and that is taken off.
 
 Pure functions of survival and costs. Goodput as in SmartSpec (2406.14066), rows by survival as in
@@ -20,6 +22,7 @@ D-Cut (2607.14647); depth as a cost shared by all of a batch is our own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +31,9 @@ _MAX_LOOKS = 16_000  # at tokens, for all depths together: some 10 ms of the eve
 _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
 _LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
 _LEAST_SHARE = 0.1  # of what engines do that a round takes at least
+# Rounds of a text that bring nothing: its prompt is read while others draft, and room for the last
+# draft ends before the draft does. Measured on the demo pair: 1.4 and about a half, plain steps 2.
+_LOST_ROUNDS = 1.5
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
 
 _Token = tuple[float, int, int]  # minus its survival, its place in the draft, its session
@@ -74,13 +80,17 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class JointPlan:
-    """k of each session, in order, and what is expected of the round."""
+    """k of each session, in order, and what is expected of the round.
+
+    `tokens_per_ms` is of whole texts; `num_tokens` of a round, all sessions together.
+    """
 
     lengths: tuple[int, ...]
     depth: int  # draft steps until the last draft is there
     engine_ms: float  # of the round, or of a token where nobody drafts: what engines do
     overhead_ms: float  # the same beyond that
     tokens_per_ms: float
+    num_tokens: float
     min_survival: float = 1.0  # what a token's survival must be to be worth its row
     min_tokens: float = 0.0  # expected of a round, or a session is better off on its own
 
@@ -103,14 +113,21 @@ class JointPlan:
         return length if 1.0 + sum(survival[:length]) >= self.min_tokens else 0
 
 
-def plain_plan(num_sessions: int, costs: Costs, others: Others, overhead_ms: float) -> JointPlan:
+def plain_plan(
+    num_sessions: int,
+    costs: Costs,
+    others: Others,
+    overhead_ms: float,
+    text_tokens: float = math.inf,
+) -> JointPlan:
     """k = 0 for all: the target goes on alone; a token takes `overhead_ms` beyond the pass."""
     num_rows = num_sessions + others.num_rows
     pass_ms = costs.pass_ms(num_rows)
-    rate = num_sessions / _round_ms(pass_ms, overhead_ms)
+    rate = _of_texts(num_sessions, num_sessions, text_tokens) / _round_ms(pass_ms, overhead_ms)
     row_price = rate * (costs.pass_ms(num_rows + 1) - pass_ms)
     lengths = (0,) * num_sessions
-    return JointPlan(lengths, 0, pass_ms, overhead_ms, rate, max(row_price, _LEAST_SURVIVAL))
+    min_survival = max(row_price, _LEAST_SURVIVAL)
+    return JointPlan(lengths, 0, pass_ms, overhead_ms, rate, num_sessions, min_survival)
 
 
 def best_drafting_plan(
@@ -118,10 +135,11 @@ def best_drafting_plan(
     costs: Costs,
     others: Others,
     overhead_ms: Callable[[int], float],
+    text_tokens: float = math.inf,
 ) -> JointPlan | None:
     """The best plan that drafts; None where no session can or nothing is known of time.
 
-    `overhead_ms` is by depth.
+    `overhead_ms` is by depth, `text_tokens` how long texts are.
 
     A and B survive with (0.9, 0.8) and (0.5, 0.2); a pass of r rows takes 20 + 2.5 r ms, a step
     2 ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. With both in step the rates are
@@ -131,7 +149,7 @@ def best_drafting_plan(
         A 2, B 2: (4.2 + 0.2)           / (35.0 + 2 * 2) = 0.113   B's second row is not worth it
     """
     limits = [len(o.survival) for o in forecasts if o.survival and not o.is_free]
-    rounds = _Rounds(forecasts, costs, others, overhead_ms)
+    rounds = _Rounds(forecasts, costs, others, overhead_ms, text_tokens)
     if not rounds.can_draft:
         return None
     offered: list[_Token] = []
@@ -149,6 +167,12 @@ def best_drafting_plan(
 def _round_ms(engine_ms: float, overhead_ms: float) -> float:
     """Never nothing, also where overheads of other times or numbers of sessions are negative."""
     return max(engine_ms + overhead_ms, _LEAST_SHARE * engine_ms, 1e-9)
+
+
+def _of_texts(num_tokens: float, num_sessions: int, text_tokens: float) -> float:
+    """What is left of a round's tokens when a text's lost rounds are spread over all of it."""
+    each = num_tokens / max(1, num_sessions)
+    return num_tokens / (1.0 + _LOST_ROUNDS * each / text_tokens)
 
 
 def _depths(max_depth: int, num_sessions: int) -> list[int]:
@@ -202,8 +226,10 @@ class _Rounds:
         costs: Costs,
         others: Others,
         overhead_ms: Callable[[int], float],
+        text_tokens: float,
     ) -> None:
         self._forecasts = forecasts
+        self._text_tokens = text_tokens
         plain_rows = len(forecasts) + others.num_rows
         self._pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
         firsts = [forecast.survival[0] for forecast in forecasts if forecast.survival]
@@ -243,7 +269,7 @@ class _Rounds:
         overhead_ms = self._overhead_ms(deepest)
         rate = self._rate(tokens, num_rows, _round_ms(engine_ms, overhead_ms))
         price = self._min_survival(offered, num_offered, rate)
-        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms, rate, price)
+        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms, rate, tokens, price)
 
     def _best_number(self, depth: int, offered: Sequence[_Token]) -> int:
         first = self._num_firsts
@@ -276,10 +302,10 @@ class _Rounds:
         return together_ms - self._apart * max(0.0, together_ms - apart_ms)
 
     def _rate(self, tokens: float, num_rows: int, round_ms: float) -> float:
-        """Tokens per ms, less what others lose by our rows."""
+        """Tokens per ms of whole texts, less what others lose by our rows."""
         pass_ms = self._pass_ms.up_to(num_rows)
         lost = self._num_others * (pass_ms[num_rows] - pass_ms[0]) / max(pass_ms[0], 1e-9)
-        return (tokens - lost) / round_ms
+        return (_of_texts(tokens, len(self._forecasts), self._text_tokens) - lost) / round_ms
 
     def _min_survival(self, offered: Sequence[_Token], num_offered: int, rate: float) -> float:
         """The survival that parts what was admitted from what was not.

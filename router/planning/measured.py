@@ -8,15 +8,20 @@ on purpose now and then, as a control.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean
+from operator import mul
 
 from router.planning.round_plan import Mode
 from router.ports import TaskClass
 
-_NUM_OVERHEADS = 32  # rounds of sessions
+_KEEPING = 0.995  # per round of a session: what rounds take is known by some 200 of them
+_KNOWN = 20.0  # rounds after which an odd one is known from others
+_SCALE = 8.0  # sessions and steps by which an overhead is expected to differ about as much again
+_NUM_FEATURES = 4
+_RIDGE = 0.02  # weight of the expectation that there is none, in rounds
 _HALF_LIFE_S = 300.0  # of what gains are measured by
 _LATENESS_HALF_LIFE_S = 10.0
 _LATENESS_PRIOR_MS = 200.0  # of rounds that ended when they were to
@@ -40,29 +45,63 @@ class Overheads:
     """What rounds take beyond what a plan counts engines with, by sessions and draft steps.
 
     Links, queues, passes that bring only some of the sessions, the router's own work: it is fitted
-    to whole rounds as they happened, and may be negative where engines work side by side. The mean
-    of the middle half of the last rounds: one that waited for a prompt says nothing of the next.
+    to whole rounds as they happened, and may be negative where engines work side by side. It is a
+    plane through all rounds, later ones weighing more, with a slope by sessions, by steps and by
+    both together. Each depth by itself would be judged by few rounds, those of a depth that is not
+    in use by old ones, and of eight such figures the best is the one that erred most.
     """
 
     def __init__(self) -> None:
-        self._newest: dict[tuple[int, int], deque[float]] = {}
+        self._gram = [[0.0] * _NUM_FEATURES for _ in range(_NUM_FEATURES)]
+        self._moment = [0.0] * _NUM_FEATURES
 
-    def observe(self, num_sessions: int, depth: int, overhead_ms: float) -> None:
-        """Take in a round, or for each of its tokens where nobody drafts (depth 0)."""
-        newest = self._newest.setdefault((num_sessions, depth), deque(maxlen=_NUM_OVERHEADS))
-        newest.append(overhead_ms)
+    def observe(
+        self, num_sessions: int, depth: int, overhead_ms: float, most_ms: float = math.inf
+    ) -> None:
+        """Take in a round, or for each of its tokens where nobody drafts (depth 0).
 
-    def of(self, num_sessions: int, depth: int) -> float:
-        """What is expected, by the nearest number of sessions and depth measured; else 0.0."""
-        if not self._newest:
-            return 0.0
-        nearest = min(
-            self._newest,
-            key=lambda cell: (abs(cell[0] - num_sessions), abs(cell[1] - depth), cell),
-        )
-        values = sorted(self._newest[nearest])
-        quarter = len(values) // 4
-        return fmean(values[quarter : len(values) - quarter])
+        One that took more than `most_ms` waited for something else, for a prompt say, and counts as
+        if it had taken that, once enough is known to tell.
+        """
+        if self._gram[0][0] > _KNOWN:
+            overhead_ms = min(overhead_ms, most_ms)
+        features = _features(num_sessions, depth)
+        for row, feature in zip(self._gram, features, strict=True):
+            row[:] = [
+                _KEEPING * old + feature * new for old, new in zip(row, features, strict=True)
+            ]
+        self._moment = [
+            _KEEPING * old + feature * overhead_ms
+            for old, feature in zip(self._moment, features, strict=True)
+        ]
+
+    def of(self, num_sessions: int) -> Callable[[int], float]:
+        """What is expected, by depth; 0.0 where nothing was measured."""
+        gram = [[*row, moment] for row, moment in zip(self._gram, self._moment, strict=True)]
+        for index, row in enumerate(gram):
+            row[index] += _RIDGE
+        plane = _solved(gram)
+        at_none, at_one = (sum(map(mul, plane, _features(num_sessions, depth))) for depth in (0, 1))
+        return lambda depth: at_none + depth * (at_one - at_none)
+
+
+def _features(num_sessions: int, depth: int) -> tuple[float, ...]:
+    """A level, depth, sessions and both: what is not known yet is taken as a level mostly."""
+    return 1.0, depth / _SCALE, num_sessions / _SCALE, num_sessions * depth / _SCALE**2
+
+
+def _solved(rows: list[list[float]]) -> list[float]:
+    """The solution of linear equations, each a row whose last number is its right-hand side.
+
+    They are of a positive definite matrix, so that no pivot is looked for.
+    """
+    size = len(rows)
+    for at in range(size):
+        pivot = rows[at] = [value / rows[at][at] for value in rows[at]]
+        for other in range(size):
+            if other != at and (factor := rows[other][at]) != 0.0:
+                rows[other] = [a - factor * b for a, b in zip(rows[other], pivot, strict=True)]
+    return [row[-1] for row in rows]
 
 
 class Lateness:

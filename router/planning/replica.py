@@ -21,11 +21,11 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from models.costs.running_mean import running_mean
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
@@ -55,6 +55,11 @@ _FAIR = 0.5  # of what a session would get if all went on alone: it does so wher
 _CONTROL_STEPS = 7  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
 _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
+_MEASURED_EVERY_MS = 8.0  # of rounds shorter than that a part is measured
+_LEAST_MEASURED = 0.25
+_ODD = 2.0  # times what it was to take, and a round waited for something that a plan has not
+_TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths
+_GOLDEN = 0.618034
 _PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
 
 PLAIN_REASON = "plain pays"
@@ -92,6 +97,7 @@ class ReplicaPlanner:
         self._advantage = 1.0  # of drafting, in times of what plain decoding gives
         self._others = OthersEstimate()
         self._overheads = {mode: Overheads() for mode in Mode}
+        self._text_tokens: float | None = None  # of a text, on average
         self._lateness = {mode: Lateness() for mode in Mode}
         self._stretches = Stretches()
         self._shadow = ShadowTurn()
@@ -121,6 +127,18 @@ class ReplicaPlanner:
             is_waiting = self.is_drafting and plan.num_draft_tokens == 0
             self._stretches.count_down(is_waiting=is_waiting)
         return plan
+
+    def takes_measure(self, plan: RoundPlan) -> bool:
+        """Whether a round just planned is to be measured: all of a stretch, of short ones a part.
+
+        Measuring takes time of the loop, and a round of 1 ms says less than one of 40 ms. Which are
+        taken must not follow the turns of the sessions, so it is by multiples of the golden ratio.
+        """
+        promise = plan.promise
+        if promise is None or plan.reason in _STRETCH.values():
+            return True
+        share = max(_LEAST_MEASURED, promise.round_ms * max(1, plan.run_on) / _MEASURED_EVERY_MS)
+        return self.num_rounds * _GOLDEN % 1.0 < share
 
     def wants_drafter(self, session: PlannedSession) -> bool:
         """Whether a session's drafter is worth connecting to: it drafts, or is to shadow."""
@@ -160,8 +178,12 @@ class ReplicaPlanner:
         if plan.num_shadow_tokens > 0:
             self._shadow.note_delay(elapsed_ms - promise.round_ms / share)
         elif plan.is_typical:
-            overhead_ms = share * elapsed_ms - promise.engine_ms
-            self._overheads[plan.mode].observe(len(self.sessions), promise.depth, overhead_ms)
+            self._overheads[plan.mode].observe(
+                len(self.sessions),
+                promise.depth,
+                share * elapsed_ms - promise.engine_ms,
+                _ODD * promise.round_ms - promise.engine_ms,
+            )
             self._stats.predicted_ms += promise.round_ms / share
             self._stats.actual_ms += elapsed_ms
 
@@ -169,10 +191,12 @@ class ReplicaPlanner:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
         self._shadow.end(session, elapsed_ms, self._clock(), is_promising=self._is_promising)
 
-    def leave(self, session: PlannedSession) -> None:
-        """Plan without this session from now on."""
+    def leave(self, session: PlannedSession, num_tokens: int) -> None:
+        """Plan without this session from now on; its text is over if it has tokens."""
         self.end_shadow(session)
         self.sessions.pop(session, None)
+        if num_tokens > 0:
+            self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)
 
     # --- one session's round -------------------------------------------------------------------
 
@@ -276,11 +300,11 @@ class ReplicaPlanner:
             for s in members
         ]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
-        plain = plain_plan(
-            len(members), costs, others, self._overhead_ms(Mode.PLAIN, len(members), 0)
-        )
+        overhead_ms = {mode: self._overheads[mode].of(len(members)) for mode in Mode}
+        text_tokens = math.inf if self._text_tokens is None else self._text_tokens
+        plain = plain_plan(len(members), costs, others, overhead_ms[Mode.PLAIN](0), text_tokens)
         drafting = best_drafting_plan(
-            forecasts, costs, others, partial(self._overhead_ms, Mode.DRAFTING, len(members))
+            forecasts, costs, others, overhead_ms[Mode.DRAFTING], text_tokens
         )
         self.plans = {Mode.PLAIN: plain}
         if drafting is not None:
@@ -288,9 +312,6 @@ class ReplicaPlanner:
             self.plans[Mode.DRAFTING] = dataclasses.replace(drafting, min_tokens=fair_tokens)
         self._promises = {mode: _promise(plan) for mode, plan in self.plans.items()}
         self.version += 1
-
-    def _overhead_ms(self, mode: Mode, num_sessions: int, depth: int) -> float:
-        return self._overheads[mode].of(num_sessions, depth)
 
     def _choose_mode(self, now_s: float) -> None:
         """Choose the mode that promises more tokens per ms.
@@ -360,9 +381,8 @@ def _min_survival(plan: JointPlan | None, reason: str) -> float:
 
 def _promise(plan: JointPlan) -> Promise:
     """What a plan says of each of its sessions."""
-    num_tokens = plan.tokens_per_ms * plan.round_ms / len(plan.lengths)
-    # Nothing or less: others would lose more by such rounds than they bring.
-    return Promise(max(num_tokens, 1e-9), plan.depth, plan.engine_ms, plan.round_ms)
+    num_tokens = plan.num_tokens / len(plan.lengths)
+    return Promise(num_tokens, plan.depth, plan.engine_ms, plan.round_ms)
 
 
 def _other(mode: Mode) -> Mode:

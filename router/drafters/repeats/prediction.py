@@ -69,3 +69,7 @@ class PredictionDrafter:
         asked = cells(length, [1.0] * len(tokens))
         self._odds.note(ids, len(self._committed), tokens, asked)
         return FreeDraft(tokens, self._odds.survival(asked))
+
+    def may_have(self, text: TokenSequence) -> bool:
+        """See `ports.FreeDrafter.may_have`."""
+        return True

@@ -91,6 +91,14 @@ class SuffixDrafter:
             self._last = asked, self._best(text.ids, num_tokens)
         return self._last[1]
 
+    def may_have(self, text: TokenSequence) -> bool:
+        """See `ports.FreeDrafter.may_have`. A match of a token or two drafts no more than that."""
+        if self._read_on() > 0:
+            return False
+        return self._own.recurs(text.ids, is_own=True) or any(
+            other.recurs(text.ids, is_own=False) for other in self._others()
+        )
+
     async def close(self) -> None:
         """See `ports.Drafter.close`."""
         self._own, self._last = SuffixIndex(), None

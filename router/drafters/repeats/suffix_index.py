@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _KEY_LENGTHS = (6, 3, 1)  # tokens; looked for in this order
+_RECURRING = 1  # index of the length by which a text is said to recur
 _MAX_PLACES = 16  # that a look compares; the latest ones
 _END = -1  # after a text that is over; no token
 
@@ -119,6 +120,16 @@ class SuffixIndex:
             del chains.earlier[:num_tokens]
         del self._tokens[:num_tokens]
         self._num_dropped += num_tokens
+
+    def recurs(self, ids: Sequence[int], *, is_own: bool) -> bool:
+        """Whether the last tokens of `ids` occurred before; see `matches`, which looks closer."""
+        chains = self._chains[_RECURRING]
+        if len(ids) < chains.key_length:
+            return False
+        place = chains.latest.get(tuple(ids[-chains.key_length :]), 0)
+        if is_own and place == len(ids):  # that is the end itself
+            place = chains.earlier[place - 1]
+        return place > self._num_dropped
 
     def matches(
         self, ids: Sequence[int], most: int, terms: MatchTerms, *, is_own: bool

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 import pytest
 
 from deployments.local.inline import InlineDevice
+from deployments.local.pool import LocalLease
 from models.config import EngineConfig
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.errors import Unavailable
+from models.protocol.messages import EngineReply, EngineRequest, Open, Sampling, Verify
+from models.protocol.token_sequence import TokenSequence
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
@@ -115,6 +118,52 @@ async def test_sessions_share_their_passes(tiny_target: str, tiny_draft: str) ->
             # Rounds differ in length and sessions end apart, but nobody goes alone for long.
             assert sum(passes) / len(passes) > 2.5
             assert passes[0] == len(PROMPTS)
+
+
+async def test_who_comes_for_a_place_that_became_free_is_in_the_next_pass(tiny_target: str) -> None:
+    """A session ends, and some turns of the event loop later the next one asks."""
+    device = InlineDevice()
+    runner = CountingRunner(tiny_target)
+    pool = device.pool(TargetEngine(runner, NoMaskSource(), 1), epoch=1, max_model_len=256)
+
+    def ask(
+        lease: LocalLease[EngineRequest, EngineReply], session_id: str, prompt: list[int]
+    ) -> None:
+        sampling = Sampling(temperature=0.0, seed=1)
+        lease.channel.send(
+            Open(
+                session_id=session_id,
+                epoch=1,
+                sampling=sampling,
+                eos_ids=[],
+                prompt_len=len(prompt),
+            )
+        )
+        text = TokenSequence(prompt)
+        lease.channel.send(
+            Verify(
+                session_id=session_id,
+                epoch=1,
+                seq=1,
+                base_len=0,
+                prefix_hash=text.hash_at(0),
+                tokens=prompt,
+                draft=[],
+                run_on=5,
+            )
+        )
+
+    first, second = [await pool.lease(name, timeout_s=1.0) for name in ("first", "second")]
+    ask(second, "second", PROMPTS[1])
+    await first.release()
+    for _ in range(8):
+        await asyncio.sleep(0)
+    third = await pool.lease("third", timeout_s=1.0)
+    ask(third, "third", PROMPTS[2])
+    async with asyncio.timeout(20.0):
+        await third.channel.receive()
+    assert runner.sessions_of_passes[0] == 2
+    await device.close()
 
 
 async def test_the_death_of_an_engine_is_told(tiny_target: str, tiny_draft: str) -> None:

@@ -51,6 +51,9 @@ class Sure:
             tokens[self.wrong_from] = 0 if tokens[self.wrong_from] else 1
         return FreeDraft(tokens, [self.keeps ** (j + 1) for j in range(len(tokens))])
 
+    def may_have(self, text: TokenSequence) -> bool:
+        return self.num_known > 0
+
 
 class SureDrafter(ScriptedDrafter, Sure):
     """The same as one of the session's drafters, which fills in as well."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import dataclass
 
@@ -37,6 +38,10 @@ class LinearCosts:
 
 def outlook(acceptance: float, limit: int = 8, *, is_free: bool = False) -> DraftForecast:
     return DraftForecast([acceptance**j for j in range(1, limit + 1)], is_free=is_free)
+
+
+def expected(length: int, acceptance: float = 0.9) -> float:
+    return sum(outlook(acceptance).survival[:length])
 
 
 def choose(forecasts: list[DraftForecast], costs: LinearCosts, others: Others = ALONE) -> JointPlan:
@@ -195,6 +200,22 @@ def test_no_overhead_makes_a_round_take_nothing(overhead_ms: float) -> None:
         assert plan.tokens_per_ms > 0.0
 
 
+def test_short_texts_are_drafted_for_less_deeply() -> None:
+    """A text's first and last rounds bring little, and take the longer the deeper all draft."""
+    costs = LinearCosts()
+    depths, gains = [], []
+    for text_tokens in (8.0, 64.0, math.inf):
+        plan = best_drafting_plan([outlook(0.9)] * 4, costs, ALONE, lambda _: 0.0, text_tokens)
+        plain = plain_plan(4, costs, ALONE, 0.0, text_tokens)
+        assert plan is not None
+        assert plan.num_tokens == pytest.approx(4 + sum(map(expected, plan.lengths)))
+        depths.append(plan.depth)
+        gains.append(plan.tokens_per_ms / plain.tokens_per_ms)
+    assert depths == sorted(depths)
+    assert depths[0] < depths[-1]
+    assert gains == sorted(gains)
+
+
 def test_all_that_can_draft_stay_in_step() -> None:
     """One that drafts while the others go on alone parts the passes: no plan has that."""
     costs = LinearCosts(row_ms=2.0)
@@ -208,7 +229,7 @@ def test_all_that_can_draft_stay_in_step() -> None:
 
 
 def test_a_session_that_drafts_hold_up_goes_on_alone() -> None:
-    plan = JointPlan((3, 3), 3, 30.0, 2.0, 0.1, min_survival=0.2, min_tokens=1.4)
+    plan = JointPlan((3, 3), 3, 30.0, 2.0, 0.1, 3.2, min_survival=0.2, min_tokens=1.4)
     assert plan.length_of([0.9, 0.8, 0.7, 0.6], is_free=False) == 3
     assert plan.length_of([0.9, 0.8, 0.7, 0.6], is_free=True) == 4
     assert plan.length_of([0.45, 0.1], is_free=False) == 1

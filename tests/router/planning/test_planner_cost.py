@@ -70,7 +70,7 @@ class SlowRounds:
             engine_ms -= share * max(0.0, engine_ms - apart_ms)
         deepest = max(away, default=0)
         rate = (expected - lost) / max(engine_ms + overhead_ms(depth), 1e-9)
-        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms(deepest), rate)
+        return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms(deepest), rate, expected)
 
 
 def measured_costs(rng: random.Random, num_rows: int) -> Costs:

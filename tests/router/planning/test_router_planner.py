@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -114,6 +115,26 @@ def test_making_plans_takes_half_a_hundredth_of_the_time() -> None:
     num_plans = world.planner.stats.num_plans - before
     # Making a plan reads the clock twice, so it takes 0.3 ms.
     assert 0.5 <= num_plans * 0.0003 / (0.005 * (world.now_s - began_s)) <= 1.0
+
+
+@pytest.mark.parametrize(("base_ms", "share"), [(0.5, 0.25), (40.0, 1.0)])
+def test_of_short_rounds_a_part_is_measured(base_ms: float, share: float) -> None:
+    """Of each session's, whatever their number: not always those of the same one."""
+    world = World(Machine(base_ms=base_ms, row_ms=0.02, step_ms=0.1, acceptance=0.9))
+    for num_sessions in (1, 2, 3, 4, 5, 8, 13):
+        sessions = [world.add() for _ in range(num_sessions)]
+        world.rounds(sessions, 60)
+        replica = world.planner.replica("target")
+        taken = Counter[int]()
+        for _ in range(200):
+            for number, plan in enumerate(world.round(sessions)):
+                if plan.reason in ("trial", "control"):
+                    assert replica.takes_measure(plan)
+                taken[number] += sessions[number]._is_measured
+        for number in range(num_sessions):
+            assert taken[number] / 200 == pytest.approx(share, abs=0.15)
+        for session in sessions:
+            session.leave(64)
 
 
 def test_every_session_takes_its_own_k_from_a_plan_that_is_kept() -> None:

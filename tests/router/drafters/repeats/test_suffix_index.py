@@ -159,6 +159,27 @@ def test_what_follows(ids: list[int], expected: list[int] | None) -> None:
     assert [list(match.tokens) for match in found[:1]] == ([] if expected is None else [expected])
 
 
+@settings(deadline=None)
+@given(
+    texts=TEXTS,
+    ids=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    num_dropped=st.integers(0, 4),
+)
+def test_the_end_of_a_text_recurs_where_three_tokens_match(
+    texts: list[list[int]], ids: list[int], num_dropped: int
+) -> None:
+    index, own = SuffixIndex(), SuffixIndex()
+    for number, text in enumerate(texts):
+        index.extend(text)
+        index.end_text()
+        if number < num_dropped and index.num_texts > 1:
+            index.drop_oldest()
+    own.extend(ids)
+    for each, is_own in ((index, False), (own, True)):
+        found = each.matches(ids, 1, MatchTerms(), is_own=is_own)
+        assert each.recurs(ids, is_own=is_own) == any(match.length >= 3 for match in found)
+
+
 def test_what_is_dropped_leaves_nothing_behind() -> None:
     index = SuffixIndex()
     for text in ([1, 2, 3, 4, 5, 6, 7], [8, 9, 1, 2], [5, 5, 5]):
