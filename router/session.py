@@ -199,7 +199,7 @@ class _Builder:
     def remember(self) -> None:
         """Keep the answer for later requests of the same salt, if drafts are wanted at all."""
         allowed, num_prompt = self._services.speculation, len(self._request.prompt_ids)
-        if self._kinds and self._generated:
+        if self._kinds and self._generated and SUFFIX.is_switched_on(allowed):
             self._services.memory.add(
                 self._request.cache_salt,
                 self._committed.ids[max(0, num_prompt - _LEAD_IN) :],

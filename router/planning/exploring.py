@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Shares of the time.
 _LOSING = 0.005  # that may be lost by stretches of the other mode
 _STRETCHING = 0.05  # that stretches may take, also where nothing is lost
-_SHADOWING = 0.01  # that drafters may be kept busy by shadow drafts
+_SHADOWING = 0.02  # that turns to have a shadow draft may take
 
 _ROUNDS = {Mode.DRAFTING: 6, Mode.PLAIN: 2}  # of each session in a stretch, half of them to settle
 _WAITS = 4  # rounds without a draft for each that was to have one, then a stretch is given up
@@ -82,13 +82,15 @@ class Stretches:
 class ShadowTurn:
     """Whose turn it is to have a shadow draft: one session's at a time, then a pause.
 
-    A drafter is idle while nobody drafts, but its machine may be the target's. So a shadow draft is
-    paid for with the part of its time that rounds were seen to take longer by; before that is
-    known, with all of it.
+    A drafter is idle while nobody drafts, but its machine may be the target's. So a turn is paid
+    for with the part of a shadow draft's time that rounds were seen to take longer by; before that
+    is known, with all of it. A turn begins before the session's drafter is connected to: reading
+    the text may take it longer than the draft.
     """
 
     def __init__(self) -> None:
         self.session: PlannedSession | None = None
+        self._began_s = 0.0  # its turn
         self._is_out = False
         self._next_s = 0.0
         self._num_begun = 0  # since the mode changed
@@ -106,7 +108,7 @@ class ShadowTurn:
         later round.
         """
         if self.session is None and now_s >= self._next_s:
-            self.session, self._is_out = session, False
+            self.session, self._is_out, self._began_s = session, False, now_s
         if self.session is not session or self._is_out or not is_ready:
             return False
         self._is_out = True
@@ -122,7 +124,8 @@ class ShadowTurn:
             if elapsed_ms > 0.0:
                 # Rounds differ by more than that, so it is the mean that counts.
                 self._price += _PRICE_SMOOTHING * (self._delay_ms / elapsed_ms - self._price)
-            paid_s = min(1.0, max(_LEAST_PRICE, self._price)) * elapsed_ms / 1e3
+            turn_s = max(elapsed_ms / 1e3, now_s - self._began_s)
+            paid_s = min(1.0, max(_LEAST_PRICE, self._price)) * turn_s
             factor = 1 if is_promising else _HOPELESS
             self._next_s = now_s + paid_s / _SHADOWING * factor * _early(self._num_begun)
 

@@ -32,8 +32,9 @@ _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
 _LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
 _LEAST_SHARE = 0.1  # of what engines do that a round takes at least
 # Rounds of a text that bring nothing: its prompt is read while others draft, and room for the last
-# draft ends before the draft does. Measured on the demo pair: 1.4 and about a half, plain steps 2.
-_LOST_ROUNDS = 1.5
+# draft ends before the draft does. Measured on the demo pair: 1.5 with 4 sessions, 2 or more with
+# 8; of plain steps 2.
+_LOST_ROUNDS = 2.0
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
 
 _Token = tuple[float, int, int]  # minus its survival, its place in the draft, its session

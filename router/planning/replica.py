@@ -11,7 +11,7 @@ fitted to rounds as they happened, for each mode (`measured.Overheads`), and so 
 end later than promised (`measured.Lateness`). What the other mode would give is tried now and then,
 in both directions: all sessions go on alone for a round, or draft for a few. Such a stretch is
 followed by a pause so long that all of them together lose half a hundredth. In the same way an idle
-drafter drafts beside plain steps (a shadow draft): as often as takes a hundredth of the time.
+drafter drafts beside plain steps (a shadow draft): as often as takes two hundredths of the time.
 """
 
 from __future__ import annotations
