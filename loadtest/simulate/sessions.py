@@ -97,7 +97,7 @@ class SimulatedClient:
         self._router.deliver(self._round)
 
     def _end(self) -> None:
-        self._planner.leave()
+        self._planner.leave(self._kind.num_tokens)
         self._world.target.forget(self._session_id)
         self._world.draft.forget(self._session_id)
         self._begin()

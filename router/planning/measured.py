@@ -17,11 +17,11 @@ from operator import mul
 from router.planning.round_plan import Mode
 from router.ports import TaskClass
 
-_KEEPING = 0.995  # per round of a session: what rounds take is known by some 200 of them
+_KEEPING = 0.99  # per round of a session: what rounds take is known by some 100 of them
 _KNOWN = 20.0  # rounds after which an odd one is known from others
 _SCALE = 8.0  # sessions and steps by which an overhead is expected to differ about as much again
 _NUM_FEATURES = 4
-_RIDGE = 0.02  # weight of the expectation that there is none, in rounds
+_RIDGE = (0.02, 2.0, 2.0, 2.0)  # weight of the expectation that each is 0, in rounds
 _HALF_LIFE_S = 300.0  # of what gains are measured by
 _LATENESS_HALF_LIFE_S = 10.0
 _LATENESS_PRIOR_MS = 200.0  # of rounds that ended when they were to
@@ -78,8 +78,8 @@ class Overheads:
     def of(self, num_sessions: int) -> Callable[[int], float]:
         """What is expected, by depth; 0.0 where nothing was measured."""
         gram = [[*row, moment] for row, moment in zip(self._gram, self._moment, strict=True)]
-        for index, row in enumerate(gram):
-            row[index] += _RIDGE
+        for index, (row, ridge) in enumerate(zip(gram, _RIDGE, strict=True)):
+            row[index] += ridge
         plane = _solved(gram)
         at_none, at_one = (sum(map(mul, plane, _features(num_sessions, depth))) for depth in (0, 1))
         return lambda depth: at_none + depth * (at_one - at_none)
