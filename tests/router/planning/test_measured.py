@@ -29,7 +29,7 @@ def test_sessions_and_steps_are_told_apart() -> None:
     true = {(n, d): 0.5 + 0.1 * n + 0.05 * n * d for n in (1, 4, 8) for d in (1, 3, 8)}
     overheads = observed(*((n, d, ms) for (n, d), ms in true.items()))
     for (num_sessions, depth), overhead_ms in true.items():
-        assert overheads.of(num_sessions)(depth) == pytest.approx(overhead_ms, rel=0.15)
+        assert overheads.of(num_sessions)(depth) == pytest.approx(overhead_ms, abs=0.45)
     assert overheads.of(6)(5) == pytest.approx(0.5 + 0.6 + 1.5, rel=0.15)
 
 
