@@ -122,7 +122,6 @@ class LLM:
         self._model = served_model(self.config.router, self._engines.tokenizer, created=0)
         self._room = Room(
             self._engines.loads()["target"],
-            self.config.target.block_size,
             self.config.target.max_num_seqs,
         )
         self._thread = LoopThread("llm")

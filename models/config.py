@@ -23,6 +23,8 @@ AttentionName = Literal["auto", "varlen", "reference"]
 QuantizationName = Literal["int8"]
 DTYPE_NAMES: tuple[DtypeName, ...] = get_args(DtypeName)
 
+_CPU_BLOCK = 64  # tokens
+GPU_BLOCKS = (64, 128, 256)  # sizes that auto tries on a GPU, in order
 _KV_SIZES = ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_utilization")
 
 
@@ -58,21 +60,23 @@ class EngineConfig(Section):
         default=2048,
         description="tokens of prompt and completion together; at most the checkpoint's own",
     )
-    kv_cache_tokens: PositiveInt = Field(
+    kv_cache_tokens: PositiveInt | None = Field(
         default=16384,
         description="tokens whose KV is kept, all sessions together; of this and the next two "
-        "keys at most one is given",
+        "keys at most one is given, the others are null",
     )
     kv_cache_memory: ByteSize | None = Field(
         default=None, description="the same as memory of each rank: 2GiB, 512MiB, or bytes"
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None,
-        description="the same as a share of the GPU's memory, with the weights; one rank only",
+        description="the same as a share of each GPU's memory, with the weights, graphs and what "
+        "passes need for a while, which is measured; other processes on it have the rest",
     )
-    block_size: PositiveInt = Field(
-        default=64,
-        description="tokens per KV block; the compiled CPU kernels want a multiple of 16",
+    block_size: PositiveInt | Literal["auto"] = Field(
+        default="auto",
+        description="tokens per KV block; auto: 64 on a CPU, on a GPU what the kernel that is "
+        "found there takes, 256 where it is FlashAttention 2",
     )
     max_num_batched_tokens: PositiveInt = Field(
         default=512,
@@ -95,7 +99,8 @@ class EngineConfig(Section):
         "padded as graphs are but not recorded, to look for errors",
     )
     graph_memory_mib: PositiveInt = Field(
-        default=2048, description="MiB of device memory that these graphs may take"
+        default=2048,
+        description="MiB of device memory that these graphs may take; the largest are given up",
     )
     num_threads: PositiveInt = Field(
         default=1, description="torch threads of a rank on a CPU; more than free cores slows all"
@@ -126,9 +131,11 @@ class EngineConfig(Section):
         ]
         if len(given) > 1:
             raise ValueError(f"give one of {' and '.join(given)}, they say the same thing")
-        if self.kv_cache_tokens < self.block_size:
+        if self.kv_cache_tokens is None and not given:
+            raise ValueError(f"give one of {' and '.join(_KV_SIZES)}")
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.block_tokens:
             raise ValueError(
-                f"kv_cache_tokens must be at least block_size ({self.block_size}), "
+                f"kv_cache_tokens must be at least block_size ({self.block_tokens}), "
                 f"got {self.kv_cache_tokens}"
             )
         if self.gpu_memory_utilization is None:
@@ -137,11 +144,6 @@ class EngineConfig(Section):
             raise ValueError(
                 f"gpu_memory_utilization needs device cuda, not {self.device}; "
                 "give kv_cache_tokens or kv_cache_memory"
-            )
-        if self.tensor_parallel_size > 1:
-            raise ValueError(
-                "gpu_memory_utilization needs tensor_parallel_size 1, because all ranks must come "
-                f"to the same size, got {self.tensor_parallel_size}; give kv_cache_memory"
             )
         return self
 
@@ -157,6 +159,16 @@ class EngineConfig(Section):
         return self
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens per block; where that is auto on a GPU, the largest it may come to be.
+
+        What an engine came to is in the config of its `ModelRunner`.
+        """
+        if self.block_size != "auto":
+            return self.block_size
+        return _CPU_BLOCK if self.device.split(":")[0] == "cpu" else max(GPU_BLOCKS)
+
+    @property
     def num_blocks(self) -> int:
         """Whole blocks within `kv_cache_tokens`; where memory is given, see `kv.budget`."""
-        return self.kv_cache_tokens // self.block_size
+        return (self.kv_cache_tokens or 0) // self.block_tokens

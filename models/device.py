@@ -45,5 +45,14 @@ def fetch(tensor: Tensor) -> list[Any]:
     return tensor.tolist()
 
 
+def wait_for(device: torch.device) -> None:
+    """Return when the device has computed all that it was given; at once on a CPU.
+
+    Only where nothing is fetched: a pass that gives no tokens, which is to be timed to its end.
+    """
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 def _move(host: Tensor, device: torch.device) -> Tensor:
     return host if device.type == "cpu" else host.to(device, non_blocking=True)

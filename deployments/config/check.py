@@ -19,6 +19,7 @@ import ray
 from ray.serve.exceptions import RayServeException
 
 from deployments.api.keys import faults_of_keys
+from deployments.config.bandwidth import bandwidth_notes
 from deployments.config.cluster import Cluster, connected_cluster, deployed_overrides
 from deployments.config.explain import admission_notes, drafting_notes
 from deployments.config.fault import Fault
@@ -159,6 +160,7 @@ def examine(served: ServeFile, cluster: Cluster) -> Findings:
             findings.refusals.append(Fault(section, str(error)))
             findings.unknown[section] = "the model cannot be served"
     findings.notes += _revision_notes(config)
+    findings.notes += bandwidth_notes(config, served.placements, findings.sizes, cluster)
     if not findings.refusals:
         ranks = {section: sizes.rank for section, sizes in findings.sizes.items()}
         found = memory_faults(config, ranks, served.placements, cluster)
@@ -191,8 +193,10 @@ def _instead(
             "Without a GPU use configs/demo.yaml (the shipped pair, or one of your own by its "
             "model paths)"
         )
-    if lacks_nodes and num_gpus < num_needed:
+    if lacks_nodes and num_gpus == 1:
         return "On one GPU use configs/single-gpu.yaml (both models share it)"
+    if lacks_nodes and num_gpus > 0 and cluster is not None and len(cluster.nodes) == 1:
+        return "On one machine with several GPUs use configs/one-node.yaml"
     if all(fault.key.startswith("draft.") for fault in faults):
         return "Without a draft model use configs/no-draft.yaml (suffix decoding drafts)"
     if any(fault.key.endswith("model_path") and not _is_fetchable(fault) for fault in faults):

@@ -177,20 +177,20 @@ def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
     """
     from models.checkpoint.memory_estimate import memory_estimate
     from models.gguf.folder import source_of
-    from models.kv.budget import num_kv_blocks
+    from models.kv.budget import num_kv_blocks, share_for_kv
 
     taken = memory_estimate(model)
     num_blocks: int | None = None
     if model.gpu_memory_utilization is None:
         num_blocks = num_kv_blocks(model, taken.kv_bytes_per_token)
     elif gpu_bytes:
-        left = int(min(gpu_bytes) * model.gpu_memory_utilization) - taken.weight_bytes
-        num_blocks = max(0, left) // (taken.kv_bytes_per_token * model.block_size)
+        left = share_for_kv(model, min(gpu_bytes), taken.weight_bytes, pass_bytes=0)
+        num_blocks = max(0, left) // (taken.kv_bytes_per_token * model.block_tokens)
     return ModelSizes(
         num_parameters=taken.num_parameters,
         weight_bytes=taken.weight_bytes,
         kv_bytes_per_token=taken.kv_bytes_per_token,
-        kv_tokens=None if num_blocks is None else num_blocks * model.block_size,
+        kv_tokens=None if num_blocks is None else num_blocks * model.block_tokens,
         source=source_of(Path(model.model_path)),
     )
 

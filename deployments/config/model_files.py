@@ -280,7 +280,7 @@ def _check_weights(folder: Path, key: str) -> None:
 def _check_kv_tokens(model: ModelConfig, section: str) -> None:
     if model.kv_cache_memory is not None or model.gpu_memory_utilization is not None:
         return  # how many tokens that is, is known once the model is loaded
-    num_tokens = model.num_blocks * model.block_size
+    num_tokens = model.num_blocks * model.block_tokens
     if num_tokens < model.max_model_len:
         blocks = "" if num_tokens == model.kv_cache_tokens else f" ({num_tokens} in whole blocks)"
         raise Fault(

@@ -54,6 +54,7 @@ class RankReport:
     kv_cache_tokens: int
     kv_bytes_per_token: int  # of this rank
     weight_bytes: int  # of this rank
+    attention: str  # what computes it, and graphs
     pid: int
 
 
@@ -159,6 +160,7 @@ class Rank:
             kv_cache_tokens=runner.pool.num_blocks * runner.pool.block_size,
             kv_bytes_per_token=runner.kv_bytes_per_token,
             weight_bytes=runner.weight_bytes,
+            attention=runner.attention,
             pid=os.getpid(),
         )
 

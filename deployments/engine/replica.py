@@ -239,7 +239,7 @@ class EngineReplica:
 def _log_ready(kind: EngineKind, reports: list[RankReport], grant: LeaseGrant) -> None:
     logger.info(
         "%s: ready in %.1f s: pid %s, %s, weights %s MB, KV for %d tokens of %s bytes each: "
-        "%d sessions of max_model_len %d, batch_invariant %s",
+        "%d sessions of max_model_len %d, attention: %s, batch_invariant %s",
         kind,
         max(report.load_s for report in reports),
         " ".join(str(report.pid) for report in reports),
@@ -249,5 +249,6 @@ def _log_ready(kind: EngineKind, reports: list[RankReport], grant: LeaseGrant) -
         " ".join(str(report.kv_bytes_per_token) for report in reports),
         reports[0].kv_cache_tokens // grant.max_model_len,
         grant.max_model_len,
+        reports[0].attention,
         grant.batch_invariant,
     )

@@ -16,14 +16,13 @@ class Room:
     """Places for sessions and KV blocks for their longest texts.
 
     Args:
-        load: of the engine, empty; says how many blocks there are.
-        block_size: tokens of a block.
+        load: of the engine, empty; says how many blocks there are, and their tokens.
         num_places: sessions at a time.
     """
 
-    def __init__(self, load: EngineLoad, block_size: int, num_places: int) -> None:
+    def __init__(self, load: EngineLoad, num_places: int) -> None:
         self._num_blocks = self._free_blocks = load.num_blocks
-        self._block_size = block_size
+        self._block_size = load.block_size
         self._free_places = num_places
         self._freed = asyncio.Condition()
 

@@ -140,6 +140,8 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
     sharing: dict[str, Any] = {}
     if config.tensor_parallel_size > 1:
         sharing["distributed_config"] = DistributedConfig(tp_size=config.tensor_parallel_size)
+    elif torch.device(config.device).type != "cpu":
+        sharing["device_map"] = {"": config.device}  # straight there, not by way of host memory
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.model_path,

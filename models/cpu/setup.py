@@ -118,8 +118,8 @@ def make_backend(
 
 
 def _what_is_missing(config: EngineConfig, head_dim: int) -> str | None:
-    if config.block_size % _LANES:
-        return f"block_size is {config.block_size}, no multiple of {_LANES}"
+    if config.block_tokens % _LANES:
+        return f"block_size is {config.block_tokens}, no multiple of {_LANES}"
     if head_dim % _LANES:
         return f"the model's heads have {head_dim} numbers, no multiple of {_LANES}"
     return _why_not_compiled(config)

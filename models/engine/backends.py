@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,50 +13,57 @@ from models.checkpoint.loader import Checkpoint
 from models.config import EngineConfig
 from models.cpu import setup as cpu
 from models.gpu import setup as gpu
+from models.gpu.kernel import VarlenKernel
 from models.kv.storage import KVSizes, KVStorage
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A model that is ready to compute passes."""
+class LaidOut:
+    """A model whose weights are where they will be used.
+
+    Attributes:
+        packed: its layers.
+        backend: makes the back-end that computes passes over so many KV blocks, which are its own.
+    """
 
     packed: cpu.PackedModel
-    backend: AttentionBackend
+    backend: Callable[[int], AttentionBackend]
 
 
-def place(
-    checkpoint: Checkpoint, config: EngineConfig, num_blocks: int, *, is_shared: bool
-) -> Placed:
-    """Lay out the weights, choose the back-end and allocate its storage.
+def lay_out(
+    checkpoint: Checkpoint, config: EngineConfig, kernel: VarlenKernel | None, *, is_shared: bool
+) -> LaidOut:
+    """Lay out the weights and choose the back-end.
 
     Args:
         checkpoint: just loaded; its linear layers may be taken out of it.
-        config: what it was loaded by.
-        num_blocks: KV blocks of the pool.
+        config: what it was loaded by, with the size that blocks have.
+        kernel: a paged one that was found here.
         is_shared: whether other ranks hold parts of the model.
-
-    Raises:
-        ValueError: the config insists on a kernel that is not to be had.
     """
-    sizes = KVSizes(
+    has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
+    packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
+    forward, windows = packed.forward, checkpoint.windows
+
+    def backend(num_blocks: int) -> AttentionBackend:
+        sizes = _kv_sizes(checkpoint, config, num_blocks)
+        if kernel is not None:
+            return gpu.make_backend(config, checkpoint, kernel, sizes, forward)
+        if has_kernels:
+            return cpu.make_backend(forward, sizes, checkpoint.num_heads, windows)
+        num_groups = checkpoint.num_heads // checkpoint.num_key_heads
+        return GatherBackend(forward, KVStorage(sizes), num_groups, windows)
+
+    return LaidOut(packed, backend)
+
+
+def _kv_sizes(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVSizes:
+    return KVSizes(
         num_layers=checkpoint.num_layers,
         num_blocks=num_blocks,
-        block_size=config.block_size,
+        block_size=config.block_tokens,
         num_heads=checkpoint.num_key_heads,
         head_dim=checkpoint.head_dim,
         dtype=getattr(torch, config.dtype),
         device=torch.device(config.device),
     )
-    kernel = gpu.choose_kernel(config, checkpoint)
-    has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
-    packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
-    windows = checkpoint.windows
-    backend: AttentionBackend
-    if kernel is not None:
-        backend = gpu.make_backend(config, checkpoint, kernel, sizes, packed.forward)
-    elif has_kernels:
-        backend = cpu.make_backend(packed.forward, sizes, checkpoint.num_heads, windows)
-    else:
-        num_groups = checkpoint.num_heads // checkpoint.num_key_heads
-        backend = GatherBackend(packed.forward, KVStorage(sizes), num_groups, windows)
-    return Placed(packed, backend)

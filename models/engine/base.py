@@ -299,6 +299,8 @@ class Engine(ABC):
         num_logits = 0 if logits is None else len(logits)
         is_whole = not late and sum(num_drawable(job) for _, job in ready) == num_logits
         sampled = self._sample(ready + late, logits if is_whole else None)
+        if rows and not sampled:
+            self._runner.wait()  # nothing was fetched, and the pass is timed to its end
         now = self._clock()
         if rows:
             self._note_pass(rows, now - started_s, now)

@@ -18,6 +18,7 @@ class EngineLoad:
     num_waiting_tokens: int = 0  # rows that jobs must compute before those that give them logits
     num_free_blocks: int = 0  # cached ones that no session holds are free
     num_blocks: int = 0
+    block_size: int = 0  # tokens of a block
     num_preemptions: int = 0  # since the start
     num_prefill_rows: int = 0  # computed since the start, without logits
     num_decode_rows: int = 0  # with logits

@@ -18,8 +18,14 @@ from torch import Tensor, nn
 
 from models.checkpoint.loader import kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
-from models.engine.backends import place
+from models.device import wait_for
+from models.engine.backends import LaidOut, lay_out
+from models.engine.profiling import measured_share
 from models.engine.self_test import is_batch_invariant
+from models.gpu import setup as gpu
+from models.gpu.forward import PagedBackend
+from models.gpu.graphs import alone
+from models.gpu.memory import CudaMemory
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
 from models.kv.rows import SequenceRows
@@ -43,11 +49,14 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig, ranks: TensorParallel | None = None) -> None:
         torch.set_num_threads(config.num_threads)
-        self.config = config
         self.device = torch.device(config.device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._ranks = ranks
         checkpoint = load_checkpoint(config, ranks)
+        kernel, block_size = gpu.choose_kernel(config, checkpoint)
+        if ranks is not None:
+            ranks.must_agree("block_size", block_size)
+        self.config = config = config.model_copy(update={"block_size": block_size})
         self.vocab_size = checkpoint.drawable.size  # ids that may be sampled
         self.num_input_ids = checkpoint.num_columns  # ids that may be read
         self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)
@@ -55,12 +64,14 @@ class ModelRunner:
         self.max_model_len = config.max_model_len
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.kv_bytes_per_token = kv_bytes_per_token(checkpoint, self.dtype.itemsize)
-        num_blocks = num_kv_blocks(config, self.kv_bytes_per_token)
-        self.pool = BlockPool(num_blocks, config.block_size)
-        placed = place(checkpoint, config, num_blocks, is_shared=ranks is not None)
-        self.backend = placed.backend  # to look at, not to change
-        self.layers = placed.packed.forward  # to look at, as well
-        self.weight_bytes = placed.packed.weight_bytes  # before packing; of this rank's part
+        laid_out = lay_out(checkpoint, config, kernel, is_shared=ranks is not None)
+        self.layers = laid_out.packed.forward  # to look at, not to change
+        self.weight_bytes = laid_out.packed.weight_bytes  # before packing; of this rank's part
+        num_blocks = self._num_blocks(laid_out)
+        self.pool = BlockPool(num_blocks, block_size)
+        self.backend = laid_out.backend(num_blocks)  # to look at, as well
+        if isinstance(self.backend, PagedBackend):
+            gpu.capture_graphs(self.backend, config, alone if ranks is None else ranks.all_say)
         self.batch_invariant = False
         if ranks is None:
             self._choose_tiling()
@@ -110,6 +121,21 @@ class ModelRunner:
         """
         return self.layers.products()
 
+    @property
+    def attention(self) -> str:
+        """What computes attention here, and the graphs that passes are replayed from; for logs."""
+        if not isinstance(self.backend, PagedBackend):
+            return f"{self.backend.name}, blocks of {self.pool.block_size}"
+        graphs = self.backend.graphs
+        return (
+            f"{self.backend.name} kernel, pages of {self.pool.block_size}, {graphs.num_graphs} "
+            f"graphs in {graphs.num_bytes / 2**20:.0f} MiB"
+        )
+
+    def wait(self) -> None:
+        """Return when the device has computed what it was given."""
+        wait_for(self.device)
+
     def keep_alive(self) -> None:
         """To be called now and then while there is no pass: followers expect to hear something."""
         if self._ranks is not None:
@@ -147,6 +173,15 @@ class ModelRunner:
         if len(self._missing_ids):
             logits.index_fill_(1, self._missing_ids, float("-inf"))
         return logits
+
+    def _num_blocks(self, laid_out: LaidOut) -> int:
+        """KV blocks, as many as every rank has room for."""
+        config, share_bytes = self.config, 0
+        if config.gpu_memory_utilization is not None:
+            memory = CudaMemory(self.device)
+            share_bytes = measured_share(config, memory, laid_out, self.num_input_ids)
+        num_blocks = num_kv_blocks(config, self.kv_bytes_per_token, share_bytes)
+        return num_blocks if self._ranks is None else self._ranks.least(num_blocks)
 
     def _choose_tiling(self) -> None:
         """The first that makes the engine batch-invariant; if none does, the fastest."""

@@ -53,6 +53,7 @@ def engine_load(
         num_waiting_tokens=num_waiting_tokens,
         num_free_blocks=pool.num_free,
         num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
         num_preemptions=planner.num_preemptions,
         num_prefill_rows=totals.num_prefill_rows,
         num_decode_rows=totals.num_decode_rows,

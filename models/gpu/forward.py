@@ -15,7 +15,7 @@ from torch import Tensor
 from models.attention.backend import ModelForward, Tiling, last_rows
 from models.device import to_device
 from models.gpu.buckets import BucketPlan
-from models.gpu.graphs import BucketedPasses, GraphBackend
+from models.gpu.graphs import BucketedPasses, GraphBackend, GraphsKept, GraphTerms
 from models.gpu.indices import PassTensors, exact_shape, index_pass, upload
 from models.gpu.kernel import VarlenKernel, VarlenPass
 from models.kv.pages import PageStorage
@@ -33,7 +33,6 @@ class PagedBackend:
         windows: of each layer's attention.
     """
 
-    reads_unwritten = True
     tilings: tuple[Tiling, ...] = ((),)  # the kernel's own
 
     def __init__(
@@ -52,7 +51,7 @@ class PagedBackend:
         self._graphs: BucketedPasses | None = None
 
     @torch.inference_mode()
-    def capture(self, backend: GraphBackend, plan: BucketPlan, max_bytes: int | None) -> None:
+    def capture(self, backend: GraphBackend, plan: BucketPlan, terms: GraphTerms) -> None:
         """Capture the graphs of `plan`; passes that fit one are replayed from now on."""
 
         def compute(tensors: PassTensors, session_rows: int) -> Tensor:
@@ -64,7 +63,7 @@ class PagedBackend:
                 self._max_model_len,
                 self._windows,
             )
-            return self._forward(tensors.token_ids, tensors.positions, paged, None).float()
+            return self._forward(tensors.token_ids, tensors.positions, paged, None)
 
         self._graphs = BucketedPasses(
             backend,
@@ -72,13 +71,23 @@ class PagedBackend:
             compute,
             self.storage,
             table_width=-(-self._max_model_len // self.storage.block_size),
-            max_bytes=max_bytes,
+            terms=terms,
         )
 
     @property
     def name(self) -> str:
         """The kernel's."""
         return self._kernel.name
+
+    @property
+    def reads_unwritten(self) -> bool:
+        """See `AttentionBackend`; the kernel's."""
+        return self._kernel.reads_unwritten
+
+    @property
+    def graphs(self) -> GraphsKept:
+        """What was captured."""
+        return GraphsKept() if self._graphs is None else self._graphs.kept
 
     def use_tiling(self, tiling: Tiling) -> None:
         """See `AttentionBackend`; there is one."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class GraphBackend(Protocol):
         ...
 
     def used_bytes(self) -> int:
-        """Device memory in use, for the bound on what graphs may take."""
+        """Device memory that this process holds, for the bound on what graphs may take."""
         ...
 
     def release(self) -> None:
@@ -47,16 +47,12 @@ class GraphBackend(Protocol):
 
 
 class EagerGraphs:
-    """Computes again on every replay, into one output tensor as a graph would."""
+    """Computes again on every replay, which tests everything but the recording."""
 
     def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """See `GraphBackend`."""
-        output = compute().clone()
-
-        def replay() -> Tensor:
-            return output.copy_(compute())
-
-        return replay
+        compute()
+        return compute
 
     def used_bytes(self) -> int:
         """Not known."""
@@ -95,9 +91,8 @@ class CudaGraphs:
         return replay
 
     def used_bytes(self) -> int:
-        """Memory of the device that is taken, by whomever."""
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
+        """Memory that this process's torch holds: other processes on the device do not count."""
+        return torch.cuda.memory_reserved(self._device)
 
     def release(self) -> None:
         """See `GraphBackend`."""
@@ -105,6 +100,30 @@ class CudaGraphs:
 
 
 Compute = Callable[[PassTensors, int], Tensor]  # (tensors, rows of one session) -> logits [R, V]
+Agree = Callable[[bool], bool]  # whether all ranks say so; each of them asks, in the same order
+
+
+def alone(is_so: bool) -> bool:
+    """`Agree` of a rank that shares its model with nobody."""
+    return is_so
+
+
+class GraphTerms(NamedTuple):
+    """What bounds the graphs: the device memory they may take, and that all ranks have the same."""
+
+    max_bytes: int | None = None
+    agree: Agree = alone
+
+
+_NO_TERMS = GraphTerms()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphsKept:
+    """How many graphs there are, and the device memory they take with their buffers."""
+
+    num_graphs: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +135,9 @@ class _Captured:
 class BucketedPasses:
     """Graphs of all buckets of a plan, captured when made.
 
+    All of them write their logits into one buffer: of 54 graphs of a model with 128,000 ids, the
+    logits alone would be 4 GB.
+
     Args:
         backend: what captures.
         plan: the buckets wanted; those that did not fit are gone from it afterwards.
@@ -123,7 +145,10 @@ class BucketedPasses:
             allocate what outlives it.
         blocks: the keys and values of the passes; padded rows put theirs in its null block.
         table_width: blocks of the longest possible session.
-        max_bytes: device memory that graphs may take; None: no bound.
+        terms: what bounds the number of graphs.
+
+    Attributes:
+        kept: what there is.
     """
 
     def __init__(
@@ -134,17 +159,34 @@ class BucketedPasses:
         blocks: KVBlocks,
         *,
         table_width: int,
-        max_bytes: int | None = None,
+        terms: GraphTerms = _NO_TERMS,
     ) -> None:
         self.plan = plan
         self._blocks = blocks
         self._table_width = table_width
         device = blocks.device
         largest = self._shape(plan.buckets[-1])
+        first_bytes = backend.used_bytes()
         self._longs = torch.zeros(largest.num_longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(largest.num_ints, dtype=torch.int32, device=device)
         self._graphs: dict[Bucket, _Captured] = {}
-        self._capture(backend, compute, max_bytes)
+        self._logits = self._room_for_logits(compute)
+
+        def fits() -> bool:
+            most = terms.max_bytes
+            return most is None or backend.used_bytes() - first_bytes <= most
+
+        for bucket in list(plan.buckets):
+            captured = self._captured(backend, compute, bucket)
+            if not terms.agree(captured is not None and fits()):
+                _logger.warning("no graphs of %d rows and more: eager passes", bucket.num_rows)
+                del captured
+                backend.release()
+                break
+            assert captured is not None
+            self._graphs[bucket] = captured
+        plan.keep(self._graphs)
+        self.kept = GraphsKept(len(self._graphs), backend.used_bytes() - first_bytes)
 
     def run(
         self,
@@ -166,25 +208,35 @@ class BucketedPasses:
             captured.tensors.token_ids[:num_rows].copy_(drawn_ids)
         return captured.replay()[:num_rows]
 
-    def _capture(self, backend: GraphBackend, compute: Compute, max_bytes: int | None) -> None:
-        first_bytes = backend.used_bytes()
-        for bucket in self.plan.capture_order:
-            shape = self._shape(bucket)
-            tensors = PassTensors.cut(shape, self._longs, self._ints)
-            self._write(bucket, ())  # nothing but padding, which concerns nobody
+    def _room_for_logits(self, compute: Compute) -> Tensor:
+        """[rows of the largest bucket, V] float32."""
+        smallest = self.plan.buckets[0]
+        tensors = PassTensors.cut(self._shape(smallest), self._longs, self._ints)
+        self._write(smallest, ())  # nothing but padding, which concerns nobody
+        num_columns = compute(tensors, smallest.session_rows).shape[1]
+        return torch.empty(
+            self.plan.buckets[-1].num_rows,
+            num_columns,
+            dtype=torch.float32,
+            device=self._longs.device,
+        )
 
-            def call(tensors: PassTensors = tensors, bucket: Bucket = bucket) -> Tensor:
-                return compute(tensors, bucket.session_rows)
+    def _captured(
+        self, backend: GraphBackend, compute: Compute, bucket: Bucket
+    ) -> _Captured | None:
+        """The graph of a bucket; None: it cannot be recorded, for want of memory or otherwise."""
+        tensors = PassTensors.cut(self._shape(bucket), self._longs, self._ints)
+        logits = self._logits[: bucket.num_rows]
+        self._write(bucket, ())
 
-            captured = _Captured(tensors, backend.capture(call))
-            taken = backend.used_bytes() - first_bytes
-            if max_bytes is None or taken <= max_bytes:
-                self._graphs[bucket] = captured
-                continue
-            _logger.warning("graph of %s takes %d bytes of %d: left out", bucket, taken, max_bytes)
-            del captured
-            backend.release()
-        self.plan.keep(self._graphs)
+        def call() -> Tensor:
+            return logits.copy_(compute(tensors, bucket.session_rows))
+
+        try:
+            return _Captured(tensors, backend.capture(call))
+        except RuntimeError as error:  # torch's errors of devices and memory are
+            _logger.warning("%s cannot be captured: %s", bucket, error)
+            return None
 
     def _shape(self, bucket: Bucket) -> PassShape:
         return padded_shape(bucket.num_rows, self._table_width)

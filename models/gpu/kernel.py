@@ -47,12 +47,14 @@ class VarlenKernel:
         wants_cumulative_keys: whether `cu_seq_k` must be there although key counts are; kernels
             differ, and some refuse it beside a block table.
         name: for logs.
+        reads_unwritten: whether a NaN in a slot that nobody has written spoils results.
     """
 
     function: VarlenFunction
     aux_request: Any
     wants_cumulative_keys: bool
     name: str
+    reads_unwritten: bool = False
 
     def __call__(
         self,

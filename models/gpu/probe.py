@@ -6,22 +6,30 @@ behind it is another question: the built-in FlashAttention 2 takes pages of a mu
 tokens at best (`block_size: 256`) and refused block tables at first; FlashAttention 3 (Hopper,
 package `flash_attn_interface`) takes pages of any size, and 4 reads pages on Blackwell only
 (pytorch pull requests 175924, 176905, 179760; flash-attention issue 1627). They are switched by
-`torch.nn.attention.activate_flash_attention_impl`, for the whole process. So each candidate runs a
-small ragged pass with the model's own sizes and must agree with the reference; where none does,
-the model is served by the gathering back-end, `models/attention/gather.py`, which needs no kernel.
+`torch.nn.attention.activate_flash_attention_impl`, for the whole process. So each candidate runs
+small ragged passes with the model's own heads, at each page size that may be taken, and must agree
+with the reference; where none does, the model is served by the gathering back-end,
+`models/attention/gather.py`, which needs no kernel.
+
+What is computed on is chosen by the page size, so that every table has several pages: a kernel that
+reads the first page of each session only would be right on any session shorter than that. Kernels
+choose other code where no session has more than one row, and by the number of rows, so passes of
+one row each, of more than 64 and padded ones are all among them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from models.gpu.indices import PassTensors, exact_shape, index_pass
+from models.gpu.indices import PassTensors, exact_shape, index_pass, padded_shape
 from models.gpu.kernel import KernelCall, VarlenFunction, VarlenKernel
 from models.gpu.reference import reference_kernel
 from models.kv.pages import PageStorage
@@ -31,8 +39,16 @@ from models.kv.storage import KVSizes
 _NEEDED_ARGUMENTS = ("seqused_k", "block_table", "num_splits", "enable_gqa", "window_size")
 # Relative to values around 1 in bfloat16, whose step is 2^-8; a wrong page or mask is off by ~1.
 _TOLERANCE = 0.03
-_PROBE_KEYS = ((0, 3), (37, 5), (90, 1))  # (start, rows) of the sessions, three pages and more
-_PROBE_WINDOW = 20
+_SCALE_SHARE = 0.6  # of the usual scale: one that is not looked at is noticed
+_SPARE_PAGES = 3  # of no session
+
+
+class _ProbePass(NamedTuple):
+    """A pass to try a kernel with: start and rows of each session, and rows to pad it to."""
+
+    name: str
+    rows: Sequence[tuple[int, int]]
+    num_rows: int = 0  # 0: it is not padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +102,17 @@ def torch_features(device: torch.device) -> VarlenFeatures:
 
 
 def find_kernel(
-    features: VarlenFeatures, sizes: AttentionSizes, device: torch.device
-) -> VarlenKernel:
+    features: VarlenFeatures, sizes: Sequence[AttentionSizes], device: torch.device
+) -> tuple[VarlenKernel, AttentionSizes]:
     """The first kernel that agrees with the reference on this device, its implementation active.
+
+    Args:
+        features: what torch has.
+        sizes: those that would do, the best first; they differ in their pages.
+        device: to try kernels on.
+
+    Returns:
+        The kernel, and the first of `sizes` that it works for.
 
     Raises:
         NoKernel: there is none.
@@ -116,70 +140,109 @@ def find_kernel(
 def _working_kernel(
     features: VarlenFeatures,
     function: VarlenFunction,
-    sizes: AttentionSizes,
+    sizes: Sequence[AttentionSizes],
     device: torch.device,
     name: str,
-) -> VarlenKernel:
+) -> tuple[VarlenKernel, AttentionSizes]:
     """The kernel in the way of calling that works.
 
     Raises:
         NoKernel: none does.
     """
-    complaints = []
-    for wants_cumulative_keys in (False, True):
-        kernel = VarlenKernel(function, features.aux_request, wants_cumulative_keys, name)
-        try:
-            complaint = probe(kernel, sizes, device)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            complaint = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        if not complaint:
-            return kernel
-        complaints.append(complaint)
-    raise NoKernel(" / ".join(dict.fromkeys(complaints)))
+    complaints: dict[str, list[int]] = {}
+    for each in sizes:
+        for wants_cumulative_keys in (False, True):
+            kernel = VarlenKernel(function, features.aux_request, wants_cumulative_keys, name)
+            complaint = _complaint(kernel, each, device, unwritten=math.nan)
+            if complaint:  # maybe only because of what nobody has written
+                kernel = dataclasses.replace(kernel, reads_unwritten=True)
+                complaint = _complaint(kernel, each, device, unwritten=0.0)
+            if not complaint:
+                return kernel, each
+            complaints.setdefault(complaint, []).append(each.block_size)
+    raise NoKernel(
+        " / ".join(
+            f"with pages of {', '.join(map(str, dict.fromkeys(pages)))}: {complaint}"
+            for complaint, pages in complaints.items()
+        )
+    )
 
 
-def probe(kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device) -> str:
-    """What is wrong with the kernel's results on a small ragged pass over scattered pages, or "".
+def _complaint(
+    kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device, *, unwritten: float
+) -> str:
+    try:
+        return probe(kernel, sizes, device, unwritten=unwritten)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+
+
+def probe(
+    kernel: VarlenKernel, sizes: AttentionSizes, device: torch.device, *, unwritten: float = 0.0
+) -> str:
+    """What is wrong with the kernel's results on small ragged passes over scattered pages, or "".
 
     All pages hold other random keys, so that a wrong page, a wrong mask or a transposed
-    log-sum-exp is noticed.
+    log-sum-exp is noticed; slots that nobody has written hold `unwritten`.
     """
-    storage, tensors, query = _probe_pass(sizes, device)
-    keys, values = storage.blocks[0]
-    for window in (None, _PROBE_WINDOW):
-        call = KernelCall(
-            max_rows=max(count for _, count in _PROBE_KEYS),
-            max_keys=max(start + count for start, count in _PROBE_KEYS),
-            scale=sizes.head_dim**-0.5,
-            window=window,
-            with_lse=True,
-        )
-        out, log_sum = kernel(query, keys, values, tensors, call)
-        wanted, wanted_sum = reference_kernel()(query, keys, values, tensors, call)
-        for what, got, expected in (
-            ("attention", out, wanted),
-            ("log-sum-exp", log_sum, wanted_sum),
-        ):
-            if got.shape != expected.shape:
-                return f"{what} is {tuple(got.shape)}, not {tuple(expected.shape)}"
-            error = float((got.float() - expected.float()).abs().max())
-            if not error <= _TOLERANCE:
-                return f"{what} is off by {error:.3g} with window {window}"
+    size = sizes.block_size
+    for planned in _probe_passes(size):
+        storage, tensors, query = _made(planned, sizes, device, unwritten)
+        keys, values = storage.blocks[0]
+        for window in (None, size // 2 + 4, size + 7):
+            call = KernelCall(
+                max_rows=max(count for _, count in planned.rows),
+                max_keys=4 * size if planned.num_rows else _longest(planned),
+                scale=_SCALE_SHARE * sizes.head_dim**-0.5,
+                window=window,
+                with_lse=True,
+            )
+            got = kernel(query, keys, values, tensors, call)
+            wanted = reference_kernel()(query, keys, values, tensors, call)
+            if complaint := _difference(got, wanted):
+                return f"{complaint} in {planned.name} with window {window}"
     return ""
 
 
-def _probe_pass(
-    sizes: AttentionSizes, device: torch.device
+def _probe_passes(size: int) -> tuple[_ProbePass, ...]:
+    """Passes for pages of `size` tokens."""
+    return (
+        _ProbePass(
+            "a mixed pass",
+            ((0, 3), (2 * size + size // 2, 5), (max(0, size - 5), 70), (3 * size - 1, 1)),
+        ),
+        _ProbePass("a decode pass", ((0, 1), (size, 1), (2 * size + 3, 1))),
+        _ProbePass("a padded pass", ((2 * size + 3, 1), (size - 2, 4)), num_rows=8),
+    )
+
+
+def _longest(planned: _ProbePass) -> int:
+    return max(start + count for start, count in planned.rows)
+
+
+def _difference(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> str:
+    for what, ours, expected in zip(("attention", "log-sum-exp"), got, wanted, strict=True):
+        if ours.shape != expected.shape:
+            return f"{what} is {tuple(ours.shape)}, not {tuple(expected.shape)}"
+        error = float((ours.float() - expected.float()).abs().max())
+        if not error <= _TOLERANCE:
+            return f"{what} is off by {error:.3g}"
+    return ""
+
+
+def _made(
+    planned: _ProbePass, sizes: AttentionSizes, device: torch.device, unwritten: float
 ) -> tuple[PageStorage, PassTensors, Tensor]:
     """Sessions on scattered pages that are full of random keys, and random queries."""
-    ends = [start + count for start, count in _PROBE_KEYS]
-    needs = [-(-end // sizes.block_size) for end in ends]
-    num_blocks = sum(needs) + 1
+    size = sizes.block_size
+    ends = [start + count for start, count in planned.rows]
+    needs = [-(-end // size) for end in ends]
+    num_blocks = sum(needs) + _SPARE_PAGES
     storage = PageStorage(
         KVSizes(
             num_layers=1,
             num_blocks=num_blocks,
-            block_size=sizes.block_size,
+            block_size=size,
             num_heads=sizes.num_key_heads,
             head_dim=sizes.head_dim,
             dtype=sizes.dtype,
@@ -187,19 +250,25 @@ def _probe_pass(
         )
     )
     generator = torch.Generator().manual_seed(0)
-    for part in storage.blocks[0]:
-        part.copy_(torch.randn(part.shape, generator=generator))
     free = torch.randperm(num_blocks, generator=generator).tolist()
     tables = [
         BlockList([free.pop() for _ in range(need)], end)
         for end, need in zip(ends, needs, strict=True)
     ]
+    for part in storage.blocks[0]:
+        pages = torch.randn(part.shape, generator=generator)
+        pages[free] = unwritten
+        for table, end in zip(tables, ends, strict=True):
+            pages[table.block_ids[-1], (end - 1) % size + 1 :] = unwritten
+        part.copy_(pages)
     sequences = [
         SequenceRows(table, start, [0] * count, 0)
-        for (start, count), table in zip(_PROBE_KEYS, tables, strict=True)
+        for (start, count), table in zip(planned.rows, tables, strict=True)
     ]
-    shape = exact_shape(sequences, sizes.block_size)
-    arrays = index_pass(sequences, shape, sizes.block_size, storage.null_block)
+    shape = exact_shape(sequences, size)
+    if planned.num_rows:
+        shape = padded_shape(planned.num_rows, shape.table_width)
+    arrays = index_pass(sequences, shape, size, storage.null_block)
     longs, ints = (torch.from_numpy(array).to(device) for array in arrays)
     query = torch.randn(shape.num_rows, sizes.num_heads, sizes.head_dim, generator=generator)
     return storage, PassTensors.cut(shape, longs, ints), query.to(device, sizes.dtype)

@@ -8,10 +8,10 @@ import torch
 
 from models.attention.backend import ModelForward
 from models.checkpoint.loader import Checkpoint
-from models.config import EngineConfig
+from models.config import GPU_BLOCKS, EngineConfig
 from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
 from models.gpu.forward import PagedBackend
-from models.gpu.graphs import CudaGraphs, EagerGraphs, GraphBackend
+from models.gpu.graphs import Agree, CudaGraphs, EagerGraphs, GraphBackend, GraphTerms
 from models.gpu.kernel import VarlenKernel
 from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, torch_features
 from models.gpu.reference import reference_kernel
@@ -23,30 +23,45 @@ _MIB = 1 << 20
 _logger = logging.getLogger(__name__)
 
 
-def choose_kernel(config: EngineConfig, checkpoint: Checkpoint) -> VarlenKernel | None:
-    """The kernel to serve the checkpoint with; None: its keys are gathered.
+def choose_kernel(config: EngineConfig, checkpoint: Checkpoint) -> tuple[VarlenKernel | None, int]:
+    """The kernel to serve the checkpoint with, and the tokens of a block that go with it.
+
+    None: its keys are gathered, by whatever back-end.
 
     Raises:
         ValueError: the config insists on a kernel, and there is none; the message says why.
     """
     device = torch.device(config.device)
+    gathered = None, _gathered_block(config)
     if config.attention == "reference":
-        return None
+        return gathered
     if getattr(checkpoint.model.config.get_text_config(), "attn_logit_softcapping", None):
         if config.attention == "varlen":
             raise ValueError("attention is 'varlen', but the model soft-caps its scores")
-        return None
+        return gathered
     if device.type != "cuda":
-        return reference_kernel() if config.attention == "varlen" else None
+        return (reference_kernel() if config.attention == "varlen" else None), config.block_tokens
     try:
-        kernel = find_kernel(torch_features(device), _sizes(config, checkpoint), device)
+        sizes = attention_sizes(
+            config,
+            num_heads=checkpoint.num_heads,
+            num_key_heads=checkpoint.num_key_heads,
+            head_dim=checkpoint.head_dim,
+        )
+        kernel, found = find_kernel(torch_features(device), sizes, device)
     except NoKernel as error:
         if config.attention == "varlen":
             raise ValueError(f"attention is 'varlen', but no kernel works here: {error}") from error
         _logger.warning("no paged attention kernel, keys are gathered: %s", error)
-        return None
-    _logger.info("paged attention by the %s kernel", kernel.name)
-    return kernel
+        return gathered
+    _logger.info("paged attention by the %s kernel, pages of %d", kernel.name, found.block_size)
+    return kernel, found.block_size
+
+
+def _gathered_block(config: EngineConfig) -> int:
+    """Tokens of a block where keys are gathered: as few as auto would try."""
+    is_open = config.block_size == "auto" and torch.device(config.device).type == "cuda"
+    return min(GPU_BLOCKS) if is_open else config.block_tokens
 
 
 def make_backend(
@@ -56,31 +71,45 @@ def make_backend(
     sizes: KVSizes,
     forward: ModelForward,
 ) -> PagedBackend:
-    """The back-end with its storage and, where wanted, captured graphs."""
-    storage = PageStorage(sizes)
-    made = PagedBackend(forward, storage, kernel, config.max_model_len, checkpoint.windows)
-    backend = _graph_backend(config)
-    if backend is not None:
+    """The back-end with its storage, without graphs."""
+    return PagedBackend(
+        forward, PageStorage(sizes), kernel, config.max_model_len, checkpoint.windows
+    )
+
+
+def capture_graphs(backend: PagedBackend, config: EngineConfig, agree: Agree) -> None:
+    """Capture what graphs the config wants, within the memory it gives them.
+
+    Args:
+        backend: that is to replay them.
+        config: of the engine.
+        agree: whether all ranks say so.
+    """
+    graphs = _graph_backend(config)
+    if graphs is not None:
         plan = BucketPlan(min(config.max_num_batched_tokens, MAX_GRAPH_ROWS))
-        made.capture(backend, plan, config.graph_memory_mib * _MIB)
-    return made
+        backend.capture(graphs, plan, GraphTerms(config.graph_memory_mib * _MIB, agree))
 
 
 def _graph_backend(config: EngineConfig) -> GraphBackend | None:
     if config.graphs == "eager":
         return EagerGraphs()
-    # Ranks would have to record together, and only NCCL's collectives can be recorded.
-    if config.graphs == "off" or config.tensor_parallel_size > 1:
-        return None
     device = torch.device(config.device)
-    return CudaGraphs(device) if device.type == "cuda" else None
+    return CudaGraphs(device) if config.graphs == "auto" and device.type == "cuda" else None
 
 
-def _sizes(config: EngineConfig, checkpoint: Checkpoint) -> AttentionSizes:
-    return AttentionSizes(
-        num_heads=checkpoint.num_heads,
-        num_key_heads=checkpoint.num_key_heads,
-        head_dim=checkpoint.head_dim,
-        block_size=config.block_size,
-        dtype=getattr(torch, config.dtype),
-    )
+def attention_sizes(
+    config: EngineConfig, *, num_heads: int, num_key_heads: int, head_dim: int
+) -> list[AttentionSizes]:
+    """The sizes of a kernel that would do, the best first: they differ in their pages."""
+    blocks = GPU_BLOCKS if config.block_size == "auto" else (config.block_size,)
+    return [
+        AttentionSizes(
+            num_heads=num_heads,
+            num_key_heads=num_key_heads,
+            head_dim=head_dim,
+            block_size=block_size,
+            dtype=getattr(torch, config.dtype),
+        )
+        for block_size in blocks
+    ]

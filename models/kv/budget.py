@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-
 from models.config import EngineConfig
 
+_MIB = 1 << 20
+# Of a CUDA context, and of what libraries take beside torch's own memory (cuBLAS, NCCL). Estimated.
+CONTEXT_BYTES = 768 * _MIB
 
-def num_kv_blocks(config: EngineConfig, bytes_per_token: int) -> int:
-    """Blocks of the pool. Call it when the weights are loaded: what they take counts.
+
+def num_kv_blocks(config: EngineConfig, bytes_per_token: int, share_bytes: int = 0) -> int:
+    """Blocks of the pool.
 
     Args:
         config: says in one of three ways how much memory there is.
         bytes_per_token: keys and values of all layers, on this rank.
+        share_bytes: what `gpu_memory_utilization` leaves for them (`share_for_kv`).
 
     Raises:
         ValueError: the memory that was given does not hold one session of `max_model_len`.
@@ -21,12 +24,12 @@ def num_kv_blocks(config: EngineConfig, bytes_per_token: int) -> int:
         num_bytes = int(config.kv_cache_memory)
         given = f"kv_cache_memory: {num_bytes}"
     elif config.gpu_memory_utilization is not None:
-        num_bytes = _gpu_bytes(config.device, config.gpu_memory_utilization)
+        num_bytes = share_bytes
         given = f"gpu_memory_utilization: {config.gpu_memory_utilization:g} leaves {num_bytes}"
     else:
         return config.num_blocks
-    num_blocks = max(0, num_bytes) // (bytes_per_token * config.block_size)
-    num_tokens = num_blocks * config.block_size
+    num_blocks = max(0, num_bytes) // (bytes_per_token * config.block_tokens)
+    num_tokens = num_blocks * config.block_tokens
     if num_tokens < config.max_model_len:
         raise ValueError(
             f"{given} bytes for KV, of {bytes_per_token} per token, room for {num_tokens} tokens; "
@@ -35,8 +38,20 @@ def num_kv_blocks(config: EngineConfig, bytes_per_token: int) -> int:
     return num_blocks
 
 
-def _gpu_bytes(device: str, utilization: float) -> int:
-    """What is left of that share of the device's memory beside all that is in use now."""
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(torch.device(device))
-    return int(total * utilization) - (total - free)
+def share_for_kv(config: EngineConfig, total_bytes: int, own_bytes: int, pass_bytes: int) -> int:
+    """What `gpu_memory_utilization` leaves for keys and values, bytes; negative: nothing.
+
+    Args:
+        config: with a share of the GPU, and what graphs may take.
+        total_bytes: of the GPU.
+        own_bytes: what the process holds, its weights.
+        pass_bytes: what the largest pass takes for a while.
+    """
+    assert config.gpu_memory_utilization is not None, "no share is given"
+    share = int(total_bytes * config.gpu_memory_utilization)
+    return share - CONTEXT_BYTES - own_bytes - pass_bytes - graph_bytes(config)
+
+
+def graph_bytes(config: EngineConfig) -> int:
+    """What CUDA graphs may take."""
+    return config.graph_memory_mib * _MIB if config.graphs == "auto" else 0

@@ -82,6 +82,8 @@ class TensorParallel:
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=waits.load_s),
+            # A rank sees its own GPU only. NCCL connects now, not in the middle of a first pass.
+            device_id=torch.device("cuda", 0) if kind == "cuda" else None,
         )
         backend = "gloo" if kind == "cpu" else "nccl"
         self._tensors = dist.new_group(backend=backend, timeout=timedelta(seconds=waits.step_s))
@@ -98,6 +100,26 @@ class TensorParallel:
     def wait_loaded(self) -> None:
         """Return when every rank has come here."""
         dist.barrier(self._loading)
+
+    def least(self, number: int) -> int:
+        """The least of the numbers that ranks give, each of which has to; while loading."""
+        numbers = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(numbers, dist.ReduceOp.MIN, group=self._loading)
+        return int(numbers[0])
+
+    def all_say(self, is_so: bool) -> bool:
+        """Whether every rank says so; each has to be asked, while loading."""
+        return bool(self.least(int(is_so)))
+
+    def must_agree(self, key: str, number: int) -> None:
+        """Return if all ranks come here with the same number; while loading.
+
+        Raises:
+            ValueError: they do not.
+        """
+        least, most = self.least(number), -self.least(-number)
+        if least != most:
+            raise ValueError(f"{key}: ranks came to {least} and {most}; give it in the config")
 
     def close(self) -> None:
         """Leave the group without waiting for anyone; the leader announces it. Idempotent."""

@@ -146,7 +146,7 @@ def runner(
 ) -> ModelRunner:
     """A runner over a checkpoint, loaded once; it comes with a new block pool each time."""
     loaded = _load(str(path), dtype, attention)
-    loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_size)
+    loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_tokens)
     return loaded
 
 

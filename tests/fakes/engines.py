@@ -99,7 +99,7 @@ def make_runner(*, noise: float = 0.0, dtype: DtypeName = "float32", **limits: A
     }
     path = tiny_checkpoint(noise=noise)
     runner = _load_runner(EngineConfig(model_path=str(path), dtype=dtype, **(sizes | limits)))
-    runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_size)
+    runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_tokens)
     return runner
 
 

@@ -58,7 +58,8 @@ def runner(**changes: Any) -> ModelRunner:
         "block_size": BLOCK_SIZE,
         "max_num_batched_tokens": 512,
     }
-    return ModelRunner(EngineConfig(**(fields | changes)))
+    given = {key: value for key, value in (fields | changes).items() if value is not None}
+    return ModelRunner(EngineConfig(**given))
 
 
 def text(seed: int, length: int) -> list[int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from models.config import GPU_BLOCKS
 from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, probe, torch_features
 
 
@@ -27,14 +30,18 @@ def test_what_is_taken_computes_what_the_reference_does(
 ) -> None:
     wanted = sizes(block_size, head_dim, key_heads, dtype)
     try:
-        kernel = find_kernel(torch_features(cuda), wanted, cuda)
+        kernel, _ = find_kernel(torch_features(cuda), [wanted], cuda)
     except NoKernel as error:
         pytest.skip(f"no kernel for {wanted}: {error}")
-    assert probe(kernel, wanted, cuda) == ""
+    unwritten = 0.0 if kernel.reads_unwritten else math.nan
+    assert probe(kernel, wanted, cuda, unwritten=unwritten) == ""
 
 
-def test_this_device_has_a_kernel_for_pages_of_256(cuda: torch.device) -> None:
+def test_this_device_has_a_kernel_for_a_page_that_auto_tries(cuda: torch.device) -> None:
     """From Ampere and torch 2.12 on, with nothing else installed: if not, the notes are wrong."""
     if torch.cuda.get_device_capability(cuda) < (8, 0):
         pytest.skip("older than Ampere: torch has no FlashAttention for it")
-    find_kernel(torch_features(cuda), sizes(256, 64, 2, torch.bfloat16), cuda)
+    tried = [sizes(block_size, 64, 2, torch.bfloat16) for block_size in GPU_BLOCKS]
+    kernel, found = find_kernel(torch_features(cuda), tried, cuda)
+    assert not kernel.reads_unwritten, kernel
+    assert found.block_size in GPU_BLOCKS

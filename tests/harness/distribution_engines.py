@@ -87,7 +87,7 @@ def _runner(name: str) -> ModelRunner:
 
 def _fresh_runner(name: str) -> ModelRunner:
     runner = _runner(name)
-    runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_size)
+    runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_tokens)
     return runner
 
 

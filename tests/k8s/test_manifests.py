@@ -44,6 +44,24 @@ def ray_service() -> Tree:
     return document
 
 
+def fetched_models(overlay: Path) -> dict[str, str]:
+    """The models that an overlay's job puts into the volume, by the names of its environment."""
+    [job] = documents(K8S / "base" / "fetch-models.yaml")
+    names = [entry["name"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]]
+    [kustomization] = documents(overlay / "kustomization.yaml")
+    [patch] = [
+        each["patch"]
+        for each in kustomization["patches"]
+        if each.get("target", {}).get("name") == "fetch-models"
+    ]
+    found = {}
+    for change in yaml.safe_load(patch):
+        *_, index, field = change["path"].split("/")
+        assert field == "value"
+        found[names[int(index)]] = change["value"]
+    return found
+
+
 def groups(service: Tree) -> dict[str, Tree]:
     return {group["groupName"]: group for group in cluster(service)["workerGroupSpecs"]}
 
@@ -70,12 +88,19 @@ def test_the_service_runs_the_production_config_word_for_word() -> None:
     check_serve_config(text)
 
 
-def test_one_gpu_runs_its_config_but_for_the_address() -> None:
+def test_one_gpu_runs_its_config_but_for_the_address_and_the_volume_of_models() -> None:
     [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
     ours = yaml.safe_load(patch["spec"]["serveConfigV2"])
     config = yaml.safe_load((ROOT / "configs" / "single-gpu.yaml").read_text())
     assert ours["http_options"].pop("host") == "0.0.0.0"
     assert config["http_options"].pop("host") == "127.0.0.1"
+    job = fetched_models(K8S / "overlays" / "one-gpu")
+    for name in ("target", "draft"):
+        models = [tree["applications"][0]["args"][name] for tree in (ours, config)]
+        assert models[0].pop("model_path") == f"/models/{name}"
+        assert models[1].pop("model_path") == job[name.upper()]
+        assert models[0].pop("revision", None) is None
+        models[1].pop("revision")
     assert ours == config
     check_serve_config(patch["spec"]["serveConfigV2"])
 

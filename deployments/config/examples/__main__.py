@@ -16,17 +16,36 @@ from pathlib import Path
 
 from deployments.config.examples.page import Example, printed
 from deployments.config.examples.production import PROD
-from deployments.config.examples.shipped import DEMO, NO_DRAFT, SINGLE_GPU, SMOLLM2, merged
+from deployments.config.examples.shipped import (
+    DEMO,
+    NO_DRAFT,
+    ONE_NODE,
+    SINGLE_GPU,
+    SMOLLM2,
+    merged,
+)
 from deployments.config.model_files import REPO_ROOT
 
-EXAMPLES = {example.name: example for example in (DEMO, NO_DRAFT, SMOLLM2, SINGLE_GPU, PROD)}
+EXAMPLES = {
+    example.name: example for example in (DEMO, NO_DRAFT, SMOLLM2, SINGLE_GPU, ONE_NODE, PROD)
+}
 _IN_MANIFEST = re.compile(r"(?<=  serveConfigV2: \|\n)(?: {4}.*\n|\n)+")
 
 
 def manifests() -> dict[str, Example]:
-    """By path: what `serveConfigV2` of a manifest is. In a pod HTTP listens at every address."""
+    """By path: what `serveConfigV2` of a manifest is.
+
+    In a pod HTTP listens at every address, and models are in a volume that a job has filled.
+    """
     everywhere = {"http_options": {"host": "0.0.0.0"}}
-    one_gpu = replace(SINGLE_GPU, serve=merged(SINGLE_GPU.serve, everywhere))
+    in_volume = {
+        name: {"model_path": f"/models/{name}", "revision": None} for name in ("target", "draft")
+    }
+    one_gpu = replace(
+        SINGLE_GPU,
+        serve=merged(SINGLE_GPU.serve, everywhere),
+        args=merged(SINGLE_GPU.args, in_volume),
+    )
     return {
         "k8s/base/rayservice.yaml": PROD,
         "k8s/overlays/one-gpu/rayservice.yaml": one_gpu,

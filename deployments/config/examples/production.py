@@ -102,9 +102,10 @@ _CONSTRAINT: Tree = {
 PROD = Example(
     name="prod",
     head="""\
-Production: a 70B-class target on four GPUs of one node, a 1B-class draft on a GPU of another \
-type, routers and constraint service on CPU nodes. Made for a cluster; on one machine use \
-configs/demo.yaml (no GPU) or configs/single-gpu.yaml.
+Production: a 70B-class target on four GPUs of one node, a 1B-class draft on another GPU of the \
+same class (a step reads 2.5 GB: on an L4, with a tenth of an H100's bandwidth, that takes as long \
+as a pass of the target), routers and constraint service on CPU nodes. Made for a cluster; on one \
+machine use configs/demo.yaml (no GPU), configs/single-gpu.yaml or configs/one-node.yaml.
 
   serve deploy configs/prod.yaml     to a running Ray cluster; k8s/base/rayservice.yaml holds the
                                      same text for KubeRay
@@ -134,7 +135,7 @@ are mounted at the same path on every node.
                 360448,
                 "Llama 70B: 320 KiB a token, so 28 GB on each of 4 GPUs beside 35 GB of weights",
             ),
-            "block_size": Remark(16, "256 where the GPU has FlashAttention 2 only"),
+            "attention": Remark("varlen", "rather no service than a slow one"),
             "max_num_batched_tokens": 2048,
             "tensor_parallel_size": Remark(4, "as many bundles below"),
             "max_num_seqs": 200,
@@ -147,7 +148,7 @@ are mounted at the same path on every node.
             "kv_cache_tokens": Remark(
                 360448, "Llama 1B: 32 KiB a token, 12 GB beside 2.5 GB of weights"
             ),
-            "block_size": 16,
+            "attention": "varlen",
             "max_num_batched_tokens": 2048,
             "tensor_parallel_size": Remark(1, "independent of the target's"),
             "max_num_seqs": 192,

@@ -153,32 +153,57 @@ model: suffix decoding drafts.
     deployments=NO_DRAFT.deployments,
 )
 
+_DRAFT_MODEL: Tree = {
+    "model_path": Remark("Qwen/Qwen2.5-0.5B-Instruct", "Apache-2.0, 1 GB of weights"),
+    "revision": "7ae557604adf67be50417f59c2c2f167def9a775",
+    "device": "cuda",
+    "max_model_len": 8192,
+}
+_ON_GPU: Tree = {
+    "target": {
+        "device": "cuda",
+        "max_model_len": 8192,
+        "max_num_batched_tokens": 2048,
+        "attention": Remark("varlen", "rather no service than a slow one"),
+    },
+    "draft": {**_DRAFT_MODEL, "max_num_batched_tokens": 2048, "attention": "varlen"},
+    "router": {"max_tokens_limit": 4096},
+}
+_NEVER_RUN = (
+    "Never run on a GPU yet (none was at hand): sizes are computed, from the models' configs."
+)
+
 SINGLE_GPU = Example(
     name="single-gpu",
-    head="""\
-Draft and target on one GPU: two processes share it, each with a share of its memory.
+    head=f"""\
+Draft and target on one GPU of 24 GB or more: two processes share it, each with a share of its \
+memory. Other models: the two model paths, which may be folders.
 
-  serve run configs/single-gpu.yaml  after setting the two model paths below
+  serve run configs/single-gpu.yaml  fetches 16 GB once, from the Hugging Face hub
 
-Never run on a GPU yet (none was at hand): sizes are computed, for a 24 GB card, an 8B target and \
-a 1B draft in bfloat16: 16 + 2.5 GB of weights, 128 + 32 KiB of KV per token.
+{_NEVER_RUN}
 """,
     serve=_SERVE,
     args=merged(
-        _DEMO_ARGS,
+        merged(_DEMO_ARGS, _ON_GPU),
         {
             "target": {
-                "model_path": "/models/target",
-                "device": "cuda",
-                "max_model_len": 8192,
-                "block_size": 16,
+                "model_path": Remark("Qwen/Qwen2.5-7B-Instruct", "Apache-2.0, 15 GB of weights"),
+                "revision": "a09a35458c702b33eeacc393d103063234e8bc28",
+                "kv_cache_tokens": None,
+                "gpu_memory_utilization": Remark(
+                    0.81, "of 24 GB that leaves room for some 25,000 tokens of 56 KiB"
+                ),
+                "graph_memory_mib": 1024,
+                "max_num_batched_tokens": 1024,
             },
             "draft": {
-                "model_path": Remark("/models/draft", "must share the target's tokenizer"),
-                "device": "cuda",
-                "max_model_len": 8192,
+                "kv_cache_tokens": None,
+                "gpu_memory_utilization": Remark(0.16, "and for some 50,000 of 12 KiB"),
+                "graph_memory_mib": 512,
+                "max_num_batched_tokens": 1024,
             },
-            "router": {"model_name": "outrider", "max_tokens_limit": 4096},
+            "router": {"model_name": "qwen2.5-7b-instruct"},
         },
     ),
     placement="Placement: both ranks on the same GPU, 0.8 and 0.2 of it in Ray's books.",
@@ -188,11 +213,58 @@ a 1B draft in bfloat16: 16 + 2.5 GB of weights, 128 + 32 KiB of KV per token.
             "Target",
             Remark(
                 {"CPU": 1, "GPU": 0.8},
-                "Ray's share of the one GPU; memory is what the sizes above make it, Ray does not "
-                "enforce it",
+                "Ray's share of the one GPU; memory is what gpu_memory_utilization makes it, Ray "
+                "does not enforce it",
             ),
         ),
         _engine("Draft", {"CPU": 1, "GPU": 0.2}),
+        _process("Constraint"),
+    ],
+)
+
+ONE_NODE = Example(
+    name="one-node",
+    head=f"""\
+One machine with 2, 4 or 8 GPUs of 40 GB or more: the draft has one of them, the target the others \
+or a power of two of them. No labels, no cluster to start before.
+
+  serve run configs/one-node.yaml    fetches 31 GB once, from the Hugging Face hub
+
+As it stands it is for 2 GPUs. For 4 or 8: target.tensor_parallel_size 2 or 4, and as many bundles \
+of Target at the end of this file; then a larger target fits too, of the same family, so that the \
+draft stays what it is.
+
+{_NEVER_RUN}
+""",
+    serve=_SERVE,
+    args=merged(
+        merged(_DEMO_ARGS, _ON_GPU),
+        {
+            "target": {
+                "model_path": Remark("Qwen/Qwen2.5-14B-Instruct", "Apache-2.0, 30 GB of weights"),
+                "revision": "cf98f3b3bbb457ad9e2bb7baf9a0125b6b88caa8",
+                "kv_cache_tokens": None,
+                "gpu_memory_utilization": 0.9,
+                "tensor_parallel_size": Remark(1, "as many bundles below; 2 or 4 of 4 or 8 GPUs"),
+                "max_num_seqs": 68,
+            },
+            "draft": {
+                "kv_cache_tokens": None,
+                "gpu_memory_utilization": Remark(0.5, "1 GB of weights, 12 KiB a token"),
+                "max_num_seqs": 68,
+            },
+            "router": {
+                "model_name": "qwen2.5-14b-instruct",
+                "max_sessions": 64,
+                "max_queued_sessions": 128,
+            },
+        },
+    ),
+    placement="Placement: each rank on a GPU of its own.",
+    deployments=[
+        _process("Router"),
+        _engine("Target", Remark({"CPU": 1, "GPU": 1}, "one for each rank")),
+        _engine("Draft", {"CPU": 1, "GPU": 1}),
         _process("Constraint"),
     ],
 )

@@ -132,10 +132,7 @@ def test_kv_memory_is_written_as_people_write_it(
         ({"kv_cache_memory": "0B"}, "target.kv_cache_memory: .* greater than 0"),
         ({"gpu_memory_utilization": 0.9}, "needs device cuda, not cpu"),
         ({"gpu_memory_utilization": 1.1, "device": "cuda"}, "target.gpu_memory_utilization"),
-        (
-            {"gpu_memory_utilization": 0.9, "device": "cuda", "tensor_parallel_size": 2},
-            "gpu_memory_utilization needs tensor_parallel_size 1",
-        ),
+        ({"kv_cache_tokens": None}, "give one of kv_cache_tokens and kv_cache_memory and gpu"),
         ({"max_prefill_slowdown": 1.0}, "target.max_prefill_slowdown: .* greater than 1"),
     ],
 )
@@ -208,7 +205,14 @@ def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], comp
 
 @pytest.mark.parametrize(
     "name",
-    ["demo.yaml", "smollm2.yaml", "no-draft.yaml", "single-gpu.yaml", "prod.yaml"],
+    [
+        "demo.yaml",
+        "smollm2.yaml",
+        "no-draft.yaml",
+        "single-gpu.yaml",
+        "one-node.yaml",
+        "prod.yaml",
+    ],
 )
 def test_a_config_to_start_from_spells_out_every_key(name: str) -> None:
     """Each with a comment: what is left to a default is not found by who looks for it."""

@@ -17,7 +17,7 @@ def request(num_tokens: int) -> GenerationRequest:
 
 
 async def test_sessions_enter_while_blocks_and_places_last() -> None:
-    room = Room(EngineLoad(num_blocks=5), block_size=16, num_places=3)
+    room = Room(EngineLoad(num_blocks=5, block_size=16), num_places=3)
     await room.enter(request(33))  # three blocks
     waiting = asyncio.create_task(room.enter(request(48)))
     await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def test_sessions_enter_while_blocks_and_places_last() -> None:
 
 
 async def test_what_is_longer_than_all_blocks_gets_all_of_them() -> None:
-    room = Room(EngineLoad(num_blocks=2), block_size=16, num_places=9)
+    room = Room(EngineLoad(num_blocks=2, block_size=16), num_places=9)
     await asyncio.wait_for(room.enter(request(500)), 1.0)
     other = asyncio.create_task(room.enter(request(1)))
     await asyncio.sleep(0.01)
@@ -44,7 +44,7 @@ async def test_what_is_longer_than_all_blocks_gets_all_of_them() -> None:
 
 
 async def test_who_goes_while_waiting_takes_nothing() -> None:
-    room = Room(EngineLoad(num_blocks=9), block_size=16, num_places=1)
+    room = Room(EngineLoad(num_blocks=9, block_size=16), num_places=1)
     await room.enter(request(1))
     waiting = asyncio.create_task(room.enter(request(1)))
     await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from models.checkpoint.loader import load_checkpoint
 from models.checkpoint.memory_estimate import memory_estimate
 from models.checkpoint.stored_weights import INDEX_NAME, missing_shards, num_stored_parameters
 from models.config import EngineConfig
-from models.engine.backends import place
+from models.engine.backends import lay_out
 from models.parallel.ranks import TensorParallel
 from tests.cases.architectures import CONFIGS, checkpoint
 from tests.harness.rank_processes import start_ranks
@@ -26,8 +26,8 @@ def loaded_sizes(config: EngineConfig, ranks: TensorParallel | None = None) -> S
     loaded = load_checkpoint(config, ranks)
     num_values = loaded.num_layers * loaded.num_key_heads * loaded.head_dim
     itemsize = 4 if config.dtype == "float32" else 2
-    placed = place(loaded, config, num_blocks=1, is_shared=ranks is not None)
-    return placed.packed.weight_bytes, 2 * num_values * itemsize
+    laid_out = lay_out(loaded, config, None, is_shared=ranks is not None)
+    return laid_out.packed.weight_bytes, 2 * num_values * itemsize
 
 
 def computed_sizes(config: EngineConfig) -> Sizes:

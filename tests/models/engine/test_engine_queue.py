@@ -61,7 +61,7 @@ def test_who_waits_for_blocks_hears_so_until_there_are_some() -> None:
 def test_the_time_in_passes_is_summed() -> None:
     clock = FakeClock()
     engine = TargetEngine(make_runner(kv_cache_tokens=96), NoMaskSource(), EPOCH, clock=clock)
-    assert engine.load() == EngineLoad(num_free_blocks=6, num_blocks=6)
+    assert engine.load() == EngineLoad(num_free_blocks=6, num_blocks=6, block_size=16)
     forward = engine.runner.forward
 
     def slow_forward(rows: list[SequenceRows]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from models.engine.runner import ModelRunner, SequenceRows
 from models.gpu.buckets import Bucket, BucketPlan
 from models.gpu.forward import PagedBackend
-from models.gpu.graphs import BucketedPasses, EagerGraphs
+from models.gpu.graphs import BucketedPasses, EagerGraphs, GraphsKept, GraphTerms
 from models.gpu.indices import PassTensors
 from models.kv.block_pool import BlockPool
 from models.kv.pages import PageStorage
@@ -166,29 +166,82 @@ def blocks_of(num_blocks: int) -> PageStorage:
     return PageStorage(sizes)
 
 
-def test_buckets_beyond_the_memory_bound_are_given_up():
+def ids_as_logits(tensors: PassTensors, session_rows: int) -> Tensor:
+    return tensors.token_ids[:, None].float()
+
+
+def test_where_memory_runs_out_the_largest_buckets_are_given_up():
     captured: list[int] = []
-
-    def compute(tensors: PassTensors, session_rows: int) -> Tensor:
-        return tensors.token_ids[:, None].float()
-
     passes = BucketedPasses(
         MeteredGraphs(captured),
         BucketPlan(16, (1,)),
-        compute,
+        ids_as_logits,
         blocks_of(9),
         table_width=2,
-        max_bytes=14,
+        terms=GraphTerms(max_bytes=14),
     )
-    assert captured == [16, 8, 4, 2, 1]
-    assert [bucket.num_rows for bucket in passes.plan.buckets] == [2, 4, 8]
+    assert captured == [1, 2, 4, 8]
+    assert [bucket.num_rows for bucket in passes.plan.buckets] == [1, 2, 4]
+    assert passes.kept == GraphsKept(num_graphs=3, num_bytes=7)
+
+
+class FailingGraphs(EagerGraphs):
+    """Cannot capture more than so many graphs."""
+
+    def __init__(self, num_good: int) -> None:
+        self._num_left = num_good
+
+    def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        if self._num_left == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self._num_left -= 1
+        return super().capture(compute)
+
+
+def passes_with(
+    backend: EagerGraphs, agree: Callable[[bool], bool] = lambda is_so: is_so
+) -> BucketedPasses:
+    return BucketedPasses(
+        backend,
+        BucketPlan(8, (1,)),
+        ids_as_logits,
+        blocks_of(9),
+        table_width=2,
+        terms=GraphTerms(agree=agree),
+    )
+
+
+def test_a_capture_that_fails_means_eager_passes(caplog: pytest.LogCaptureFixture):
+    passes = passes_with(FailingGraphs(2))
+    assert [bucket.num_rows for bucket in passes.plan.buckets] == [1, 2]
+    assert "out of memory" in caplog.text
+    assert "no graphs of 4 rows and more: eager passes" in caplog.text
+    assert passes_with(FailingGraphs(0)).plan.choose([1], [1]) is None
+
+
+def test_ranks_keep_the_graphs_that_all_of_them_have():
+    asked: list[bool] = []
+
+    def agree(is_so: bool) -> bool:
+        asked.append(is_so)
+        return is_so and len(asked) < 4  # another rank could not capture the fourth
+
+    passes = passes_with(EagerGraphs(), agree)
+    assert asked == [True] * 4
+    assert [bucket.num_rows for bucket in passes.plan.buckets] == [1, 2, 4]
+
+
+def test_all_graphs_write_their_logits_into_one_buffer():
+    passes = passes_with(EagerGraphs())
+    addresses = {captured.replay().data_ptr() for captured in passes._graphs.values()}
+    assert len(addresses) == 1
 
 
 def test_the_output_is_overwritten_by_the_next_replay():
     passes = BucketedPasses(
         EagerGraphs(),
         BucketPlan(2, (1,)),
-        lambda tensors, session_rows: tensors.token_ids[:, None].float(),
+        ids_as_logits,
         blocks_of(9),
         table_width=1,
     )

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import varlen
 
-from models.gpu.kernel import VarlenFunction
+from models.config import GPU_BLOCKS
+from models.gpu.kernel import VarlenFunction, VarlenKernel
 from models.gpu.probe import AttentionSizes, NoKernel, VarlenFeatures, find_kernel, probe
 from models.gpu.reference import reference_kernel, reference_varlen_attn
 
 CPU = torch.device("cpu")
-SIZES = AttentionSizes(
-    num_heads=4, num_key_heads=2, head_dim=16, block_size=16, dtype=torch.bfloat16
-)
+
+
+def sizes(block_size: int = 16) -> AttentionSizes:
+    return AttentionSizes(
+        num_heads=4, num_key_heads=2, head_dim=16, block_size=block_size, dtype=torch.bfloat16
+    )
+
+
+SIZES = [sizes()]
+
+
+def kernel_of(function: VarlenFunction, *block_sizes: int) -> VarlenKernel:
+    tried = [sizes(size) for size in block_sizes] or SIZES
+    return find_kernel(Switch(function).features, tried, CPU)[0]
 
 
 class Switch:
@@ -41,24 +54,27 @@ class Switch:
 
 
 def test_the_reference_passes_its_own_probe():
-    assert probe(reference_kernel(), SIZES, CPU) == ""
+    for block_size in (16, 64, 128, 256):
+        assert probe(reference_kernel(), sizes(block_size), CPU, unwritten=math.nan) == ""
 
 
 def test_the_built_in_kernel_is_taken_where_it_works():
     switch = Switch(reference_varlen_attn)
-    kernel = find_kernel(switch.features, SIZES, CPU)
+    kernel, found = find_kernel(switch.features, SIZES, CPU)
     assert (kernel.name, kernel.wants_cumulative_keys) == ("built-in", False)
+    assert not kernel.reads_unwritten
+    assert found == SIZES[0]
 
 
 def test_an_implementation_is_tried_before_and_stays_active():
     switch = Switch(reference_varlen_attn, "FA3")
-    assert find_kernel(switch.features, SIZES, CPU).name == "FA3"
+    assert find_kernel(switch.features, SIZES, CPU)[0].name == "FA3"
     assert switch.active == "FA3"
 
 
 def test_an_implementation_that_is_not_installed_is_passed_over():
     switch = Switch(reference_varlen_attn, "not installed")
-    assert find_kernel(switch.features, SIZES, CPU).name == "built-in"
+    assert find_kernel(switch.features, SIZES, CPU)[0].name == "built-in"
     assert switch.active is None
 
 
@@ -78,7 +94,7 @@ def test_one_that_fails_is_switched_off_again():
         switch.features.activate,
         switch.features.restore,
     )
-    assert find_kernel(features, SIZES, CPU).name == "built-in"
+    assert find_kernel(features, SIZES, CPU)[0].name == "built-in"
     assert switch.active is None
 
 
@@ -103,8 +119,7 @@ def test_a_kernel_that_wants_cumulative_keys_gets_them():
         assert torch.equal(args[4].diff(), kwargs["seqused_k"])
         return reference_varlen_attn(*args, **kwargs)
 
-    kernel = find_kernel(Switch(wrapped(strict)).features, SIZES, CPU)
-    assert kernel.wants_cumulative_keys
+    assert kernel_of(wrapped(strict)).wants_cumulative_keys
 
 
 def ignores_window(args: list[Any], kwargs: Any) -> Any:
@@ -116,10 +131,38 @@ def ignores_causality(args: list[Any], kwargs: Any) -> Any:
     return reference_varlen_attn(*args, **{**kwargs, "window_size": (left, -1)})
 
 
+def ignores_scale(args: list[Any], kwargs: Any) -> Any:
+    return reference_varlen_attn(*args, **{**kwargs, "scale": None})
+
+
 def ignores_table(args: list[Any], kwargs: Any) -> Any:
     table = torch.arange(kwargs["block_table"].numel()) % args[1].shape[0]
     table = table.view_as(kwargs["block_table"])
     return reference_varlen_attn(*args, **{**kwargs, "block_table": table})
+
+
+def reads_first_page_only(args: list[Any], kwargs: Any) -> Any:
+    table = kwargs["block_table"][:, :1].expand_as(kwargs["block_table"])
+    return reference_varlen_attn(*args, **{**kwargs, "block_table": table})
+
+
+def is_wrong_in_decode_passes(args: list[Any], kwargs: Any) -> Any:
+    return reads_first_page_only(args, kwargs) if args[5] == 1 else right(args, kwargs)
+
+
+def forgets_rows_behind_64(args: list[Any], kwargs: Any) -> Any:
+    out, log_sum = reference_varlen_attn(*args, **kwargs)
+    counts = args[3].diff()
+    for first, count in zip(args[3].tolist(), counts.tolist(), strict=False):
+        out[first + 64 : first + count] = 0.0
+    return out, log_sum
+
+
+def trips_over_padding(args: list[Any], kwargs: Any) -> Any:
+    out, log_sum = reference_varlen_attn(*args, **kwargs)
+    if args[6] > int(kwargs["seqused_k"].max()):  # more keys than any session has
+        out = out.roll(1, 0)
+    return out, log_sum
 
 
 def forgets_rows(args: list[Any], kwargs: Any) -> Any:
@@ -133,20 +176,63 @@ def turns_log_sum(args: list[Any], kwargs: Any) -> Any:
     return out, log_sum.T
 
 
+def right(args: list[Any], kwargs: Any) -> Any:
+    return reference_varlen_attn(*args, **kwargs)
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 128, 256])
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (ignores_window, "attention is off by .* with window 20"),
-        (ignores_causality, "attention is off by .* with window None"),
+        (ignores_window, "attention is off by .* with window"),
+        (ignores_causality, "attention is off by .* in a mixed pass with window None"),
+        (ignores_scale, "attention is off by"),
         (ignores_table, "attention is off by"),
+        (reads_first_page_only, "attention is off by .* in a mixed pass"),
+        (is_wrong_in_decode_passes, "attention is off by .* in a decode pass"),
+        (forgets_rows_behind_64, "attention is off by .* in a mixed pass"),
+        (trips_over_padding, "attention is off by .* in a padded pass"),
         (forgets_rows, "attention is off by nan"),
-        (turns_log_sum, r"log-sum-exp is \(9, 4\), not \(4, 9\)"),
+        (turns_log_sum, r"log-sum-exp is \(79, 4\), not \(4, 79\)"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_kernel_that_is_wrong_is_refused(change: Any, complaint: str):
+def test_a_kernel_that_is_wrong_is_refused(change: Any, complaint: str, block_size: int):
     with pytest.raises(NoKernel, match=complaint):
-        find_kernel(Switch(wrapped(change)).features, SIZES, CPU)
+        kernel_of(wrapped(change), block_size)
+
+
+def spoilt_by_nan(args: list[Any], kwargs: Any) -> Any:
+    """What hidden keys have is multiplied by 0."""
+    out, log_sum = reference_varlen_attn(*args, **kwargs)
+    pages = args[2][kwargs["block_table"].long()]
+    return out + 0.0 * pages.sum(), log_sum
+
+
+def test_a_kernel_that_reads_what_nobody_has_written_is_known_for_it():
+    assert kernel_of(wrapped(spoilt_by_nan)).reads_unwritten
+    assert not kernel_of(wrapped(right)).reads_unwritten
+
+
+def pages_of(multiple: int) -> VarlenFunction:
+    def only(args: list[Any], kwargs: Any) -> Any:
+        if args[1].shape[1] % multiple:
+            raise RuntimeError(f"Paged KV cache block size must be divisible by {multiple}")
+        return right(args, kwargs)
+
+    return wrapped(only)
+
+
+@pytest.mark.parametrize(("multiple", "expected"), [(1, 64), (128, 128), (256, 256)])
+def test_the_first_page_size_that_works_is_taken(multiple: int, expected: int):
+    tried = [sizes(size) for size in GPU_BLOCKS]
+    _, found = find_kernel(Switch(pages_of(multiple)).features, tried, CPU)
+    assert found.block_size == expected
+
+
+def test_all_that_was_tried_is_said():
+    with pytest.raises(NoKernel, match=r"pages of 16, 64: .* divisible by 256"):
+        kernel_of(pages_of(256), 16, 64)
 
 
 def test_a_torch_without_the_function_has_no_kernel():

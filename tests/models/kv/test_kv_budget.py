@@ -8,7 +8,7 @@ import pytest
 
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner
-from models.kv.budget import num_kv_blocks
+from models.kv.budget import CONTEXT_BYTES, num_kv_blocks, share_for_kv
 from tests.fakes.engines import tiny_checkpoint
 from tests.harness.kv_memory import kv_bytes
 
@@ -46,3 +46,46 @@ def test_one_longest_session_must_fit() -> None:
     )
     with pytest.raises(ValueError, match=complaint):
         num_kv_blocks(config(kv_cache_memory=63 * BYTES_PER_TOKEN), BYTES_PER_TOKEN)
+
+
+GIB = 1 << 30
+
+
+def of_a_gpu(**changes: Any) -> EngineConfig:
+    return config(device="cuda", gpu_memory_utilization=0.5, **changes)
+
+
+def test_a_share_of_a_gpu_is_kept_to_whoever_else_uses_it() -> None:
+    """Half of 80 GiB, less weights, what a pass needs for a while, graphs and the context."""
+    share = share_for_kv(of_a_gpu(graph_memory_mib=1024), 80 * GIB, 16 * GIB, 2 * GIB)
+    assert share == (40 - 16 - 2 - 1) * GIB - CONTEXT_BYTES
+    assert share_for_kv(of_a_gpu(graphs="off"), 80 * GIB, 16 * GIB, 2 * GIB) - share == GIB
+
+
+def test_ranks_may_have_a_share_each() -> None:
+    assert of_a_gpu(tensor_parallel_size=4).gpu_memory_utilization == 0.5
+
+
+def test_a_share_that_holds_no_session_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization: 0\.5 leaves -5 bytes for KV"):
+        num_kv_blocks(of_a_gpu(), BYTES_PER_TOKEN, share_bytes=-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"block_size": "auto"}, 64),
+        ({"block_size": "auto", "device": "cuda"}, 256),
+        ({"block_size": 32, "device": "cuda"}, 32),
+    ],
+)
+def test_a_block_is_taken_as_large_as_it_may_come_to_be(
+    changes: dict[str, Any], expected: int
+) -> None:
+    assert config(**changes).block_tokens == expected
+
+
+def test_the_runner_says_what_a_block_came_to() -> None:
+    runner = ModelRunner(config(block_size="auto"))
+    assert runner.config.block_size == runner.pool.block_size == 64
+    assert runner.attention == "compiled, blocks of 64"

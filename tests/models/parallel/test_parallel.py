@@ -8,16 +8,18 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
 from models.layers.linear import can_pack
+from models.parallel.ranks import TensorParallel
 from models.protocol.messages import Chosen, Close, Sampling
 from tests.cases.choices.lists import choosing
 from tests.cases.messages import EPOCH, opening
 from tests.fakes.engines import Client, Link
-from tests.harness.rank_processes import SharedEngine, shared_engine
+from tests.harness.rank_processes import SharedEngine, shared_engine, start_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -185,3 +187,41 @@ def test_follower_without_a_leader_ends(target_path: str, by: signal.Signals) ->
             follower.receive()
         follower.process.join(NOTICE_S)
         assert follower.process.exitcode == 1
+
+
+def _agreements(ranks: TensorParallel | None, pipe: Connection, same: bool) -> None:
+    assert ranks is not None
+    number = 7 if same else 7 + ranks.rank
+    try:
+        ranks.must_agree("block_size", number)
+        agreed: object = None
+    except ValueError as error:
+        agreed = str(error)
+    pipe.send((ranks.least(number), ranks.all_say(ranks.rank == 0), ranks.all_say(True), agreed))
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("same", "complaint"),
+    [(True, None), (False, "block_size: ranks came to 7 and 8; give it in the config")],
+)
+def test_ranks_come_to_the_same(same: bool, complaint: str | None) -> None:
+    with start_ranks(2, _agreements, same) as ranks:
+        told = [rank.receive() for rank in ranks]
+    assert told == [(7, False, True, complaint)] * 2
+
+
+def test_ranks_replay_the_same_padded_passes(
+    targets: dict[int, SharedEngine], target_path: str
+) -> None:
+    """Graphs are captured by all ranks together, and a replayed pass has their sums in it."""
+    prompt = _text(40, 5)
+    passes: list[list[tuple[str, int, list[int], int]]] = [
+        [("a", 0, prompt, 40)],
+        [("a", 40, prompt[:3], 3)],
+        [("a", 43, prompt[:1], 1)],
+    ]
+    with shared_engine("target", 2, target_path, attention="varlen", graphs="eager") as engine:
+        for rows in passes:
+            expected = targets[1].forward(*rows)
+            torch.testing.assert_close(engine.forward(*rows), expected, rtol=0, atol=1e-3)
