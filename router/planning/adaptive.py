@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from models.protocol.messages import Timing
 from router.planning.acceptance import AcceptanceEstimate
 from router.planning.costs import PassCosts
-from router.planning.joint import JointPlan
+from router.planning.joint import DraftForecast, JointPlan
 from router.planning.measured import Gain, Gains, PlannerStats
 from router.planning.replica import PLAIN_REASON, ReplicaPlanner
 from router.planning.round_plan import Mode, RoundPlan
@@ -108,6 +108,7 @@ class PlannedSession:
         self._replica: ReplicaPlanner | None = None
         self.drafter: DrafterTraits | None = None  # of its newest plan
         self.limit = 0
+        self._most_room = 0  # the highest limit so far
         self.num_rows = 1  # in its newest pass, as far as planned
         self.runs_on = False
         self.last_round = 0  # of the replica, when it last asked
@@ -135,6 +136,7 @@ class PlannedSession:
         replica = self._join()
         self.drafter = drafter
         self.limit = min(max_draft_tokens, self._max_length)
+        self._most_room = max(self._most_room, self.limit)
         self._newest = replica.plan(self, is_ready=is_ready)
         num_tokens = self._newest.num_draft_tokens
         self._is_measured = replica.takes_measure(self._newest)
@@ -178,6 +180,17 @@ class PlannedSession:
         if self.drafter is None:
             return ()
         return tuple(self._estimates[self.drafter.name].survival(self.limit))
+
+    def forecast(self) -> DraftForecast:
+        """What drafting promises for it, as far as k could go in any of its rounds.
+
+        A plan outlasts the round that it is made in, which may be the last of a text and have room
+        for a token or none.
+        """
+        if self.drafter is None:
+            return DraftForecast(())
+        survival = self._estimates[self.drafter.name].survival(self._most_room)
+        return DraftForecast(survival, is_free=self.drafter.is_free)
 
     def explain(self) -> Explanation:
         """Why its newest k is what it is."""

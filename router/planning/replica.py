@@ -20,7 +20,9 @@ import dataclasses
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +31,7 @@ from models.costs.running_mean import running_mean
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
-from router.planning.joint import DraftForecast, JointPlan, best_drafting_plan, plain_plan
+from router.planning.joint import JointPlan, best_drafting_plan, plain_plan
 from router.planning.measured import Lateness, Overheads, PlannerStats
 from router.planning.others import OthersEstimate
 from router.planning.round_plan import PLAIN_STEPS, Mode, Promise, RoundPlan
@@ -91,6 +93,7 @@ class ReplicaPlanner:
         self.plans: dict[Mode, JointPlan] = {}
         self._promises: dict[Mode, Promise] = {}  # of the plans
         self.version = 0  # of the plans
+        self._newest_plans_s: deque[float] = deque(maxlen=5)  # what making them took
         self._planned_at_s = self._plan_at_s = 0.0  # when they were made, and will be anew
         self.num_rounds = 0
         self._mode_since = 0  # number of a round
@@ -292,13 +295,12 @@ class ReplicaPlanner:
         self._stats.num_plans += 1
         planning_s = time.perf_counter() - began_s
         self._stats.planning_ms += planning_s * 1e3
-        self._plan_at_s = now_s + (self._clock() - now_s) / _PLANNING
+        # One that was interrupted would else keep the plan it made for a hundred others.
+        self._newest_plans_s.append(self._clock() - now_s)
+        self._plan_at_s = now_s + median(self._newest_plans_s) / _PLANNING
 
     def _plan_for(self, members: list[PlannedSession], drafters: dict[str, DrafterTraits]) -> None:
-        forecasts = [
-            DraftForecast(s.survival(), is_free=s.drafter is not None and s.drafter.is_free)
-            for s in members
-        ]
+        forecasts = [session.forecast() for session in members]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
         overhead_ms = {mode: self._overheads[mode].of(len(members)) for mode in Mode}
         text_tokens = math.inf if self._text_tokens is None else self._text_tokens

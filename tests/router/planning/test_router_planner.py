@@ -343,17 +343,49 @@ def test_texts_of_a_single_round_do_not_end_in_one_stretch_after_another() -> No
 
 
 def test_a_round_that_ends_after_all_drafting_plans_are_gone_is_still_taken_in() -> None:
-    """One session waits for its client while the other comes to the end of its text."""
+    """One session waits for its client while another comes whose text has room for no draft."""
     world = World(CHEAP)
     slow, other = world.add(), world.add()
     world.rounds([slow, other], 6)
     plan = slow.plan(MODEL, 8)
     assert plan.num_draft_tokens > 0
+    other.leave()
+    short = world.add()
     for _ in range(40):
-        other.plan(MODEL, 0)
+        short.plan(MODEL, 0)
         world.now_s += 0.02
     assert Mode.DRAFTING not in world.planner.replica("target").plans
     slow.observe_round(plan, 3, 30.0)
+
+
+def test_the_last_rounds_of_a_text_do_not_make_the_plan_of_others() -> None:
+    """A plan is kept for a while: one that was made with room for a token must not be for one."""
+    world = World(CHEAP)
+    first, second = world.add(), world.add()
+    world.rounds([first, second], 20)
+    depth = world.planner.replica("target").plans[Mode.DRAFTING].depth
+    assert depth > 1
+    for room in (1, 0, 1, 0):
+        for session in (first, second):
+            session.plan(MODEL, room)
+        world.now_s += 1.0
+    plans = world.planner.replica("target").plans
+    assert plans[Mode.DRAFTING].depth == depth
+
+
+def test_a_plan_that_was_interrupted_is_not_kept_for_long() -> None:
+    world = World(CHEAP, tick_s=0.0002)
+    sessions = [world.add() for _ in range(2)]
+    world.rounds(sessions, 40)
+    world.tick_s = 0.2  # for one plan only: something else ran meanwhile
+    version = world.planner.replica("target").version
+    while world.planner.replica("target").version == version:
+        world.round(sessions)
+    world.tick_s = 0.0002
+    began_s, version = world.now_s, world.planner.replica("target").version
+    while world.planner.replica("target").version == version:
+        world.round(sessions)
+    assert world.now_s - began_s < 1.0
 
 
 def test_the_load_of_others_is_learnt_from_passes() -> None:
