@@ -24,6 +24,7 @@ _WAITS = 4  # rounds without a draft for each that was to have one, then a stret
 _HOPELESS = 4  # times as long are pauses before a mode that does not even promise to be better
 _LEAST_PRICE = 0.1  # of a shadow draft, for the router's own work
 _PRICE_SMOOTHING = 0.2
+_FIRST_TURNS = 8  # after a change of mode, that are paid for by the draft's own time alone
 _FIRST_PAUSES = 4  # the first after a change of mode is so much shorter, each next one doubles
 
 
@@ -85,7 +86,8 @@ class ShadowTurn:
     A drafter is idle while nobody drafts, but its machine may be the target's. So a turn is paid
     for with the part of a shadow draft's time that rounds were seen to take longer by; before that
     is known, with all of it. A turn begins before the session's drafter is connected to: reading
-    the text may take it longer than the draft.
+    the text may take it longer than the draft. The first turns after a change of mode, when least
+    is known, are cheap.
     """
 
     def __init__(self) -> None:
@@ -124,7 +126,8 @@ class ShadowTurn:
             if elapsed_ms > 0.0:
                 # Rounds differ by more than that, so it is the mean that counts.
                 self._price += _PRICE_SMOOTHING * (self._delay_ms / elapsed_ms - self._price)
-            turn_s = max(elapsed_ms / 1e3, now_s - self._began_s)
+            is_first = self._num_begun <= _FIRST_TURNS
+            turn_s = elapsed_ms / 1e3 if is_first else max(elapsed_ms / 1e3, now_s - self._began_s)
             paid_s = min(1.0, max(_LEAST_PRICE, self._price)) * turn_s
             factor = 1 if is_promising else _HOPELESS
             self._next_s = now_s + paid_s / _SHADOWING * factor * _early(self._num_begun)
