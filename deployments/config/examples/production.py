@@ -105,7 +105,8 @@ PROD = Example(
 Production: a 70B-class target on four GPUs of one node, a 1B-class draft on another GPU of the \
 same class (a step reads 2.5 GB: on an L4, with a tenth of an H100's bandwidth, that takes \
 nearly as long as a pass of the target), routers and constraint service on CPU nodes. Made for \
-a cluster; on one machine use configs/demo.yaml (no GPU), configs/single-gpu.yaml or configs/one-node.yaml.
+a cluster; on one machine use configs/demo.yaml (no GPU), configs/single-gpu.yaml or \
+configs/one-node.yaml.
 
   serve deploy configs/prod.yaml     to a running Ray cluster; k8s/base/rayservice.yaml holds the
                                      same text for KubeRay
