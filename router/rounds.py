@@ -142,7 +142,8 @@ class RoundWatch:
 
     def _observe_pass(self, verdict: Verdict) -> None:
         timing = verdict.timing
-        if self.costs.observe_pass(timing.num_rows, timing.pass_ms):
+        is_news = self.costs.observe_pass(timing.num_rows, timing.pass_ms)
+        if is_news and verdict.part == 0:  # one of each round says who else is there
             self.planner.observe_pass(timing)
 
     def _observe_draft(self, asked: Round, verdict: Verdict) -> None:

@@ -12,7 +12,6 @@ with a clock; here nothing is on its way, so a few turns are enough.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from deployments.engine.loop import Engine
 from deployments.local.pool import LocalChannel, LocalLease
@@ -46,6 +45,7 @@ class InlinePool:
         )
         self._device = device
         self._sessions: set[str] = set()
+        self._busy: set[str] = set()  # sessions that wait for an answer of this engine
 
     async def lease(
         self, session_id: str, *, timeout_s: float
@@ -58,7 +58,8 @@ class InlinePool:
 
         def release() -> None:
             self._sessions.discard(session_id)
-            self._device.remove(channel, session_id)
+            self._busy.discard(session_id)
+            self._device.remove(channel)
             channel.mailbox.mark_lost("the lease was released")
             self.engine.close(session_id)
 
@@ -69,10 +70,25 @@ class InlinePool:
         """Sessions with a lease."""
         return self._sessions
 
+    @property
+    def busy(self) -> set[str]:
+        """Those that wait for an answer."""
+        return self._busy
+
+    def step(self) -> None:
+        """Have the engine do its next work, and hand out what it answers."""
+        for channel, reply in self.engine.step():
+            if not isinstance(reply, Verdict) or reply.is_last:
+                self._busy.discard(reply.session_id)
+            if isinstance(channel, LocalChannel):
+                channel.mailbox.put(reply)
+
     def _submit(self, channel: EngineChannel, message: EngineRequest) -> None:
         if message.session_id in self._sessions:
             self.engine.submit(message, channel)
-            self._device.note(message)
+            if isinstance(message, EngineQuestion):
+                self._busy.add(message.session_id)
+            self._device.note_message()
 
 
 class InlineDevice:
@@ -81,7 +97,6 @@ class InlineDevice:
     def __init__(self) -> None:
         self._pools: list[InlinePool] = []
         self._channels: set[EngineChannel] = set()
-        self._busy: set[str] = set()  # sessions that wait for an answer
         self._num_messages = 0
         self._has_room = False  # a session has left, and the next one may be on its way
         self._awake = asyncio.Event()
@@ -114,17 +129,14 @@ class InlineDevice:
         """Mark `channel` lost when the device is."""
         self._channels.add(channel)
 
-    def remove(self, channel: EngineChannel, session_id: str) -> None:
-        """Forget a channel, and expect no more of its session."""
+    def remove(self, channel: EngineChannel) -> None:
+        """Forget a channel: its session is over."""
         self._channels.discard(channel)
-        self._busy.discard(session_id)
         self._has_room = True
 
-    def note(self, message: EngineRequest) -> None:
+    def note_message(self) -> None:
         """A message was taken by an engine."""
         self._num_messages += 1
-        if isinstance(message, EngineQuestion):
-            self._busy.add(message.session_id)
         self._awake.set()
 
     # --- stepping
@@ -138,7 +150,7 @@ class InlineDevice:
                     self._awake.clear()
                     await self._awake.wait()
                 else:
-                    self._deliver(pool.engine.step())
+                    pool.step()
         except Exception as error:
             self._fail(f"the engine died: {error}")
             raise
@@ -154,14 +166,11 @@ class InlineDevice:
         self._has_room = False
 
     def _expects_more(self) -> bool:
-        return self._has_room or any(not pool.session_ids <= self._busy for pool in self._pools)
-
-    def _deliver(self, replies: Sequence[tuple[object, EngineReply]]) -> None:
-        for channel, reply in replies:
-            if not isinstance(reply, Verdict) or reply.is_last:
-                self._busy.discard(reply.session_id)
-            if isinstance(channel, LocalChannel):
-                channel.mailbox.put(reply)
+        """Whether a session waits for no engine: one may draft beside what it has verified."""
+        if self._has_room:
+            return True
+        busy = set().union(*(pool.busy for pool in self._pools))
+        return any(not pool.session_ids <= busy for pool in self._pools)
 
     def _fail(self, reason: str) -> None:
         self._lost = self._lost or reason

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.bench.loop import Ask, LoopRun, Prompts
+from loadtest.bench.loop import Ask, LoopRun, Prompts, Span, rate_at_full_places
 from loadtest.client.answers import Answer
 from loadtest.client.http import READ_TIMEOUT_S, complete
 from loadtest.report.machine import ROOT
@@ -50,17 +50,16 @@ class HttpBench:
         Raises:
             RuntimeError: an answer is an error or has another number of tokens.
         """
-        started_at = time.perf_counter()
         with ThreadPoolExecutor(batch) as clients:
             answers = list(clients.map(lambda ask: self._complete(ask, k), asks))
-        elapsed_s = time.perf_counter() - started_at
+        spans = [Span(a.began_s, a.ended_s, a.num_completion_tokens) for a in answers]
         num_tokens = sum(ask.num_tokens for ask in asks)
         num_steps, num_drafted, num_accepted = (
             sum(int(answer.speculation.get(name, 0)) for answer in answers)
             for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
         )
         return LoopRun(
-            tokens_per_s=num_tokens / elapsed_s,
+            tokens_per_s=rate_at_full_places(spans, batch),
             tokens_per_round=1.0 + num_accepted / max(num_steps, 1),
             acceptance=num_accepted / max(num_drafted, 1),
             mean_k=num_drafted / max(num_steps, 1),

@@ -42,7 +42,7 @@ LIMITS = SessionLimits(draft_ms=10_000)  # on a slow machine a draft is waited f
 class LoopRun:
     """One run of all prompts; times are means per round and session, in ms."""
 
-    tokens_per_s: float
+    tokens_per_s: float  # see `rate_at_full_places`
     tokens_per_round: float  # of rounds with a draft; 1.0 without
     acceptance: float  # accepted / drafted tokens
     mean_k: float
@@ -63,6 +63,31 @@ class Ask:
     temperature: float = 0.0
     seed: int = 0
     pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request of a run: when it began and ended, in seconds, and its tokens."""
+
+    began_s: float
+    ended_s: float
+    num_tokens: int
+
+
+def rate_at_full_places(spans: Sequence[Span], batch: int) -> float:
+    """Tokens/s while every one of `batch` places had a request.
+
+    After the last request has begun a run only waits for its slowest, and the fewer requests there
+    are, the more of its time that is: a server that is asked on and on never does. A request's
+    tokens are taken to come evenly.
+    """
+    began_s = min(span.began_s for span in spans)
+    until_s = sorted(span.ended_s for span in spans)[max(0, len(spans) - batch)]
+    num_tokens = sum(
+        span.num_tokens * min(1.0, (until_s - span.began_s) / (span.ended_s - span.began_s))
+        for span in spans
+    )
+    return num_tokens / (until_s - began_s)
 
 
 class RunClock:
@@ -219,17 +244,17 @@ async def serve_asks(
     """Serve all asks, `batch` at a time; `name` is unique among the runs of a generator."""
     places = asyncio.Semaphore(batch)
 
-    async def one(index: int) -> Finished:
+    async def one(index: int) -> tuple[Finished, Span]:
         async with places:
+            began_s = time.perf_counter()
             if asks[index].pause_s > 0.0:
                 await asyncio.sleep(asks[index].pause_s)
-            return await _serve(generator, f"{name}-{index}", asks[index])
+            finish = await _serve(generator, f"{name}-{index}", asks[index])
+            return finish, Span(began_s, time.perf_counter(), finish.num_completion_tokens)
 
-    started_at = time.perf_counter()
-    finished = await asyncio.gather(*(one(index) for index in range(len(asks))))
-    elapsed_s = time.perf_counter() - started_at
-    num_generated = sum(finish.num_completion_tokens for finish in finished)
-    return summarise(num_generated / elapsed_s, [finish.speculation for finish in finished])
+    served = await asyncio.gather(*(one(index) for index in range(len(asks))))
+    rate = rate_at_full_places([span for _, span in served], batch)
+    return summarise(rate, [finish.speculation for finish, _ in served])
 
 
 def pair_runners(

@@ -38,7 +38,7 @@ class Plan:
         ks: fixed k above 0.
         pinned: 0 or some of `ks`, each pinned inside the planner's machinery.
         repeats: turns.
-        run_s: about how long a run should take; at least every place is filled once.
+        run_s: about how long a run should take; at least every place is filled twice.
         warm_s: how long a line with a planner is run before it counts.
     """
 
@@ -188,9 +188,11 @@ def _lines(scenario: Scenario, stage: Stage, asks: Sequence[Ask], plan: Plan) ->
 def _enough_asks(
     scenario: Scenario, stage: Stage, prompts: PromptSource, run_s: float
 ) -> list[Ask]:
-    """As many requests as plain decoding answers in `run_s`; places are filled evenly."""
-    waves = 1 if scenario.kind in ("story", "code", "extraction") else 2
-    least = asks_of(scenario, prompts, waves * scenario.batch)
+    """As many requests as plain decoding answers in `run_s`; every place is filled twice at least.
+
+    What counts ends with the first place that stays empty (`loop.rate_at_full_places`).
+    """
+    least = asks_of(scenario, prompts, 2 * scenario.batch)
     plain = partial(stage.serve, batch=scenario.batch, k=0, learnt=Learnt())
     plain(least)  # makes what is made at a first pass
     run = plain(least)

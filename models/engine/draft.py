@@ -24,6 +24,7 @@ from torch import Tensor
 from models.costs.running_mean import running_mean
 from models.engine.base import Engine
 from models.engine.draft_chain import ChainLink, draw_chain, is_chainable, reserve_chain
+from models.engine.jobs import Outgoing
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
 from models.engine.sampler import draft_rows
@@ -68,10 +69,21 @@ class DraftEngine(Engine):
         )
         self.chains = runner.device.type == "cuda" and runner.config.tensor_parallel_size == 1
         self._step_s: float | None = None  # running mean of passes without prompts
+        self._host_s = 0.0  # the same of what a `step` takes beside its pass
+        self._pass_s: float | None = None  # of the newest `step`
 
     def wait_s(self, now: float) -> float:
         """A draft step never waits for others: they join the next one."""
         return 0.0
+
+    def step(self) -> list[Outgoing]:
+        """See `Engine.step`."""
+        self._pass_s, began_s = None, self._clock()
+        replies = super().step()
+        if self._pass_s is not None:
+            host_s = self._clock() - began_s - self._pass_s
+            self._host_s = running_mean(self._host_s, host_s, _STEP_SHARE)
+        return replies
 
     def _begin(self, session: Session, message: EngineQuestion, now: float) -> None:
         if not isinstance(message, Propose):
@@ -140,7 +152,8 @@ class DraftEngine(Engine):
         now = self._clock()
         for step in range(num_steps):
             steps = [p if step == 0 else _next_step(p, step) for p in rows]
-            self._note_pass(steps, (now - started_s) / num_steps, now)
+            self._note_step(steps, (now - started_s + self._host_s) / num_steps, now)
+        self._pass_s = now - started_s
         for planned, tokens in zip(rows, sampled, strict=True):
             session, job = planned.session, planned.job
             computed_len = len(session.tokens)
@@ -221,6 +234,11 @@ class DraftEngine(Engine):
         )
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
+        """What is beside a pass counts with it: of a small model's step it is a quarter."""
+        self._note_step(rows, duration_s + self._host_s, now)
+        self._pass_s = duration_s
+
+    def _note_step(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         super()._note_pass(rows, duration_s, now)
         if all(planned.num_logits == 1 for planned in rows) and sum(
             planned.num_rows for planned in rows

@@ -7,6 +7,10 @@ of all sessions of the same drafter and task class. What a pool does not know of
 long not seen, it takes from the position before, and of the first one from the drafter's prior:
 where short drafts begin to stand, longer ones look worth it again. Positions from `_NUM_POSITIONS`
 on share one estimate (Kaplan-Meier with a tied tail).
+
+A drafter that copies has no draft where nothing repeats. In which share of the passes that are to
+have one there is one is estimated in the same way, apart from what becomes of it: rows and tokens
+of a round are expected by both.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ _FORGETTING = 0.98  # a session remembers about 50 rounds
 _POOL_FORGETTING = 0.995  # a pool, fed by many sessions, about 200
 _POOL_WEIGHT = 20.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
+_PRESENCE_WEIGHT = 20.0  # passes that a pool needs to outweigh that each has a draft
 _NUM_POSITIONS = 4
 
 
@@ -42,6 +47,21 @@ class _Hazards:
             self.accepted[index] += position < num_accepted
 
 
+class _Presence:
+    """Decayed counts of passes that were to have a draft, and of those that had."""
+
+    __slots__ = ("_forgetting", "asked", "had")
+
+    def __init__(self, forgetting: float) -> None:
+        self._forgetting = forgetting
+        self.asked = self.had = 0.0
+
+    def observe(self, num_missed: int) -> None:
+        keep = self._forgetting ** max(1, num_missed)
+        self.asked = keep * self.asked + max(1, num_missed)
+        self.had = keep * self.had + (num_missed == 0)
+
+
 class AcceptancePool:
     """What all sessions of one drafter and task class have seen.
 
@@ -52,10 +72,21 @@ class AcceptancePool:
     def __init__(self, prior: float) -> None:
         self._prior = prior
         self._hazards = _Hazards(_POOL_FORGETTING)
+        self._presence = _Presence(_POOL_FORGETTING)
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Take in one round: `num_accepted` of `num_drafted` tokens were accepted."""
         self._hazards.observe(num_drafted, num_accepted)
+
+    def observe_presence(self, num_missed: int) -> None:
+        """See `AcceptanceEstimate.observe_presence`."""
+        self._presence.observe(num_missed)
+
+    @property
+    def presence(self) -> float:
+        """Share of the passes that are to have a draft in which there is one."""
+        presence = self._presence
+        return (presence.had + _PRESENCE_WEIGHT) / (presence.asked + _PRESENCE_WEIGHT)
 
     def acceptances(self) -> list[float]:
         """Probability that the token at each tied position is accepted if those before it are."""
@@ -72,6 +103,7 @@ class AcceptanceEstimate:
     def __init__(self, pool: AcceptancePool) -> None:
         self._pool = pool
         self._hazards = _Hazards(_FORGETTING)
+        self._presence = _Presence(_FORGETTING)
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Take in one round of this session, for itself and for its pool."""
@@ -79,6 +111,17 @@ class AcceptanceEstimate:
             return
         self._hazards.observe(num_drafted, num_accepted)
         self._pool.observe(num_drafted, num_accepted)
+
+    def observe_presence(self, num_missed: int) -> None:
+        """A draft was asked for: it came (0), or the target went on alone for so many passes."""
+        self._presence.observe(num_missed)
+        self._pool.observe_presence(num_missed)
+
+    @property
+    def presence(self) -> float:
+        """Share of the passes that are to have a draft in which there is one."""
+        presence = self._presence
+        return (presence.had + _POOL_WEIGHT * self._pool.presence) / (presence.asked + _POOL_WEIGHT)
 
     def survival(self, num_draft_tokens: int) -> Sequence[float]:
         """S_1..S_k: probability that at least j draft tokens are accepted. Non-increasing."""

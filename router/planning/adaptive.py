@@ -189,8 +189,10 @@ class PlannedSession:
         """
         if self.drafter is None:
             return DraftForecast(())
-        survival = self._estimates[self.drafter.name].survival(self._most_room)
-        return DraftForecast(survival, is_free=self.drafter.is_free)
+        estimate = self._estimates[self.drafter.name]
+        return DraftForecast(
+            estimate.survival(self._most_room), self.drafter.is_free, estimate.presence
+        )
 
     def explain(self) -> Explanation:
         """Why its newest k is what it is."""
@@ -238,6 +240,9 @@ class PlannedSession:
 
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """Take in a whole round: its tokens, and its time without waits for the client."""
+        if self.drafter is not None and (plan.num_draft_tokens > 0 or plan.is_missed):
+            num_missed = num_tokens if plan.is_missed else 0
+            self._estimates[self.drafter.name].observe_presence(num_missed)
         if self._replica is None or plan.mode is None or not self._is_measured:
             return
         self._replica.observe_round(plan, num_tokens, elapsed_ms)

@@ -117,20 +117,17 @@ class ShadowTurn:
         self._num_begun += 1
         return True
 
-    def end(
-        self, session: PlannedSession, elapsed_ms: float, now_s: float, *, is_promising: bool
-    ) -> None:
-        """Give the turn back, if it is this session's; the draft took so long."""
-        if self.session is session:
-            self.session = None
-            if elapsed_ms > 0.0:
-                # Rounds differ by more than that, so it is the mean that counts.
-                self._price += _PRICE_SMOOTHING * (self._delay_ms / elapsed_ms - self._price)
-            is_first = self._num_begun <= _FIRST_TURNS
-            turn_s = elapsed_ms / 1e3 if is_first else max(elapsed_ms / 1e3, now_s - self._began_s)
-            paid_s = min(1.0, max(_LEAST_PRICE, self._price)) * turn_s
-            factor = 1 if is_promising else _HOPELESS
-            self._next_s = now_s + paid_s / _SHADOWING * factor * _early(self._num_begun)
+    def end(self, elapsed_ms: float, now_s: float, *, is_promising: bool) -> None:
+        """The session gives its turn back; the draft took so long."""
+        self.session = None
+        if elapsed_ms > 0.0:
+            # Rounds differ by more than that, so it is the mean that counts.
+            self._price += _PRICE_SMOOTHING * (self._delay_ms / elapsed_ms - self._price)
+        is_first = self._num_begun <= _FIRST_TURNS
+        turn_s = elapsed_ms / 1e3 if is_first else max(elapsed_ms / 1e3, now_s - self._began_s)
+        paid_s = min(1.0, max(_LEAST_PRICE, self._price)) * turn_s
+        factor = 1 if is_promising else _HOPELESS
+        self._next_s = now_s + paid_s / _SHADOWING * factor * _early(self._num_begun)
 
     def restart(self, now_s: float) -> None:
         """The mode has changed: shadow drafts may begin at once."""

@@ -34,7 +34,7 @@ _LEAST_SHARE = 0.1  # of what engines do that a round takes at least
 # Rounds of a text that bring nothing: its prompt is read while others draft, and room for the last
 # draft ends before the draft does. Measured on the demo pair: 1.5 with 4 sessions, 2 or more with
 # 8; of plain steps 2.
-_LOST_ROUNDS = 2.0
+_LOST_ROUNDS = 0.5
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
 
 _Token = tuple[float, int, int]  # minus its survival, its place in the draft, its session
@@ -60,11 +60,13 @@ class DraftForecast:
     """What drafting promises for one session.
 
     `survival[j - 1]` is the probability that at least j draft tokens are accepted, for j up to the
-    longest draft allowed; empty: no draft is to be had. `is_free`: drafts cost no step.
+    longest draft allowed; empty: no draft is to be had. `is_free`: drafts cost no step. `presence`:
+    share of the passes that are to have a draft in which there is one; it has rows only then.
     """
 
     survival: Sequence[float]
     is_free: bool = False
+    presence: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +206,22 @@ def _tokens(forecasts: Sequence[DraftForecast], above: int, depth: int) -> list[
 
 
 class _Curve:
-    """A time by number of draft rows; each is asked for once, and only those that are needed."""
+    """A time by number of draft rows; each is asked for once, and only those that are needed.
+
+    Between two numbers it is straight.
+    """
 
     def __init__(self, at: Callable[[int], float]) -> None:
         self._at = at
         self._values: list[float] = []
 
-    def up_to(self, num_rows: int) -> list[float]:
-        """The times of 0 to at least `num_rows` draft rows."""
+    def at(self, num_rows: float) -> float:
+        """The time of so many draft rows."""
+        below = int(num_rows)
         values = self._values
-        while len(values) <= num_rows:
+        while len(values) <= below + 1:
             values.append(self._at(len(values)))
-        return values
+        return values[below] + (num_rows - below) * (values[below + 1] - values[below])
 
 
 class _Rounds:
@@ -233,9 +239,9 @@ class _Rounds:
         self._text_tokens = text_tokens
         plain_rows = len(forecasts) + others.num_rows
         self._pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
-        firsts = [forecast.survival[0] for forecast in forecasts if forecast.survival]
-        self._num_firsts = len(firsts)
-        self._first_tokens = len(forecasts) + sum(firsts)
+        firsts = [forecast for forecast in forecasts if forecast.survival]
+        self._first_rows = sum(each.presence for each in firsts)
+        self._first_tokens = len(forecasts) + sum(e.presence * e.survival[0] for e in firsts)
         num_away = sum(1 for each in forecasts if each.survival and not each.is_free)
         self._step_ms = costs.step_ms(max(1.0, num_away + others.num_drafting)) if num_away else 0.0
         half_rows = len(forecasts) / 2 + others.num_rows  # half of ours, with all of the others
@@ -249,7 +255,7 @@ class _Rounds:
     @property
     def can_draft(self) -> bool:
         """Whether any session has a draft to be had, and something is known of passes."""
-        return self._num_firsts > 0 and self._pass_ms.up_to(1)[1] > 0.0
+        return self._first_rows > 0.0 and self._pass_ms.at(1) > 0.0
 
     def best_at(self, depth: int, offered: Sequence[_Token]) -> JointPlan:
         """Find the best number of `offered` tokens, the likeliest first, after `depth` steps."""
@@ -264,59 +270,67 @@ class _Rounds:
         if depth > _EVERY_DEPTH and deepest < depth:  # nobody looks there else
             within = [o for o in offered if o[1] <= deepest or self._forecasts[o[2]].is_free]
             return self.best_at(deepest, within)
-        num_rows = self._num_firsts + num_offered
-        tokens = self._first_tokens - sum(token[0] for token in offered[:num_offered])
+        taken = [self._expected(token) for token in offered[:num_offered]]
+        num_rows = self._first_rows + sum(rows for rows, _ in taken)
+        tokens = self._first_tokens + sum(accepted for _, accepted in taken)
         engine_ms = self._engine_ms(num_rows, deepest)
         overhead_ms = self._overhead_ms(deepest)
         rate = self._rate(tokens, num_rows, _round_ms(engine_ms, overhead_ms))
-        price = self._min_survival(offered, num_offered, rate)
+        last = -offered[num_offered - 1][0] if num_offered else 1.0
+        following = -offered[num_offered][0] if num_offered < len(offered) else 0.0
+        price = self._min_survival(last, following, num_rows, rate)
         return JointPlan(tuple(lengths), deepest, engine_ms, overhead_ms, rate, tokens, price)
 
+    def _expected(self, token: _Token) -> tuple[float, float]:
+        """Rows and accepted tokens that it is expected to bring: in some passes it is missing."""
+        minus_alive, _, index = token
+        presence = self._forecasts[index].presence
+        return presence, -presence * minus_alive
+
     def _best_number(self, depth: int, offered: Sequence[_Token]) -> int:
-        first = self._num_firsts
-        expected = self._first_tokens
-        hope = expected - sum(token[0] for token in offered)
+        num_rows, expected = self._first_rows, self._first_tokens
+        hope = expected + sum(self._expected(token)[1] for token in offered)
         overhead_ms = self._overhead_ms(depth)
-        round_ms = _round_ms(self._engine_ms(first, depth), overhead_ms)
-        best, best_rate = 0, self._rate(expected, first, round_ms)
-        for number, (minus_alive, _, _) in enumerate(offered, start=1):
-            expected -= minus_alive
-            round_ms = _round_ms(self._engine_ms(first + number, depth), overhead_ms)
-            rate = self._rate(expected, first + number, round_ms)
+        round_ms = _round_ms(self._engine_ms(num_rows, depth), overhead_ms)
+        best, best_rate = 0, self._rate(expected, num_rows, round_ms)
+        for number, token in enumerate(offered, start=1):
+            rows, accepted = self._expected(token)
+            num_rows += rows
+            expected += accepted
+            round_ms = _round_ms(self._engine_ms(num_rows, depth), overhead_ms)
+            rate = self._rate(expected, num_rows, round_ms)
             if rate > best_rate:
                 best, best_rate = number, rate
-            elif self._rate(hope * _ROUNDING, first + number, round_ms) <= best_rate:
+            elif self._rate(hope * _ROUNDING, num_rows, round_ms) <= best_rate:
                 break  # more rows are never faster, and all that is left to gain would not do
         return best
 
-    def _engine_ms(self, num_rows: int, depth: int) -> float:
+    def _engine_ms(self, num_rows: float, depth: int) -> float:
         """All in one pass, or in two halves of which one drafts while the other is verified.
 
         Engines bring sessions together where that is better (`models.scheduler.batch_window`); they
         do not part them where it is not, so how often they are apart is measured.
         """
-        together_ms = self._pass_ms.up_to(num_rows)[num_rows] + depth * self._step_ms
+        together_ms = self._pass_ms.at(num_rows) + depth * self._step_ms
         if self._apart == 0.0:
             return together_ms
-        half_ms = self._half_pass_ms.up_to(num_rows)[num_rows]
+        half_ms = self._half_pass_ms.at(num_rows)
         apart_ms = max(2.0 * half_ms, half_ms + depth * self._half_step_ms)
         return together_ms - self._apart * max(0.0, together_ms - apart_ms)
 
-    def _rate(self, tokens: float, num_rows: int, round_ms: float) -> float:
+    def _rate(self, tokens: float, num_rows: float, round_ms: float) -> float:
         """Tokens per ms of whole texts, less what others lose by our rows."""
-        pass_ms = self._pass_ms.up_to(num_rows)
-        lost = self._num_others * (pass_ms[num_rows] - pass_ms[0]) / max(pass_ms[0], 1e-9)
+        lost = 0.0
+        if self._num_others > 0.0:
+            alone_ms = self._pass_ms.at(0)
+            lost = self._num_others * (self._pass_ms.at(num_rows) / max(alone_ms, 1e-9) - 1.0)
         return (_of_texts(tokens, len(self._forecasts), self._text_tokens) - lost) / round_ms
 
-    def _min_survival(self, offered: Sequence[_Token], num_offered: int, rate: float) -> float:
+    def _min_survival(self, last: float, following: float, num_rows: float, rate: float) -> float:
         """The survival that parts what was admitted from what was not.
 
         Between the two it is what a row costs at the plan's rate: where all that was offered was
         admitted, that alone says what a further token would have to be worth.
         """
-        last = -offered[num_offered - 1][0] if num_offered else 1.0
-        following = -offered[num_offered][0] if num_offered < len(offered) else 0.0
-        num_rows = self._num_firsts + num_offered
-        pass_ms = self._pass_ms.up_to(num_rows + 1)
-        row_price = rate * (pass_ms[num_rows + 1] - pass_ms[num_rows])
+        row_price = rate * (self._pass_ms.at(num_rows + 1) - self._pass_ms.at(num_rows))
         return min(last, max(row_price, (last + following) / 2, _LEAST_SURVIVAL))

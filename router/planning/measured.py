@@ -18,6 +18,7 @@ from router.planning.round_plan import Mode
 from router.ports import TaskClass
 
 _KEEPING = 0.99  # per round of a session: what rounds take is known by some 100 of them
+_HEAVIEST, _FORGOTTEN = 1e3, 1e-3  # weights of rounds, beside 1.0 of the newest
 _KNOWN = 20.0  # rounds after which an odd one is known from others
 _SCALE = 8.0  # sessions and steps by which an overhead is expected to differ about as much again
 _NUM_FEATURES = 4
@@ -52,8 +53,10 @@ class Overheads:
     """
 
     def __init__(self) -> None:
-        self._gram = [[0.0] * _NUM_FEATURES for _ in range(_NUM_FEATURES)]
-        self._moment = [0.0] * _NUM_FEATURES
+        # Weight and weighted overhead of the rounds of so many sessions and steps. Instead of older
+        # ones weighing less, newer ones weigh more: rounds are many, and plans are few.
+        self._sums: dict[tuple[int, int], tuple[float, float]] = {}
+        self._newest = self._total = 1e-9  # weights: of the newest round, and of all
 
     def observe(
         self, num_sessions: int, depth: int, overhead_ms: float, most_ms: float = math.inf
@@ -63,24 +66,34 @@ class Overheads:
         One that took more than `most_ms` waited for something else, for a prompt say, and counts as
         if it had taken that, once enough is known to tell.
         """
-        if self._gram[0][0] > _KNOWN:
+        if self._total > _KNOWN * self._newest:
             overhead_ms = min(overhead_ms, most_ms)
-        features = _features(num_sessions, depth)
-        for row, feature in zip(self._gram, features, strict=True):
-            row[:] = [
-                _KEEPING * old + feature * new for old, new in zip(row, features, strict=True)
-            ]
-        self._moment = [
-            _KEEPING * old + feature * overhead_ms
-            for old, feature in zip(self._moment, features, strict=True)
-        ]
+        newest = self._newest = self._newest / _KEEPING
+        weight, moment = self._sums.get((num_sessions, depth), (0.0, 0.0))
+        self._sums[num_sessions, depth] = weight + newest, moment + newest * overhead_ms
+        self._total += newest
+        if newest > _HEAVIEST:
+            self._weigh_anew()
+
+    def _weigh_anew(self) -> None:
+        """The newest round weighs 1 again; what hardly weighs anything beside it is forgotten."""
+        newest, self._newest = self._newest, 1.0
+        scaled = {at: (w / newest, moment / newest) for at, (w, moment) in self._sums.items()}
+        self._sums = {at: sums for at, sums in scaled.items() if sums[0] > _FORGOTTEN}
+        self._total = sum(weight for weight, _ in self._sums.values())
 
     def of(self, num_sessions: int) -> Callable[[int], float]:
         """What is expected, by depth; 0.0 where nothing was measured."""
-        gram = [[*row, moment] for row, moment in zip(self._gram, self._moment, strict=True)]
-        for index, (row, ridge) in enumerate(zip(gram, _RIDGE, strict=True)):
+        rows = [[0.0] * (_NUM_FEATURES + 1) for _ in range(_NUM_FEATURES)]
+        for (sessions, depth), (weight, moment) in self._sums.items():
+            features = _features(sessions, depth)
+            for row, feature in zip(rows, features, strict=True):
+                for index, other in enumerate(features):
+                    row[index] += weight / self._newest * feature * other
+                row[-1] += moment / self._newest * feature
+        for index, (row, ridge) in enumerate(zip(rows, _RIDGE, strict=True)):
             row[index] += ridge
-        plane = _solved(gram)
+        plane = _solved(rows)
         at_none, at_one = (sum(map(mul, plane, _features(num_sessions, depth))) for depth in (0, 1))
         return lambda depth: at_none + depth * (at_one - at_none)
 

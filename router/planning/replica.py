@@ -57,8 +57,8 @@ _FAIR = 0.5  # of what a session would get if all went on alone: it does so wher
 _CONTROL_STEPS = 7  # that the target goes on alone in a round made to be measured
 _SHADOW_LENGTH = 3  # as many positions as `acceptance` estimates one by one
 _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unknown
-_MEASURED_EVERY_MS = 8.0  # of rounds shorter than that a part is measured
-_LEAST_MEASURED = 0.25
+_MEASURED_EVERY_MS = 16.0  # of rounds shorter than that a part is measured
+_LEAST_MEASURED = 0.1
 _ODD = 2.0  # times what it was to take, and a round waited for something that a plan has not
 _TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths
 _GOLDEN = 0.618034
@@ -138,7 +138,7 @@ class ReplicaPlanner:
         taken must not follow the turns of the sessions, so it is by multiples of the golden ratio.
         """
         promise = plan.promise
-        if promise is None or plan.reason in _STRETCH.values():
+        if promise is None or plan.is_stretch:
             return True
         share = max(_LEAST_MEASURED, promise.round_ms * max(1, plan.run_on) / _MEASURED_EVERY_MS)
         return self.num_rounds * _GOLDEN % 1.0 < share
@@ -167,15 +167,18 @@ class ReplicaPlanner:
         promise = plan.promise
         if plan.mode is None or promise is None:
             return
-        # How many tokens of a draft are accepted is chance, and estimated elsewhere (`acceptance`).
-        # A round that was to have a draft and had none took as long for less.
+        # How many tokens of a draft are accepted, and whether one comes where that is asked for, is
+        # chance, and estimated elsewhere (`acceptance`). A round that was to have a draft and did
+        # not ask for it took as long for less.
         has_draft = plan.num_draft_tokens > 0
-        share = 1.0 if has_draft else promise.num_tokens / num_tokens
-        is_stretch = plan.reason in _STRETCH.values()
-        if plan.is_typical or not is_stretch:
+        if plan.is_missed:
+            share = 1.0 / num_tokens
+        else:
+            share = 1.0 if has_draft else promise.num_tokens / num_tokens
+        if plan.is_typical or not plan.is_stretch:
             promised_ms = promise.round_ms / share
             self._lateness[plan.mode].observe(promised_ms, elapsed_ms, self._clock())
-        if is_stretch:
+        if plan.is_stretch:
             expected = promise.num_tokens if has_draft else num_tokens
             self._note_stretch_round(plan.mode, expected, elapsed_ms)
         if plan.num_shadow_tokens > 0:
@@ -192,7 +195,8 @@ class ReplicaPlanner:
 
     def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
-        self._shadow.end(session, elapsed_ms, self._clock(), is_promising=self._is_promising)
+        if self._shadow.session is session:
+            self._shadow.end(elapsed_ms, self._clock(), is_promising=self._is_promising)
 
     def leave(self, session: PlannedSession, num_tokens: int) -> None:
         """Plan without this session from now on; its text is over if it has tokens."""
@@ -225,7 +229,9 @@ class ReplicaPlanner:
             return RoundPlan(0, PLAIN_STEPS[0], is_typical=False, reason=reason or "others draft")
         is_free = session.drafter is not None and session.drafter.is_free
         reason = reason or ("depth" if is_free or length >= plan.depth else "price")
-        if self.num_rounds % _LONGER_EVERY == 0 and length < session.limit:
+        # All in the same round: others would wait for the step as well.
+        is_longer = self.num_rounds // len(self.sessions) % _LONGER_EVERY == 0
+        if is_longer and length < session.limit:
             return RoundPlan(length + 1, 0, is_typical=False, reason=reason)
         return RoundPlan(length, 0, reason=reason)
 
@@ -249,9 +255,16 @@ class ReplicaPlanner:
             asked,
             mode=mode,
             is_typical=asked.is_typical and self._is_settled,
-            min_survival=_min_survival(plan, asked.reason),
+            is_stretch=self._stretches.is_on,
+            min_survival=self._min_survival(plan),
             promise=self._promises.get(mode),
         )
+
+    def _min_survival(self, plan: JointPlan | None) -> float:
+        """No token survives with so much where a round is to have no drafts at all."""
+        if self._stretches.is_on and self.arm is Mode.PLAIN:
+            return math.inf
+        return 0.0 if plan is None else plan.min_survival
 
     def _shadow_length(self, session: PlannedSession, now_s: float, *, is_ready: bool) -> int:
         if self._pinned is not None or not self._shadow.take(session, now_s, is_ready=is_ready):
@@ -372,13 +385,6 @@ class ReplicaPlanner:
     def _age(self) -> float:
         """Rounds of each session since the mode changed."""
         return (self.num_rounds - self._mode_since) / max(1, len(self.sessions))
-
-
-def _min_survival(plan: JointPlan | None, reason: str) -> float:
-    """No token survives with so much where a round is to have no drafts at all."""
-    if reason == _STRETCH[Mode.PLAIN]:
-        return math.inf
-    return 0.0 if plan is None else plan.min_survival
 
 
 def _promise(plan: JointPlan) -> Promise:

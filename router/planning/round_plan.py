@@ -41,6 +41,8 @@ class RoundPlan(msgspec.Struct, frozen=True):
         num_shadow_tokens: have so many drafted beside the plain steps, to compare and not to use.
         is_typical: the round is one that the common plan is about, and sessions have been doing
             the same for some rounds.
+        is_stretch: it is of the other mode, for a while, to be measured.
+        is_missed: a draft was asked for, and none came.
         min_survival: a token that costs no step, of text that is copied or forced, is worth a row
             of the pass if it survives with at least that.
         mode: of the sessions that plan together; None: the round is in no common plan.
@@ -52,6 +54,8 @@ class RoundPlan(msgspec.Struct, frozen=True):
     run_on: int
     num_shadow_tokens: int = 0
     is_typical: bool = True
+    is_stretch: bool = False
+    is_missed: bool = False
     min_survival: float = 0.0
     mode: Mode | None = None
     promise: Promise | None = None
@@ -77,6 +81,8 @@ class Misses:
             0,
             run_on,
             is_typical=missed.is_typical,
+            is_stretch=missed.is_stretch,
+            is_missed=True,
             mode=missed.mode,
             promise=missed.promise,
             reason="no draft came",
