@@ -66,8 +66,8 @@ def linked(
 ) -> Iterator[LinkBench]:
     """Load both models in processes of their own; they end with the block."""
 
-    def load(kind: EngineKind, num_threads: int) -> ProcessPool:
-        model = ModelConfig(
+    def model(kind: EngineKind, num_threads: int) -> ModelConfig:
+        return ModelConfig(
             model_path=str((pair / kind).resolve()),
             dtype=dtype,  # type: ignore[arg-type]  # checked there
             max_model_len=max_model_len,
@@ -75,9 +75,18 @@ def linked(
             enable_prefix_caching=False,  # as in the engine part
             num_threads=num_threads,
         )
-        return ProcessPool(kind, model)
 
-    pools = [load("target", target_threads), load("draft", draft_threads)]
+    models = model("target", target_threads), model("draft", draft_threads)
+    with linked_models(*models, max_model_len) as bench:
+        yield bench
+
+
+@contextmanager
+def linked_models(
+    target: ModelConfig, draft: ModelConfig, max_model_len: int
+) -> Iterator[LinkBench]:
+    """The same for models and devices of any config."""
+    pools = [ProcessPool("target", target), ProcessPool("draft", draft)]
     with asyncio.Runner() as runner:  # sockets stay with their event loop
         try:
             for pool in pools:

@@ -116,7 +116,7 @@ def measure_passes(
 
 def memory_floor_ms(runner: ModelRunner) -> float:
     """Time to read the products' weights once at the device's speed of copying."""
-    return num_product_bytes(runner) / _copied_bytes_per_ms(runner.device)
+    return num_product_bytes(runner) / copied_bytes_per_ms(runner.device)
 
 
 def num_product_bytes(runner: ModelRunner) -> int:
@@ -181,7 +181,7 @@ def _timed(runner: ModelRunner, function: Callable[[], object]) -> float:
     return (time.perf_counter() - started_at) * 1e3
 
 
-def _copied_bytes_per_ms(device: torch.device) -> float:
+def copied_bytes_per_ms(device: torch.device) -> float:
     """Bytes read plus bytes written by the fastest of some copies."""
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)

@@ -31,9 +31,7 @@ _MAX_LOOKS = 16_000  # at tokens, for all depths together: some 10 ms of the eve
 _EVERY_DEPTH = 8  # depths up to this one are all looked at in any case
 _LEAST_SURVIVAL = 0.05  # that a row is ever spent on; the cost of one is not known that well
 _LEAST_SHARE = 0.1  # of what engines do that a round takes at least
-# Rounds of a text that bring nothing: its prompt is read while others draft, and room for the last
-# draft ends before the draft does. Measured on the demo pair: 1.5 with 4 sessions, 2 or more with
-# 8; of plain steps 2.
+# Of a text with drafts, on average: room for the last draft ends before the draft does.
 _LOST_ROUNDS = 0.5
 _ROUNDING = 1.0 + 1e-9  # sums of the same numbers in another order
 
@@ -82,6 +80,29 @@ class Others:
 
 
 @dataclass(frozen=True, slots=True)
+class Texts:
+    """What texts are like: how many tokens one has, and how long its beginning takes.
+
+    `start_ms` is what rounds that read a prompt take longer than others for as many tokens.
+    """
+
+    num_tokens: float = math.inf
+    start_ms: float = 0.0
+
+    def rate(self, num_tokens: float, num_sessions: int, round_ms: float, lost: float) -> float:
+        """Tokens per ms of whole texts whose rounds bring so many, all sessions together.
+
+        `lost` is the part of a round by which a text's last one is too long.
+        """
+        each = num_tokens / max(1, num_sessions)
+        beside_ms = (self.start_ms + lost * round_ms) * each / self.num_tokens
+        return num_tokens / (round_ms + beside_ms)
+
+
+LONG_TEXTS = Texts()
+
+
+@dataclass(frozen=True, slots=True)
 class JointPlan:
     """k of each session, in order, and what is expected of the round.
 
@@ -121,12 +142,12 @@ def plain_plan(
     costs: Costs,
     others: Others,
     overhead_ms: float,
-    text_tokens: float = math.inf,
+    texts: Texts = LONG_TEXTS,
 ) -> JointPlan:
     """k = 0 for all: the target goes on alone; a token takes `overhead_ms` beyond the pass."""
     num_rows = num_sessions + others.num_rows
     pass_ms = costs.pass_ms(num_rows)
-    rate = _of_texts(num_sessions, num_sessions, text_tokens) / _round_ms(pass_ms, overhead_ms)
+    rate = texts.rate(num_sessions, num_sessions, _round_ms(pass_ms, overhead_ms), 0.0)
     row_price = rate * (costs.pass_ms(num_rows + 1) - pass_ms)
     lengths = (0,) * num_sessions
     min_survival = max(row_price, _LEAST_SURVIVAL)
@@ -138,11 +159,11 @@ def best_drafting_plan(
     costs: Costs,
     others: Others,
     overhead_ms: Callable[[int], float],
-    text_tokens: float = math.inf,
+    texts: Texts = LONG_TEXTS,
 ) -> JointPlan | None:
     """The best plan that drafts; None where no session can or nothing is known of time.
 
-    `overhead_ms` is by depth, `text_tokens` how long texts are.
+    `overhead_ms` is by depth.
 
     A and B survive with (0.9, 0.8) and (0.5, 0.2); a pass of r rows takes 20 + 2.5 r ms, a step
     2 ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. With both in step the rates are
@@ -152,7 +173,7 @@ def best_drafting_plan(
         A 2, B 2: (4.2 + 0.2)           / (35.0 + 2 * 2) = 0.113   B's second row is not worth it
     """
     limits = [len(o.survival) for o in forecasts if o.survival and not o.is_free]
-    rounds = _Rounds(forecasts, costs, others, overhead_ms, text_tokens)
+    rounds = _Rounds(forecasts, costs, others, overhead_ms, texts)
     if not rounds.can_draft:
         return None
     offered: list[_Token] = []
@@ -170,12 +191,6 @@ def best_drafting_plan(
 def _round_ms(engine_ms: float, overhead_ms: float) -> float:
     """Never nothing, also where overheads of other times or numbers of sessions are negative."""
     return max(engine_ms + overhead_ms, _LEAST_SHARE * engine_ms, 1e-9)
-
-
-def _of_texts(num_tokens: float, num_sessions: int, text_tokens: float) -> float:
-    """What is left of a round's tokens when a text's lost rounds are spread over all of it."""
-    each = num_tokens / max(1, num_sessions)
-    return num_tokens / (1.0 + _LOST_ROUNDS * each / text_tokens)
 
 
 def _depths(max_depth: int, num_sessions: int) -> list[int]:
@@ -233,10 +248,10 @@ class _Rounds:
         costs: Costs,
         others: Others,
         overhead_ms: Callable[[int], float],
-        text_tokens: float,
+        texts: Texts,
     ) -> None:
         self._forecasts = forecasts
-        self._text_tokens = text_tokens
+        self._texts = texts
         plain_rows = len(forecasts) + others.num_rows
         self._pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
         firsts = [forecast for forecast in forecasts if forecast.survival]
@@ -320,11 +335,12 @@ class _Rounds:
 
     def _rate(self, tokens: float, num_rows: float, round_ms: float) -> float:
         """Tokens per ms of whole texts, less what others lose by our rows."""
-        lost = 0.0
+        rate = self._texts.rate(tokens, len(self._forecasts), round_ms, _LOST_ROUNDS)
         if self._num_others > 0.0:
-            alone_ms = self._pass_ms.at(0)
-            lost = self._num_others * (self._pass_ms.at(num_rows) / max(alone_ms, 1e-9) - 1.0)
-        return (_of_texts(tokens, len(self._forecasts), self._text_tokens) - lost) / round_ms
+            alone_ms = max(self._pass_ms.at(0), 1e-9)
+            lost = self._num_others * (self._pass_ms.at(num_rows) / alone_ms - 1.0)
+            rate -= lost / round_ms
+        return rate
 
     def _min_survival(self, last: float, following: float, num_rows: float, rate: float) -> float:
         """The survival that parts what was admitted from what was not.

@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from models.costs.running_mean import running_mean
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
 from router.planning.joint import JointPlan, best_drafting_plan, plain_plan
-from router.planning.measured import Lateness, Overheads, PlannerStats
+from router.planning.measured import Lateness, Overheads, PlannerStats, TextTimes
 from router.planning.others import OthersEstimate
 from router.planning.round_plan import PLAIN_STEPS, Mode, Promise, RoundPlan
 from router.ports import DrafterTraits
@@ -60,7 +59,6 @@ _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unkno
 _MEASURED_EVERY_MS = 16.0  # of rounds shorter than that a part is measured
 _LEAST_MEASURED = 0.1
 _ODD = 2.0  # times what it was to take, and a round waited for something that a plan has not
-_TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths
 _GOLDEN = 0.618034
 _PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
 
@@ -100,7 +98,7 @@ class ReplicaPlanner:
         self._advantage = 1.0  # of drafting, in times of what plain decoding gives
         self._others = OthersEstimate()
         self._overheads = {mode: Overheads() for mode in Mode}
-        self._text_tokens: float | None = None  # of a text, on average
+        self._texts = TextTimes()
         self._lateness = {mode: Lateness() for mode in Mode}
         self._stretches = Stretches()
         self._shadow = ShadowTurn()
@@ -127,8 +125,7 @@ class ReplicaPlanner:
                 self._begin_stretch(now_s)
         plan = self._plan_in_arm(session, now_s, is_ready=is_ready)
         if self._stretches.is_on:
-            is_waiting = self.is_drafting and plan.num_draft_tokens == 0
-            self._stretches.count_down(is_waiting=is_waiting)
+            self._stretches.count_down(is_waiting=self.is_drafting and not plan.num_draft_tokens)
         return plan
 
     def takes_measure(self, plan: RoundPlan) -> bool:
@@ -167,14 +164,8 @@ class ReplicaPlanner:
         promise = plan.promise
         if plan.mode is None or promise is None:
             return
-        # How many tokens of a draft are accepted, and whether one comes where that is asked for, is
-        # chance, and estimated elsewhere (`acceptance`). A round that was to have a draft and did
-        # not ask for it took as long for less.
         has_draft = plan.num_draft_tokens > 0
-        if plan.is_missed:
-            share = 1.0 / num_tokens
-        else:
-            share = 1.0 if has_draft else promise.num_tokens / num_tokens
+        share = plan.rounds_in(num_tokens)
         if plan.is_typical or not plan.is_stretch:
             promised_ms = promise.round_ms / share
             self._lateness[plan.mode].observe(promised_ms, elapsed_ms, self._clock())
@@ -193,6 +184,13 @@ class ReplicaPlanner:
             self._stats.predicted_ms += promise.round_ms / share
             self._stats.actual_ms += elapsed_ms
 
+    def observe_start(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
+        """Take in a round in which a prompt was read: it takes longer for as many tokens."""
+        promise = plan.promise
+        if plan.mode is not None and promise is not None:
+            usual_ms = num_tokens * promise.round_ms / promise.num_tokens
+            self._texts.observe_start(plan.mode, elapsed_ms - usual_ms)
+
     def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
         if self._shadow.session is session:
@@ -203,7 +201,7 @@ class ReplicaPlanner:
         self.end_shadow(session)
         self.sessions.pop(session, None)
         if num_tokens > 0:
-            self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)
+            self._texts.observe_text(num_tokens)
 
     # --- one session's round -------------------------------------------------------------------
 
@@ -212,7 +210,7 @@ class ReplicaPlanner:
         if self.arm is Mode.PLAIN:
             asked = self._plain_plan(session, now_s, reason, is_ready=is_ready)
             return self._promised(Mode.PLAIN, asked)
-        self.end_shadow(session)  # given up, if it is under way
+        self.end_shadow(session)
         plan = self.plans.get(Mode.DRAFTING)
         if not is_ready or session.limit == 0:
             asked = RoundPlan(0, 1, reason=reason or "no draft to be had")
@@ -306,8 +304,7 @@ class ReplicaPlanner:
             self._plan_for(members, drafters)
             self._choose_mode(now_s)
         self._stats.num_plans += 1
-        planning_s = time.perf_counter() - began_s
-        self._stats.planning_ms += planning_s * 1e3
+        self._stats.planning_ms += (time.perf_counter() - began_s) * 1e3
         # One that was interrupted would else keep the plan it made for a hundred others.
         self._newest_plans_s.append(self._clock() - now_s)
         self._plan_at_s = now_s + median(self._newest_plans_s) / _PLANNING
@@ -316,10 +313,11 @@ class ReplicaPlanner:
         forecasts = [session.forecast() for session in members]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
         overhead_ms = {mode: self._overheads[mode].of(len(members)) for mode in Mode}
-        text_tokens = math.inf if self._text_tokens is None else self._text_tokens
-        plain = plain_plan(len(members), costs, others, overhead_ms[Mode.PLAIN](0), text_tokens)
+        plain = plain_plan(
+            len(members), costs, others, overhead_ms[Mode.PLAIN](0), self._texts.of(Mode.PLAIN)
+        )
         drafting = best_drafting_plan(
-            forecasts, costs, others, overhead_ms[Mode.DRAFTING], text_tokens
+            forecasts, costs, others, overhead_ms[Mode.DRAFTING], self._texts.of(Mode.DRAFTING)
         )
         self.plans = {Mode.PLAIN: plain}
         if drafting is not None:

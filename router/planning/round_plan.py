@@ -61,6 +61,19 @@ class RoundPlan(msgspec.Struct, frozen=True):
     promise: Promise | None = None
     reason: str = ""
 
+    def rounds_in(self, num_tokens: int) -> float:
+        """Promised rounds in the time of a round that brought `num_tokens`.
+
+        How many tokens of a draft are accepted, and whether one comes where it is asked for, is
+        chance, and estimated elsewhere (`acceptance`). A round that was to have a draft and did not
+        ask for it took as long for less.
+        """
+        if self.is_missed:
+            return 1.0 / num_tokens
+        if self.num_draft_tokens > 0 or self.promise is None:
+            return 1.0
+        return self.promise.num_tokens / num_tokens
+
 
 class Misses:
     """Plans in place of those whose draft did not come or was empty.

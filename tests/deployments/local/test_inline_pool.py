@@ -17,7 +17,7 @@ from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.errors import Unavailable
-from models.protocol.messages import EngineReply, EngineRequest, Open, Sampling, Verify
+from models.protocol.messages import EngineReply, EngineRequest, Open, Propose, Sampling, Verify
 from models.protocol.token_sequence import TokenSequence
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
@@ -57,6 +57,7 @@ class Inline:
     service: LocalService
     target: CountingRunner
     draft: CountingRunner
+    services: Services
 
 
 @asynccontextmanager
@@ -80,6 +81,7 @@ async def inline(target_path: str, draft_path: str) -> AsyncIterator[Inline]:
             LocalService(generator, target_engine, draft_engine, None, None),  # type: ignore[arg-type]
             target,
             draft,
+            services,
         )
     finally:
         await device.close()
@@ -120,38 +122,82 @@ async def test_sessions_share_their_passes(tiny_target: str, tiny_draft: str) ->
             assert passes[0] == len(PROMPTS)
 
 
+Lease = LocalLease[EngineRequest, EngineReply]
+
+
+def open_session(lease: Lease, session_id: str, prompt_len: int) -> None:
+    sampling = Sampling(temperature=0.0, seed=1)
+    lease.channel.send(
+        Open(session_id=session_id, epoch=1, sampling=sampling, eos_ids=[], prompt_len=prompt_len)
+    )
+
+
+def verify(session_id: str, prompt: list[int], run_on: int) -> Verify:
+    return Verify(
+        session_id=session_id,
+        epoch=1,
+        seq=1,
+        base_len=0,
+        prefix_hash=TokenSequence(prompt).hash_at(0),
+        tokens=prompt,
+        draft=[],
+        run_on=run_on,
+    )
+
+
+async def test_nobody_is_waited_for_who_waits_for_the_other_engine(
+    tiny_target: str, tiny_draft: str
+) -> None:
+    """A session that drafted beside its plain steps has nothing to say until they are over."""
+    async with inline(tiny_target, tiny_draft) as running:
+        prompt, num_steps = PROMPTS[0], 40
+        services = running.services
+        assert services.draft_pool is not None
+        target, draft = [
+            await pool.lease("one", timeout_s=1.0)
+            for pool in (services.target_pool, services.draft_pool)
+        ]
+        for lease in (target, draft):
+            open_session(lease, "one", len(prompt))  # type: ignore[arg-type]
+        target.channel.send(verify("one", prompt, run_on=num_steps))
+        draft.channel.send(
+            Propose(
+                session_id="one",
+                epoch=1,
+                seq=1,
+                base_len=0,
+                prefix_hash=TokenSequence(prompt).hash_at(0),
+                tokens=prompt,
+                num_draft_tokens=1,
+                deadline_ms=10_000.0,
+            )
+        )
+        await draft.channel.receive()
+        num_turns = 0
+
+        async def count_turns() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count_turns())
+        async with asyncio.timeout(20.0):
+            for _ in range(1 + num_steps):
+                await target.channel.receive()
+        counting.cancel()
+        assert num_turns < 6 * num_steps, "the loop turned for a message that could not come"
+
+
 async def test_who_comes_for_a_place_that_became_free_is_in_the_next_pass(tiny_target: str) -> None:
     """A session ends, and some turns of the event loop later the next one asks."""
     device = InlineDevice()
     runner = CountingRunner(tiny_target)
     pool = device.pool(TargetEngine(runner, NoMaskSource(), 1), epoch=1, max_model_len=256)
 
-    def ask(
-        lease: LocalLease[EngineRequest, EngineReply], session_id: str, prompt: list[int]
-    ) -> None:
-        sampling = Sampling(temperature=0.0, seed=1)
-        lease.channel.send(
-            Open(
-                session_id=session_id,
-                epoch=1,
-                sampling=sampling,
-                eos_ids=[],
-                prompt_len=len(prompt),
-            )
-        )
-        text = TokenSequence(prompt)
-        lease.channel.send(
-            Verify(
-                session_id=session_id,
-                epoch=1,
-                seq=1,
-                base_len=0,
-                prefix_hash=text.hash_at(0),
-                tokens=prompt,
-                draft=[],
-                run_on=5,
-            )
-        )
+    def ask(lease: Lease, session_id: str, prompt: list[int]) -> None:
+        open_session(lease, session_id, len(prompt))
+        lease.channel.send(verify(session_id, prompt, run_on=5))
 
     first, second = [await pool.lease(name, timeout_s=1.0) for name in ("first", "second")]
     ask(second, "second", PROMPTS[1])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadtest.bench.claims import adaptive_claims, best_assisted_k, best_k, claims_of
-from loadtest.bench.loop import SPLIT, LoopRun
+from loadtest.bench.loop import SPLIT, LoopRun, Span, rate_at_full_places
 from loadtest.bench.plot import draw
 from loadtest.bench.record import Record, line_of
 from loadtest.report.interleaved import interleave, median_ratio
@@ -27,6 +27,15 @@ def test_turns_start_with_another_line_each_time() -> None:
 def test_ratios_are_taken_within_a_repeat() -> None:
     # The machine is ten times slower in the second repeat; both lines suffer.
     assert median_ratio([20.0, 200.0, 22.0], [10.0, 100.0, 10.0]) == 2.0
+
+
+def test_what_counts_ends_with_the_first_place_that_stays_empty() -> None:
+    spans = [Span(0.0, 2.0, 20), Span(0.0, 4.0, 20), Span(2.0, 3.0, 20)]
+    assert rate_at_full_places(spans[:1], 1) == 10.0
+    # At 3.0 nobody is left to begin: 20 tokens, 15 of the second, and 20.
+    assert rate_at_full_places(spans, 2) == pytest.approx(55.0 / 3.0)
+    # Three places are full until 2.0, and one request had not begun to count before.
+    assert rate_at_full_places(spans, 3) == pytest.approx((20.0 + 10.0) / 2.0)
 
 
 def loop_run(rate: float, *, length: float = 2.0) -> LoopRun:

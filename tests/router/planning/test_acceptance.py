@@ -87,3 +87,18 @@ def test_each_source_of_drafts_has_a_pool_of_its_own() -> None:
     feed(AcceptanceEstimate(lookup), 0.05, 4, 200)
     assert model.acceptances()[0] == before
     assert lookup.acceptances()[0] < 0.15
+
+
+def test_passes_without_a_draft_are_counted_apart_from_what_became_of_drafts() -> None:
+    pool = AcceptancePool(NGRAM.traits.prior_acceptance["free"])
+    estimate = AcceptanceEstimate(pool)
+    assert estimate.presence == 1.0
+    before = estimate.survival(3)
+    for _ in range(100):
+        estimate.observe_presence(0)  # it had a draft
+        estimate.observe_presence(3)  # the target went on alone for three passes
+    assert estimate.survival(3) == before
+    assert estimate.presence == pytest.approx(0.25, abs=0.08)
+    newcomer = AcceptanceEstimate(pool)
+    assert newcomer.presence == pytest.approx(pool.presence)
+    assert 0.2 < newcomer.presence < 0.5

@@ -13,6 +13,7 @@ from router.planning.joint import (
     DraftForecast,
     JointPlan,
     Others,
+    Texts,
     best_drafting_plan,
     plain_plan,
 )
@@ -205,8 +206,9 @@ def test_short_texts_are_drafted_for_less_deeply() -> None:
     costs = LinearCosts()
     depths, gains = [], []
     for text_tokens in (8.0, 64.0, math.inf):
-        plan = best_drafting_plan([outlook(0.9)] * 4, costs, ALONE, lambda _: 0.0, text_tokens)
-        plain = plain_plan(4, costs, ALONE, 0.0, text_tokens)
+        texts = Texts(text_tokens)
+        plan = best_drafting_plan([outlook(0.9)] * 4, costs, ALONE, lambda _: 0.0, texts)
+        plain = plain_plan(4, costs, ALONE, 0.0, texts)
         assert plan is not None
         assert plan.num_tokens == pytest.approx(4 + sum(map(expected, plan.lengths)))
         depths.append(plan.depth)
@@ -253,3 +255,25 @@ def test_the_example_of_the_docstring() -> None:
     assert rate_together((2, 2), forecasts, costs) == pytest.approx(0.113, abs=5e-4)
     assert rate_together((1, 1), forecasts, costs) == pytest.approx(0.106, abs=5e-4)
     assert plain_plan(2, costs, ALONE, 0.0).tokens_per_ms == pytest.approx(0.080)
+
+
+def test_drafts_that_are_seldom_there_have_rows_as_seldom() -> None:
+    """Four sessions copy in every second pass: a pass has two drafts, and a row costs as such."""
+    steep = LinearCosts(base_ms=10.0, row_ms=2.0, drafting_overhead_ms=0.0)
+    always, often = ([DraftForecast([0.9, 0.8, 0.7], True, share)] * 4 for share in (1.0, 0.5))
+    full, half = (best_drafting_plan(each, steep, ALONE, lambda _: 0.0) for each in (always, often))
+    assert full is not None
+    assert half is not None
+    assert full.num_tokens == pytest.approx(4 + 4 * sum([0.9, 0.8, 0.7][: full.lengths[0]]))
+    assert half.num_tokens == pytest.approx(4 + 2 * sum([0.9, 0.8, 0.7][: half.lengths[0]]))
+    assert half.engine_ms == pytest.approx(10.0 + 2.0 * (4 + 2 * half.lengths[0]))
+    plain = plain_plan(4, steep, ALONE, 0.0)
+    assert plain.tokens_per_ms < half.tokens_per_ms < full.tokens_per_ms
+
+
+def test_one_that_hardly_ever_has_a_draft_promises_hardly_more_than_plain_steps() -> None:
+    costs = LinearCosts(drafting_overhead_ms=0.0, plain_overhead_ms=0.0)
+    seldom = [DraftForecast([0.9, 0.8], is_free=True, presence=0.001)] * 3
+    plan = best_drafting_plan(seldom, costs, ALONE, lambda _: 0.0)
+    assert plan is not None
+    assert plan.tokens_per_ms == pytest.approx(plain_plan(3, costs, ALONE, 0.0).tokens_per_ms, 0.01)

@@ -1,0 +1,114 @@
+"""Passes of the target: its kernel and graphs, how long rows take, what a pass launches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from loadtest.bench.passes import (
+    PassShape,
+    measure_passes,
+    memory_floor_ms,
+    tables_for,
+    timed_pass,
+)
+from loadtest.gpu_day.terms import CONTEXT, MOST_SESSIONS, Terms, open_target
+
+# 1, 6, 48, 192 and 288 rows: a plain step, one verified draft, and 8, 32 and 48 of them at once.
+SHAPES = [PassShape(sessions, rows, CONTEXT) for sessions, rows in ((1, 1), (1, 6))]
+SHAPES += [PassShape(sessions, 6, CONTEXT) for sessions in (8, 32, MOST_SESSIONS)]
+_PROFILED = SHAPES[2]
+_WARM_UPS, _PROFILED_PASSES = 3, 5
+_NUM_NAMED = 12  # kernels that take longest
+
+
+def engine(terms: Terms) -> dict[str, Any]:
+    """What the target comes to at its start: kernel, pages, graphs, memory, the self-test."""
+    began_s = time.perf_counter()
+    runner = open_target(terms, terms.graph_modes[0])
+    found: dict[str, Any] = {
+        "load_s": round(time.perf_counter() - began_s, 1),
+        "attention": runner.attention,
+        "reads_unwritten": runner.backend.reads_unwritten,
+        "batch_invariant": runner.batch_invariant,
+        "weight_gib": _gib(runner.weight_bytes),
+        "kv_bytes_per_token": runner.kv_bytes_per_token,
+    }
+    if terms.is_gpu:
+        found["allocated_gib"] = _gib(torch.cuda.memory_allocated())
+        found["reserved_gib"] = _gib(torch.cuda.memory_reserved())
+    return found
+
+
+def passes(terms: Terms) -> dict[str, Any]:
+    """Times of passes by rows, with graphs and without, next to reading the weights once."""
+    lines, floor_ms = [], 0.0
+    for graphs in terms.graph_modes:
+        runner = open_target(terms, graphs)
+        floor_ms = memory_floor_ms(runner)
+        for each in measure_passes(runner, SHAPES, terms.repeats):
+            of_floor = round(each.pass_ms / floor_ms, 2)
+            lines.append({"graphs": graphs, **_rounded(asdict(each)), "of_floor": of_floor})
+        del runner
+        _free(terms)
+    return {"floor_ms": round(floor_ms, 3), "lines": lines}
+
+
+def launches(terms: Terms) -> dict[str, Any]:
+    """What a pass of eight verified drafts launches and how long the device is busy with it.
+
+    A trace for chrome://tracing is left for each line.
+    """
+    return {"shape": _PROFILED.name, "lines": [_launches(terms, g) for g in terms.graph_modes]}
+
+
+def _launches(terms: Terms, graphs: Any) -> dict[str, Any]:
+    runner = open_target(terms, graphs)
+    tables = tables_for(runner, [_PROFILED])
+    run = timed_pass(runner, _PROFILED, tables)
+    for _ in range(_WARM_UPS):
+        run()
+    activities = [ProfilerActivity.CPU]
+    if terms.is_gpu:
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiled:
+        times_ms = [run() for _ in range(_PROFILED_PASSES)]
+    profiled.export_chrome_trace(str(terms.folder / f"trace-graphs-{graphs}.json"))
+    kind = DeviceType.CUDA if terms.is_gpu else DeviceType.CPU
+    events = [event for event in profiled.key_averages() if event.device_type == kind]
+    events.sort(key=_busy_us, reverse=True)
+    del runner
+    _free(terms)
+    return {
+        "graphs": graphs,
+        "pass_ms": round(sorted(times_ms)[len(times_ms) // 2], 3),
+        "busy_ms": round(sum(map(_busy_us, events)) / 1e3 / _PROFILED_PASSES, 3),
+        "num_launches": round(sum(event.count for event in events) / _PROFILED_PASSES),
+        "longest": [
+            {"name": event.key[:80], "ms": round(_busy_us(event) / 1e3 / _PROFILED_PASSES, 4)}
+            for event in events[:_NUM_NAMED]
+        ],
+    }
+
+
+def _busy_us(event: Any) -> float:
+    is_gpu = event.device_type == DeviceType.CUDA
+    return float(event.self_device_time_total if is_gpu else event.self_cpu_time_total)
+
+
+def _gib(num_bytes: int) -> float:
+    return round(num_bytes / 2**30, 3)
+
+
+def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in values.items()}
+
+
+def _free(terms: Terms) -> None:
+    if terms.is_gpu:
+        torch.cuda.empty_cache()

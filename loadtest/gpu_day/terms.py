@@ -1,0 +1,92 @@
+"""What all parts are told, and the engines that they open."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from deployments.config.schema import ModelConfig
+from models.engine.runner import ModelRunner
+
+EngineName = Literal["target", "draft"]
+
+CONTEXT = 300  # tokens before the rows of a pass
+MAX_MODEL_LEN = 1024
+MOST_SESSIONS = 48
+_SESSION_TOKENS = 512  # context and rows, in whole blocks of any size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a part is to look at.
+
+    Attributes:
+        pair: folder with `target` and `draft`.
+        device: torch device of the first card: cuda, or cpu for a try without one.
+        repeats: turns of each line of a measurement.
+        folder: where a part may leave further files.
+    """
+
+    pair: Path
+    device: str
+    repeats: int
+    folder: Path
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether there is a GPU to look at, or stand-ins are."""
+        return torch.device(self.device).type == "cuda"
+
+    @property
+    def graph_modes(self) -> tuple[Literal["auto", "off", "eager"], ...]:
+        """With graphs and without; a CPU records none, and calls again what would be replayed."""
+        return ("auto", "off") if self.is_gpu else ("eager", "off")
+
+    def card(self, index: int) -> str:
+        """The device of the card with that number; a CPU is all cards."""
+        return f"cuda:{index}" if self.is_gpu else self.device
+
+    def num_cards(self) -> int:
+        """How many there are."""
+        return torch.cuda.device_count() if self.is_gpu else 2
+
+    def to_json(self) -> str:
+        """For the process of a part."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Terms:
+        """What `to_json` gave."""
+        values = json.loads(text)
+        for name in ("pair", "folder"):
+            values[name] = Path(values[name])
+        return cls(**values)
+
+
+def engine_config(
+    terms: Terms,
+    name: EngineName,
+    *,
+    graphs: Literal["auto", "off", "eager"] = "auto",
+    card: int = 0,
+) -> ModelConfig:
+    """The config of one of the pair, with a paged kernel and room for MOST_SESSIONS."""
+    return ModelConfig(
+        model_path=str((terms.pair / name).resolve()),
+        device=terms.card(card),
+        max_model_len=MAX_MODEL_LEN,
+        kv_cache_tokens=MOST_SESSIONS * _SESSION_TOKENS,
+        max_num_batched_tokens=MAX_MODEL_LEN,
+        attention="varlen",
+        graphs=graphs,
+        enable_prefix_caching=False,  # runs repeat their prompts
+    )
+
+
+def open_target(terms: Terms, graphs: Literal["auto", "off", "eager"] = "auto") -> ModelRunner:
+    """The target in this process."""
+    return ModelRunner(engine_config(terms, "target", graphs=graphs))

@@ -1,0 +1,142 @@
+"""The first hour on a GPU, tried on a CPU against stand-ins, and parts that fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from loadtest.gpu_day.__main__ import _found, main
+from loadtest.gpu_day.parts import PARTS, Part
+from loadtest.gpu_day.report import report
+from loadtest.gpu_day.suite import outcome_of
+from loadtest.gpu_day.terms import Terms
+
+TRY = "--device cpu --pair tiny --repeats 1"
+
+
+def hour(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    status = main([*TRY.split(), *words, "--output", str(folder)])
+    record = json.loads((folder / "record.json").read_text())
+    return status, record["parts"], (folder / "report.md").read_text()
+
+
+def test_parts_that_need_one_process_are_measured_and_told(tmp_path: Path) -> None:
+    names = ("cards", "engine", "passes", "launches", "draws")
+    status, parts, page = hour(tmp_path, "--parts", *names)
+    assert status == 0, page
+    assert list(parts) == list(names)
+    engine = parts["engine"]["answer"]
+    assert "graphs" in engine["attention"]
+    assert isinstance(engine["batch_invariant"], bool)
+    passes = parts["passes"]["answer"]["lines"]
+    rows = [1, 6, 48, 192, 288]
+    assert [(p["graphs"], p["num_rows"]) for p in passes] == [
+        (graphs, count) for graphs in ("eager", "off") for count in rows
+    ]
+    assert all(line["products_ms"] > 0 for line in passes)
+    launched = parts["launches"]["answer"]["lines"]
+    assert all(line["num_launches"] > 10 and line["busy_ms"] > 0 for line in launched)
+    assert all((tmp_path / f"trace-graphs-{graphs}.json").is_file() for graphs in ("eager", "off"))
+    draws = parts["draws"]["answer"]["lines"]
+    operations = {line["terms"]: line["num_operations"] for line in draws if line["rows"] == 48}
+    assert operations["greedy"] < operations["temperature"] < operations["top_p"]
+    for name in names:
+        assert f"## {name}: {PARTS[name].question}?" in page
+    assert "a single row takes" in page
+
+
+def test_a_part_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+    pair = tmp_path / "pair"
+    for name in ("target", "draft"):
+        (pair / name).mkdir(parents=True)
+        (pair / name / "config.json").write_text('{"vocab_size": 300}')
+    words = ["--pair", str(pair), "--parts", "engine", "draws"]
+    status, parts, page = hour(tmp_path / "out", *words)
+    assert status == 1
+    assert parts["engine"]["status"] == "failed"
+    assert "exit status 1" in parts["engine"]["why"]
+    assert parts["draws"]["status"] == "done"
+    assert "**failed**" in page
+
+
+def test_a_part_has_a_limit_and_leaves_no_process(tmp_path: Path) -> None:
+    status, parts, _ = hour(tmp_path, "--parts", "cards", "--limit-scale", "1e-4")
+    assert status == 1
+    assert parts["cards"]["status"] == "timed out"
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert str(tmp_path / "cards.json") not in listed.stdout
+
+
+def test_a_part_without_its_cards_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    terms = Terms(pair=tmp_path, device="cpu", repeats=1, folder=tmp_path)
+    found = _found("cards", Part("how", lambda terms: {}, 10.0, num_cards=9), terms, 1.0)
+    assert found == {
+        "status": "skipped",
+        "why": "it needs 9 cards, there are 2",
+        "elapsed_s": 0.0,
+    }
+    record = {"machine": {"date": "today"}, "command": "c", "parts": {"cards": found}}
+    assert "**skipped**: it needs 9 cards" in report(record)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--device", "cpu", "--pair", "big"], "--pair must be one of llama-8b"),
+        (["--device", "cpu", "--parts", "all"], "invalid choice: 'all'"),
+    ],
+)
+def test_bad_words_are_refused_by_name(
+    words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--output", str(tmp_path)])
+    assert ended.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_what_pytest_reports_is_counted() -> None:
+    report_of_tests = ElementTree.fromstring(
+        "<testsuites><testsuite>"
+        '<testcase classname="a" name="passes"/>'
+        '<testcase classname="a" name="fails"><failure message="two is not one">x</failure>'
+        "</testcase>"
+        '<testcase classname="b" name="breaks"><error message="no device"/></testcase>'
+        '<testcase classname="b" name="skips"><skipped message="why"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    assert outcome_of(report_of_tests) == {
+        "num_passed": 1,
+        "num_failed": 2,
+        "num_skipped": 1,
+        "failed": [
+            {"test": "a::fails", "why": "two is not one"},
+            {"test": "b::breaks", "why": "no device"},
+        ],
+    }
+
+
+@pytest.mark.slow
+def test_draft_and_target_are_served_side_by_side(tmp_path: Path) -> None:
+    status, parts, page = hour(tmp_path, "--parts", "one-card", "tests")
+    assert status == 0, page
+    lines = parts["one-card"]["answer"]["lines"]
+    assert {line["batch"] for line in lines} == {1, 8}
+    assert {line["way"] for line in lines} == {"k=0", "k=3", "k=5", "adaptive"}
+    assert all(0.1 < line["acceptance"] < 1.0 for line in lines if line["way"] == "k=3")
+    tests = parts["tests"]["answer"]
+    assert tests["num_failed"] == 0
+    assert tests["num_skipped"] > 0
+    assert "of plain decoding" in page
+
+
+def test_the_command_names_its_options() -> None:
+    words = [sys.executable, "-m", "loadtest.gpu_day", "--help"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert all(option in said for option in ("--pair", "--device", "--parts", "--limit-scale"))
