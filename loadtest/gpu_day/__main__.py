@@ -1,6 +1,9 @@
-"""Look at a GPU for the first time, all that the project has to ask, and write one report.
+"""Ask a GPU all that no machine without one can say, and write one report: its first hour.
 
 python -m loadtest.gpu_day --output gpu-day
+
+Each part runs in a process of its own with a limit, so that one that fails, hangs or brings the
+device down leaves the others alone. On a CPU the same parts run against stand-ins.
 """
 
 from __future__ import annotations

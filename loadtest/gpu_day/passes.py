@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from loadtest.bench.passes import (
@@ -79,8 +78,8 @@ def _launches(terms: Terms, graphs: Any) -> dict[str, Any]:
     with profile(activities=activities) as profiled:
         times_ms = [run() for _ in range(_PROFILED_PASSES)]
     profiled.export_chrome_trace(str(terms.folder / f"trace-graphs-{graphs}.json"))
-    kind = DeviceType.CUDA if terms.is_gpu else DeviceType.CPU
-    events = [event for event in profiled.key_averages() if event.device_type == kind]
+    kind = "CUDA" if terms.is_gpu else "CPU"
+    events = [event for event in profiled.key_averages() if event.device_type.name == kind]
     events.sort(key=_busy_us, reverse=True)
     del runner
     _free(terms)
@@ -97,7 +96,7 @@ def _launches(terms: Terms, graphs: Any) -> dict[str, Any]:
 
 
 def _busy_us(event: Any) -> float:
-    is_gpu = event.device_type == DeviceType.CUDA
+    is_gpu = event.device_type.name == "CUDA"
     return float(event.self_device_time_total if is_gpu else event.self_cpu_time_total)
 
 

@@ -5,8 +5,8 @@ products. Query, key and value share one product; gate and up share another, whi
 a residual is added inside the product before it. Everything stays independent of the other rows of
 a pass, and nothing of a pass goes back to Python between its first layer and its last.
 
-A model is taken apart by the names its layers have in transformers, so only the types in
-`_FAMILY` are. Knows nothing of sessions; `models/cpu/backend.py` calls it in place of the model.
+A model is taken apart by the names its layers have in transformers (`models/layers/family.py`).
+Knows nothing of sessions; `models/cpu/backend.py` calls it in place of the model.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ from models.cpu.ops import (
 )
 from models.cpu.product import Epilogue, KernelLinear
 from models.cpu.program import Program
+from models.layers.family import forget_linears, joined_weight, like_of, rotary_tables
 from models.layers.linear import MakeLinear
-
-# Layers of these types differ in biases, windows, and query and key norms only.
-_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 _MAX_KEPT_ROWS = 64  # buffers of larger passes, where they count for little, are not kept
 # Numbers of a pass's products from which on threads share it: less is done sooner by one.
@@ -123,7 +121,7 @@ class FusedDecoder:
         inner: Any = model.model
         self._embedding = inner.embed_tokens
         self._final_norm = _norm(inner.norm)
-        self._tables = _rotary_tables(inner.rotary_emb, num_positions, model.dtype)
+        self._tables = rotary_tables(inner.rotary_emb, num_positions, like_of(model))
         head: Any = model.get_output_embeddings()
         self._head = make_linear(head.weight, head.bias)
         model.set_output_embeddings(nn.Identity())
@@ -218,33 +216,6 @@ def _num_numbers(product: KernelLinear) -> int:
     return product.in_features * product.out_features
 
 
-def can_fuse(model: PreTrainedModel) -> bool:
-    """Whether the model is of a type whose layers this module knows."""
-    config: Any = model.config
-    is_known = config.model_type in _FAMILY and type(model).__name__.endswith("ForCausalLM")
-    # Kernels go by the type of the storage: layers that keep float32 norms are left alone.
-    has_one_type = len({parameter.dtype for parameter in model.parameters()}) == 1
-    if not is_known or config.hidden_act != "silu" or not has_one_type:
-        return False
-    inner: Any = model.model
-    # A head that is rotated in part only is left to the model itself.
-    cos, _ = _rotary_tables(inner.rotary_emb, 1, model.dtype)
-    return bool(cos.shape[1] == inner.layers[0].self_attn.head_dim)
-
-
-def _rotary_tables(rotary: Any, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine of all positions, [num_positions, D].
-
-    transformers adds rotate_half(x) * sin, where rotate_half swaps the halves and negates the
-    first; here the halves are swapped and the sine of the first half is negative.
-    """
-    like = torch.empty(1, 1, 1, dtype=dtype)
-    cos, sin = rotary(like, position_ids=torch.arange(num_positions).unsqueeze(0))
-    cos, sin = cos[0].contiguous(), sin[0].contiguous().clone()
-    sin[:, : sin.shape[1] // 2].neg_()
-    return cos, sin
-
-
 def _norm(module: Any) -> _Norm:
     return _Norm(module.weight.detach(), module.variance_epsilon)
 
@@ -266,9 +237,7 @@ def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Lay
         gate_up=_joined(partial(make_linear, is_gated=True), mlp.gate_proj, mlp.up_proj),
         down=_joined(make_linear, mlp.down_proj),
     )
-    for module in (attention, mlp):
-        for name in [n for n, child in module.named_children() if isinstance(child, nn.Linear)]:
-            delattr(module, name)
+    forget_linears(attention, mlp)
     return fused
 
 
@@ -283,15 +252,5 @@ def _head_norms(attention: Any) -> HeadNorms | None:
 
 def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> KernelLinear:
     """One product for linear layers of the same input."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    biases = [linear.bias for linear in linears]
-    joined: KernelLinear
-    if all(bias is None for bias in biases):
-        joined = make_linear(weight, None)
-        return joined
-    zeros = [torch.zeros(linear.out_features, dtype=weight.dtype) for linear in linears]
-    parts = [
-        zero if bias is None else bias.detach() for bias, zero in zip(biases, zeros, strict=True)
-    ]
-    joined = make_linear(weight, torch.cat(parts))
+    joined: KernelLinear = make_linear(*joined_weight(*linears))
     return joined

@@ -17,6 +17,7 @@ from models.attention.backend import AttentionBackend, ModelForward, Transformer
 from models.config import EngineConfig
 from models.kv.storage import KVSizes
 from models.layers.experts import make_experts_rowwise
+from models.layers.family import can_take_apart
 from models.layers.linear import MakeLinear, PackedLinear, can_pack, make_rowwise
 from models.layers.quantization import Int8Linear, Quantizer, refuse_unquantizable
 from models.parallel.layers import num_local_bytes
@@ -60,7 +61,7 @@ def pack(
         is_shared: ranks share it, and this is one's part: its layers are not taken apart.
     """
     weight_bytes = num_local_bytes(model)
-    make_linear = _linear_maker(model, config)
+    make_linear = linear_maker(model, config)
     if make_linear is None:
         return PackedModel(TransformersForward(model), weight_bytes)
     forward = _fuse(model, config, make_linear) if has_kernels and not is_shared else None
@@ -74,7 +75,7 @@ def pack(
     return PackedModel(forward, weight_bytes)
 
 
-def _linear_maker(model: PreTrainedModel, config: EngineConfig) -> MakeLinear | None:
+def linear_maker(model: PreTrainedModel, config: EngineConfig) -> MakeLinear | None:
     """What makes a linear layer of a weight and its bias; None: they stay as they are.
 
     Raises:
@@ -98,9 +99,9 @@ def _fuse(
 ) -> ModelForward | None:
     """The model taken apart; None where its layers are not known."""
     from models.cpu.backend import FusedForward
-    from models.cpu.fused_decoder import FusedDecoder, can_fuse
+    from models.cpu.fused_decoder import FusedDecoder
 
-    if not can_fuse(model):
+    if not can_take_apart(model):
         return None
     threads = torch.get_num_threads()
     return FusedForward(FusedDecoder(model, config.max_model_len, threads, make_linear))

@@ -13,8 +13,11 @@ from models.checkpoint.loader import Checkpoint
 from models.config import EngineConfig
 from models.cpu import setup as cpu
 from models.gpu import setup as gpu
+from models.gpu.decoder import MergedDecoder
 from models.gpu.kernel import VarlenKernel
 from models.kv.storage import KVSizes, KVStorage
+from models.layers.family import can_take_apart
+from models.parallel.layers import num_local_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,11 @@ def lay_out(
         is_shared: whether other ranks hold parts of the model.
     """
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
-    packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
+    packed = None
+    if kernel is not None and not is_shared:
+        packed = _merged(checkpoint, config)
+    if packed is None:
+        packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
     forward, windows = packed.forward, checkpoint.windows
 
     def backend(num_blocks: int) -> AttentionBackend:
@@ -55,6 +62,16 @@ def lay_out(
         return GatherBackend(forward, KVStorage(sizes), num_groups, windows)
 
     return LaidOut(packed, backend)
+
+
+def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | None:
+    """A model around a paged kernel in few operations; None where its layers are not known."""
+    model = checkpoint.model
+    if config.quantization is not None or not can_take_apart(model):
+        return None
+    weight_bytes = num_local_bytes(model)
+    decoder = MergedDecoder(model, config.max_model_len, cpu.linear_maker(model, config))
+    return cpu.PackedModel(decoder, weight_bytes)
 
 
 def _kv_sizes(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVSizes:

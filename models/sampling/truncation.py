@@ -2,13 +2,13 @@
 
 Cuts are by value, so tokens of equal score stay or go together, and weights are added as 64-bit
 integers, whose sum does not depend on the order in which a device adds them. A CPU sorts the most
-likely tokens and looks whether they were enough. A GPU must not wait for such a look: there the
-cut is found by bisection over the bit patterns of float32, 32 counts and 32 sums, exactly.
+likely tokens and looks whether they were enough. A GPU must not wait for such a look: there whole
+rows are sorted, some at a time because a sort needs several times their memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from models.protocol.messages import Sampling
 # Probabilities are added in fixed point: the largest weight, 2^22 of which still fit in int64.
 WEIGHT_ONE = float(1 << 40)
 _FIRST_CANDIDATES = 256  # top-p of usual text needs fewer; rows that need more are done again
-_SIGN_FLIP = 0x7FFFFFFF
+_SORTED_AT_ONCE = 32  # rows: of 152,000 scores each they take some 300 MB while they are sorted
 
 
 def truncates(sampling: Sampling, vocab_size: int) -> bool:
@@ -37,7 +37,7 @@ def truncate(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     top_ps = [sampling.top_p for sampling in samplings]
     top_p = to_device(top_ps, scores.device, torch.float64)[:, None]
     if scores.device.type != "cpu":
-        return scores.masked_fill(scores < bisected_cut(scores, top_k, top_p), -torch.inf)
+        return scores.masked_fill(scores < whole_cut(scores, top_k, top_p), -torch.inf)
     wanted_k = max((s.top_k for s in samplings if s.top_k < vocab_size), default=0)
     num_candidates = min(vocab_size, max(_FIRST_CANDIDATES, wanted_k))
     cut, is_known = sorted_cut(scores, top_k, top_p, num_candidates)
@@ -59,7 +59,10 @@ def sorted_cut(
     Top-p keeps the smallest set of the largest scores whose weight reaches top_p of what min-p and
     top-k left: a token stays if the weight before it is below that.
     """
-    values = torch.topk(scores, num_candidates, dim=1).values  # falling
+    if num_candidates == scores.shape[1]:
+        values = scores.sort(dim=1, descending=True).values
+    else:
+        values = torch.topk(scores, num_candidates, dim=1).values  # falling
     last = (top_k - 1).clamp(max=num_candidates - 1)
     kth_value = torch.where(top_k <= num_candidates, values.gather(1, last), -torch.inf)
     top = values[:, :1]
@@ -74,59 +77,15 @@ def sorted_cut(
     return torch.maximum(kth_value, nucleus_value), is_known
 
 
-def bisected_cut(
-    scores: Tensor,  # [R, V] float32
+def whole_cut(
+    scores: Tensor,  # [R, V]
     top_k: Tensor,  # [R, 1] int64, V where off
     top_p: Tensor,  # [R, 1] float64, 1 where off
 ) -> Tensor:
     """The lowest score that stays, [R, 1], without a look at any value on the host."""
-    keys = _order_keys(scores)
-    top = scores.amax(dim=1, keepdim=True)
-    lowest = _order_keys(torch.full_like(top, -torch.inf))
-    highest = _order_keys(top)
-
-    def holds_k(key: Tensor) -> Tensor:
-        return (keys >= key).sum(dim=1, keepdim=True) >= top_k
-
-    kth_key = _last_true(holds_k, lowest, highest)
-    weights = _weights(scores, top, _value_of(kth_key))
-    limit = top_p * weights.sum(dim=1, keepdim=True).to(torch.float64)
-
-    def lies_behind(key: Tensor) -> Tensor:
-        """Whether the weight above the key, itself not counted, reaches the limit already."""
-        above = weights.masked_fill(keys <= key, 0).sum(dim=1, keepdim=True)
-        return above.to(torch.float64) >= limit
-
-    # The nucleus begins one key above the last one that lies after it, if any does.
-    before = _last_true(lies_behind, lowest - 1, highest - 1)
-    nucleus_key = torch.where(top_p < 1, before + 1, lowest)
-    cut = _value_of(torch.maximum(kth_key, nucleus_key))
-    return torch.where(top == -torch.inf, top, cut)
-
-
-def _last_true(holds: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
-    """The largest key in [low, high] of each row that holds, where all below it hold as well.
-
-    `low` is taken to hold unseen.
-    """
-    for _ in range(32):
-        middle = low + ((high - low + 1) >> 1)
-        is_held = holds(middle)
-        low = torch.where(is_held, middle, low)
-        high = torch.where(is_held, high, middle - 1)
-    return low
-
-
-def _order_keys(values: Tensor) -> Tensor:
-    """int64 that are ordered as the float32 values are; 0 and -0 are one."""
-    bits = (values + 0.0).view(torch.int32)
-    return (bits ^ ((bits >> 31) & _SIGN_FLIP)).to(torch.int64)
-
-
-def _value_of(keys: Tensor) -> Tensor:
-    """The float32 values of `_order_keys`."""
-    bits = keys.to(torch.int32)
-    return (bits ^ ((bits >> 31) & _SIGN_FLIP)).view(torch.float32)
+    vocab_size = scores.shape[1]
+    parts = zip(*(each.split(_SORTED_AT_ONCE) for each in (scores, top_k, top_p)), strict=True)
+    return torch.cat([sorted_cut(rows, ks, ps, vocab_size)[0] for rows, ks, ps in parts])
 
 
 def _weights(scores: Tensor, top: Tensor, lowest: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 import torch
@@ -13,10 +15,11 @@ from models.protocol.messages import Proposal, Sampling, Verdict
 from models.sampling.draft_probs import NUM_PAIRS, _top_ids, _top_ids_unseen
 from models.sampling.logits import process_logits
 from models.sampling.penalties import RowCounts, TokenHistory
-from models.sampling.truncation import bisected_cut, sorted_cut
+from models.sampling.truncation import WEIGHT_ONE, whole_cut
 from models.sampling.verification import draw_ids
 from tests.cases.messages import opening, proposing, verifying
 from tests.fakes.engines import EPOCH, drain, make_runner, random_prompt, reference_greedy
+from tests.harness.counted_operations import CountedOperations
 from tests.harness.sync_watch import SyncWatch
 
 VOCAB_SIZE = 500
@@ -87,27 +90,62 @@ def random_scores(seed: int, num_rows: int = 12) -> torch.Tensor:
     return scores
 
 
+def reference_cut(row: list[float], top_k: int, top_p: float) -> float:
+    """By the words of `sorted_cut`, one token at a time."""
+    values = sorted(row, reverse=True)
+    kth = values[top_k - 1] if top_k < len(values) else -math.inf
+    if top_p == 1.0:
+        return kth
+    weights = torch.exp(torch.tensor(values) - values[0]).double() * WEIGHT_ONE
+    kept = [int(w) if value >= kth else 0 for w, value in zip(weights, values, strict=True)]
+    before, lowest = 0, values[0]
+    for value, weight in zip(values, kept, strict=True):
+        if float(before) >= top_p * float(sum(kept)):
+            break
+        before, lowest = before + weight, value
+    return max(kth, lowest)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("top_k", "top_p"),
     [(VOCAB_SIZE, 0.9), (1, 1.0), (40, 1.0), (40, 0.8), (499, 0.999), (VOCAB_SIZE, 0.05)],
 )
-def test_bisection_cuts_where_sorting_does(seed: int, top_k: int, top_p: float):
-    scores = random_scores(seed)
+def test_whole_rows_are_cut_where_the_definition_cuts_them(seed: int, top_k: int, top_p: float):
+    scores = random_scores(seed, num_rows=40)  # more than are sorted at once
     num_rows = len(scores)
     ks = torch.full((num_rows, 1), top_k)
     ps = torch.full((num_rows, 1), top_p, dtype=torch.float64)
     ks[7], ps[7] = VOCAB_SIZE, 1.0  # a row with nothing to cut
-    cut, _ = sorted_cut(scores, ks, ps, VOCAB_SIZE)
-    bisected = bisected_cut(scores, ks, ps)
-    assert torch.equal(scores < bisected, scores < cut)
-    assert not bool((scores[7] < bisected[7]).any())
+    cut = whole_cut(scores, ks, ps)
+    for index, row in enumerate(scores.tolist()):
+        expected = reference_cut(row, int(ks[index]), float(ps[index]))
+        stays = scores[index] >= cut[index]
+        assert torch.equal(stays, scores[index] >= expected), index
+    assert bool((scores[7] >= cut[7]).all())
 
 
 def test_a_row_of_nothing_allowed_is_left_alone():
     scores = torch.full((1, VOCAB_SIZE), -torch.inf)
-    cut = bisected_cut(scores, torch.tensor([[5]]), torch.tensor([[0.5]], dtype=torch.float64))
+    cut = whole_cut(scores, torch.tensor([[5]]), torch.tensor([[0.5]], dtype=torch.float64))
     assert not bool((scores < cut).any())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "most"),
+    [
+        (Sampling(temperature=0), 1),
+        (Sampling(temperature=0.8, seed=1), 45),
+        (Sampling(temperature=0.8, top_p=0.9, seed=1), 85),
+        (Sampling(temperature=0.8, top_k=50, top_p=0.9, seed=1), 85),
+    ],
+)
+def test_a_draw_launches_so_many_operations_at_most(sampling: Sampling, most: int):
+    """Counted where a GPU's branches are taken; top-p took 782 while it was found by bisection."""
+    logits = torch.empty(6, VOCAB_SIZE, device="meta")
+    with CountedOperations() as counted:
+        draw_ids(process_logits(logits, [sampling] * 6, [None] * 6), [sampling] * 6, range(6))
+    assert counted.count <= most, counted.count
 
 
 def test_the_ids_of_a_draft_row_need_no_look_either():

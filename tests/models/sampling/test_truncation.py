@@ -25,7 +25,7 @@ KINDS = {
 
 
 class Sorted(TorchDispatchMode):
-    """Notes (rows, candidates) of every `topk`."""
+    """Notes (rows, candidates) of every `topk`, and of every whole sort."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,6 +36,8 @@ class Sorted(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten.topk.default:
             self.sizes.append((args[0].shape[0], args[1]))
+        if func is torch.ops.aten.sort.default:
+            self.sizes.append((args[0].shape[0], args[0].shape[1]))
         return func(*args, **(kwargs or {}))
 
 

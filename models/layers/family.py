@@ -1,0 +1,68 @@
+"""The Llama family, by the names that its parts have in transformers.
+
+What back-ends share that take a model apart and compute its layers themselves: `cpu/fused_decoder`
+as compiled kernels, `gpu/decoder` as fewer and larger operations of torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+# Layers of these types differ in biases, windows, and query and key norms only.
+_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+def can_take_apart(model: PreTrainedModel) -> bool:
+    """Whether the model is of a type whose layers are known."""
+    config: Any = model.config
+    is_known = config.model_type in _FAMILY and type(model).__name__.endswith("ForCausalLM")
+    # Kernels go by the type of the storage: layers that keep float32 norms are left alone.
+    has_one_type = len({parameter.dtype for parameter in model.parameters()}) == 1
+    if not is_known or config.hidden_act != "silu" or not has_one_type:
+        return False
+    inner: Any = model.model
+    # A head that is rotated in part only is left to the model itself.
+    cos, _ = rotary_tables(inner.rotary_emb, 1, like_of(model))
+    return bool(cos.shape[1] == inner.layers[0].self_attn.head_dim)
+
+
+def like_of(model: PreTrainedModel) -> Tensor:
+    """A tensor of the model's type and device, as its rotary embedding is asked with."""
+    return torch.empty(1, 1, 1, dtype=model.dtype, device=model.device)
+
+
+def rotary_tables(rotary: Any, num_positions: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine of all positions, [num_positions, D].
+
+    transformers adds rotate_half(x) * sin, where rotate_half swaps the halves and negates the
+    first; here the halves are swapped and the sine of the first half is negative.
+    """
+    positions = torch.arange(num_positions, device=like.device)
+    cos, sin = rotary(like, position_ids=positions.unsqueeze(0))
+    cos, sin = cos[0].contiguous(), sin[0].contiguous().clone()
+    sin[:, : sin.shape[1] // 2].neg_()
+    return cos, sin
+
+
+def joined_weight(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one product for linear layers of the same input."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases = [linear.bias for linear in linears]
+    if all(bias is None for bias in biases):
+        return weight, None
+    parts = [
+        weight.new_zeros(linear.out_features) if bias is None else bias.detach()
+        for bias, linear in zip(biases, linears, strict=True)
+    ]
+    return weight, torch.cat(parts)
+
+
+def forget_linears(*modules: nn.Module) -> None:
+    """Free the linear layers of these, whose weights are elsewhere now."""
+    for module in modules:
+        for name in [n for n, child in module.named_children() if isinstance(child, nn.Linear)]:
+            delattr(module, name)

@@ -1,0 +1,122 @@
+"""The Llama family around a paged kernel: transformers' logits in a third of the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from models.attention.backend import ModelForward, TransformersForward
+from models.attention.interface import ATTENTION_NAME
+from models.config import EngineConfig
+from models.engine.runner import ModelRunner
+from models.gpu.decoder import MergedDecoder
+from models.gpu.indices import PassTensors
+from models.gpu.kernel import VarlenKernel, VarlenPass
+from models.kv.pages import PageStorage
+from models.kv.storage import KVSizes
+from tests.cases.architectures import CONFIGS as ARCHITECTURES
+from tests.cases.llama_family import CONFIGS, SIZES, chunked_logits, transformers_logits, write
+from tests.harness.counted_operations import CountedOperations
+
+META = torch.device("meta")
+NUM_ROWS, BLOCK_SIZE = 6, 64
+
+
+def paged_runner(folder: Path, **changes: Any) -> ModelRunner:
+    sizes = {"max_model_len": 256, "kv_cache_tokens": 1024, "block_size": 16, "num_threads": 1}
+    fields = {"dtype": "float32", "attention": "varlen", "graphs": "eager"} | sizes | changes
+    return ModelRunner(EngineConfig(model_path=str(folder), **fields))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    write(CONFIGS[name], tmp_path)
+    loaded = paged_runner(tmp_path)
+    assert isinstance(loaded.layers, MergedDecoder)
+    expected = transformers_logits(tmp_path)
+    torch.testing.assert_close(chunked_logits(loaded), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "qwen3"])
+def test_with_torchs_own_products_as_well(name: str, tmp_path: Path) -> None:
+    """As on a GPU, where a product adds the residual."""
+    write(CONFIGS[name], tmp_path)
+    loaded = paged_runner(tmp_path, graphs="off")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    loaded.backend._forward = MergedDecoder(model, 256)  # type: ignore[attr-defined]
+    expected = transformers_logits(tmp_path)
+    torch.testing.assert_close(chunked_logits(loaded), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_other_families_keep_their_own_layers(tmp_path: Path) -> None:
+    write(ARCHITECTURES["olmo2"], tmp_path)
+    assert isinstance(paged_runner(tmp_path).layers, TransformersForward)
+
+
+def test_the_plain_layers_are_given_up(tmp_path: Path) -> None:
+    write(CONFIGS["llama"], tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    whole = sum(p.numel() for p in model.model.layers.parameters())
+    decoder = MergedDecoder(model, 256)
+    left = sum(p.numel() for p in model.model.layers.parameters())
+    assert left == 3 * 2 * 64  # the norms
+    held = sum(p.numel() for product in decoder.products()[:-1] for p in product.parameters())
+    assert held == whole - left
+
+
+def attends(query: torch.Tensor, *others: Any, **terms: Any) -> torch.Tensor:
+    """In place of a paged kernel, which is one launch as well."""
+    return torch.empty_like(query)
+
+
+def num_operations(forward: ModelForward, config: Any) -> int:
+    """Of a pass of six rows of one session, on a device that computes nothing."""
+    storage = PageStorage(
+        KVSizes(
+            num_layers=config.num_hidden_layers,
+            num_blocks=4,
+            block_size=BLOCK_SIZE,
+            num_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            dtype=torch.bfloat16,
+            device=META,
+        )
+    )
+    rows = torch.empty(NUM_ROWS, dtype=torch.int64, device=META)
+    ints = torch.empty(2, dtype=torch.int32, device=META)
+    tensors = PassTensors(rows, rows, rows, ints, ints, ints[:1], ints[None])
+    kernel = VarlenKernel(attends, None, False, "counted")
+    windows = (None,) * config.num_hidden_layers
+    paged = VarlenPass(storage, kernel, tensors, NUM_ROWS, BLOCK_SIZE, windows)
+    with torch.inference_mode(), CountedOperations() as counted:
+        forward(rows, rows, paged, None)
+    return counted.count
+
+
+def operations_of_a_layer(kind: Callable[..., PreTrainedConfig], *, is_merged: bool) -> int:
+    """What a pass has more of with two layers more."""
+    counts = []
+    for num_layers in (2, 4):
+        config = kind(**SIZES | {"num_hidden_layers": num_layers}, head_dim=16)
+        with META:
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
+            )
+        model.requires_grad_(requires_grad=False)
+        forward = MergedDecoder(model, 256) if is_merged else TransformersForward(model)
+        counts.append(num_operations(forward, config))
+    return (counts[1] - counts[0]) // 2
+
+
+@pytest.mark.parametrize(("kind", "most"), [(LlamaConfig, 14), (Qwen3Config, 16)])
+def test_a_layer_asks_for_so_many_operations(
+    kind: Callable[..., PreTrainedConfig], most: int
+) -> None:
+    merged = operations_of_a_layer(kind, is_merged=True)
+    assert merged <= most
+    assert operations_of_a_layer(kind, is_merged=False) > 2.2 * merged
