@@ -165,6 +165,8 @@ def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Lay
         down=make_linear(*joined_weight(mlp.down_proj)),
     )
     forget_linears(attention, mlp)
+    if layer.input_layernorm.weight.is_cuda:
+        torch.cuda.empty_cache()  # joined weights fit in no place that the parts leave
     return merged
 
 
