@@ -135,11 +135,9 @@ class RoundWatch:
     def end_round(self) -> None:
         """The next round is to be planned, or there is none: what did this one bring?"""
         asked, self._asked = self._asked, None
-        if asked is not None:
+        if asked is not None and not self._is_prefill:
             elapsed_ms = (time.perf_counter() - asked.planned_at) * 1e3 - self._emit_ms
-            planner = self.planner
-            observe = planner.observe_start if self._is_prefill else planner.observe_round
-            observe(asked.plan, self._num_tokens, elapsed_ms)
+            self.planner.observe_round(asked.plan, self._num_tokens, elapsed_ms)
         self._num_tokens, self._emit_ms = 0, 0.0
 
     def _observe_pass(self, verdict: Verdict) -> None:

@@ -249,11 +249,6 @@ class PlannedSession:
         if plan.is_typical:
             self._planner.gains.observe(self._task, plan.mode, num_tokens, elapsed_ms)
 
-    def observe_start(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
-        """Take in a round in which the prompt was read."""
-        if self._replica is not None:
-            self._replica.observe_start(plan, num_tokens, elapsed_ms)
-
     def leave(self, num_tokens: int = 0) -> None:
         """End its part in the plans of others; its text is over if it has tokens. Idempotent."""
         if self._replica is not None:

@@ -61,8 +61,5 @@ class FixedPlanner:
     def observe_round(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
         """See `observe`."""
 
-    def observe_start(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
-        """See `observe`."""
-
     def leave(self, num_tokens: int = 0) -> None:
         """There is nothing to leave."""

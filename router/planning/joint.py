@@ -80,29 +80,6 @@ class Others:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """What texts are like: how many tokens one has, and how long its beginning takes.
-
-    `start_ms` is what rounds that read a prompt take longer than others for as many tokens.
-    """
-
-    num_tokens: float = math.inf
-    start_ms: float = 0.0
-
-    def rate(self, num_tokens: float, num_sessions: int, round_ms: float, lost: float) -> float:
-        """Tokens per ms of whole texts whose rounds bring so many, all sessions together.
-
-        `lost` is the part of a round by which a text's last one is too long.
-        """
-        each = num_tokens / max(1, num_sessions)
-        beside_ms = (self.start_ms + lost * round_ms) * each / self.num_tokens
-        return num_tokens / (round_ms + beside_ms)
-
-
-LONG_TEXTS = Texts()
-
-
-@dataclass(frozen=True, slots=True)
 class JointPlan:
     """k of each session, in order, and what is expected of the round.
 
@@ -142,12 +119,11 @@ def plain_plan(
     costs: Costs,
     others: Others,
     overhead_ms: float,
-    texts: Texts = LONG_TEXTS,
 ) -> JointPlan:
     """k = 0 for all: the target goes on alone; a token takes `overhead_ms` beyond the pass."""
     num_rows = num_sessions + others.num_rows
     pass_ms = costs.pass_ms(num_rows)
-    rate = texts.rate(num_sessions, num_sessions, _round_ms(pass_ms, overhead_ms), 0.0)
+    rate = num_sessions / _round_ms(pass_ms, overhead_ms)
     row_price = rate * (costs.pass_ms(num_rows + 1) - pass_ms)
     lengths = (0,) * num_sessions
     min_survival = max(row_price, _LEAST_SURVIVAL)
@@ -159,11 +135,11 @@ def best_drafting_plan(
     costs: Costs,
     others: Others,
     overhead_ms: Callable[[int], float],
-    texts: Texts = LONG_TEXTS,
+    text_tokens: float = math.inf,
 ) -> JointPlan | None:
     """The best plan that drafts; None where no session can or nothing is known of time.
 
-    `overhead_ms` is by depth.
+    `overhead_ms` is by depth, `text_tokens` how long texts are.
 
     A and B survive with (0.9, 0.8) and (0.5, 0.2); a pass of r rows takes 20 + 2.5 r ms, a step
     2 ms. Going on alone gives 2 tokens in 25 ms, 0.080 per ms. With both in step the rates are
@@ -173,7 +149,7 @@ def best_drafting_plan(
         A 2, B 2: (4.2 + 0.2)           / (35.0 + 2 * 2) = 0.113   B's second row is not worth it
     """
     limits = [len(o.survival) for o in forecasts if o.survival and not o.is_free]
-    rounds = _Rounds(forecasts, costs, others, overhead_ms, texts)
+    rounds = _Rounds(forecasts, costs, others, overhead_ms, text_tokens)
     if not rounds.can_draft:
         return None
     offered: list[_Token] = []
@@ -248,10 +224,10 @@ class _Rounds:
         costs: Costs,
         others: Others,
         overhead_ms: Callable[[int], float],
-        texts: Texts,
+        text_tokens: float,
     ) -> None:
         self._forecasts = forecasts
-        self._texts = texts
+        self._text_tokens = text_tokens
         plain_rows = len(forecasts) + others.num_rows
         self._pass_ms = _Curve(lambda more: costs.pass_ms(plain_rows + more))
         firsts = [forecast for forecast in forecasts if forecast.survival]
@@ -335,12 +311,13 @@ class _Rounds:
 
     def _rate(self, tokens: float, num_rows: float, round_ms: float) -> float:
         """Tokens per ms of whole texts, less what others lose by our rows."""
-        rate = self._texts.rate(tokens, len(self._forecasts), round_ms, _LOST_ROUNDS)
+        num_rounds = self._text_tokens * len(self._forecasts) / tokens
+        of_texts = tokens / (1.0 + _LOST_ROUNDS / num_rounds)
+        lost = 0.0
         if self._num_others > 0.0:
             alone_ms = max(self._pass_ms.at(0), 1e-9)
             lost = self._num_others * (self._pass_ms.at(num_rows) / alone_ms - 1.0)
-            rate -= lost / round_ms
-        return rate
+        return (of_texts - lost) / round_ms
 
     def _min_survival(self, last: float, following: float, num_rows: float, rate: float) -> float:
         """The survival that parts what was admitted from what was not.

@@ -9,14 +9,11 @@ on purpose now and then, as a control.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import mul
-from statistics import median
 
-from models.costs.running_mean import running_mean
-from router.planning.joint import LONG_TEXTS, Texts
 from router.planning.round_plan import Mode
 from router.ports import TaskClass
 
@@ -26,8 +23,6 @@ _KNOWN = 20.0  # rounds after which an odd one is known from others
 _SCALE = 8.0  # sessions and steps by which an overhead is expected to differ about as much again
 _NUM_FEATURES = 4
 _RIDGE = (0.02, 2.0, 2.0, 2.0)  # weight of the expectation that each is 0, in rounds
-_TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths
-_NUM_STARTS = 9  # beginnings of which the median counts: one that had to queue is no sign
 _HALF_LIFE_S = 300.0  # of what gains are measured by
 _LATENESS_HALF_LIFE_S = 10.0
 _LATENESS_PRIOR_MS = 200.0  # of rounds that ended when they were to
@@ -144,30 +139,6 @@ class Lateness:
     def factor(self) -> float:
         """1.0 where nothing was measured; more is later."""
         return (self._actual_ms + _LATENESS_PRIOR_MS) / (self._promised_ms + _LATENESS_PRIOR_MS)
-
-
-class TextTimes:
-    """How long texts are, and by how much a round that reads a prompt takes longer than others."""
-
-    def __init__(self) -> None:
-        self._num_tokens: float | None = None
-        self._starts_ms: dict[Mode, deque[float]] = {}
-
-    def observe_text(self, num_tokens: int) -> None:
-        """Take in how long a text came to be."""
-        self._num_tokens = running_mean(self._num_tokens, num_tokens, _TEXT_WEIGHT)
-
-    def observe_start(self, mode: Mode, start_ms: float) -> None:
-        """Take in the beginning of a text."""
-        newest = self._starts_ms.setdefault(mode, deque(maxlen=_NUM_STARTS))
-        newest.append(max(0.0, start_ms))
-
-    def of(self, mode: Mode) -> Texts:
-        """What is known; a beginning that was never seen takes what the other mode's takes."""
-        if self._num_tokens is None:
-            return LONG_TEXTS
-        known = {seen: median(newest) for seen, newest in self._starts_ms.items()}
-        return Texts(self._num_tokens, known.get(mode, max(known.values(), default=0.0)))
 
 
 @dataclass(slots=True)

@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from models.costs.running_mean import running_mean
 from models.protocol.messages import Timing
 from router.planning.costs import PassCosts
 from router.planning.exploring import ShadowTurn, Stretches
 from router.planning.joint import JointPlan, best_drafting_plan, plain_plan
-from router.planning.measured import Lateness, Overheads, PlannerStats, TextTimes
+from router.planning.measured import Lateness, Overheads, PlannerStats
 from router.planning.others import OthersEstimate
 from router.planning.round_plan import PLAIN_STEPS, Mode, Promise, RoundPlan
 from router.ports import DrafterTraits
@@ -59,6 +60,7 @@ _LONGER_EVERY = 16  # rounds; then one token more, or later positions stay unkno
 _MEASURED_EVERY_MS = 16.0  # of rounds shorter than that a part is measured
 _LEAST_MEASURED = 0.1
 _ODD = 2.0  # times what it was to take, and a round waited for something that a plan has not
+_TEXT_WEIGHT = 0.1  # of the newest text in the mean of their lengths
 _GOLDEN = 0.618034
 _PATIENCE = 16  # rounds of the others that a session may miss before it counts as away
 
@@ -98,7 +100,7 @@ class ReplicaPlanner:
         self._advantage = 1.0  # of drafting, in times of what plain decoding gives
         self._others = OthersEstimate()
         self._overheads = {mode: Overheads() for mode in Mode}
-        self._texts = TextTimes()
+        self._text_tokens: float | None = None  # of a text, on average
         self._lateness = {mode: Lateness() for mode in Mode}
         self._stretches = Stretches()
         self._shadow = ShadowTurn()
@@ -184,13 +186,6 @@ class ReplicaPlanner:
             self._stats.predicted_ms += promise.round_ms / share
             self._stats.actual_ms += elapsed_ms
 
-    def observe_start(self, plan: RoundPlan, num_tokens: int, elapsed_ms: float) -> None:
-        """Take in a round in which a prompt was read: it takes longer for as many tokens."""
-        promise = plan.promise
-        if plan.mode is not None and promise is not None:
-            usual_ms = num_tokens * promise.round_ms / promise.num_tokens
-            self._texts.observe_start(plan.mode, elapsed_ms - usual_ms)
-
     def end_shadow(self, session: PlannedSession, elapsed_ms: float = 0.0) -> None:
         """Let others have shadow drafts, if this session was the one that had; it took so long."""
         if self._shadow.session is session:
@@ -201,7 +196,7 @@ class ReplicaPlanner:
         self.end_shadow(session)
         self.sessions.pop(session, None)
         if num_tokens > 0:
-            self._texts.observe_text(num_tokens)
+            self._text_tokens = running_mean(self._text_tokens, num_tokens, _TEXT_WEIGHT)
 
     # --- one session's round -------------------------------------------------------------------
 
@@ -313,11 +308,10 @@ class ReplicaPlanner:
         forecasts = [session.forecast() for session in members]
         costs, others = self._costs.of_round(drafters), self._others.now(drafters)
         overhead_ms = {mode: self._overheads[mode].of(len(members)) for mode in Mode}
-        plain = plain_plan(
-            len(members), costs, others, overhead_ms[Mode.PLAIN](0), self._texts.of(Mode.PLAIN)
-        )
+        plain = plain_plan(len(members), costs, others, overhead_ms[Mode.PLAIN](0))
+        text_tokens = math.inf if self._text_tokens is None else self._text_tokens
         drafting = best_drafting_plan(
-            forecasts, costs, others, overhead_ms[Mode.DRAFTING], self._texts.of(Mode.DRAFTING)
+            forecasts, costs, others, overhead_ms[Mode.DRAFTING], text_tokens
         )
         self.plans = {Mode.PLAIN: plain}
         if drafting is not None:

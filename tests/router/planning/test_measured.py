@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.planning.joint import LONG_TEXTS, Texts
-from router.planning.measured import Lateness, Overheads, TextTimes
-from router.planning.round_plan import Mode
+from router.planning.measured import Lateness, Overheads
 
 
 def observed(*rounds: tuple[int, int, float], times: int = 100) -> Overheads:
@@ -79,22 +77,3 @@ def test_what_is_forgotten_leaves_no_trace() -> None:
         overheads.observe(1 + turn % 50 if turn < 10_000 else 4, 3, 2.0)
     assert overheads.of(4)(3) == pytest.approx(2.0, rel=0.02)
     assert len(overheads._sums) < 5
-
-
-def test_a_beginning_that_was_never_seen_takes_what_the_other_modes_takes() -> None:
-    texts = TextTimes()
-    texts.observe_start(Mode.PLAIN, 6.0)
-    assert texts.of(Mode.DRAFTING) == LONG_TEXTS, "nothing is known of their length"
-    texts.observe_text(32)
-    assert texts.of(Mode.DRAFTING).start_ms == texts.of(Mode.PLAIN).start_ms == 6.0
-    texts.observe_start(Mode.DRAFTING, 20.0)
-    assert texts.of(Mode.DRAFTING).start_ms == 20.0
-    assert texts.of(Mode.PLAIN).num_tokens == 32
-
-
-def test_a_long_beginning_weighs_more_where_texts_are_short() -> None:
-    # A text of 8 tokens takes 8 rounds of 2 ms and its beginning of 4: 8 tokens in 20 ms, by 3.
-    assert Texts(8.0, 4.0).rate(3.0, 3, 2.0, 0.0) == pytest.approx(3 * 8 / 20.0)
-    # Rounds bring 4 tokens in 6 ms: 2 rounds, half a round that is too much, and 5 ms.
-    assert Texts(8.0, 5.0).rate(4.0, 1, 6.0, 0.5) == pytest.approx(8 / 20.0)
-    assert LONG_TEXTS.rate(4.0, 1, 6.0, 0.5) == pytest.approx(4.0 / 6.0)

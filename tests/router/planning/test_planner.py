@@ -13,7 +13,6 @@ from router.planning.joint import (
     DraftForecast,
     JointPlan,
     Others,
-    Texts,
     best_drafting_plan,
     plain_plan,
 )
@@ -206,9 +205,8 @@ def test_short_texts_are_drafted_for_less_deeply() -> None:
     costs = LinearCosts()
     depths, gains = [], []
     for text_tokens in (8.0, 64.0, math.inf):
-        texts = Texts(text_tokens)
-        plan = best_drafting_plan([outlook(0.9)] * 4, costs, ALONE, lambda _: 0.0, texts)
-        plain = plain_plan(4, costs, ALONE, 0.0, texts)
+        plan = best_drafting_plan([outlook(0.9)] * 4, costs, ALONE, lambda _: 0.0, text_tokens)
+        plain = plain_plan(4, costs, ALONE, 0.0)
         assert plan is not None
         assert plan.num_tokens == pytest.approx(4 + sum(map(expected, plan.lengths)))
         depths.append(plan.depth)
