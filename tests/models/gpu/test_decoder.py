@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from models.attention.backend import ModelForward, TransformersForward
+from models.attention.backend import TransformersForward
 from models.attention.interface import ATTENTION_NAME
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner
@@ -74,8 +74,8 @@ def attends(query: torch.Tensor, *others: Any, **terms: Any) -> torch.Tensor:
     return torch.empty_like(query)
 
 
-def num_operations(forward: ModelForward, config: Any) -> int:
-    """Of a pass of six rows of one session, on a device that computes nothing."""
+def empty_pass(config: Any) -> tuple[torch.Tensor, VarlenPass]:
+    """Six rows of one session on a device that computes nothing, and where their keys go."""
     storage = PageStorage(
         KVSizes(
             num_layers=config.num_hidden_layers,
@@ -92,24 +92,28 @@ def num_operations(forward: ModelForward, config: Any) -> int:
     tensors = PassTensors(rows, rows, rows, ints, ints, ints[:1], ints[None])
     kernel = VarlenKernel(attends, None, False, "counted")
     windows = (None,) * config.num_hidden_layers
-    paged = VarlenPass(storage, kernel, tensors, NUM_ROWS, BLOCK_SIZE, windows)
-    with torch.inference_mode(), CountedOperations() as counted:
-        forward(rows, rows, paged, None)
-    return counted.count
+    return rows, VarlenPass(storage, kernel, tensors, NUM_ROWS, BLOCK_SIZE, windows)
+
+
+def empty_model(kind: Callable[..., PreTrainedConfig], num_layers: int) -> Any:
+    config = kind(**SIZES | {"num_hidden_layers": num_layers}, head_dim=16)
+    with META:
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
+        )
+    return model.requires_grad_(requires_grad=False)
 
 
 def operations_of_a_layer(kind: Callable[..., PreTrainedConfig], *, is_merged: bool) -> int:
     """What a pass has more of with two layers more."""
-    counts = []
+    counts: list[int] = []
     for num_layers in (2, 4):
-        config = kind(**SIZES | {"num_hidden_layers": num_layers}, head_dim=16)
-        with META:
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
-            )
-        model.requires_grad_(requires_grad=False)
+        model = empty_model(kind, num_layers)
+        rows, paged = empty_pass(model.config)
         forward = MergedDecoder(model, 256) if is_merged else TransformersForward(model)
-        counts.append(num_operations(forward, config))
+        with torch.inference_mode(), CountedOperations() as counted:
+            forward(rows, rows, paged, None)
+        counts.append(counted.count)
     return (counts[1] - counts[0]) // 2
 
 
