@@ -36,7 +36,7 @@ from models.attention.features import layer_windows
 from models.checkpoint.architecture import refuse_unsupported
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner
-from tests.cases.architectures import write
+from tests.cases.models.architectures import write
 
 RECURRENT = "its layers keep a recurrent state"
 SIZES = {

@@ -22,8 +22,8 @@ from models.cpu.kernels.compiling import Call
 from models.engine.runner import ModelRunner
 from models.kv.rows import SequenceRows
 from models.layers.linear import can_pack
-from tests.cases import architectures as architectures
-from tests.cases.architectures import (
+from tests.cases.models import architectures as architectures
+from tests.cases.models.architectures import (
     CONFIGS,
     VOCAB_SIZE,
     checkpoint,

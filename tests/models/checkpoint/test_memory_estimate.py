@@ -15,7 +15,7 @@ from models.checkpoint.stored_weights import INDEX_NAME, missing_shards, num_sto
 from models.config import EngineConfig
 from models.engine.backends import lay_out
 from models.parallel.ranks import TensorParallel
-from tests.cases.architectures import CONFIGS, checkpoint
+from tests.cases.models.architectures import CONFIGS, checkpoint
 from tests.harness.rank_processes import start_ranks
 
 DEMO = Path(__file__).resolve().parents[3] / "models" / "demo" / "target"

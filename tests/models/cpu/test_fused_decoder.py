@@ -14,7 +14,13 @@ from models.cpu.backend import FusedForward
 from models.cpu.setup import pack
 from models.engine.runner import ModelRunner
 from models.layers.linear import can_pack
-from tests.cases.llama_family import CONFIGS, SIZES, chunked_logits, transformers_logits, write
+from tests.cases.models.llama_family import (
+    CONFIGS,
+    SIZES,
+    chunked_logits,
+    transformers_logits,
+    write,
+)
 
 
 def runner(folder: Path, dtype: str = "float32") -> ModelRunner:

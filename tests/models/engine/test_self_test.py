@@ -12,7 +12,7 @@ from models.engine.runner import ModelRunner
 from models.engine.self_test import is_batch_invariant
 from models.kv.block_pool import BlockPool
 from models.layers.linear import can_pack
-from tests.cases.architectures import CONFIGS, write
+from tests.cases.models.architectures import CONFIGS, write
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

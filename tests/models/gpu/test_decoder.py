@@ -19,9 +19,15 @@ from models.gpu.indices import PassTensors
 from models.gpu.kernel import VarlenKernel, VarlenPass
 from models.kv.pages import PageStorage
 from models.kv.storage import KVSizes
-from tests.cases.architectures import CONFIGS as ARCHITECTURES
-from tests.cases.llama_family import CONFIGS, SIZES, chunked_logits, transformers_logits, write
-from tests.harness.counted_operations import CountedOperations
+from tests.cases.models.architectures import CONFIGS as ARCHITECTURES
+from tests.cases.models.llama_family import (
+    CONFIGS,
+    SIZES,
+    chunked_logits,
+    transformers_logits,
+    write,
+)
+from tests.harness.device_watch import CountedOperations
 
 META = torch.device("meta")
 NUM_ROWS, BLOCK_SIZE = 6, 64

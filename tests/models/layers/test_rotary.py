@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrain
 
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner, SequenceRows
-from tests.cases.architectures import write
+from tests.cases.models.architectures import write
 
 SIZES = {
     "vocab_size": 128,

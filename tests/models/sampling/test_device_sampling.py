@@ -19,8 +19,7 @@ from models.sampling.truncation import WEIGHT_ONE, whole_cut
 from models.sampling.verification import draw_ids
 from tests.cases.messages import opening, proposing, verifying
 from tests.fakes.engines import EPOCH, drain, make_runner, random_prompt, reference_greedy
-from tests.harness.counted_operations import CountedOperations
-from tests.harness.sync_watch import SyncWatch
+from tests.harness.device_watch import CountedOperations, SyncWatch
 
 VOCAB_SIZE = 500
 TERMS = [

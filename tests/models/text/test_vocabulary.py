@@ -21,11 +21,11 @@ from models.text.vocabulary import (
     num_shared_ids,
     read_vocabulary,
 )
-from tests.cases.architectures import serve, write
 from tests.cases.messages import EPOCH, opening, verifying
+from tests.cases.models.architectures import serve, write
 from tests.harness.distribution_engines import answers
 
-NUM_TOKENS = 256  # ids that prompts of `tests.cases.architectures` are made of
+NUM_TOKENS = 256  # ids that prompts of `tests.cases.models.architectures` are made of
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
