@@ -86,9 +86,11 @@ def linked_models(
     target: ModelConfig, draft: ModelConfig, max_model_len: int
 ) -> Iterator[LinkBench]:
     """The same for models and devices of any config."""
-    pools = [ProcessPool("target", target), ProcessPool("draft", draft)]
+    pools: list[ProcessPool] = []
     with asyncio.Runner() as runner:  # sockets stay with their event loop
         try:
+            pools.append(ProcessPool("target", target))
+            pools.append(ProcessPool("draft", draft))
             for pool in pools:
                 pool.wait_ready()
             yield LinkBench(runner, pools[0], pools[1], max_model_len)

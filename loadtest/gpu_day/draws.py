@@ -78,7 +78,7 @@ def _timed(draw: Callable[[], list[int]], device: torch.device) -> Callable[[], 
     return timed
 
 
-class _Counting(TorchDispatchMode):
+class CountedOperations(TorchDispatchMode):
     """Counts the operations that torch is asked for, views left out: each is a launch or some."""
 
     def __init__(self) -> None:
@@ -93,6 +93,6 @@ class _Counting(TorchDispatchMode):
 
 
 def _num_operations(draw: Callable[[], list[int]]) -> int:
-    with _Counting() as counting:
+    with CountedOperations() as counting:
         draw()
     return counting.count

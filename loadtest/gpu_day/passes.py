@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -80,24 +81,20 @@ def _launches(terms: Terms, graphs: Any) -> dict[str, Any]:
     profiled.export_chrome_trace(str(terms.folder / f"trace-graphs-{graphs}.json"))
     kind = "CUDA" if terms.is_gpu else "CPU"
     events = [event for event in profiled.key_averages() if event.device_type.name == kind]
-    events.sort(key=_busy_us, reverse=True)
+    busy_us = attrgetter("self_device_time_total" if terms.is_gpu else "self_cpu_time_total")
+    events.sort(key=busy_us, reverse=True)
     del runner
     _free(terms)
     return {
         "graphs": graphs,
         "pass_ms": round(sorted(times_ms)[len(times_ms) // 2], 3),
-        "busy_ms": round(sum(map(_busy_us, events)) / 1e3 / _PROFILED_PASSES, 3),
+        "busy_ms": round(sum(map(busy_us, events)) / 1e3 / _PROFILED_PASSES, 3),
         "num_launches": round(sum(event.count for event in events) / _PROFILED_PASSES),
         "longest": [
-            {"name": event.key[:80], "ms": round(_busy_us(event) / 1e3 / _PROFILED_PASSES, 4)}
+            {"name": event.key[:80], "ms": round(busy_us(event) / 1e3 / _PROFILED_PASSES, 4)}
             for event in events[:_NUM_NAMED]
         ],
     }
-
-
-def _busy_us(event: Any) -> float:
-    is_gpu = event.device_type.name == "CUDA"
-    return float(event.self_device_time_total if is_gpu else event.self_cpu_time_total)
 
 
 def _gib(num_bytes: int) -> float:

@@ -19,7 +19,7 @@ from models.protocol.messages import Sampling
 # Probabilities are added in fixed point: the largest weight, 2^22 of which still fit in int64.
 WEIGHT_ONE = float(1 << 40)
 _FIRST_CANDIDATES = 256  # top-p of usual text needs fewer; rows that need more are done again
-_SORTED_AT_ONCE = 32  # rows: of 152,000 scores each they take some 300 MB while they are sorted
+_SORTED_AT_ONCE = 32  # rows: of 152,000 scores each they take some 300 MB, by their types
 
 
 def truncates(sampling: Sampling, vocab_size: int) -> bool:

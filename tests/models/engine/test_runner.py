@@ -12,8 +12,8 @@ from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.block_pool import OutOfBlocks
 from models.layers.linear import can_pack
 from tests.cases.cache_walk import fork
-from tests.harness.device_watch import SyncWatch
 from tests.harness.kv_memory import kv_bytes
+from tests.harness.sync_watch import SyncWatch
 
 VOCAB_SIZE = 512
 

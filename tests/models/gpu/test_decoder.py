@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
+from loadtest.gpu_day.draws import CountedOperations
 from models.attention.backend import TransformersForward
 from models.attention.interface import ATTENTION_NAME
 from models.config import EngineConfig
@@ -27,7 +28,6 @@ from tests.cases.models.llama_family import (
     transformers_logits,
     write,
 )
-from tests.harness.device_watch import CountedOperations
 
 META = torch.device("meta")
 NUM_ROWS, BLOCK_SIZE = 6, 64

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 
+from loadtest.gpu_day.draws import CountedOperations
 from models.engine.draft import DraftEngine
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
@@ -19,7 +20,7 @@ from models.sampling.truncation import WEIGHT_ONE, whole_cut
 from models.sampling.verification import draw_ids
 from tests.cases.messages import opening, proposing, verifying
 from tests.fakes.engines import EPOCH, drain, make_runner, random_prompt, reference_greedy
-from tests.harness.device_watch import CountedOperations, SyncWatch
+from tests.harness.sync_watch import SyncWatch
 
 VOCAB_SIZE = 500
 TERMS = [

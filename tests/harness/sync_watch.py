@@ -1,4 +1,4 @@
-"""What a pass asks of a GPU, found on a machine without one: waits of the host, and operations.
+"""Finds what would make the host wait for a GPU, on a machine without one.
 
 Everything that looks at a tensor's value on the host (`item`, `tolist`, a condition), whose result
 has a size that depends on values (`nonzero`, boolean indices), or that copies between host and
@@ -100,20 +100,3 @@ class SyncWatch:
         if what == "aten::_local_scalar_dense" and self.waits and self.waits[-1].endswith(where):
             return
         self.waits.append(entry)
-
-
-class CountedOperations(TorchDispatchMode):
-    """Counts what torch is asked for while it is entered; on a GPU each is a launch or some.
-
-    Views launch nothing and are left out.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: int = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.count += not function.is_view
-        return function(*args, **(kwargs or {}))
