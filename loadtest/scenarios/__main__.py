@@ -89,7 +89,9 @@ def _measure_all(
                 content["pairs"][name] = costs
             for scenario in scenarios:
                 outcome = measure(scenario, stage, pair.prompts, plan, lambda: bar.update())
-                content["scenarios"].append(outcome.record())
+                # A run that goes on with another's file may be on another machine.
+                record = {**outcome.record(), "processor": content["machine"]["processor"]}
+                content["scenarios"].append(record)
                 write_json(arguments.output, content)
         gc.collect()
 
