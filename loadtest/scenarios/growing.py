@@ -23,7 +23,7 @@ from loadtest.report.machine import ROOT
 from loadtest.scenarios.catalog import GROWN, Grown
 
 DONE = "pair.json"  # written last
-_SOURCE = ROOT / "models" / "demo" / "draft"
+SOURCE_PATH = ROOT / "models" / "demo" / "draft"
 _TARGET = "scenario-target"
 _NUM_TEXTS, _TEXT_TOKENS, _SEED = 64, 96, 0
 _TOLERANCE = 0.005  # of the acceptance on the texts of the fit
@@ -41,9 +41,9 @@ def _size(layers: int, hidden: int, intermediate: int, heads: int) -> ModelSize:
 
 # Measured on two cores at one row, in bfloat16: the target's pass takes 14 ms, a draft's 1.3, 4.6,
 # 13 and 37% of it. A record has the shares of its own run.
-_TARGET_SIZE = _size(16, 1024, 3072, 8)
-_DRAFT_SIZES = {
-    1: _size(2, 128, 352, 4),  # the source itself
+TARGET_SIZE = _size(16, 1024, 3072, 8)
+DRAFT_SIZES = {
+    1: _size(3, 128, 352, 4),  # the source itself
     5: _size(8, 256, 1024, 4),
     15: _size(10, 512, 1536, 8),
     40: _size(22, 512, 1536, 8),
@@ -63,12 +63,12 @@ def grow_pairs(cache: Path, names: Iterable[str]) -> None:
     wanted = {name: GROWN[name] for name in names if not (cache / name / DONE).is_file()}
     if not wanted:
         return
-    source = Source.load(_SOURCE)
+    source = Source.load(SOURCE_PATH)
     fits = _fit(source, {grown.acceptance for grown in wanted.values()})
     target = cache / _TARGET
     if not (target / DONE).is_file():
         print("growing the target", flush=True)
-        grow_checkpoint(source, target, _TARGET_SIZE, seed=_SEED, lm_head=source.lm_head)
+        grow_checkpoint(source, target, TARGET_SIZE, seed=_SEED, lm_head=source.lm_head)
         (target / DONE).write_text("{}\n", encoding="utf-8")
     for name, grown in wanted.items():
         print(f"growing {name}", flush=True)
@@ -89,7 +89,7 @@ def _fit(source: Source, acceptances: Iterable[float]) -> dict[float, NoiseFit]:
 
 def _grow_pair(source: Source, folder: Path, grown: Grown, fit: NoiseFit) -> None:
     head: Tensor = perturbed_head(source.lm_head, fit.noise, _SEED)
-    size = _DRAFT_SIZES[grown.cost_percent]
+    size = DRAFT_SIZES[grown.cost_percent]
     grow_checkpoint(source, folder / "draft", size, seed=_SEED + 1, lm_head=head)
     link = folder / "target"
     if not link.is_symlink():

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from loadtest.grow.source import Source, check_size
 from loadtest.scenarios.asks import asks_of
 from loadtest.scenarios.catalog import CATALOG, GROWN, QUICK, TURNING, Scenario, select
+from loadtest.scenarios.growing import DRAFT_SIZES, SOURCE_PATH, TARGET_SIZE
 
 
 def test_names_are_unique_and_tell_what_differs() -> None:
@@ -30,6 +32,14 @@ def test_every_axis_is_varied() -> None:
     pairs = {one.pair for one in CATALOG}
     assert pairs == {"demo", "smollm2", "349m-18m", *GROWN, *TURNING}
     assert {part for parts in TURNING.values() for part in parts} <= set(GROWN)
+
+
+def test_the_shipped_draft_can_be_grown_to_every_size() -> None:
+    source = Source.load(SOURCE_PATH)
+    assert {grown.cost_percent for grown in GROWN.values()} == set(DRAFT_SIZES)
+    for size in (TARGET_SIZE, *DRAFT_SIZES.values()):
+        check_size(source, size)
+    assert DRAFT_SIZES[1] == source.size
 
 
 def test_patterns_choose_in_the_order_of_the_catalog() -> None:
