@@ -122,6 +122,14 @@ class EngineConfig(Section):
         "rank; the target's text is then the rounded model's, a draft's changes its speed only",
     )
 
+    batch_invariant: bool = Field(
+        default=False,
+        description="on a GPU: a row's logits are the same bits whatever is computed beside it, so "
+        "that a seed has one text; for Llama, Mistral, Qwen2 and Qwen3, by products of our own, "
+        "which are slower than cuBLAS's; the ready line says what the self-test found; on a CPU it "
+        "is so anyway",
+    )
+
     @model_validator(mode="after")
     def _check_kv_size(self) -> Self:
         given = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable
 
@@ -11,6 +12,9 @@ import pytest
 
 from tests.harness.serve_end import end_router_loop
 from tests.harness.virtual_time import VirtualTimeLoop
+
+# Configs name models of the hub: no test asks it. Those that have a hub of their own say so.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_collection_finish() -> None:

@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadtest.gpu_day.terms import Terms
 from loadtest.report.interleaved import interleave
-from models.device import wait_for
+from models.device import fetch, wait_for
 from models.protocol.messages import Sampling
-from models.sampling.logits import process_logits
-from models.sampling.verification import draw_tokens
+from models.sampling.draws import draw_from_logits
 
 ROWS = (1, 48, 192)
 KINDS = {
@@ -62,8 +61,7 @@ def _draw(logits: Tensor, sampling: Sampling) -> Callable[[], list[int]]:
 
     @torch.inference_mode()
     def draw() -> list[int]:
-        scores = process_logits(logits, samplings, [None] * len(logits))
-        return draw_tokens(scores, samplings, positions)
+        return fetch(draw_from_logits(logits, samplings, positions))
 
     return draw
 

@@ -46,17 +46,24 @@ def engine(terms: Terms) -> dict[str, Any]:
 
 
 def passes(terms: Terms) -> dict[str, Any]:
-    """Times of passes by rows, with graphs and without, next to reading the weights once."""
-    lines, floor_ms = [], 0.0
-    for graphs in terms.graph_modes:
-        runner = open_target(terms, graphs)
+    """Times of passes by rows, with graphs and without, next to reading the weights once.
+
+    And with products that do not depend on the other rows: what they cost, and whether the
+    self-test then finds the same bits.
+    """
+    lines, floor_ms, verdicts = [], 0.0, {}
+    modes = [(graphs, False) for graphs in terms.graph_modes] + [(terms.graph_modes[0], True)]
+    for graphs, is_invariant in modes:
+        runner = open_target(terms, graphs, batch_invariant=is_invariant)
         floor_ms = memory_floor_ms(runner)
+        verdicts[str(is_invariant).lower()] = runner.batch_invariant
         for each in measure_passes(runner, SHAPES, terms.repeats):
+            mode = {"graphs": graphs, "batch_invariant": is_invariant}
             of_floor = round(each.pass_ms / floor_ms, 2)
-            lines.append({"graphs": graphs, **_rounded(asdict(each)), "of_floor": of_floor})
+            lines.append({**mode, **_rounded(asdict(each)), "of_floor": of_floor})
         del runner
         _free(terms)
-    return {"floor_ms": round(floor_ms, 3), "lines": lines}
+    return {"floor_ms": round(floor_ms, 3), "lines": lines, "self_test": verdicts}
 
 
 def launches(terms: Terms) -> dict[str, Any]:

@@ -61,14 +61,20 @@ def _engine(answer: Answer) -> Iterator[str]:
 def _passes(answer: Answer) -> Iterator[str]:
     yield f"Reading the weights once takes {answer['floor_ms']} ms at the speed of a copy."
     yield ""
-    columns = ("graphs", "num_rows", "pass_ms", "products_ms", "ratio", "of_floor")
+    columns = (
+        *("graphs", "batch_invariant", "num_rows", "pass_ms", "products_ms", "ratio", "of_floor"),
+    )
     yield from _table(answer["lines"], columns)
+    yield ""
+    verdict = "the same" if answer["self_test"]["true"] else "other"
+    yield f"With batch_invariant the self-test found {verdict} bits for other batches."
     yield ""
     for line in answer["lines"]:
         if line["num_rows"] == 1:
+            mode = f"Graphs {line['graphs']}, batch_invariant {line['batch_invariant']}"
             is_good = line["of_floor"] <= _GOOD_OF_FLOOR
             yield (
-                f"Graphs {line['graphs']}: a single row takes {line['of_floor']} times the floor"
+                f"{mode}: a single row takes {line['of_floor']} times the floor"
                 + ("." if is_good else f"; above {_GOOD_OF_FLOOR} something but memory is slow.")
             )
 

@@ -73,6 +73,7 @@ def engine_config(
     *,
     graphs: Literal["auto", "off", "eager"] = "auto",
     card: int = 0,
+    batch_invariant: bool = False,
 ) -> ModelConfig:
     """The config of one of the pair, with a paged kernel and room for MOST_SESSIONS."""
     return ModelConfig(
@@ -83,10 +84,17 @@ def engine_config(
         max_num_batched_tokens=MAX_MODEL_LEN,
         attention="varlen",
         graphs=graphs,
+        batch_invariant=batch_invariant,
         enable_prefix_caching=False,  # runs repeat their prompts
     )
 
 
-def open_target(terms: Terms, graphs: Literal["auto", "off", "eager"] = "auto") -> ModelRunner:
+def open_target(
+    terms: Terms,
+    graphs: Literal["auto", "off", "eager"] = "auto",
+    *,
+    batch_invariant: bool = False,
+) -> ModelRunner:
     """The target in this process."""
-    return ModelRunner(engine_config(terms, "target", graphs=graphs))
+    config = engine_config(terms, "target", graphs=graphs, batch_invariant=batch_invariant)
+    return ModelRunner(config)

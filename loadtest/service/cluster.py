@@ -189,6 +189,7 @@ def on_one_machine(path: Path, *, api_keys_file: Path | None = None) -> Config:
     for name in ("target", "draft"):
         args[name] |= {
             "model_path": str(_DEMO / name),
+            "revision": None,
             "device": "cpu",
             "dtype": "float32",
             "max_model_len": 2048,

@@ -45,8 +45,9 @@ def lay_out(
         is_shared: whether other ranks hold parts of the model.
     """
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
+    gpu.refuse_variant(config, checkpoint, kernel)
     packed = None
-    if kernel is not None and not is_shared:
+    if kernel is not None:
         packed = _merged(checkpoint, config)
     if packed is None:
         packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
@@ -70,7 +71,8 @@ def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | N
     if config.quantization is not None or not can_take_apart(model):
         return None
     weight_bytes = num_local_bytes(model)
-    decoder = MergedDecoder(model, config.max_model_len, cpu.linear_maker(model, config))
+    make_linear = gpu.linear_maker(config) or cpu.linear_maker(model, config)
+    decoder = MergedDecoder(model, config.max_model_len, make_linear)
     return cpu.PackedModel(decoder, weight_bytes)
 
 

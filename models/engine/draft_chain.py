@@ -22,8 +22,9 @@ from models.device import fetch
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.block_pool import BlockTable, OutOfBlocks
 from models.protocol.messages import Sampling
-from models.sampling.logits import process_logits
-from models.sampling.verification import draw_ids, needs_draft_probs
+from models.sampling.draws import draw_from_logits
+from models.sampling.logits import adjust_logits
+from models.sampling.verification import needs_draft_probs
 from models.scheduler.sessions import Session
 
 # Terms whose part in sampling does not depend on the tokens before it. A session with any other
@@ -98,6 +99,7 @@ def draw_chain(runner: ModelRunner, links: Sequence[ChainLink], num_steps: int) 
         else:
             rows = [SequenceRows(x.table, x.position + step - 1, [0], 1) for x in links]
             logits = runner.forward(rows, sampled[-1])
-        scores = process_logits(logits, samplings, [None] * len(links))
-        sampled.append(draw_ids(scores, samplings, [link.position + step for link in links]))
+        logits = adjust_logits(logits, samplings, [None] * len(links))
+        positions = [link.position + step for link in links]
+        sampled.append(draw_from_logits(logits, samplings, positions))
     return fetch(torch.stack(sampled, dim=1))

@@ -52,6 +52,8 @@ class ModelRunner:
         self.device = torch.device(config.device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._ranks = ranks
+        if ranks is not None and config.batch_invariant:
+            ranks.sums_in_order = True
         checkpoint = load_checkpoint(config, ranks)
         kernel, block_size = gpu.choose_kernel(config, checkpoint)
         if ranks is not None:

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.device import to_device
+from models.device import fetch, to_device
 from models.protocol.messages import Sampling
 from models.sampling.draft_probs import draw_truncated
-from models.sampling.logits import is_allowed, process_logits
+from models.sampling.draws import draw_from_logits
+from models.sampling.logits import adjust_logits, is_allowed, shaped_scores
 from models.sampling.penalties import RowCounts
 from models.sampling.token_rules import forbidden_ids, has_rules
 from models.sampling.verification import (
     RuleFunction,
     VerifiedDraft,
-    draw_tokens,
     needs_draft_probs,
     rule_function,
 )
@@ -65,12 +65,12 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
     """
     if not jobs:
         return []
-    scores, parts = _score(jobs, whole)
+    logits, parts = _adjusted(jobs, whole)
     truncated = [part for part in parts if needs_draft_probs(part.sampling)]
-    sampled = _draw_rows(scores, [p for p in parts if not needs_draft_probs(p.sampling)])
+    sampled = _draw_rows(logits, [p for p in parts if not needs_draft_probs(p.sampling)])
     if truncated:
         tokens, rows = draw_truncated(
-            _select(scores, truncated),
+            shaped_scores(_select(logits, truncated), _samplings(truncated)),
             [part.sampling.seed for part in truncated for _ in range(part.num_rows)],
             [part.position + i for part in truncated for i in range(part.num_rows)],
         )
@@ -90,13 +90,14 @@ def verify_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[l
     """
     if not jobs:
         return []
-    scores, parts = _score(jobs, whole)
+    logits, parts = _adjusted(jobs, whole)
     sampled: list[_JobRows] = []
     by_rule: dict[RuleFunction, list[_JobRows]] = {}
     for part in parts:
         function = rule_function(part.sampling) if part.job.draft else None
         (sampled if function is None else by_rule.setdefault(function, [])).append(part)
-    tokens = _draw_rows(scores, sampled)
+    tokens = _draw_rows(logits, sampled)
+    scores = shaped_scores(logits, _samplings(parts)) if by_rule else logits
     for function, verified in by_rule.items():
         texts = function(scores, [_verified_draft(part) for part in verified])
         tokens |= {part.first: text for part, text in zip(verified, texts, strict=True)}
@@ -113,8 +114,10 @@ def legal_prefix(job: Job, tokens: list[int]) -> list[int]:
     return tokens
 
 
-def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tensor, list[_JobRows]]:
-    """Scores of all rows of all jobs, [R, V], and where each job's rows are."""
+def _adjusted(
+    jobs: list[tuple[Session, Job]], whole: Tensor | None
+) -> tuple[Tensor, list[_JobRows]]:
+    """Adjusted logits of all rows of all jobs, [R, V], and where each job's rows are."""
     parts: list[_JobRows] = []
     samplings: list[Sampling] = []
     masks: list[memoryview | None] = []
@@ -135,7 +138,7 @@ def _score(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> tuple[Tenso
         if whole is None and job.logits is not None:
             logits.append(job.logits[:count])
     rows = torch.cat(logits) if whole is None else whole
-    return process_logits(rows, samplings, masks, counts, forbidden), parts
+    return adjust_logits(rows, samplings, masks, counts, forbidden), parts
 
 
 def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int]]:
@@ -151,15 +154,16 @@ def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int
     ]
 
 
-def _draw_rows(scores: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
+def _draw_rows(logits: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
     """The samples of all rows of `parts`, by their first row."""
     if not parts:
         return {}
-    tokens = draw_tokens(
-        _select(scores, parts),
-        [part.sampling for part in parts for _ in range(part.num_rows)],
+    ids = draw_from_logits(
+        _select(logits, parts),
+        _samplings(parts),
         [part.position + i for part in parts for i in range(part.num_rows)],
     )
+    tokens = fetch(ids)
     sampled: dict[int, list[int]] = {}
     for part in parts:
         sampled[part.first] = tokens[: part.num_rows]
@@ -167,12 +171,17 @@ def _draw_rows(scores: Tensor, parts: list[_JobRows]) -> dict[int, list[int]]:
     return sampled
 
 
-def _select(scores: Tensor, parts: list[_JobRows]) -> Tensor:
-    """The rows of `parts`; `scores` itself if these are all."""
+def _select(logits: Tensor, parts: list[_JobRows]) -> Tensor:
+    """The rows of `parts`; `logits` itself if these are all."""
     rows = [row for part in parts for row in range(part.first, part.first + part.num_rows)]
-    if len(rows) == len(scores):
-        return scores
-    return scores[to_device(rows, scores.device)]
+    if len(rows) == len(logits):
+        return logits
+    return logits[to_device(rows, logits.device)]
+
+
+def _samplings(parts: list[_JobRows]) -> list[Sampling]:
+    """The terms of each row."""
+    return [part.sampling for part in parts for _ in range(part.num_rows)]
 
 
 def _verified_draft(part: _JobRows) -> VerifiedDraft:

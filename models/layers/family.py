@@ -25,9 +25,13 @@ def can_take_apart(model: PreTrainedModel) -> bool:
     if not is_known or config.hidden_act != "silu" or not has_one_type:
         return False
     inner: Any = model.model
-    # A head that is rotated in part only is left to the model itself.
+    # Where ranks gather columns (there are fewer key heads than ranks) layers keep their own code.
+    attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
+    columns = attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
+    if any(type(linear) is not nn.Linear for linear in columns):
+        return False
     cos, _ = rotary_tables(inner.rotary_emb, 1, like_of(model))
-    return bool(cos.shape[1] == inner.layers[0].self_attn.head_dim)
+    return bool(cos.shape[1] == attention.head_dim)  # else only a part of a head is rotated
 
 
 def like_of(model: PreTrainedModel) -> Tensor:

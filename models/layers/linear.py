@@ -122,6 +122,16 @@ class RowwiseActivation(nn.Module):
         return torch.cat(pieces).view(rows.shape)
 
 
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """torch's own linear layer with this weight [outputs, inputs], which is not copied."""
+    num_outputs, num_inputs = weight.shape
+    linear = nn.Linear(num_inputs, num_outputs, bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
+
+
 def make_rowwise(model: nn.Module, make_linear: MakeLinear = PackedLinear) -> None:
     """Replace, in place, every linear layer and activation of a model on the CPU.
 

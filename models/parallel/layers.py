@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from models.layers.linear import plain_linear
+
 _COLUMN_STYLES = ("colwise", "colwise_gather_output", "colwise_rep")
 _ROW_STYLES = ("rowwise", "rowwise_split_input", "rowwise_rep")
 
@@ -57,7 +59,7 @@ class GatheredLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, ranks: Ranks, *, leader_only: bool) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear: nn.Module = linear
         self._ranks = ranks
         self._leader_only = leader_only
 
@@ -86,7 +88,7 @@ class RowParallelLinear(nn.Module):
         self, linear: nn.Linear, bias: Tensor | None, ranks: Ranks, *, splits_input: bool
     ) -> None:
         super().__init__()
-        self.linear = linear
+        self.linear: nn.Module = linear
         self._bias = bias
         self._ranks = ranks
         self._first_input = ranks.rank * linear.in_features if splits_input else 0
@@ -156,16 +158,14 @@ def _local_module(
     bias = None if module.bias is None else local_tensor(module.bias)
     if style in _COLUMN_STYLES:
         _check_divides(name, module.out_features, ranks)
-        linear = _plain_linear(weight, bias)
+        linear = plain_linear(weight, bias)
         if style == "colwise" and not is_output:
             return linear
         return GatheredLinear(linear, ranks, leader_only=is_output)
     if style in _ROW_STYLES:
         _check_divides(name, module.in_features, ranks)
         splits_input = style != "rowwise"
-        return RowParallelLinear(
-            _plain_linear(weight, None), bias, ranks, splits_input=splits_input
-        )
+        return RowParallelLinear(plain_linear(weight, None), bias, ranks, splits_input=splits_input)
     return None
 
 
@@ -174,15 +174,6 @@ def _check_divides(name: str, size: int, ranks: Ranks) -> None:
         raise ValueError(
             f"tensor_parallel_size {ranks.world_size} does not divide the {size} of {name}"
         )
-
-
-def _plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    num_outputs, num_inputs = weight.shape
-    linear = nn.Linear(num_inputs, num_outputs, bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -51,6 +51,10 @@ class TensorParallel:
         device: of the tensors: "cpu" or "cuda"; a rank's GPU is its first visible one.
         waits: for other ranks.
 
+    Attributes:
+        sums_in_order: whether parts are added in the order of ranks, so that the bits of a sum do
+            not depend on its place in a buffer; on CPUs from the start.
+
     Raises:
         ValueError: no such rank, or a device that ranks cannot share a model on.
     """
@@ -73,7 +77,7 @@ class TensorParallel:
             )
         self.rank = rank
         self.world_size = world_size
-        self._sums_in_order = kind == "cpu"
+        self.sums_in_order = kind == "cpu"
         # transformers binds a rank to this device; each process sees its own GPU only, as number 0.
         os.environ["LOCAL_RANK"] = "0"
         dist.init_process_group(
@@ -180,7 +184,7 @@ class TensorParallel:
 
     def sum(self, part: Tensor, bias: Tensor | None = None) -> Tensor:
         """The sum over ranks of `part`, plus `bias`, in the type of `part`; on every rank."""
-        if not self._sums_in_order:
+        if not self.sums_in_order:
             dist.all_reduce(part, group=self._tensors)
             return part if bias is None else part + bias
         first, *others = self._gather_all(part)

@@ -40,12 +40,30 @@ def process_logits(
     A mask is a row of little-endian 32-bit words, bit t for token t, as llguidance fills it;
     tokens after its end are forbidden.
     """
-    scores = forbid(_masked(logits, masks), forbidden)
-    scores = _penalised(add_bias(scores, samplings), samplings, counts)
+    return shaped_scores(adjust_logits(logits, samplings, masks, counts, forbidden), samplings)
+
+
+def adjust_logits(
+    logits: Tensor,  # [R, V] float32, not changed
+    samplings: Sequence[Sampling],  # [R]
+    masks: Sequence[bytes | memoryview | None],  # as `process_logits`
+    counts: Sequence[RowCounts | None] = (),
+    forbidden: Sequence[Sequence[int]] = (),
+) -> Tensor:
+    """The steps before the temperature, which most rows need none of: [R, V], may be `logits`."""
+    allowed = forbid(_masked(logits, masks), forbidden)
+    return _penalised(add_bias(allowed, samplings), samplings, counts)
+
+
+def shaped_scores(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The steps from the temperature on: scores [R, V] of adjusted logits, which stay as they are.
+
+    They may be `logits` itself where no row has a temperature.
+    """
     if all(sampling.temperature == 0 for sampling in samplings):
-        return scores
+        return logits
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
-    scores = scores / to_device(temperatures, logits.device)[:, None]
+    scores = logits / to_device(temperatures, logits.device)[:, None]
     if any(sampling.min_p > 0 for sampling in samplings):
         scores.masked_fill_(scores < _min_p_cut(scores, samplings), -torch.inf)
     vocab_size = logits.shape[1]
@@ -112,11 +130,14 @@ def _bit_values(device: torch.device) -> Tensor:
     return to_device([1, 2, 4, 8, 16, 32, 64, 128], device, torch.uint8)
 
 
+def min_p_depth(sampling: Sampling) -> float:
+    """How far below the best score one may be, at most 0; -inf: as far as it likes."""
+    is_on = sampling.min_p > 0 and sampling.temperature > 0
+    return math.log(sampling.min_p) if is_on else -math.inf
+
+
 def _min_p_cut(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """The lowest score that stays, [R, 1]: that of min_p times the largest probability."""
-    depths = [
-        math.log(sampling.min_p) if sampling.min_p > 0 and sampling.temperature > 0 else -math.inf
-        for sampling in samplings
-    ]
+    depths = [min_p_depth(sampling) for sampling in samplings]
     depth = to_device(depths, scores.device, torch.float32)[:, None]
     return scores.amax(dim=1, keepdim=True) + depth

@@ -30,12 +30,12 @@ DOMAIN_RESIDUAL = 3  # `rejection`: the recovered token
 DOMAIN_CHOICE = 4  # one of a list of texts, by its place in the list
 
 _MASK64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment
-_MIX1 = 0xBF58476D1CE4E5B9
-_MIX2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15  # SplitMix64's increment
+MIX1 = 0xBF58476D1CE4E5B9
+MIX2 = 0x94D049BB133111EB
 _POSITION_STEP = 0xD1342543DE82EF95  # odd; keeps position apart from the token's increment
-_UNIFORM_BITS = 52
-_LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # float32
+UNIFORM_BITS = 52
+LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # float32
 
 
 def gumbel_noise(
@@ -61,22 +61,27 @@ def gumbel_noise_at(
 ) -> Tensor:
     """The values of `gumbel_noise` at some tokens of each row only: float32 [R, m]."""
     keys = _row_keys(seeds, positions, domain, token_ids.device)
-    return _gumbel_(keys + (token_ids + 1) * _signed(_GOLDEN))
+    return _gumbel_(keys + (token_ids + 1) * _signed(GOLDEN))
 
 
 def uniform(seed: int, position: int, domain: int) -> float:
     """One number of the open interval (0, 1), exact on every machine."""
-    bits = _mix_int(_row_key(seed, position, domain) + _GOLDEN) >> (64 - _UNIFORM_BITS)
-    return (bits + 0.5) * 2.0**-_UNIFORM_BITS
+    bits = _mix_int(_row_key(seed, position, domain) + GOLDEN) >> (64 - UNIFORM_BITS)
+    return (bits + 0.5) * 2.0**-UNIFORM_BITS
+
+
+def stream_key(seed: int, position: int, domain: int = DOMAIN_TOKEN) -> int:
+    """What names a row's stream, as int64: token t has the noise of its output t + 1."""
+    return _signed(_row_key(seed, position, domain))
 
 
 def _gumbel_(state: Tensor) -> Tensor:
     """Noise of unmixed stream states, int64 [R, n], which are overwritten."""
     _mix_(state)
-    bits = _shift_right(state, 64 - _UNIFORM_BITS)
+    bits = _shift_right(state, 64 - UNIFORM_BITS)
     # (bits + 1/2) / 2^52: uniform in (0, 1], its small end exact to seven digits.
-    tail = bits.to(torch.float32).add_(0.5).mul_(2.0**-_UNIFORM_BITS)
-    tail.clamp_(max=_LARGEST_BELOW_ONE)
+    tail = bits.to(torch.float32).add_(0.5).mul_(2.0**-UNIFORM_BITS)
+    tail.clamp_(max=LARGEST_BELOW_ONE)
     return tail.neg_().log1p_().neg_().log_().neg_()
 
 
@@ -85,30 +90,29 @@ def _row_keys(
 ) -> Tensor:
     """The stream of each row, int64 [R, 1]."""
     keys = [
-        _signed(_row_key(seed, position, domain))
-        for seed, position in zip(seeds, positions, strict=True)
+        stream_key(seed, position, domain) for seed, position in zip(seeds, positions, strict=True)
     ]
     return to_device(keys, device, torch.int64)[:, None]
 
 
 def _row_key(seed: int, position: int, domain: int) -> int:
-    key = _mix_int((domain + 1) * _GOLDEN)
-    key = _mix_int((key ^ (seed & _MASK64)) + _GOLDEN)
+    key = _mix_int((domain + 1) * GOLDEN)
+    key = _mix_int((key ^ (seed & _MASK64)) + GOLDEN)
     return _mix_int(key + (position + 1) * _POSITION_STEP)
 
 
 def _mix_int(value: int) -> int:
     """SplitMix64's output function on Python ints."""
     value &= _MASK64
-    value = ((value ^ (value >> 30)) * _MIX1) & _MASK64
-    value = ((value ^ (value >> 27)) * _MIX2) & _MASK64
+    value = ((value ^ (value >> 30)) * MIX1) & _MASK64
+    value = ((value ^ (value >> 27)) * MIX2) & _MASK64
     return value ^ (value >> 31)
 
 
 def _mix_(state: Tensor) -> None:
     """The same in place on int64 [R, V]; products wrap around, as two's complement does."""
-    state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(_MIX1))
-    state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(_MIX2))
+    state.bitwise_xor_(_shift_right(state, 30)).mul_(_signed(MIX1))
+    state.bitwise_xor_(_shift_right(state, 27)).mul_(_signed(MIX2))
     state.bitwise_xor_(_shift_right(state, 31))
 
 
@@ -126,4 +130,4 @@ def _signed(value: int) -> int:
 def _token_offsets(vocab_size: int, device: torch.device) -> Tensor:
     """(t + 1) * golden modulo 2^64, int64 [vocab_size]; the same for all rows."""
     steps = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
-    return steps * _signed(_GOLDEN)
+    return steps * _signed(GOLDEN)

@@ -44,22 +44,42 @@ def ray_service() -> Tree:
     return document
 
 
-def fetched_models(overlay: Path) -> dict[str, str]:
-    """The models that an overlay's job puts into the volume, by the names of its environment."""
+def fetched_models(overlay: Path | None = None) -> dict[str, str]:
+    """What the job puts into the volume, by its environment; an overlay may change some of it."""
     [job] = documents(K8S / "base" / "fetch-models.yaml")
-    names = [entry["name"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]]
-    [kustomization] = documents(overlay / "kustomization.yaml")
-    [patch] = [
-        each["patch"]
-        for each in kustomization["patches"]
-        if each.get("target", {}).get("name") == "fetch-models"
-    ]
-    found = {}
-    for change in yaml.safe_load(patch):
-        *_, index, field = change["path"].split("/")
-        assert field == "value"
-        found[names[int(index)]] = change["value"]
-    return found
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    values = [(entry["name"], entry.get("value", "")) for entry in container["env"]]
+    if overlay is not None:
+        [kustomization] = documents(overlay / "kustomization.yaml")
+        [patch] = [
+            each["patch"]
+            for each in kustomization["patches"]
+            if each.get("target", {}).get("name") == "fetch-models"
+        ]
+        for change in yaml.safe_load(patch):
+            *_, index, field = change["path"].split("/")
+            assert field == "value"
+            values[int(index)] = values[int(index)][0], change["value"]
+    return dict(values)
+
+
+def check_models(config: Tree, job: dict[str, str], environment: list[Tree]) -> None:
+    """Every model of the config is in the volume, where the pods look for it."""
+    for name in ("target", "draft"):
+        section = config["applications"][0]["args"][name]
+        assert section["model_path"] == job[name.upper()]
+        assert section["revision"] == job[f"{name.upper()}_REVISION"]
+        assert re.fullmatch("[0-9a-f]{40}", section["revision"])
+    pod = {entry["name"]: entry["value"] for entry in environment}
+    assert pod["HF_HOME"] == job["HF_HOME"]
+    assert pod["HF_HUB_OFFLINE"] == "1", "the volume is read-only, and the network policy is closed"
+
+
+def without_keys(config: Tree) -> Tree:
+    """The config without the one thing that a cluster adds, its keys."""
+    router = config["applications"][0]["args"]["router"]
+    assert router.pop("api_keys_file") == "/secrets/api-keys/keys"
+    return config
 
 
 def groups(service: Tree) -> dict[str, Tree]:
@@ -82,27 +102,31 @@ def check_serve_config(text: str) -> AppConfig:
 # --- against configs/ and Ray -------------------------------------------------------------------
 
 
-def test_the_service_runs_the_production_config_word_for_word() -> None:
-    text = ray_service()["spec"]["serveConfigV2"]
-    assert text == (ROOT / "configs" / "prod.yaml").read_text()
+def test_the_service_runs_the_production_config_with_keys() -> None:
+    service = ray_service()
+    text = service["spec"]["serveConfigV2"]
+    ours = without_keys(yaml.safe_load(text))
+    config = yaml.safe_load((ROOT / "configs" / "prod.yaml").read_text())
+    assert config["applications"][0]["args"]["router"].pop("api_keys_file") == ""
+    assert ours == config
     check_serve_config(text)
+    [container] = cluster(service)["headGroupSpec"]["template"]["spec"]["containers"]
+    check_models(ours, fetched_models(), container["env"])
 
 
-def test_one_gpu_runs_its_config_but_for_the_address_and_the_volume_of_models() -> None:
-    [patch] = documents(K8S / "overlays" / "one-gpu" / "rayservice.yaml")
-    ours = yaml.safe_load(patch["spec"]["serveConfigV2"])
+def test_one_gpu_runs_its_config_with_keys_at_every_address() -> None:
+    overlay = K8S / "overlays" / "one-gpu"
+    [patch] = documents(overlay / "rayservice.yaml")
+    ours = without_keys(yaml.safe_load(patch["spec"]["serveConfigV2"]))
     config = yaml.safe_load((ROOT / "configs" / "single-gpu.yaml").read_text())
+    assert config["applications"][0]["args"]["router"].pop("api_keys_file") == ""
     assert ours["http_options"].pop("host") == "0.0.0.0"
     assert config["http_options"].pop("host") == "127.0.0.1"
-    job = fetched_models(K8S / "overlays" / "one-gpu")
-    for name in ("target", "draft"):
-        models = [tree["applications"][0]["args"][name] for tree in (ours, config)]
-        assert models[0].pop("model_path") == f"/models/{name}"
-        assert models[1].pop("model_path") == job[name.upper()]
-        assert models[0].pop("revision", None) is None
-        models[1].pop("revision")
     assert ours == config
     check_serve_config(patch["spec"]["serveConfigV2"])
+    [group] = groups(patch).values()
+    [container] = group["template"]["spec"]["containers"]
+    check_models(ours, fetched_models(overlay), container["env"])
 
 
 def test_one_gpu_has_the_environment_that_was_tried() -> None:

@@ -61,13 +61,13 @@ async def test_a_short_run_of_each_part_finds_nothing(
 
 
 def noise_hangs_on_the_batch(patch: Patch) -> None:
-    draw = sampler.draw_tokens  # type: ignore[attr-defined]  # a name it imports
+    draw = sampler.draw_from_logits  # type: ignore[attr-defined]  # a name it imports
 
-    def shifted(scores: Any, samplings: Any, positions: Any) -> list[int]:
+    def shifted(logits: Any, samplings: Any, positions: Any) -> Any:
         extra = int(len(positions) > 4)  # nobody's, but for who shares a pass
-        return draw(scores, samplings, [position + extra for position in positions])
+        return draw(logits, samplings, [position + extra for position in positions])
 
-    patch.setattr(sampler, "draw_tokens", shifted)
+    patch.setattr(sampler, "draw_from_logits", shifted)
 
 
 def rollback_forgets_the_penalties(patch: Patch) -> None:

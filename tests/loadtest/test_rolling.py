@@ -44,10 +44,10 @@ def test_a_config_for_real_nodes_keeps_its_placement_on_one_machine() -> None:
         for key, value in part.items()
         if arguments(ours)[section][key] != value
     }
-    model = {"model_path", "device", "dtype", "max_model_len", "kv_cache_tokens"}
+    model = {"model_path", "revision", "device", "dtype", "max_model_len", "kv_cache_tokens"}
     assert changed == {
         *((section, key) for section in ("target", "draft") for key in model),
-        *(("router", key) for key in ("model_name", "tokenizer_path", "api_keys_file")),
+        *(("router", key) for key in ("model_name", "tokenizer_path")),
     }
 
 

@@ -35,20 +35,17 @@ _IN_MANIFEST = re.compile(r"(?<=  serveConfigV2: \|\n)(?: {4}.*\n|\n)+")
 def manifests() -> dict[str, Example]:
     """By path: what `serveConfigV2` of a manifest is.
 
-    In a pod HTTP listens at every address, and models are in a volume that a job has filled.
+    In a pod HTTP listens at every address, and a cluster asks for API keys, which are a secret.
     """
     everywhere = {"http_options": {"host": "0.0.0.0"}}
-    in_volume = {
-        name: {"model_path": f"/models/{name}", "revision": None} for name in ("target", "draft")
-    }
-    one_gpu = replace(
-        SINGLE_GPU,
-        serve=merged(SINGLE_GPU.serve, everywhere),
-        args=merged(SINGLE_GPU.args, in_volume),
-    )
+    with_keys = {"router": {"api_keys_file": "/secrets/api-keys/keys"}}
     return {
-        "k8s/base/rayservice.yaml": PROD,
-        "k8s/overlays/one-gpu/rayservice.yaml": one_gpu,
+        "k8s/base/rayservice.yaml": replace(PROD, args=merged(PROD.args, with_keys)),
+        "k8s/overlays/one-gpu/rayservice.yaml": replace(
+            SINGLE_GPU,
+            serve=merged(SINGLE_GPU.serve, everywhere),
+            args=merged(SINGLE_GPU.args, with_keys),
+        ),
     }
 
 

@@ -102,20 +102,21 @@ _CONSTRAINT: Tree = {
 PROD = Example(
     name="prod",
     head="""\
-Production: a 70B-class target on four GPUs of one node, a 1B-class draft on another GPU of the \
-same class (a step reads 2.5 GB: on an L4, with a tenth of an H100's bandwidth, that takes \
-nearly as long as a pass of the target), routers and constraint service on CPU nodes. Made for \
-a cluster; on one machine use configs/demo.yaml (no GPU), configs/single-gpu.yaml or \
-configs/one-node.yaml.
+Production: a 72B target on four GPUs of 80 GB of one node, a 0.5B draft on another GPU of the \
+same class (a step reads 1 GB, a pass 36 GB on each GPU; steps of a 7B draft would take two fifths \
+of a pass each), routers and constraint service on CPU nodes. Made for a cluster; on one machine \
+use configs/demo.yaml (no GPU), configs/single-gpu.yaml or configs/one-node.yaml.
 
-  serve deploy configs/prod.yaml     to a running Ray cluster; k8s/base/rayservice.yaml holds the
-                                     same text for KubeRay
+  serve deploy configs/prod.yaml     to a running Ray cluster; each node fetches what it needs once,
+                                     145 GB for a target, from the Hugging Face hub into HF_HOME;
+                                     k8s/base/rayservice.yaml holds the same for KubeRay, with
+                                     API keys
 
 To scale the draft from 1 to 2: deployments, Draft, min_replicas. Nothing else has to change.
 
 Nodes are told apart by the label outrider/role: router, draft or target \
-(`ray start --labels outrider/role=draft`, or `labels` of a KubeRay worker group). Model folders \
-are mounted at the same path on every node.
+(`ray start --labels outrider/role=draft`, or `labels` of a KubeRay worker group). Other models: \
+the two model paths, which may be folders at the same path on every node.
 """,
     serve={
         "proxy_location": "EveryNode",
@@ -129,12 +130,13 @@ are mounted at the same path on every node.
     },
     args={
         "target": {
-            "model_path": Remark("/models/target", "here the same on every target node"),
+            "model_path": Remark("Qwen/Qwen2.5-72B-Instruct", "Qwen licence, 145 GB of weights"),
+            "revision": "495f39366efef23836d0cfae4fbe635880d2be31",
             "device": "cuda",
             "max_model_len": 16384,
             "kv_cache_tokens": Remark(
                 360448,
-                "Llama 70B: 320 KiB a token, so 28 GB on each of 4 GPUs beside 35 GB of weights",
+                "320 KiB a token, so 30 GB on each of 4 GPUs beside 36 GB of weights",
             ),
             "attention": Remark("varlen", "rather no service than a slow one"),
             "max_num_batched_tokens": 2048,
@@ -142,13 +144,15 @@ are mounted at the same path on every node.
             "max_num_seqs": 200,
         },
         "draft": {
-            "model_path": Remark("/models/draft", "must share the target's tokenizer"),
+            "model_path": Remark(
+                "Qwen/Qwen2.5-0.5B-Instruct",
+                "must share the target's tokenizer; Apache-2.0, 1 GB of weights",
+            ),
+            "revision": "7ae557604adf67be50417f59c2c2f167def9a775",
             "dtype": "bfloat16",
             "device": "cuda",
             "max_model_len": 16384,
-            "kv_cache_tokens": Remark(
-                360448, "Llama 1B: 32 KiB a token, 12 GB beside 2.5 GB of weights"
-            ),
+            "kv_cache_tokens": Remark(360448, "12 KiB a token, 4.4 GB beside 1 GB of weights"),
             "attention": "varlen",
             "max_num_batched_tokens": 2048,
             "tensor_parallel_size": Remark(1, "independent of the target's"),
@@ -161,11 +165,10 @@ are mounted at the same path on every node.
             "max_sessions": 256,
         },
         "router": {
-            "model_name": "llama-70b",
-            "tokenizer_path": "/models/target",
+            "model_name": "qwen2.5-72b-instruct",
             "default_max_tokens": 512,
             "max_tokens_limit": 8192,
-            "api_keys_file": "/secrets/api-keys/keys",
+            "api_keys_file": Remark("", "without one, only what is in front keeps strangers out"),
             "body_limit_bytes": 2097152,
             "max_sessions": Remark(
                 96,

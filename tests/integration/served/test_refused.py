@@ -60,7 +60,7 @@ def test_serve_run_says_what_the_check_says(refused: Served, tmp_path: Path) -> 
     assert checked.returncode == 1
     assert checked.stderr.count("\n") == 1
     assert shown in checked.stderr
-    for missing in ("5 GPUs (Target 4, Draft 1)", "label outrider/role=", "'/models/target'"):
+    for missing in ("5 GPUs (Target 4, Draft 1)", "label outrider/role=", "Qwen2.5-72B"):
         assert missing in shown
 
 

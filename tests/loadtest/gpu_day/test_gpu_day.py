@@ -26,6 +26,8 @@ def hour(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     return status, record["parts"], (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_parts_that_need_one_process_are_measured_and_told(tmp_path: Path) -> None:
     names = ("cards", "engine", "passes", "launches", "draws")
     status, parts, page = hour(tmp_path, "--parts", *names)
@@ -37,8 +39,9 @@ def test_parts_that_need_one_process_are_measured_and_told(tmp_path: Path) -> No
     passes = parts["passes"]["answer"]["lines"]
     rows = [1, 6, 48, 192, 288]
     assert [(p["graphs"], p["num_rows"]) for p in passes] == [
-        (graphs, count) for graphs in ("eager", "off") for count in rows
+        (graphs, count) for graphs in ("eager", "off", "eager") for count in rows
     ]
+    assert [p["batch_invariant"] for p in passes] == [False] * 10 + [True] * 5
     assert all(line["products_ms"] > 0 for line in passes)
     launched = parts["launches"]["answer"]["lines"]
     assert all(line["num_launches"] > 10 and line["busy_ms"] > 0 for line in launched)

@@ -13,6 +13,7 @@ import pytest
 
 from loadtest.service.served import free_port
 from models.cache import sha256_of
+from models.fetch.__main__ import main
 from models.fetch.hub import is_hub_name, is_whole, snapshot_of
 from tests.fakes.hub import COMMIT, hub, hub_environment
 
@@ -97,6 +98,36 @@ def test_the_size_is_said_then_it_is_fetched_then_the_hub_is_not_asked(tmp_path:
         for more in ({}, {"HF_HUB_OFFLINE": "1"}):
             code = FIND.format(revision=revision) + BRING
             assert run(code, NOWHERE, tmp_path, **more) == ([str(folder)], "")
+
+
+def test_the_command_fills_a_cache_that_serves_without_a_network(tmp_path: Path) -> None:
+    """As the Job fills the volume that pods read."""
+    fetch = "import sys; from models.fetch.__main__ import main; sys.exit(main({arguments}))"
+    with hub(DEMO) as endpoint:
+        said, error = run(fetch.format(arguments=["tiny/words"]), endpoint, tmp_path)
+    assert not error
+    folder = Path(said[-1])
+    commit = folder.name
+    with_commit = fetch.format(arguments=["tiny/words", "--revision", commit])
+    again, error = run(with_commit, NOWHERE, tmp_path, HF_HUB_OFFLINE="1")
+    assert (again, error) == ([str(folder)], "")
+    served, error = run(FIND.format(revision=commit) + BRING, NOWHERE, tmp_path, HF_HUB_OFFLINE="1")
+    assert (served, error) == ([str(folder)], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["words"], "model must be smollm2 or org/name, got 'words'"),
+        (["smollm2", "--revision", "v1"], "--revision is for org/name, not for smollm2"),
+    ],
+)
+def test_the_command_says_what_a_model_is(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert complaint in capsys.readouterr().err
 
 
 def test_two_processes_fetch_one_copy(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 import models.device
-import models.sampling.verification
+import models.engine.sampler
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
@@ -37,7 +37,7 @@ class LateDevice:
 
         monkeypatch.setattr(runner, "_compute", launched)
         monkeypatch.setattr(runner, "wait", self.wait)
-        monkeypatch.setattr(models.sampling.verification, "fetch", fetched)
+        monkeypatch.setattr(models.engine.sampler, "fetch", fetched)
 
     def __call__(self) -> float:
         return self.now_s

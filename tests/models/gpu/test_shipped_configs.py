@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from torch.nn.attention import varlen
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import PreTrainedConfig, Qwen2Config
 
 from models.checkpoint.memory_estimate import memory_estimate
 from models.config import EngineConfig
@@ -42,26 +42,12 @@ def qwen2(hidden: int, wide: int, layers: int, heads: int, key_heads: int, vocab
     )
 
 
-def llama(hidden: int, wide: int, layers: int, heads: int, *, tied: bool) -> Any:
-    return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        vocab_size=128256,
-        max_position_embeddings=131072,
-        tie_word_embeddings=tied,
-    )
-
-
-# What the model that a config names is, as its publisher says. prod.yaml names folders.
+# What the model that a config names is, as its publisher says.
 MODELS: dict[str, PreTrainedConfig] = {
     "Qwen/Qwen2.5-0.5B-Instruct": qwen2(896, 4864, 24, 14, 2, 151936),
     "Qwen/Qwen2.5-7B-Instruct": qwen2(3584, 18944, 28, 28, 4, 152064),
     "Qwen/Qwen2.5-14B-Instruct": qwen2(5120, 13824, 48, 40, 8, 152064),
-    "/models/target": llama(8192, 28672, 80, 64, tied=False),
-    "/models/draft": llama(2048, 8192, 16, 32, tied=True),
+    "Qwen/Qwen2.5-72B-Instruct": qwen2(8192, 29568, 80, 64, 8, 152064),
 }
 CARDS = {"single-gpu": 24 * GB, "one-node": 40 * GB, "prod": 80 * GB}
 # What the largest pass takes for a while: 3 copies of 256 rows of float32 logits and the logits,

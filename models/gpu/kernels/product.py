@@ -1,0 +1,215 @@
+"""Products whose rows do not depend on how many there are: one reduction order for each weight.
+
+torch's products choose tiles, and how a sum is split, by the number of rows, and a sum in another
+order ends in another last bit. Here both follow from the weight's shape alone: tiles are the same
+for one row and for a thousand (rows that are not there are zeros), and the inputs of a sum are
+split into `num_splits` parts, each added from its first input to its last, the parts in order. With
+few rows each part has a program of its own, so that all of the GPU reads weights; with many one
+program adds the parts one after the other: the same additions in the same order.
+
+Tiles have 64 rows for every number of rows on purpose: with fewer a GPU may take other
+instructions, whose sums may be rounded differently.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from models.torch_library import register
+
+BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_INPUTS = 64, 64, 64
+NUM_WARPS, NUM_STAGES = 4, 4
+_FEW_ROWS = BLOCK_ROWS  # of one tile: parts are programs of their own
+_BUSY_PROGRAMS = 128  # as many keep a large GPU busy; a constant, so that all GPUs add alike
+_MAX_SPLITS = 8
+
+
+def num_splits(num_outputs: int, num_inputs: int) -> int:
+    """Parts into which a sum is split, by the shape of the weight alone."""
+    splits = 1
+    while (
+        splits < _MAX_SPLITS
+        and triton.cdiv(num_outputs, BLOCK_OUTPUTS) * splits < _BUSY_PROGRAMS
+        and num_inputs >= 2 * splits * 4 * BLOCK_INPUTS
+    ):
+        splits *= 2
+    return splits
+
+
+@triton.jit
+def part_of_sum(
+    rows,
+    weight,
+    is_row,
+    is_output,
+    num_inputs,
+    first,
+    stop,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+):
+    """Products of inputs `first` to `stop` of a tile that begins there, float32."""
+    inputs = tl.arange(0, BLOCK_INPUTS)
+    row_tiles = rows + tl.arange(0, BLOCK_ROWS)[:, None] * num_inputs + inputs[None, :]
+    weight_tiles = weight + tl.arange(0, BLOCK_OUTPUTS)[None, :] * num_inputs + inputs[:, None]
+    total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+    for begin in range(first, stop, BLOCK_INPUTS):
+        is_input = inputs < stop - begin
+        total = tl.dot(
+            tl.load(row_tiles + begin, mask=is_row[:, None] & is_input[None, :], other=0.0),
+            tl.load(weight_tiles + begin, mask=is_output[None, :] & is_input[:, None], other=0.0),
+            total,
+            input_precision="ieee",
+        )
+    return total
+
+
+@triton.jit
+def product_kernel(
+    rows,
+    weight,
+    bias,
+    out,
+    parts,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    part_inputs,
+    num_splits,
+    HAS_BIAS: tl.constexpr,
+    IS_PARTED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+):
+    """A tile of the product; where it is parted, one part of its sums."""
+    first_row = tl.program_id(1) * BLOCK_ROWS
+    first_output = tl.program_id(0) * BLOCK_OUTPUTS
+    row = tl.arange(0, BLOCK_ROWS)
+    output = tl.arange(0, BLOCK_OUTPUTS)
+    is_row, is_output = row < num_rows - first_row, output < num_outputs - first_output
+    is_inside = is_row[:, None] & is_output[None, :]
+    place = row[:, None] * num_outputs + output[None, :]
+    corner = first_row.to(tl.int64) * num_outputs + first_output
+    rows += first_row.to(tl.int64) * num_inputs
+    weight += first_output.to(tl.int64) * num_inputs
+    if IS_PARTED:
+        part = tl.program_id(2)
+        first = part * part_inputs
+        stop = tl.minimum(first + part_inputs, num_inputs)
+        total = part_of_sum(
+            *(rows, weight, is_row, is_output, num_inputs, first, stop),
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_OUTPUTS=BLOCK_OUTPUTS,
+            BLOCK_INPUTS=BLOCK_INPUTS,
+        )
+        own = parts + part.to(tl.int64) * num_rows * num_outputs + corner
+        tl.store(own + place, total, mask=is_inside)
+    else:
+        total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
+        for part in range(num_splits):
+            first = part * part_inputs
+            stop = tl.minimum(first + part_inputs, num_inputs)
+            total += part_of_sum(
+                *(rows, weight, is_row, is_output, num_inputs, first, stop),
+                BLOCK_ROWS=BLOCK_ROWS,
+                BLOCK_OUTPUTS=BLOCK_OUTPUTS,
+                BLOCK_INPUTS=BLOCK_INPUTS,
+            )
+        if HAS_BIAS:
+            added = tl.load(bias + first_output + output, mask=is_output, other=0.0)
+            total += added.to(tl.float32)[None, :]
+        tl.store(out + corner + place, total.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def sum_kernel(
+    parts,
+    bias,
+    out,
+    num_numbers,
+    num_outputs,
+    num_splits,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The parts of each number in order, and its bias."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = place < num_numbers
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(num_splits):
+        total += tl.load(parts + part * num_numbers + place, mask=is_inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + place % num_outputs, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_inside)
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = rows.contiguous()
+    out = _empty_product(rows, weight, bias)
+    num_rows, (num_outputs, num_inputs) = len(rows), weight.shape
+    if num_rows == 0:
+        return out
+    splits = num_splits(num_outputs, num_inputs)
+    is_parted = splits > 1 and num_rows <= _FEW_ROWS
+    parts = rows.new_empty((splits if is_parted else 0, num_rows, num_outputs), dtype=torch.float32)
+    part_inputs = triton.cdiv(triton.cdiv(num_inputs, splits), BLOCK_INPUTS) * BLOCK_INPUTS
+    grid = (
+        triton.cdiv(num_outputs, BLOCK_OUTPUTS),
+        triton.cdiv(num_rows, BLOCK_ROWS),
+        splits if is_parted else 1,
+    )
+    a_bias = weight if bias is None else bias  # some address, which is not read
+    product_kernel[grid](
+        *(rows, weight, a_bias, out, parts),
+        *(num_rows, num_outputs, num_inputs, part_inputs, splits),
+        HAS_BIAS=bias is not None,
+        IS_PARTED=is_parted,
+        BLOCK_ROWS=BLOCK_ROWS,
+        BLOCK_OUTPUTS=BLOCK_OUTPUTS,
+        BLOCK_INPUTS=BLOCK_INPUTS,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
+    )
+    if is_parted:
+        num_numbers = num_rows * num_outputs
+        sum_kernel[(triton.cdiv(num_numbers, 1024),)](
+            *(parts, a_bias, out, num_numbers, num_outputs, splits),
+            HAS_BIAS=bias is not None,
+            BLOCK=1024,
+            num_warps=4,
+        )
+    return out
+
+
+def _empty_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return rows.new_empty(len(rows), len(weight))
+
+
+_call = register(
+    "product(Tensor rows, Tensor weight, Tensor? bias) -> Tensor", _product, _empty_product
+)
+
+
+class InvariantLinear(nn.Module):
+    """`nn.Linear` whose rows are functions of themselves alone, bit for bit.
+
+    Args:
+        weight: [outputs, inputs], as it is kept.
+        bias: [outputs] or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, rows: Tensor) -> Tensor:  # [R, inputs] -> [R, outputs]
+        """Rows times the weight, plus the bias; summed in float32."""
+        result: Tensor = _call(rows, self.weight, self.bias)
+        return result

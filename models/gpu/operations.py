@@ -1,0 +1,115 @@
+"""What a layer of the Llama family does between its products, behind one interface.
+
+Triton's kernels do each in one launch (`kernels/`). Where there is no Triton, torch's own
+operations do the same in more launches.
+
+Shape letters: R rows, H query heads, K key heads, D head size, F width, P positions, N slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.torch_library import has_kernels
+
+
+class Norm(NamedTuple):
+    """RMSNorm of rows, or of each head by a weight of its own."""
+
+    weight: Tensor  # [F], or [H + K, D]
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The angles of a pass's rows: tables of all positions, the sine's first half negated."""
+
+    cos: Tensor  # [P, D]
+    sin: Tensor  # [P, D]
+    positions: Tensor  # [R] int64
+
+    @cached_property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each row, [R, 1, D]."""
+        return self.cos[self.positions].unsqueeze(1), self.sin[self.positions].unsqueeze(1)
+
+
+class Slots(NamedTuple):
+    """Where a pass puts the keys and values of a layer."""
+
+    keys: Tensor  # [N, K, D]
+    values: Tensor  # [N, K, D]
+    row_slots: Tensor  # [R] int64
+
+
+class LayerOperations(Protocol):
+    """Between the products of a layer. Sums and norms are computed in float32."""
+
+    def norm(self, rows: Tensor, norm: Norm) -> Tensor:
+        """[R, F] normed."""
+        ...
+
+    def add_norm(self, update: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """The sum of both, [R, F], and that normed."""
+        ...
+
+    def place(
+        self, mixed: Tensor, rotation: Rotation, head_norm: Norm | None, slots: Slots
+    ) -> Tensor:
+        """Rotated queries [R, H, D] of joined products [R, (H + 2 K) * D]; keys and values are in
+        their slots."""
+        ...
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of each row times the second, [R, 2 F] -> [R, F]."""
+        ...
+
+
+def layer_operations(device: torch.device) -> LayerOperations:
+    """The fastest there are for the device."""
+    if not has_kernels(device):
+        return TorchOperations()
+    from models.gpu.kernels.operations import TritonOperations
+
+    return TritonOperations()
+
+
+class TorchOperations:
+    """Implements `LayerOperations` by torch's own."""
+
+    def norm(self, rows: Tensor, norm: Norm) -> Tensor:
+        """See `LayerOperations`."""
+        return F.rms_norm(rows, rows.shape[-1:], norm.weight, norm.epsilon)
+
+    def add_norm(self, update: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """See `LayerOperations`."""
+        total = residual + update
+        return total, self.norm(total, norm)
+
+    def place(
+        self, mixed: Tensor, rotation: Rotation, head_norm: Norm | None, slots: Slots
+    ) -> Tensor:
+        """See `LayerOperations`."""
+        num_key_heads, head_dim = slots.keys.shape[1:]
+        heads = mixed.view(len(mixed), -1, head_dim)
+        rotated, value = heads[:, :-num_key_heads], heads[:, -num_key_heads:]
+        if head_norm is not None:
+            normed = F.rms_norm(rotated, (head_dim,), None, head_norm.epsilon)
+            rotated = normed * head_norm.weight
+        cos, sin = rotation.rows
+        swapped = rotated.roll(head_dim // 2, dims=-1)
+        rotated = torch.addcmul(rotated * cos, swapped, sin)
+        slots.keys.index_copy_(0, slots.row_slots, rotated[:, -num_key_heads:])
+        slots.values.index_copy_(0, slots.row_slots, value)
+        return rotated[:, :-num_key_heads]
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """See `LayerOperations`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up

@@ -1,0 +1,60 @@
+"""Adjusted logits to tokens: in one step where there are kernels for it, through scores elsewhere.
+
+Both give the same token, but for near ties that the last bit of a logarithm decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.protocol.messages import Sampling
+from models.sampling.logits import min_p_depth, shaped_scores
+from models.sampling.noise import stream_key
+from models.sampling.truncation import truncates
+from models.sampling.verification import draw_ids
+from models.torch_library import has_kernels
+
+
+def draw_from_logits(
+    logits: Tensor,  # [R, V] float32 from `adjust_logits`
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R] absolute index of the token sampled from the row
+) -> Tensor:
+    """What `draw_ids` samples from the rows' scores, left on the device: [R] int64."""
+    if not has_kernels(logits.device) or all(one.temperature == 0 for one in samplings):
+        return draw_ids(shaped_scores(logits, samplings), samplings, positions)
+    return draw_by_kernels(logits, samplings, positions)
+
+
+def draw_by_kernels(
+    logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
+) -> Tensor:
+    """The same by kernels, wherever they run."""
+    from models.sampling.kernels.cut import row_cuts
+    from models.sampling.kernels.draw import draw_rows
+    from models.sampling.kernels.terms import upload_terms
+
+    num_rows, vocab_size = logits.shape
+    terms = upload_terms(
+        (terms_of(*row, vocab_size) for row in zip(samplings, positions, strict=True)),
+        logits.device,
+    )
+    if any(truncates(one, vocab_size) or min_p_depth(one) > -torch.inf for one in samplings):
+        cuts = row_cuts(logits, terms)
+    else:
+        cuts = logits.new_full((num_rows,), -torch.inf)
+    return draw_rows(logits, terms, cuts)
+
+
+def terms_of(
+    sampling: Sampling, position: int, vocab_size: int
+) -> tuple[int, float, float, int, float]:
+    """A row's terms as `upload_terms` takes them."""
+    stream = stream_key(sampling.seed, position)
+    if sampling.temperature == 0:
+        return stream, 0.0, -torch.inf, vocab_size, 1.0
+    top_k = min(sampling.top_k or vocab_size, vocab_size)
+    return stream, sampling.temperature, min_p_depth(sampling), top_k, sampling.top_p

@@ -1,0 +1,35 @@
+"""What the kernels of a draw need of each row, in one upload.
+
+Five numbers of 64 bits a row, real ones by their bits: the stream of its noise, the temperature,
+min-p as the depth below the best score, top-k and top-p.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.device import array_to_device
+
+NUM_TERMS = 5
+STREAM, TEMPERATURE, DEPTH, TOP_K, TOP_P = range(NUM_TERMS)
+_ROW = struct.Struct("=qddqd")
+
+
+def upload_terms(
+    rows: Iterable[tuple[int, float, float, int, float]], device: torch.device
+) -> Tensor:  # [R, NUM_TERMS] int64
+    """The terms of all rows on the device.
+
+    Args:
+        rows: of each row its stream, its temperature (0: no noise), log(min_p) or -inf, top_k (at
+            least 1; V: off) and top_p.
+        device: of the logits.
+    """
+    packed = b"".join(_ROW.pack(*row) for row in rows)
+    array = np.frombuffer(bytearray(packed), dtype=np.int64).reshape(-1, NUM_TERMS)
+    return array_to_device(array, device)

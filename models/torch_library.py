@@ -1,0 +1,49 @@
+"""Kernels as operations of torch, `torch.ops.outrider.NAME`.
+
+So torch knows what they write and what they give: dispatch modes count them, tensors without
+values (meta, fake) pass through them, and Dynamo takes them into its graph. On a device without
+values they give a tensor of the right shape.
+
+Triton comes with torch's builds for GPUs. Where it is missing, or the device is a CPU, the callers
+have the same in torch's own operations. With TRITON_INTERPRET=1 kernels run on CPUs, slowly: that
+is how tests run them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+_LIBRARY = torch.library.Library("outrider", "DEF")
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels are for this device; one without values counts as a GPU."""
+    return device.type in ("cuda", "meta") and _is_installed()
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def register(schema: str, launch: Callable[..., Any], empty: Callable[..., Any]) -> Any:
+    """Make `launch` an operation of torch.
+
+    Args:
+        schema: name, arguments and results, as torch.library has them.
+        launch: computes it.
+        empty: of the same arguments, the results without their values.
+
+    Returns:
+        What calls it.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"outrider::{name}", empty, lib=_LIBRARY)
+    return getattr(torch.ops.outrider, name)

@@ -1,0 +1,117 @@
+"""Compiles every kernel for GPUs that are not here, and prints what it takes of their registers.
+
+    python -m tests.harness.gpu.compiled_kernels
+
+Run in a process of its own: where TRITON_INTERPRET is set kernels cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from models.gpu.kernels import gate, norm, product, rotary
+from models.sampling.kernels import cut, draw
+
+ARCHITECTURES = (80, 89, 90, 100)  # A100, L4 and RTX 40, H100, B200
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+_BF16, _F32, _I32, _I64 = "*bf16", "*fp32", "*i32", "*i64"
+_TILES: dict[str, object] = {
+    "BLOCK_ROWS": product.BLOCK_ROWS,
+    "BLOCK_OUTPUTS": product.BLOCK_OUTPUTS,
+    "BLOCK_INPUTS": product.BLOCK_INPUTS,
+}
+# Each with its arguments in order, its fixed sizes, and its warps: those of an 8B model.
+_KERNELS: dict[str, tuple[Any, list[str], dict[str, object], int]] = {
+    "rms_norm": (
+        norm.rms_norm_kernel,
+        [_BF16, _BF16, _BF16, "i32", "fp32"],
+        {"BLOCK": 4096},
+        norm.warps_of(4096),
+    ),
+    "add_rms_norm": (
+        norm.add_rms_norm_kernel,
+        [_BF16] * 5 + ["i32", "fp32"],
+        {"BLOCK": 8192},
+        norm.warps_of(8192),
+    ),
+    "place": (
+        rotary.place_kernel,
+        [_BF16] * 3 + [_I64] * 2 + [_BF16] * 4 + ["i32", "i32", "fp32"],
+        {"HEAD": 128, "BLOCK": 128, "IS_NORMED": True},
+        1,
+    ),
+    "gate": (gate.gate_kernel, [_BF16, _BF16, "i32"], {"BLOCK": 1024}, 4),
+    "product": (
+        product.product_kernel,
+        [_BF16] * 4 + [_F32, "i32", "i32", "i32", "i32", "i32"],
+        {"HAS_BIAS": True, "IS_PARTED": False, **_TILES},
+        product.NUM_WARPS,
+    ),
+    "product in parts": (
+        product.product_kernel,
+        [_BF16] * 4 + [_F32, "i32", "i32", "i32", "i32", "i32"],
+        {"HAS_BIAS": True, "IS_PARTED": True, **_TILES},
+        product.NUM_WARPS,
+    ),
+    "sum": (
+        product.sum_kernel,
+        [_F32, _BF16, _BF16, "i32", "i32", "i32"],
+        {"HAS_BIAS": True, "BLOCK": 1024},
+        4,
+    ),
+    "cut": (cut.cut_kernel, [_F32, _I64, _F32, "i32"], {"BLOCK": cut.BLOCK}, cut.NUM_WARPS),
+    "chunk": (
+        draw.chunk_kernel,
+        [_F32, _I64, _F32, _F32, _I32, "i32", "i32"],
+        {"CHUNK": draw.CHUNK},
+        draw.NUM_WARPS,
+    ),
+    "row": (draw.row_kernel, [_F32, _I32, _I64, "i32"], {"BLOCK": 64}, 1),
+}
+
+
+def usage(name: str, architecture: int) -> dict[str, int]:
+    """Registers of a thread, bytes it spills (`STACK`, `LOCAL`), and a program's shared memory."""
+    kernel, types, constants, num_warps = _KERNELS[name]
+    names = [each for each in kernel.arg_names if each not in constants]
+    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
+    # As when they are launched: addresses and most sizes are multiples of 16.
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, kind in enumerate(types)
+        if kind.startswith("*") or kind == "i32"
+    }
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", architecture, 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(_CUOBJDUMP), "--dump-resource-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", printed.stdout))
+    return {what: int(number) for what, number in found.items()} | {
+        "SHARED": compiled.metadata.shared
+    }
+
+
+def main() -> None:
+    """Print the usage of all kernels for all architectures as JSON."""
+    print(
+        json.dumps(
+            {name: {str(each): usage(name, each) for each in ARCHITECTURES} for name in _KERNELS}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
