@@ -32,6 +32,16 @@ class EngineMeters:
         self._waiting_tokens = meters.gauge(
             "outrider:waiting_tokens", "Prompt tokens that running and waiting sessions have ahead"
         )
+        self._graphs = meters.gauge(
+            "outrider:cuda_graphs", "Graphs that passes are replayed from; 0: none, as on a CPU"
+        )
+        self._graph_bytes = meters.gauge(
+            "outrider:cuda_graph_bytes", "Memory of these graphs, on the rank where it is most"
+        )
+        self._batch_invariant = meters.gauge(
+            "outrider:batch_invariant",
+            "1: the self-test at start found the same bits for every way of batching",
+        )
         rows = meters.counter(
             "outrider:pass_rows", "Rows (tokens) computed, by what for", ["purpose"]
         )
@@ -70,6 +80,12 @@ class EngineMeters:
         self._waiting.set(load.num_waiting)
         self._waiting_tokens.set(load.num_waiting_tokens)
         self._totals.follow(asdict(load))
+
+    def describe(self, *, batch_invariant: bool, num_graphs: int, graph_bytes: int) -> None:
+        """Take in what the engine came to at its start."""
+        self._batch_invariant.set(float(batch_invariant))
+        self._graphs.set(num_graphs)
+        self._graph_bytes.set(graph_bytes)
 
     def text(self) -> bytes:
         """All instruments in Prometheus' text format."""

@@ -55,6 +55,8 @@ class RankReport:
     kv_bytes_per_token: int  # of this rank
     weight_bytes: int  # of this rank
     attention: str  # what computes it, and graphs
+    num_graphs: int
+    graph_bytes: int
     pid: int
 
 
@@ -161,6 +163,8 @@ class Rank:
             kv_bytes_per_token=runner.kv_bytes_per_token,
             weight_bytes=runner.weight_bytes,
             attention=runner.attention,
+            num_graphs=runner.graphs.num_graphs,
+            graph_bytes=runner.graphs.num_bytes,
             pid=os.getpid(),
         )
 

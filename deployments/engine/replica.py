@@ -99,6 +99,11 @@ class EngineReplica:
             asyncio.create_task(self._settle_leases(), name="settle-leases"),
         ]
         _log_ready(kind, reports, grant)
+        self._meters.describe(
+            batch_invariant=grant.batch_invariant,
+            num_graphs=min(report.num_graphs for report in reports),
+            graph_bytes=max(report.graph_bytes for report in reports),
+        )
 
     async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant, None]:
         """Admit one session: yields where to reach the leader, then stays open with the lease.

@@ -24,7 +24,7 @@ from models.engine.profiling import measured_share
 from models.engine.self_test import is_batch_invariant
 from models.gpu import setup as gpu
 from models.gpu.forward import PagedBackend
-from models.gpu.graphs import alone
+from models.gpu.graphs import GraphsKept, alone
 from models.gpu.memory import CudaMemory
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
@@ -128,11 +128,16 @@ class ModelRunner:
         """What computes attention here, and the graphs that passes are replayed from; for logs."""
         if not isinstance(self.backend, PagedBackend):
             return f"{self.backend.name}, blocks of {self.pool.block_size}"
-        graphs = self.backend.graphs
+        graphs = self.graphs
         return (
             f"{self.backend.name} kernel, pages of {self.pool.block_size}, {graphs.num_graphs} "
             f"graphs in {graphs.num_bytes / 2**20:.0f} MiB"
         )
+
+    @property
+    def graphs(self) -> GraphsKept:
+        """The graphs that passes are replayed from; none but on GPUs."""
+        return self.backend.graphs if isinstance(self.backend, PagedBackend) else GraphsKept()
 
     def wait(self) -> None:
         """Return when the device has computed what it was given."""

@@ -66,7 +66,19 @@ def test_an_engine_is_seen_under_vllms_names_and_ours():
         "outrider:pass_seconds_total": 2.5,
         "outrider:pass_rows_total:prefill": 500,
         "outrider:pass_rows_total:decode": 60,
+        "outrider:cuda_graphs": 0,
+        "outrider:cuda_graph_bytes": 0,
+        "outrider:batch_invariant": 0,
     }
+
+
+def test_what_an_engine_came_to_at_its_start_is_seen():
+    meters = EngineMeters(Meters(LABELS))
+    meters.describe(batch_invariant=True, num_graphs=53, graph_bytes=900_000_000)
+    meters.update(LOAD, 1)
+    value = samples(meters.text())
+    assert value["outrider:batch_invariant"] == 1
+    assert (value["outrider:cuda_graphs"], value["outrider:cuda_graph_bytes"]) == (53, 9e8)
 
 
 def test_counters_follow_the_engines_totals_and_gauges_its_state():
