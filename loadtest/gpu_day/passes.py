@@ -17,7 +17,8 @@ from loadtest.bench.passes import (
     tables_for,
     timed_pass,
 )
-from loadtest.gpu_day.terms import CONTEXT, MOST_SESSIONS, Terms, open_target
+from loadtest.gpu_day.terms import CONTEXT, MOST_SESSIONS, Products, Terms, open_target
+from models.gpu.fp8 import LEAST_CAPABILITY
 
 # 1, 6, 48, 192 and 288 rows: a plain step, one verified draft, and 8, 32 and 48 of them at once.
 SHAPES = [PassShape(sessions, rows, CONTEXT) for sessions, rows in ((1, 1), (1, 6))]
@@ -48,22 +49,31 @@ def engine(terms: Terms) -> dict[str, Any]:
 def passes(terms: Terms) -> dict[str, Any]:
     """Times of passes by rows, with graphs and without, next to reading the weights once.
 
-    And with products that do not depend on the other rows: what they cost, and whether the
-    self-test then finds the same bits.
+    And with products that do not depend on the other rows, and of 8 bits where the card has them:
+    what they cost and save, and what the self-test says of each.
     """
-    lines, floor_ms, verdicts = [], 0.0, {}
-    modes = [(graphs, False) for graphs in terms.graph_modes] + [(terms.graph_modes[0], True)]
-    for graphs, is_invariant in modes:
-        runner = open_target(terms, graphs, batch_invariant=is_invariant)
-        floor_ms = memory_floor_ms(runner)
-        verdicts[str(is_invariant).lower()] = runner.batch_invariant
+    lines: list[dict[str, Any]] = []
+    floors_ms: dict[str, float] = {}
+    verdicts: dict[str, bool] = {}
+    modes: list[tuple[Any, Products]] = [(graphs, "plain") for graphs in terms.graph_modes]
+    modes += [(terms.graph_modes[0], products) for products in _own_products(terms)]
+    for graphs, products in modes:
+        runner = open_target(terms, graphs, products)
+        floors_ms[products] = floor_ms = memory_floor_ms(runner)
+        verdicts[products] = runner.batch_invariant
         for each in measure_passes(runner, SHAPES, terms.repeats):
-            mode = {"graphs": graphs, "batch_invariant": is_invariant}
+            mode = {"graphs": graphs, "products": products}
             of_floor = round(each.pass_ms / floor_ms, 2)
             lines.append({**mode, **_rounded(asdict(each)), "of_floor": of_floor})
         del runner
         _free(terms)
-    return {"floor_ms": round(floor_ms, 3), "lines": lines, "self_test": verdicts}
+    return {"floors_ms": _rounded(floors_ms), "lines": lines, "self_test": verdicts}
+
+
+def _own_products(terms: Terms) -> list[Products]:
+    """Beside torch's own: those that the card can have."""
+    has_fp8 = terms.is_gpu and torch.cuda.get_device_capability() >= LEAST_CAPABILITY
+    return ["invariant", "fp8"] if has_fp8 else ["invariant"]
 
 
 def launches(terms: Terms) -> dict[str, Any]:

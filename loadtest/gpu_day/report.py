@@ -59,19 +59,19 @@ def _engine(answer: Answer) -> Iterator[str]:
 
 
 def _passes(answer: Answer) -> Iterator[str]:
-    yield f"Reading the weights once takes {answer['floor_ms']} ms at the speed of a copy."
+    for products, floor_ms in answer["floors_ms"].items():
+        bits = "the same" if answer["self_test"][products] else "other"
+        yield (
+            f"- {products} products: reading the weights once takes {floor_ms} ms at the speed of "
+            f"a copy; the self-test found {bits} bits for other batches."
+        )
     yield ""
-    columns = (
-        *("graphs", "batch_invariant", "num_rows", "pass_ms", "products_ms", "ratio", "of_floor"),
-    )
+    columns = ("graphs", "products", "num_rows", "pass_ms", "products_ms", "ratio", "of_floor")
     yield from _table(answer["lines"], columns)
-    yield ""
-    verdict = "the same" if answer["self_test"]["true"] else "other"
-    yield f"With batch_invariant the self-test found {verdict} bits for other batches."
     yield ""
     for line in answer["lines"]:
         if line["num_rows"] == 1:
-            mode = f"Graphs {line['graphs']}, batch_invariant {line['batch_invariant']}"
+            mode = f"Graphs {line['graphs']}, {line['products']} products"
             is_good = line["of_floor"] <= _GOOD_OF_FLOOR
             yield (
                 f"{mode}: a single row takes {line['of_floor']} times the floor"

@@ -19,6 +19,9 @@ MAX_MODEL_LEN = 1024
 MOST_SESSIONS = 48
 _SESSION_TOKENS = 512  # context and rows, in whole blocks of any size
 
+# The target's: torch's own, in one order of adding for any number of rows, of 8 bits.
+Products = Literal["plain", "invariant", "fp8"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
@@ -73,7 +76,7 @@ def engine_config(
     *,
     graphs: Literal["auto", "off", "eager"] = "auto",
     card: int = 0,
-    batch_invariant: bool = False,
+    products: Products = "plain",
 ) -> ModelConfig:
     """The config of one of the pair, with a paged kernel and room for MOST_SESSIONS."""
     return ModelConfig(
@@ -84,7 +87,8 @@ def engine_config(
         max_num_batched_tokens=MAX_MODEL_LEN,
         attention="varlen",
         graphs=graphs,
-        batch_invariant=batch_invariant,
+        batch_invariant=products == "invariant",
+        quantization="fp8" if products == "fp8" else None,
         enable_prefix_caching=False,  # runs repeat their prompts
     )
 
@@ -92,9 +96,7 @@ def engine_config(
 def open_target(
     terms: Terms,
     graphs: Literal["auto", "off", "eager"] = "auto",
-    *,
-    batch_invariant: bool = False,
+    products: Products = "plain",
 ) -> ModelRunner:
     """The target in this process."""
-    config = engine_config(terms, "target", graphs=graphs, batch_invariant=batch_invariant)
-    return ModelRunner(config)
+    return ModelRunner(engine_config(terms, "target", graphs=graphs, products=products))

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig
-from models.layers.quantization import int8_bytes
+from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 
 # Styles of transformers' plans by which a rank keeps a share of a tensor; all others are copied.
 _DIVIDED = ("colwise", "rowwise")
@@ -47,13 +47,31 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
     return MemoryEstimate(
         num_parameters=sum(weight.numel() for weight in model.parameters()),
-        weight_bytes=(
-            _quantized_bytes(model, itemsize)
-            if config.quantization is not None
-            else _rank_bytes(model, config.tensor_parallel_size, itemsize)
-        ),
+        weight_bytes=_weight_bytes(model, config, itemsize),
         kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize),
     )
+
+
+def _weight_bytes(model: Any, config: EngineConfig, itemsize: int) -> int:
+    if config.quantization == "int8":
+        return _quantized_bytes(model, itemsize)
+    whole = _rank_bytes(model, config.tensor_parallel_size, itemsize)
+    if config.quantization is None:
+        return whole
+    return whole - _saved_by_fp8(model, config.tensor_parallel_size, itemsize)
+
+
+def _saved_by_fp8(model: Any, world_size: int, itemsize: int) -> int:
+    """What rounding the layers saves a rank; the scales of all outputs are counted on each."""
+    plan: Any = model.tp_plan if world_size > 1 else {}
+    saved = 0
+    for name, layer in model.named_modules():
+        is_rounded = type(layer) is nn.Linear and layer is not model.get_output_embeddings()
+        if is_rounded and can_round_to_fp8(*layer.weight.shape):
+            num_ranks = world_size if _is_divided(f"{name}.weight", plan) else 1
+            saved += layer.weight.numel() // num_ranks * (itemsize - 1)
+            saved -= len(layer.weight) * FP8_SCALE_BYTES
+    return saved
 
 
 def _shapes(hf_config: PreTrainedConfig, dtype: str) -> nn.Module:

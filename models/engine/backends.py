@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from models.attention.backend import AttentionBackend
 from models.attention.gather import GatherBackend
@@ -17,6 +18,7 @@ from models.gpu.decoder import MergedDecoder
 from models.gpu.kernel import VarlenKernel
 from models.kv.storage import KVSizes, KVStorage
 from models.layers.family import can_take_apart
+from models.layers.linear import plain_linear
 from models.parallel.layers import num_local_bytes
 
 
@@ -45,7 +47,7 @@ def lay_out(
         is_shared: whether other ranks hold parts of the model.
     """
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
-    gpu.refuse_variant(config, checkpoint, kernel)
+    gpu.refuse_own_products(config, checkpoint, kernel)
     packed = None
     if kernel is not None:
         packed = _merged(checkpoint, config)
@@ -68,11 +70,15 @@ def lay_out(
 def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | None:
     """A model around a paged kernel in few operations; None where its layers are not known."""
     model = checkpoint.model
-    if config.quantization is not None or not can_take_apart(model):
+    is_rounded = config.quantization == "fp8"
+    if config.quantization not in (None, "fp8") or not can_take_apart(model):
         return None
     weight_bytes = num_local_bytes(model)
     make_linear = gpu.linear_maker(config) or cpu.linear_maker(model, config)
-    decoder = MergedDecoder(model, config.max_model_len, make_linear)
+    make_head = plain_linear if is_rounded else make_linear
+    decoder = MergedDecoder(model, config.max_model_len, make_linear, make_head)
+    if is_rounded:
+        weight_bytes = num_local_bytes(nn.ModuleList([model, *decoder.products()]))
     return cpu.PackedModel(decoder, weight_bytes)
 
 

@@ -54,6 +54,7 @@ class MergedDecoder:
         model: on its device, with plain linear layers or a rank's; it loses them.
         num_positions: positions a session may have.
         make_linear: makes a product of its weight and bias; None: torch's own.
+        make_head: the same for the one that gives the logits; None: as the others.
         operations: between products; None: the fastest for the device.
     """
 
@@ -62,6 +63,7 @@ class MergedDecoder:
         model: PreTrainedModel,
         num_positions: int,
         make_linear: MakeLinear | None = None,
+        make_head: MakeLinear | None = None,
         operations: LayerOperations | None = None,
     ) -> None:
         make = plain_linear if make_linear is None else make_linear
@@ -69,7 +71,7 @@ class MergedDecoder:
         self._operations = operations or layer_operations(model.device)
         self._embedding: nn.Module = inner.embed_tokens
         self._cos, self._sin = rotary_tables(inner.rotary_emb, num_positions, like_of(model))
-        self._head = _product(model.get_output_embeddings(), make)
+        self._head = _product(model.get_output_embeddings(), make_head or make)
         model.set_output_embeddings(nn.Identity())
         self._layers = [
             _take_apart(layer, window, make)

@@ -11,6 +11,7 @@ from models.checkpoint.loader import Checkpoint
 from models.config import GPU_BLOCKS, EngineConfig
 from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
 from models.gpu.forward import PagedBackend
+from models.gpu.fp8 import LEAST_CAPABILITY, fp8_linear
 from models.gpu.graphs import Agree, CudaGraphs, EagerGraphs, GraphBackend, GraphTerms
 from models.gpu.kernel import VarlenKernel
 from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, torch_features
@@ -67,39 +68,45 @@ def _gathered_block(config: EngineConfig) -> int:
     return min(GPU_BLOCKS) if is_open else config.block_tokens
 
 
-def refuse_variant(
+def refuse_own_products(
     config: EngineConfig, checkpoint: Checkpoint, kernel: VarlenKernel | None
 ) -> None:
-    """Refuse `batch_invariant` where rows would be computed by what is not.
+    """Refuse `batch_invariant` and fp8 where a model cannot have the products they need.
 
     Raises:
         ValueError: says what is missing.
     """
-    if not _must_be_invariant(config):
+    device = torch.device(config.device)
+    if device.type != "cuda" or not (config.batch_invariant or config.quantization == "fp8"):
         return
+    key = "batch_invariant" if config.batch_invariant else "quantization fp8"
     missing = ""
     if kernel is None:
         missing = "a paged attention kernel, and none works here"
-    elif not has_kernels(torch.device(config.device)):
+    elif config.batch_invariant and not has_kernels(device):
         missing = "Triton, which torch's builds for GPUs bring along"
+    elif not config.batch_invariant and _capability(device) < LEAST_CAPABILITY:
+        missing = "a GPU of compute capability 8.9 or more (L4, RTX 40, H100)"
     elif not can_take_apart(checkpoint.model):
         kind = checkpoint.model.config.model_type
         missing = f"layers of Llama, Mistral, Qwen2 or Qwen3, and these are of {kind}"
     if missing:
-        raise ValueError(f"batch_invariant needs {missing}; set it to false")
+        raise ValueError(f"{key} needs {missing}; leave it out")
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def linear_maker(config: EngineConfig) -> MakeLinear | None:
     """What makes the products of a model that is taken apart; None: nothing of ours."""
-    if not _must_be_invariant(config):
+    if config.quantization == "fp8":
+        return fp8_linear
+    if not config.batch_invariant or torch.device(config.device).type != "cuda":
         return None
     from models.gpu.kernels.product import InvariantLinear
 
     return InvariantLinear
-
-
-def _must_be_invariant(config: EngineConfig) -> bool:
-    return config.batch_invariant and torch.device(config.device).type == "cuda"
 
 
 def make_backend(

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 from models.layers.linear import MakeLinear
 
+FP8_SCALE_BYTES = 4  # of an output
+_FP8_MULTIPLE = 16  # of inputs and outputs, or torch's product of float8 refuses them
 _LEVELS = 127  # symmetric: -127 to 127
 _INPUTS_MULTIPLE = 16  # the kernel reads whole vectors, beyond the end of a row if it must
 
@@ -48,8 +50,8 @@ def refuse_quantized(hf_config: Any) -> None:
     )
     raise ValueError(
         f"the checkpoint is quantised already (quantization_config with quant_method {method!r}), "
-        "and such weights are not read; take the original, with quantization: int8 if it shall be "
-        "rounded when it is loaded"
+        "and such weights are not read; take the original, with quantization: int8 (on a GPU fp8) "
+        "if it shall be rounded when it is loaded"
     )
 
 
@@ -90,6 +92,11 @@ def int8_bytes(num_outputs: int, num_inputs: int, itemsize: int, *, has_bias: bo
     """Memory of an `Int8Linear` whose scales and bias take `itemsize` bytes each."""
     num_padded = num_inputs + -num_inputs % _INPUTS_MULTIPLE
     return num_outputs * (num_padded + itemsize * (2 if has_bias else 1))
+
+
+def can_round_to_fp8(num_outputs: int, num_inputs: int) -> bool:
+    """Whether a weight of this shape can be one of `models.gpu.fp8`."""
+    return num_outputs % _FP8_MULTIPLE == 0 and num_inputs % _FP8_MULTIPLE == 0
 
 
 class Int8Linear(nn.Module):

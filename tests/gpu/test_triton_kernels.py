@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from models.engine.runner import ModelRunner
+from models.gpu.fp8 import LEAST_CAPABILITY, Fp8Linear
 from models.gpu.kernels.operations import TritonOperations
 from models.gpu.kernels.product import BLOCK_ROWS, InvariantLinear
 from models.gpu.operations import Norm, Rotation, Slots, TorchOperations
@@ -92,7 +93,24 @@ def test_a_rows_product_does_not_depend_on_the_others(
         assert torch.equal(linear(rows[first:stop]), whole[first:stop])
 
 
+def test_products_of_float8_are_those_of_a_cpu(cuda: torch.device) -> None:
+    if torch.cuda.get_device_capability(cuda) < LEAST_CAPABILITY:
+        pytest.skip("this GPU has no products of float8")
+    weight, bias, rows = (random(cuda, *shape).bfloat16() for shape in ((96, 128), (96,), (7, 128)))
+    on_gpu, on_cpu = Fp8Linear(weight, bias), Fp8Linear(weight.cpu(), bias.cpu())
+    assert torch.equal(on_gpu.weight.cpu().float(), on_cpu.weight.float())
+    torch.testing.assert_close(on_gpu(rows).cpu(), on_cpu(rows.cpu()), rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("graphs", ["off", "auto"])
 def test_the_self_test_agrees_with_batch_invariant(graphs: str) -> None:
     made: ModelRunner = runner(attention="varlen", graphs=graphs, batch_invariant=True)
     assert made.batch_invariant
+
+
+def test_a_model_in_float8_is_near_and_captured() -> None:
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        pytest.skip("this GPU has no products of float8")
+    made: ModelRunner = runner(attention="varlen", graphs="auto", quantization="fp8")
+    assert made.graphs.num_graphs > 0
+    assert made.weight_bytes < runner(attention="varlen", graphs="off").weight_bytes

@@ -18,10 +18,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from models.gpu.kernels import gate, norm, product, rotary
+from models.gpu.kernels import gate, norm, product, rotary, rounding
 from models.sampling.kernels import cut, draw
 
 ARCHITECTURES = (80, 89, 90, 100)  # A100, L4 and RTX 40, H100, B200
+_LEAST_FOR_FP8 = 89
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _BF16, _F32, _I32, _I64 = "*bf16", "*fp32", "*i32", "*i64"
 _TILES: dict[str, object] = {
@@ -50,6 +51,12 @@ _KERNELS: dict[str, tuple[Any, list[str], dict[str, object], int]] = {
         1,
     ),
     "gate": (gate.gate_kernel, [_BF16, _BF16, "i32"], {"BLOCK": 1024}, 4),
+    "round": (
+        rounding.round_kernel,
+        [_BF16, "*fp8e4nv", _F32, "i32", "fp32", "fp32"],
+        {"BLOCK": 32768},
+        norm.warps_of(32768),
+    ),
     "product": (
         product.product_kernel,
         [_BF16] * 4 + [_F32, "i32", "i32", "i32", "i32", "i32"],
@@ -108,7 +115,14 @@ def main() -> None:
     """Print the usage of all kernels for all architectures as JSON."""
     print(
         json.dumps(
-            {name: {str(each): usage(name, each) for each in ARCHITECTURES} for name in _KERNELS}
+            {
+                name: {
+                    str(each): usage(name, each)
+                    for each in ARCHITECTURES
+                    if name != "round" or each >= _LEAST_FOR_FP8
+                }
+                for name in _KERNELS
+            }
         )
     )
 

@@ -127,7 +127,7 @@ def merged(model: Any) -> MergedDecoder:
 
 def with_kernels(model: Any) -> MergedDecoder:
     """By Triton's kernels, products included."""
-    return MergedDecoder(model, MAX_LEN, InvariantLinear, TritonOperations())
+    return MergedDecoder(model, MAX_LEN, InvariantLinear, operations=TritonOperations())
 
 
 def run_pass(make: Callable[[], AttentionBackend]) -> torch.Tensor:

@@ -41,7 +41,7 @@ def test_parts_that_need_one_process_are_measured_and_told(tmp_path: Path) -> No
     assert [(p["graphs"], p["num_rows"]) for p in passes] == [
         (graphs, count) for graphs in ("eager", "off", "eager") for count in rows
     ]
-    assert [p["batch_invariant"] for p in passes] == [False] * 10 + [True] * 5
+    assert [p["products"] for p in passes] == ["plain"] * 10 + ["invariant"] * 5
     assert all(line["products_ms"] > 0 for line in passes)
     launched = parts["launches"]["answer"]["lines"]
     assert all(line["num_launches"] > 10 and line["busy_ms"] > 0 for line in launched)

@@ -28,7 +28,7 @@ def refuse(kernel: Any, model_config: Any = CONFIGS["llama"], **changes: Any) ->
         model = AutoModelForCausalLM.from_config(model_config)
     fields: dict[str, Any] = {"model_path": "m", "device": "cuda", "batch_invariant": True}
     config = EngineConfig(**fields | changes)
-    setup.refuse_variant(config, SimpleNamespace(model=model), kernel)  # type: ignore[arg-type]
+    setup.refuse_own_products(config, SimpleNamespace(model=model), kernel)  # type: ignore[arg-type]
 
 
 def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatc
     refuse(None, batch_invariant=False)
     with pytest.raises(ValueError, match="batch_invariant needs a paged attention kernel"):
         refuse(None)
-    with pytest.raises(ValueError, match=r"layers of Llama.* and these are of olmo2; set it to"):
+    with pytest.raises(ValueError, match=r"layers of Llama.* and these are of olmo2; leave it out"):
         refuse(KERNEL, Olmo2Config(**SIZES))
     monkeypatch.setattr(setup, "has_kernels", lambda device: False)
     with pytest.raises(ValueError, match="batch_invariant needs Triton"):
@@ -77,6 +77,6 @@ def test_the_self_test_finds_the_same_bits(tmp_path: Path, monkeypatch: pytest.M
         )
     )
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16)
-    decoder = MergedDecoder(model, 80, InvariantLinear, TritonOperations())
+    decoder = MergedDecoder(model, 80, InvariantLinear, operations=TritonOperations())
     runner.backend._forward = decoder  # type: ignore[attr-defined]
     assert is_batch_invariant(runner)

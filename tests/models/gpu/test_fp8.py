@@ -1,0 +1,129 @@
+"""Linear layers in float8: as near as their rounding allows, half the memory, refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Olmo2Config
+
+from models.checkpoint.memory_estimate import memory_estimate
+from models.config import EngineConfig
+from models.gpu import setup
+from models.gpu.decoder import MergedDecoder
+from models.gpu.fp8 import Fp8Linear, fp8_linear, round_rows
+from models.gpu.reference import reference_kernel
+from models.layers.linear import plain_linear
+from models.parallel.layers import num_local_bytes
+from tests.cases.models.llama_family import CONFIGS, SIZES, TEXT, chunked_logits, write
+from tests.models.gpu.test_decoder import paged_runner
+
+LARGEST = 448.0
+KERNEL = reference_kernel()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def test_rows_are_rounded_by_scales_of_their_own() -> None:
+    rows = random(5, 64) * torch.tensor([[1e-4], [1.0], [300.0], [0.0], [1.0]])
+    rounded, scales = round_rows(rows)
+    assert rounded.dtype == torch.float8_e4m3fn
+    assert scales.shape == (5, 1)
+    back = rounded.float() * scales
+    assert bool((back[3] == 0).all())
+    largest = rows.float().abs().amax(dim=1)
+    torch.testing.assert_close(back.abs().amax(dim=1), largest, rtol=1e-3, atol=0)
+    # Three bits of mantissa: a sixteenth of each number, and of the least step near zero.
+    assert bool(((back - rows.float()).abs() <= rows.float().abs() / 16 + scales * 2**-9).all())
+
+
+def test_a_product_is_that_of_the_rounded_numbers() -> None:
+    weight, bias, rows = random(48, 64), random(48, seed=1), random(7, 64, seed=2)
+    linear = fp8_linear(weight, bias)
+    assert isinstance(linear, Fp8Linear)
+    rounded, scales = round_rows(rows)
+    expected = (rounded.float() * scales) @ (linear.weight.float() * linear.scales.T).T + bias
+    torch.testing.assert_close(linear(rows).float(), expected, rtol=0.02, atol=0.02)
+    whole = rows.float() @ weight.float().T + bias
+    assert float((linear(rows) - whole).std() / whole.std()) < 0.05
+    assert linear(rows[:0]).shape == (0, 48)
+
+
+def test_sizes_that_the_product_refuses_stay_as_they_are() -> None:
+    for shape in ((48, 40), (40, 48)):
+        linear = fp8_linear(random(*shape), None)
+        assert type(linear) is torch.nn.Linear
+        assert linear(random(2, shape[1])).shape == (2, shape[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_kernel_rounds_as_torch_does(dtype: torch.dtype) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from models.gpu.kernels.rounding import round_rows as by_kernel
+
+    rows = random(6, 100, dtype=dtype)
+    rows[4] = 0
+    plain, plain_scales = round_rows(rows)
+    got, scales = by_kernel(rows, LARGEST, 1e-12)
+    torch.testing.assert_close(scales, plain_scales)
+    # The interpreter loses the carry where a number is rounded up to a power of two.
+    is_power = plain.float().abs().frexp().mantissa == 0.5
+    near = (got.float() - plain.float()).abs() <= plain.float().abs() / 8 + 2**-9
+    assert bool((near | is_power).all())
+    assert float(near.float().mean()) > 0.95
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(CONFIGS["qwen3"], tmp_path)
+    return tmp_path
+
+
+def test_a_rounded_model_is_near_and_half_as_large(folder: Path) -> None:
+    loaded = paged_runner(folder, graphs="off", dtype="bfloat16")
+    expected = chunked_logits(loaded)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    decoder = MergedDecoder(model, 256, fp8_linear, plain_linear)
+    assert sum(isinstance(each, Fp8Linear) for each in decoder.products()) == 4 * 3
+    assert type(decoder.products()[-1]) is torch.nn.Linear
+    loaded.backend._forward = decoder  # type: ignore[attr-defined]
+    logits = chunked_logits(loaded)
+    assert logits.shape == expected.shape == (len(TEXT), SIZES["vocab_size"])
+    assert float((logits - expected).std() / expected.std()) < 0.25
+
+    kept = num_local_bytes(torch.nn.ModuleList([model, *decoder.products()]))
+    config = EngineConfig(
+        model_path=str(folder), device="cuda", quantization="fp8", max_model_len=256
+    )
+    assert memory_estimate(config).weight_bytes == kept
+
+
+def test_it_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="quantization fp8 runs on cuda only, got device 'cpu'"):
+        EngineConfig(model_path="m", quantization="fp8")
+    with pytest.raises(ValueError, match="batch_invariant is not for quantization fp8"):
+        EngineConfig(model_path="m", device="cuda", quantization="fp8", batch_invariant=True)
+    config = EngineConfig(model_path="m", device="cuda", quantization="fp8")
+    assert setup.linear_maker(config) is fp8_linear
+
+    def refuse(model_config: Any, kernel: Any = KERNEL) -> None:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(model_config)
+        setup.refuse_own_products(config, SimpleNamespace(model=model), kernel)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(setup, "_capability", lambda device: (9, 0))
+    refuse(CONFIGS["llama"])
+    with pytest.raises(ValueError, match="quantization fp8 needs a paged attention kernel"):
+        refuse(CONFIGS["llama"], None)
+    with pytest.raises(ValueError, match="these are of olmo2; leave it out"):
+        refuse(Olmo2Config(**SIZES))
+    monkeypatch.setattr(setup, "_capability", lambda device: (8, 0))
+    with pytest.raises(ValueError, match=r"a GPU of compute capability 8\.9"):
+        refuse(CONFIGS["llama"])
