@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _LIBRARY = torch.library.Library("outrider", "DEF")
 
@@ -35,7 +36,7 @@ def register(schema: str, launch: Callable[..., Any], empty: Callable[..., Any])
     """Make `launch` an operation of torch.
 
     Args:
-        schema: name, arguments and results, as torch.library has them.
+        schema: name, arguments (the first is a tensor) and results, as torch.library has them.
         launch: computes it.
         empty: of the same arguments, the results without their values.
 
@@ -44,6 +45,14 @@ def register(schema: str, launch: Callable[..., Any], empty: Callable[..., Any])
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
-    _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
+
+    def launch_there(first: Tensor, *others: Any) -> Any:
+        # Triton launches on the current GPU, which need not be the one that the tensors are on.
+        if first.is_cuda and first.get_device() != torch.cuda.current_device():
+            with torch.cuda.device_of(first):
+                return launch(first, *others)
+        return launch(first, *others)
+
+    _LIBRARY.impl(name, launch_there, "CompositeExplicitAutograd")
     torch.library.register_fake(f"outrider::{name}", empty, lib=_LIBRARY)
     return getattr(torch.ops.outrider, name)
