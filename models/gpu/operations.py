@@ -9,7 +9,6 @@ Shape letters: R rows, H query heads, K key heads, D head size, F width, P posit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,7 +25,7 @@ class Norm(NamedTuple):
     epsilon: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rotation:
     """The angles of a pass's rows: tables of all positions, the sine's first half negated."""
 
@@ -34,10 +33,14 @@ class Rotation:
     sin: Tensor  # [P, D]
     positions: Tensor  # [R] int64
 
-    @cached_property
+    _rows: tuple[Tensor, Tensor] | None = None
+
     def rows(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of each row, [R, 1, D]."""
-        return self.cos[self.positions].unsqueeze(1), self.sin[self.positions].unsqueeze(1)
+        """Cosine and sine of each row, [R, 1, D]; looked up once, for all layers."""
+        if self._rows is None:
+            cos, sin = self.cos[self.positions], self.sin[self.positions]
+            self._rows = cos.unsqueeze(1), sin.unsqueeze(1)
+        return self._rows
 
 
 class Slots(NamedTuple):
@@ -102,7 +105,7 @@ class TorchOperations:
         if head_norm is not None:
             normed = F.rms_norm(rotated, (head_dim,), None, head_norm.epsilon)
             rotated = normed * head_norm.weight
-        cos, sin = rotation.rows
+        cos, sin = rotation.rows()
         swapped = rotated.roll(head_dim // 2, dims=-1)
         rotated = torch.addcmul(rotated * cos, swapped, sin)
         slots.keys.index_copy_(0, slots.row_slots, rotated[:, -num_key_heads:])

@@ -85,8 +85,8 @@ def attends(query: torch.Tensor, *others: Any, **terms: Any) -> torch.Tensor:
     return torch.empty_like(query)
 
 
-def empty_pass(config: Any) -> tuple[torch.Tensor, VarlenPass]:
-    """Six rows of one session on a device that computes nothing, and where their keys go."""
+def empty_pass(config: Any, device: torch.device = META) -> tuple[torch.Tensor, VarlenPass]:
+    """Six rows of one session, on a device that computes nothing, and where their keys go."""
     storage = PageStorage(
         KVSizes(
             num_layers=config.num_hidden_layers,
@@ -95,11 +95,11 @@ def empty_pass(config: Any) -> tuple[torch.Tensor, VarlenPass]:
             num_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             dtype=torch.bfloat16,
-            device=META,
+            device=device,
         )
     )
-    rows = torch.empty(NUM_ROWS, dtype=torch.int64, device=META)
-    ints = torch.empty(2, dtype=torch.int32, device=META)
+    rows = torch.zeros(NUM_ROWS, dtype=torch.int64, device=device)
+    ints = torch.empty(2, dtype=torch.int32, device=device)
     tensors = PassTensors(rows, rows, rows, ints, ints, ints[:1], ints[None])
     kernel = VarlenKernel(attends, None, False, "counted")
     windows = (None,) * config.num_hidden_layers
@@ -139,6 +139,37 @@ def test_a_layer_asks_for_so_many_operations(
     )
     assert merged <= most
     assert operations_of_a_layer(kind, TransformersForward) > 2.2 * merged
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
+def test_dynamo_takes_a_pass_as_one_graph(
+    kind: Callable[..., PreTrainedConfig], has_kernels: bool
+) -> None:
+    """It fails where something goes by a value, or is Python alone."""
+    operations: Any = TorchOperations()
+    if has_kernels:
+        pytest.importorskip("triton", reason="Triton is not installed")
+        from models.gpu.kernels.operations import TritonOperations
+
+        operations = TritonOperations()
+    config = kind(**SIZES, head_dim=16)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+    decoder = MergedDecoder(model.to(torch.bfloat16), 256, operations=operations)
+    rows, paged = empty_pass(config, torch.device("cpu"))
+    graphs: list[Any] = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return lambda *given: (torch.zeros(NUM_ROWS, config.vocab_size),)
+
+    def run(ids: torch.Tensor) -> torch.Tensor:
+        return decoder(ids, ids, paged, None)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(run, fullgraph=True, backend=counted)(rows)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
