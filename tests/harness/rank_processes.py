@@ -131,6 +131,7 @@ class Leader:
             "batch_invariant": self._runner.batch_invariant,
             "weight_bytes": self._runner.weight_bytes,
             "kv_bytes": kv_bytes(self._runner),
+            "layers": type(self._runner.layers).__name__,
         }
 
     def forward(self, rows: list[tuple[str, int, list[int], int]]) -> Any:

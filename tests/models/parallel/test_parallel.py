@@ -211,17 +211,22 @@ def test_ranks_come_to_the_same(same: bool, complaint: str | None) -> None:
     assert told == [(7, False, True, complaint)] * 2
 
 
+@pytest.mark.parametrize("size", SIZES[1:])
 def test_ranks_replay_the_same_padded_passes(
-    targets: dict[int, SharedEngine], target_path: str
+    targets: dict[int, SharedEngine], target_path: str, size: int
 ) -> None:
-    """Graphs are captured by all ranks together, and a replayed pass has their sums in it."""
+    """Graphs are captured by all ranks together, and a replayed pass has their sums in it.
+
+    As on GPUs each rank has its part of the layers taken apart.
+    """
     prompt = _text(40, 5)
     passes: list[list[tuple[str, int, list[int], int]]] = [
         [("a", 0, prompt, 40)],
         [("a", 40, prompt[:3], 3)],
         [("a", 43, prompt[:1], 1)],
     ]
-    with shared_engine("target", 2, target_path, attention="varlen", graphs="eager") as engine:
+    with shared_engine("target", size, target_path, attention="varlen", graphs="eager") as engine:
+        assert engine.sizes[0]["layers"] == "MergedDecoder"
         for rows in passes:
             expected = targets[1].forward(*rows)
             torch.testing.assert_close(engine.forward(*rows), expected, rtol=0, atol=1e-3)
