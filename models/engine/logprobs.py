@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.device import to_device
+from models.device import fetch, to_device
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
 from models.sampling.verification import accept_matching
@@ -70,14 +70,17 @@ def _some_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Toke
     num_top = min(num_top, logits.shape[1])
     logprobs = torch.log_softmax(logits, dim=1)
     ids = to_device(tokens, logits.device, torch.int64)[:, None]
-    own_logits = logits.gather(1, ids)
-    ranks = (logits >= own_logits).sum(dim=1).tolist()
-    own = logprobs.gather(1, ids)[:, 0].tolist()
+    ranks = (logits >= logits.gather(1, ids)).sum(dim=1, keepdim=True)
     top_ids = torch.topk(logits, num_top, dim=1).indices
-    top = logprobs.gather(1, top_ids).tolist()
+    of_ids = logprobs.gather(1, torch.cat([ids, top_ids], dim=1))
+    # In one download; float64 holds every float32 and every id.
+    rows = fetch(torch.cat([of_ids.double(), ranks.double(), top_ids.double()], dim=1))
     return [
-        TokenLogprobs(token, logprob, rank, tuple(zip(row_ids, row, strict=True)))
-        for token, logprob, rank, row_ids, row in zip(
-            tokens, own, ranks, top_ids.tolist(), top, strict=True
+        TokenLogprobs(
+            token,
+            row[0],
+            int(row[1 + num_top]),
+            tuple(zip(map(int, row[2 + num_top :]), row[1 : 1 + num_top], strict=True)),
         )
+        for token, row in zip(tokens, rows, strict=True)
     ]

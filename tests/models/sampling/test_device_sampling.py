@@ -10,6 +10,7 @@ import torch
 
 from loadtest.gpu_day.draws import CountedOperations
 from models.engine.draft import DraftEngine
+from models.engine.logprobs import token_logprobs
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Proposal, Sampling, Verdict
@@ -211,6 +212,13 @@ def test_a_draft_step_under_rejection_downloads_once():
         drafter.step()
     downloads = [entry for entry in watch.waits if entry.startswith("cpu")]
     assert len(downloads) == 1, watch.waits
+
+
+def test_logprobs_are_downloaded_once():
+    with SyncWatch() as watch:
+        entries = token_logprobs(random_scores(0)[:3], [7, 8, 9], 5)
+    assert [entry.split(" in ")[0] for entry in watch.waits] == ["tolist"]
+    assert [(entry.token, len(entry.top)) for entry in entries] == [(7, 5), (8, 5), (9, 5)]
 
 
 def test_terms_are_all_those_that_sampling_has():
