@@ -10,7 +10,13 @@ import torch
 from models.kv.block_pool import BlockPool
 from models.protocol.messages import Open, Sampling
 from models.sampling.logits import process_logits
-from models.sampling.penalties import RowCounts, TokenHistory, has_penalties
+from models.sampling.penalties import (
+    RowCounts,
+    TokenHistory,
+    counts_on,
+    has_penalties,
+    scattered,
+)
 from models.scheduler.sessions import Session, SessionTable
 
 VOCAB_SIZE = 12
@@ -142,3 +148,16 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     for i in range(len(samplings)):
         alone = process_logits(logits[i : i + 1], samplings[i : i + 1], [None], rows[i : i + 1])
         assert torch.equal(alone[0], together[i]), i
+
+
+def test_counts_that_are_sent_by_place_are_the_same():
+    """As to a GPU: a few numbers for each row, rows of none among them."""
+    generator = np.random.default_rng(0)
+    rows = [
+        generator.choice([0, 0, 0, 0, 1, 2, 70_000], VOCAB_SIZE).astype(np.int32) for _ in range(6)
+    ]
+    rows[2][:] = 0
+    cpu = torch.device("cpu")
+    assert torch.equal(scattered(rows, cpu), counts_on(rows, cpu))
+    nothing = scattered([rows[2]], cpu)
+    assert (nothing.shape, int(nothing.sum())) == ((1, VOCAB_SIZE), 0)
