@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -227,11 +228,14 @@ def _add_recovered(
 
 def _residual(target_probs: Tensor, draft_rows: Sequence[DraftRow]) -> Tensor:
     """(target - draft)+ in each row, not normalised, float64 [R, V]; target where that is 0."""
+    vocab_size, device = target_probs.shape[1], target_probs.device
+    ids = [row.token_ids.astype(np.int64) for row in draft_rows]
+    places = np.concatenate([number * vocab_size + found for number, found in enumerate(ids)])
+    draft_probs = np.concatenate([row.probs.astype(np.float64) for row in draft_rows])
     residual = target_probs.clone()
-    for row, draft_row in zip(residual, draft_rows, strict=True):
-        ids = array_to_device(draft_row.token_ids.astype("int64"), residual.device)
-        draft_probs = array_to_device(draft_row.probs.astype("float64"), residual.device)
-        row.index_add_(0, ids, draft_probs, alpha=-1)
+    residual.view(-1).index_add_(
+        0, array_to_device(places, device), array_to_device(draft_probs, device), alpha=-1
+    )
     residual.clamp_(min=0)
     is_empty = residual.amax(dim=1, keepdim=True) <= 0
     return torch.where(is_empty, target_probs, residual)
