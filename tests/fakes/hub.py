@@ -110,5 +110,6 @@ def hub_environment(endpoint: str, home: Path, **more: str) -> dict[str, str]:
         "HF_ENDPOINT": endpoint,
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
         **more,
     }

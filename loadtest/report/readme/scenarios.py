@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,13 @@ def scenarios(result: Result) -> str:
     num_met = sum(claim["is_met"] for claim in claims)
     verdict = f"{num_met} of {len(claims)} aims are met, {len(claims) - num_met} are **missed**."
     head += ["times plain", "pinned k / the same fixed"]
-    return "\n\n".join([table(head, rows), verdict, result.made()])
+    return "\n\n".join([table(head, rows), f"{verdict} {_where(result)}", result.made()])
+
+
+def _where(result: Result) -> str:
+    """How many scenarios were measured on which processor; each one's lines on the same."""
+    counts = Counter(one["processor"] for one in result["scenarios"])
+    return "; ".join(f"{count} scenarios on {name}" for name, count in counts.items()) + "."
 
 
 def _row(one: Mapping[str, Any]) -> list[str]:

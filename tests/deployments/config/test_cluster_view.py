@@ -67,7 +67,8 @@ def test_nodes_count_by_what_they_announce(address: str) -> None:
 def test_build_refuses_what_the_cluster_lacks(address: str, prod: AppConfig) -> None:
     """Without the file's own placement: what follows from `args` alone."""
     assert deployed_overrides(prod) == []
-    with pytest.raises(CannotServe, match=r"5 GPUs \(Target 4, Draft 1\), there are 4; .*/models"):
+    refusal = r"5 GPUs \(Target 4, Draft 1\), there are 4; .*Qwen2\.5-72B"
+    with pytest.raises(CannotServe, match=refusal):
         refuse_unservable(prod)
 
 
