@@ -126,6 +126,7 @@ def test_what_pytest_reports_is_counted() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_draft_and_target_are_served_side_by_side(tmp_path: Path) -> None:
     status, parts, page = hour(tmp_path, "--parts", "one-card", "tests")
     assert status == 0, page

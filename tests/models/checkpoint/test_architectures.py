@@ -44,6 +44,7 @@ Patch = pytest.MonkeyPatch
 each_attention = pytest.mark.parametrize("attention", ["auto", "reference"])
 
 
+@pytest.mark.timeout(300)  # the first of them compiles the kernels
 @pytest.mark.parametrize("name", CONFIGS)
 @each_attention
 def test_greedy_text_is_that_of_transformers(name: str, attention: str) -> None:

@@ -48,9 +48,9 @@ def choice_ids() -> tuple[tuple[int, ...], ...]:
 
 
 @cache
-def law() -> list[float]:
+def law(dtype: torch.dtype = torch.bfloat16) -> list[float]:
     """The probabilities of the choices among each other, by transformers, a choice at a time."""
-    model: Any = LlamaForCausalLM.from_pretrained(DEMO / "target", dtype=torch.bfloat16)
+    model: Any = LlamaForCausalLM.from_pretrained(DEMO / "target", dtype=dtype)
 
     def of(ids: list[int]) -> list[float]:
         with torch.inference_mode():
@@ -146,10 +146,11 @@ async def test_all_terms_of_speculation_give_the_same_choice() -> None:
 
 
 async def test_weights_in_the_answer_are_those_of_the_law() -> None:
-    async with local_service(DEMO / "target", None) as service:
+    """In float32: in bfloat16 CPUs round differently, by up to 0.03 of a weight."""
+    async with local_service(DEMO / "target", None, dtype="float32") as service:
         deltas = service.generator.generate(asked(1), demo_tokenizer().detokenizer())
         (delta,) = [event async for event in deltas if isinstance(event, Delta)]
-    assert normalised(delta.choice_logprobs) == pytest.approx(law(), abs=0.02)
+    assert normalised(delta.choice_logprobs) == pytest.approx(law(torch.float32), abs=1e-3)
 
 
 def test_special_tokens_in_a_choice_are_text() -> None:
