@@ -119,7 +119,8 @@ class EngineConfig(Section):
     quantization: QuantizationName | None = Field(
         default=None,
         description="linear layers are rounded to 8 bits when loaded, int8 on a CPU and for one "
-        "rank, fp8 on GPUs from L4, RTX 40 and H100 on, for Llama, Mistral, Qwen2 and Qwen3; the "
+        "rank, fp8 on GPUs from L4, RTX 40 and H100 on, for Llama, Mistral, Qwen2 and Qwen3 (one "
+        "that is published as FP8-dynamic needs no key); the "
         "target's text is then the rounded model's, a draft's changes its speed only",
     )
 

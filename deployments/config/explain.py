@@ -116,7 +116,8 @@ def _where(labels: Mapping[str, str]) -> str:
 
 def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | None) -> list[str]:
     """What one model takes."""
-    rounded = f", {model.quantization}" if model.quantization else ""
+    quantization = model.quantization if sizes is None else sizes.quantization
+    rounded = f", {quantization}" if quantization else ""
     ranks = f"{model.tensor_parallel_size} rank"
     ranks += "s" if model.tensor_parallel_size > 1 else ""
     head = f"{model.model_path}: {ranks} on {model.device}, {model.dtype}{rounded}"

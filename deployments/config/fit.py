@@ -17,7 +17,7 @@ from deployments.config.fault import Fault
 from deployments.config.model_files import resolve_model, to_come
 from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources
 from deployments.config.schema import AppConfig, ModelConfig
-from models.checkpoint.stored_weights import num_stored_parameters
+from models.checkpoint.stored_weights import num_stored_parameters, stores_float8
 
 _COUNTED = ("CPU", "GPU")
 _FIRST = ("GPU", "CPU")  # the order in which shortages are named
@@ -140,6 +140,7 @@ class ModelSizes:
     kv_bytes_per_token: int
     kv_tokens: int | None  # None: known once the model is loaded
     source: str = ""  # what the folder was converted from
+    quantization: str | None = None  # of its layers; the config's, or what they are stored in
 
     @property
     def rank(self) -> RankBytes:
@@ -160,7 +161,8 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
     folder = resolve_model(model.model_path, model.dtype, key, model.revision)
     if to_come(folder, key) is not None:  # their headers are not here to be read
         return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
-    item_bytes = 1 if model.quantization else _ITEM_BYTES[model.dtype]
+    is_rounded = model.quantization or (model.device != "cpu" and stores_float8(folder))
+    item_bytes = 1 if is_rounded else _ITEM_BYTES[model.dtype]
     num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size
     return RankBytes(weights=num_parameters * item_bytes, kv=model.kv_cache_memory or 0)
 
@@ -192,6 +194,7 @@ def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
         kv_bytes_per_token=taken.kv_bytes_per_token,
         kv_tokens=None if num_blocks is None else num_blocks * model.block_tokens,
         source=source_of(Path(model.model_path)),
+        quantization=taken.quantization,
     )
 
 

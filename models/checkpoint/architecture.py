@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from models.checkpoint.float8 import as_stored
 from models.config import EngineConfig
-from models.layers.quantization import refuse_quantized
 from models.parallel.plan import refuse_unshardable
 
 _SERVED_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -54,7 +54,7 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
     refuse_unshardable(hf_config, config.tensor_parallel_size)
     text = hf_config.get_text_config()
-    refuse_quantized(hf_config)
+    as_stored(config, hf_config)
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and config.max_model_len > longest:
         raise ValueError(

@@ -9,11 +9,14 @@ back-end lays the weights out for its machine (`models/cpu/setup.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
@@ -22,7 +25,8 @@ from transformers.utils.hub import cached_file
 from models.attention.features import layer_windows
 from models.attention.interface import ATTENTION_NAME
 from models.checkpoint.architecture import refuse_unsupported
-from models.config import EngineConfig
+from models.checkpoint.float8 import as_stored, give_scales, is_float8, unscaled
+from models.config import EngineConfig, QuantizationName
 from models.layers.rotary import fix_rotary_tables
 from models.parallel.layers import make_local
 from models.parallel.plan import divides_heads, tensor_parallel_plan
@@ -43,6 +47,8 @@ class Checkpoint:
     head_dim: int
     windows: tuple[int | None, ...]  # of each layer's attention
     eos_ids: tuple[int, ...]  # ids that end a generation, as the checkpoint's own files name them
+    quantization: QuantizationName | None  # the config's, or what the weights are stored in
+    has_scales: bool  # linear layers that are stored in float8 hold its numbers, and `scales`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +97,17 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         )
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
+    has_scales = is_float8(hf_config)
+    config = as_stored(config, hf_config)
     transformers_logging.disable_progress_bar()
-    model = _load_weights(hf_config, config)
+    with _quiet() if has_scales else nullcontext():
+        model = _load_weights(unscaled(hf_config), config)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
+    keeps_scales = has_scales and config.quantization == "fp8"
+    if has_scales:
+        rank = 0 if ranks is None else ranks.rank
+        give_scales(model, _weight_files(config.model_path), rank, are_kept=keeps_scales)
     text = hf_config.get_text_config()
     sizes = key_sizes(hf_config, world_size)
     fix_rotary_tables(model, config.max_model_len)
@@ -111,6 +124,8 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         head_dim=sizes.head_dim,
         windows=layer_windows(text),
         eos_ids=eos_ids,
+        quantization=config.quantization,
+        has_scales=keeps_scales,
     )
 
 
@@ -164,6 +179,25 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
             f"model_path {config.model_path!r} lacks {len(missing)} weights, first {missing[0]!r}"
         )
     return model.to(torch.device(config.device)).eval()  # a rank's part is where it belongs already
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers warns of each tensor that its layers do not have, such as scales."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _weight_files(model_path: str) -> list[Path]:
+    """The checkpoint's files, which are here: its weights were just read."""
+    folder = Path(model_path)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(model_path, allow_patterns="*.safetensors"))
+    return sorted(folder.glob("*.safetensors"))
 
 
 def _find_vocabulary(model_path: str) -> Vocabulary | None:

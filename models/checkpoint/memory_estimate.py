@@ -8,7 +8,9 @@ time.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from models.checkpoint.architecture import refuse_unsupported
+from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
-from models.config import EngineConfig
+from models.config import EngineConfig, QuantizationName
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 
 # Styles of transformers' plans by which a rank keeps a share of a tensor; all others are copied.
@@ -32,6 +35,7 @@ class MemoryEstimate:
     num_parameters: int  # of the whole model, shared ones counted once
     weight_bytes: int
     kv_bytes_per_token: int
+    quantization: QuantizationName | None  # the config's, or what the weights are stored in
 
 
 def memory_estimate(config: EngineConfig) -> MemoryEstimate:
@@ -42,32 +46,38 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     """
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
-    model = _shapes(hf_config, config.dtype)
+    config = as_stored(config, hf_config)
+    model = _shapes(unscaled(hf_config), config.dtype)
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
     return MemoryEstimate(
         num_parameters=sum(weight.numel() for weight in model.parameters()),
-        weight_bytes=_weight_bytes(model, config, itemsize),
+        weight_bytes=_weight_bytes(model, config, itemsize, partial(kept_whole, hf_config)),
         kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize),
+        quantization=config.quantization,
     )
 
 
-def _weight_bytes(model: Any, config: EngineConfig, itemsize: int) -> int:
+def _weight_bytes(
+    model: Any, config: EngineConfig, itemsize: int, is_whole: Callable[[str], bool]
+) -> int:
     if config.quantization == "int8":
         return _quantized_bytes(model, itemsize)
     whole = _rank_bytes(model, config.tensor_parallel_size, itemsize)
     if config.quantization is None:
         return whole
-    return whole - _saved_by_fp8(model, config.tensor_parallel_size, itemsize)
+    return whole - _saved_by_fp8(model, config.tensor_parallel_size, itemsize, is_whole)
 
 
-def _saved_by_fp8(model: Any, world_size: int, itemsize: int) -> int:
+def _saved_by_fp8(
+    model: Any, world_size: int, itemsize: int, is_whole: Callable[[str], bool]
+) -> int:
     """What rounding the layers saves a rank; the scales of all outputs are counted on each."""
     plan: Any = model.tp_plan if world_size > 1 else {}
     saved = 0
     for name, layer in model.named_modules():
         is_rounded = type(layer) is nn.Linear and layer is not model.get_output_embeddings()
-        if is_rounded and can_round_to_fp8(*layer.weight.shape):
+        if is_rounded and can_round_to_fp8(*layer.weight.shape) and not is_whole(name):
             num_ranks = world_size if _is_divided(f"{name}.weight", plan) else 1
             saved += layer.weight.numel() // num_ranks * (itemsize - 1)
             saved -= len(layer.weight) * FP8_SCALE_BYTES

@@ -74,7 +74,8 @@ def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | N
     if config.quantization not in (None, "fp8") or not can_take_apart(model):
         return None
     weight_bytes = num_local_bytes(model)
-    make_linear = gpu.linear_maker(config) or cpu.linear_maker(model, config)
+    make_linear = gpu.linear_maker(config, has_scales=checkpoint.has_scales)
+    make_linear = make_linear or cpu.linear_maker(model, config)
     make_head = plain_linear if is_rounded else make_linear
     decoder = MergedDecoder(model, config.max_model_len, make_linear, make_head)
     if is_rounded:

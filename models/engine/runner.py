@@ -58,7 +58,8 @@ class ModelRunner:
         kernel, block_size = gpu.choose_kernel(config, checkpoint)
         if ranks is not None:
             ranks.must_agree("block_size", block_size)
-        self.config = config = config.model_copy(update={"block_size": block_size})
+        came_to = {"block_size": block_size, "quantization": checkpoint.quantization}
+        self.config = config = config.model_copy(update=came_to)
         self.vocab_size = checkpoint.drawable.size  # ids that may be sampled
         self.num_input_ids = checkpoint.num_columns  # ids that may be read
         self._missing_ids = torch.tensor(checkpoint.drawable.missing, device=self.device)

@@ -22,7 +22,13 @@ from transformers import PreTrainedModel
 from models.attention.features import AttentionFeatures, layer_windows
 from models.gpu.kernel import VarlenPass
 from models.gpu.operations import LayerOperations, Norm, Rotation, Slots, layer_operations
-from models.layers.family import forget_linears, joined_weight, like_of, rotary_tables
+from models.layers.family import (
+    forget_linears,
+    joined_scales,
+    joined_weight,
+    like_of,
+    rotary_tables,
+)
 from models.layers.linear import MakeLinear, plain_linear
 from models.parallel.layers import GatheredLinear, RowParallelLinear, local_tensor
 
@@ -107,16 +113,15 @@ class MergedDecoder:
 def _take_apart(layer: Any, window: int | None, make_linear: MakeLinear) -> _Layer:
     """Join a layer's weights, and free the ones it had, so that memory does not double."""
     attention, mlp = layer.self_attn, layer.mlp
-    mixed = joined_weight(attention.q_proj, attention.k_proj, attention.v_proj)
     merged = _Layer(
         index=attention.layer_idx,
         features=AttentionFeatures(attention.scaling, window),
         head_norm=_head_norm(attention),
         before_attention=_norm(layer.input_layernorm),
-        query_key_value=make_linear(*mixed),
+        query_key_value=_joined(make_linear, attention.q_proj, attention.k_proj, attention.v_proj),
         output=_product(attention.o_proj, make_linear),
         before_mlp=_norm(layer.post_attention_layernorm),
-        gate_up=make_linear(*joined_weight(mlp.gate_proj, mlp.up_proj)),
+        gate_up=_joined(make_linear, mlp.gate_proj, mlp.up_proj),
         down=_product(mlp.down_proj, make_linear),
     )
     forget_linears(attention, mlp)
@@ -130,8 +135,17 @@ def _product(linear: Any, make_linear: MakeLinear) -> nn.Module:
     if isinstance(linear, RowParallelLinear | GatheredLinear):
         linear.linear = _product(linear.linear, make_linear)
         return linear
-    bias = linear.bias
-    return make_linear(linear.weight.detach(), None if bias is None else bias.detach())
+    return _joined(make_linear, linear)
+
+
+def _joined(make_linear: MakeLinear, *linears: nn.Linear) -> nn.Module:
+    """One product for linear layers of the same input."""
+    weight, bias = joined_weight(*linears)
+    scales = joined_scales(*linears)
+    made: nn.Module = (
+        make_linear(weight, bias) if scales is None else make_linear(weight, bias, scales)
+    )
+    return made
 
 
 def _norm(module: Any) -> Norm:

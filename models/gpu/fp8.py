@@ -2,10 +2,11 @@
 
 Each weight is rounded to float8_e4m3 once, when the model is loaded, with a scale for each output;
 each row of the inputs is rounded when it comes, with a scale of its own. That is what published
-"FP8-dynamic" checkpoints hold, and like them the last layer, which gives the logits, stays as it
-is. Products are torch's `_scaled_mm` (cuBLAS or CUTLASS on GPUs from compute capability 8.9 on; on
-a CPU it computes the same slowly, which is how it is tested). Draws of a target are then those of
-the rounded model; a draft's rounding changes its speed alone.
+"FP8-dynamic" checkpoints hold (`models/checkpoint/float8.py`: their numbers and scales are taken as
+they are), and like them the last layer, which gives the logits, stays as it is. Products are
+torch's `_scaled_mm` (cuBLAS or CUTLASS on GPUs from compute capability 8.9 on; on a CPU it computes
+the same slowly, which is how it is tested). Draws of a target are then those of the rounded model;
+a draft's rounding changes its speed alone.
 """
 
 from __future__ import annotations
@@ -23,11 +24,18 @@ _LARGEST = torch.finfo(_FP8).max  # 448
 _LEAST_SCALE = 1e-12  # of a row of zeros
 
 
-def fp8_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+def fp8_linear(weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> nn.Module:
     """An `Fp8Linear`; a plain layer where the sizes are none that the product takes."""
-    if not can_round_to_fp8(*weight.shape):
-        return plain_linear(weight, bias)
-    return Fp8Linear(weight, bias)
+    if can_round_to_fp8(*weight.shape):
+        return Fp8Linear(weight, bias, scales)
+    if scales is not None:
+        weight = (weight.float() * scales.unsqueeze(1)).to(weight.dtype)
+    return plain_linear(weight, bias)
+
+
+def stored_linear(weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> nn.Module:
+    """A layer of a checkpoint that is stored in float8: what has no scales was left whole."""
+    return plain_linear(weight, bias) if scales is None else fp8_linear(weight, bias, scales)
 
 
 class Fp8Linear(nn.Module):
@@ -36,12 +44,16 @@ class Fp8Linear(nn.Module):
     Args:
         weight: [outputs, inputs], multiples of 16; not kept.
         bias: [outputs] or None.
+        scales: [outputs] float32, where the weight's numbers are of float8 already; else None.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        rounded, scales = _round_rows(weight.detach())
+        if scales is None:
+            rounded, scales = _round_rows(weight.detach())
+        else:
+            rounded = weight.detach().to(_FP8)
         self.weight = nn.Parameter(rounded, requires_grad=False)
         self.scales = nn.Parameter(scales.view(1, -1), requires_grad=False)  # float32
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)

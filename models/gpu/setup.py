@@ -11,7 +11,7 @@ from models.checkpoint.loader import Checkpoint
 from models.config import GPU_BLOCKS, EngineConfig
 from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
 from models.gpu.forward import PagedBackend
-from models.gpu.fp8 import LEAST_CAPABILITY, fp8_linear
+from models.gpu.fp8 import LEAST_CAPABILITY, fp8_linear, stored_linear
 from models.gpu.graphs import Agree, CudaGraphs, EagerGraphs, GraphBackend, GraphTerms
 from models.gpu.kernel import VarlenKernel
 from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, torch_features
@@ -90,18 +90,29 @@ def refuse_own_products(
     elif not can_take_apart(checkpoint.model):
         kind = checkpoint.model.config.model_type
         missing = f"layers of Llama, Mistral, Qwen2 or Qwen3, and these are of {kind}"
-    if missing:
-        raise ValueError(f"{key} needs {missing}; leave it out")
+    if not missing:
+        return
+    if checkpoint.has_scales:
+        raise ValueError(
+            f"model_path {config.model_path!r} is stored in float8, which needs {missing}; take "
+            "the original checkpoint"
+        )
+    raise ValueError(f"{key} needs {missing}; leave it out")
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def linear_maker(config: EngineConfig) -> MakeLinear | None:
-    """What makes the products of a model that is taken apart; None: nothing of ours."""
+def linear_maker(config: EngineConfig, *, has_scales: bool = False) -> MakeLinear | None:
+    """What makes the products of a model that is taken apart; None: nothing of ours.
+
+    Args:
+        config: of the engine, with the quantization of the checkpoint.
+        has_scales: whether the checkpoint is stored in float8.
+    """
     if config.quantization == "fp8":
-        return fp8_linear
+        return stored_linear if has_scales else fp8_linear
     if not config.batch_invariant or torch.device(config.device).type != "cuda":
         return None
     from models.gpu.kernels.product import InvariantLinear

@@ -54,6 +54,9 @@ def rotary_tables(rotary: Any, num_positions: int, like: Tensor) -> tuple[Tensor
 
 def joined_weight(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of one product for linear layers of the same input."""
+    if len(linears) == 1:  # as it is: no copy
+        bias = linears[0].bias
+        return linears[0].weight.detach(), None if bias is None else bias.detach()
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
     if all(bias is None for bias in biases):
@@ -63,6 +66,23 @@ def joined_weight(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
         for bias, linear in zip(biases, linears, strict=True)
     ]
     return weight, torch.cat(parts)
+
+
+def joined_scales(*linears: nn.Linear) -> Tensor | None:
+    """The scales of the same product, [outputs]; None where weights are not stored in float8.
+
+    Raises:
+        ValueError: some are, and some are not.
+    """
+    scales: list[Any] = [getattr(linear, "scales", None) for linear in linears]
+    if all(each is None for each in scales):
+        return None
+    if any(each is None for each in scales):
+        raise ValueError(
+            "of linear layers that share a product (query, key and value; gate and up) some are "
+            "stored in float8 and some are not; this checkpoint cannot be served on a GPU"
+        )
+    return torch.cat(scales)
 
 
 def forget_linears(*modules: nn.Module) -> None:

@@ -34,27 +34,6 @@ _LEVELS = 127  # symmetric: -127 to 127
 _INPUTS_MULTIPLE = 16  # the kernel reads whole vectors, beyond the end of a row if it must
 
 
-def refuse_quantized(hf_config: Any) -> None:
-    """Checkpoints that hold quantised weights are not read.
-
-    Raises:
-        ValueError: names the method the checkpoint was quantised with.
-    """
-    found = getattr(hf_config, "quantization_config", None)
-    if found is None:
-        return
-    method = (
-        found.get("quant_method")
-        if isinstance(found, dict)
-        else getattr(found, "quant_method", None)
-    )
-    raise ValueError(
-        f"the checkpoint is quantised already (quantization_config with quant_method {method!r}), "
-        "and such weights are not read; take the original, with quantization: int8 (on a GPU fp8) "
-        "if it shall be rounded when it is loaded"
-    )
-
-
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round a weight to 8 bits, symmetrically, with one scale per output.
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.config.cluster import Cluster, Node
-from deployments.config.fit import RankBytes, gigabytes, least_rank_bytes, memory_faults
+from deployments.config.explain import model_lines
+from deployments.config.fit import (
+    RankBytes,
+    gigabytes,
+    least_rank_bytes,
+    measured,
+    memory_faults,
+)
 from deployments.config.placement import placements_of
 from deployments.config.schema import AppConfig
+from tests.cases.models.float8_folder import publish
+from tests.cases.models.llama_family import CONFIGS, write
 from tests.harness.local import DEMO
 
 GB = 10**9
@@ -79,6 +89,19 @@ def test_what_does_not_fit_is_named(found: str, complaint: str) -> None:
 def test_files_alone_tell_the_least(keys: dict[str, Any], expected: RankBytes) -> None:
     tree = {"target": {"model_path": str(DEMO / "target"), **keys}}
     assert least_rank_bytes(AppConfig.model_validate(tree).target, "target") == expected
+
+
+def test_float8_takes_a_byte_on_gpus(tmp_path: Path) -> None:
+    write(CONFIGS["llama"], tmp_path / "original")
+    folder = publish(tmp_path / "original", tmp_path / "published", ["lm_head"])
+    tree: dict[str, Any] = {"model_path": str(folder), "max_model_len": 256}
+    least = {}
+    for device in ("cpu", "cuda"):
+        config = AppConfig.model_validate({"target": {**tree, "device": device}}).target
+        least[device] = least_rank_bytes(config, "target").weights
+    assert least["cpu"] == 2 * least["cuda"] > 0
+    sizes = measured(config, [])
+    assert ", bfloat16, fp8; " in model_lines(config, sizes, None)[0]
 
 
 def test_sizes_have_three_digits() -> None:

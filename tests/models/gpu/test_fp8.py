@@ -116,7 +116,8 @@ def test_it_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(model_config: Any, kernel: Any = KERNEL) -> None:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(model_config)
-        setup.refuse_own_products(config, SimpleNamespace(model=model), kernel)  # type: ignore[arg-type]
+        checkpoint: Any = SimpleNamespace(model=model, has_scales=False)
+        setup.refuse_own_products(config, checkpoint, kernel)
 
     monkeypatch.setattr(setup, "_capability", lambda device: (9, 0))
     refuse(CONFIGS["llama"])

@@ -1,0 +1,207 @@
+"""Folders published in float8: the published numbers on a GPU, multiplied elsewhere, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from models.checkpoint.float8 import give_scales, is_float8
+from models.checkpoint.loader import load_checkpoint, read_config
+from models.checkpoint.memory_estimate import memory_estimate
+from models.checkpoint.stored_weights import stores_float8
+from models.config import EngineConfig
+from models.gpu import setup
+from models.gpu.decoder import MergedDecoder
+from models.gpu.fp8 import Fp8Linear, stored_linear
+from models.gpu.reference import reference_kernel
+from models.layers.linear import plain_linear
+from models.parallel.layers import num_local_bytes
+from tests.cases.models.float8_folder import INPUTS, WEIGHTS, multiplied, publish
+from tests.cases.models.llama_family import CONFIGS, chunked_logits, write
+from tests.harness.rank_processes import shared_engine
+from tests.models.gpu.test_decoder import paged_runner
+
+DOWN = r"re:.*down_proj"  # layers that the config names as whole
+TEXT = list(range(3, 40))
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    write(CONFIGS["llama-biases"], tmp_path / "original")
+    return tmp_path / "original"
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return publish(original, tmp_path / "published", ["lm_head"])
+
+
+def config_of(folder: Path, **changes: Any) -> EngineConfig:
+    fields: dict[str, Any] = {"max_model_len": 256, "kv_cache_tokens": 512, **changes}
+    return EngineConfig(model_path=str(folder), **fields)
+
+
+def kept_apart(folder: Path) -> MergedDecoder:
+    """The model as a GPU has it."""
+    model = AutoModelForCausalLM.from_pretrained(
+        multiplied_config(folder), dtype=torch.bfloat16, attn_implementation="eager"
+    )
+    give_scales(model, [folder / "model.safetensors"], 0, are_kept=True)
+    return MergedDecoder(model, 256, stored_linear, plain_linear)
+
+
+def multiplied_config(folder: Path) -> Path:
+    """A folder with the stored numbers, whose config says nothing of scales."""
+    plain = folder.with_name("numbers")
+    plain.mkdir()
+    (plain / "model.safetensors").symlink_to(folder / "model.safetensors")
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del content["quantization_config"]
+    (plain / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return plain
+
+
+def test_a_cpu_has_the_numbers_times_their_scales(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = multiplied(folder, tmp_path / "plain")
+    loaded = load_checkpoint(config_of(folder))
+    assert "UNEXPECTED" not in caplog.text  # scales are read here, not by transformers
+    expected = load_checkpoint(config_of(plain))
+    assert (loaded.quantization, loaded.has_scales) == (None, False)
+    weights = dict(expected.model.named_parameters())
+    for name, weight in loaded.model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+    logits = chunked_logits(paged_runner(folder, dtype="bfloat16"))
+    assert torch.equal(logits, chunked_logits(paged_runner(plain, dtype="bfloat16")))
+
+
+def test_they_may_be_rounded_to_int8_there(folder: Path) -> None:
+    config = config_of(folder, quantization="int8")
+    assert load_checkpoint(config).quantization == "int8"
+    assert memory_estimate(config).weight_bytes < memory_estimate(config_of(folder)).weight_bytes
+
+
+def test_a_gpu_has_the_published_numbers(folder: Path, tmp_path: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    decoder = kept_apart(folder)
+    layers = [each for each in decoder.products() if isinstance(each, Fp8Linear)]
+    assert len(layers) == 4 * 3
+    for index, down in enumerate(layers[3::4]):
+        name = f"model.layers.{index}.mlp.down_proj.weight"
+        assert torch.equal(down.weight.float(), stored[name].float())
+        assert torch.equal(down.scales.flatten(), stored[f"{name}_scale"].flatten().float())
+    gate_up = torch.cat(
+        [stored[f"model.layers.1.mlp.{part}_proj.weight_scale"] for part in ("gate", "up")]
+    )
+    assert torch.equal(layers[6].scales.flatten(), gate_up.flatten().float())
+
+    loaded = paged_runner(multiplied(folder, tmp_path / "plain"), graphs="off", dtype="bfloat16")
+    expected = chunked_logits(loaded)
+    loaded.backend._forward = decoder  # type: ignore[attr-defined]
+    # Weights are the same; rows are rounded to three bits of mantissa before each product.
+    assert float((chunked_logits(loaded) - expected).std() / expected.std()) < 0.2
+
+
+def test_what_was_left_whole_stays_so(original: Path, tmp_path: Path) -> None:
+    folder = publish(
+        original,
+        tmp_path / "published",
+        ["lm_head", DOWN],
+        lambda name: name == "lm_head" or name.endswith("down_proj"),
+    )
+    decoder = kept_apart(folder)
+    assert [type(each) for each in decoder.products()[:4]] == [Fp8Linear] * 3 + [torch.nn.Linear]
+    config = config_of(folder, device="cuda", dtype="bfloat16")
+    assert config.quantization is None
+    taken = memory_estimate(config)
+    assert taken.quantization == "fp8"
+    kept = torch.nn.ModuleList([decoder._embedding, *decoder.products()])
+    norms = 7 * CONFIGS["llama-biases"].hidden_size * 2
+    # Biases that a rank's products hold, and the layers', are all among the products'.
+    assert taken.weight_bytes == num_local_bytes(kept) + norms
+
+
+def test_a_product_of_both_is_refused(original: Path, tmp_path: Path) -> None:
+    folder = publish(original, tmp_path / "published", ["re:.*up_proj"], lambda n: "up_proj" in n)
+    with pytest.raises(ValueError, match="some are stored in float8 and some are not"):
+        kept_apart(folder)
+    assert load_checkpoint(config_of(folder)).num_layers == 3
+
+
+@pytest.mark.slow
+def test_each_rank_takes_its_scales(original: Path, folder: Path, tmp_path: Path) -> None:
+    plain = multiplied(folder, tmp_path / "plain")
+    with shared_engine("target", 2, str(plain)) as engine:
+        expected = engine.forward(("a", 0, TEXT, len(TEXT)))
+    with shared_engine("target", 2, str(folder)) as engine:
+        logits = engine.forward(("a", 0, TEXT, len(TEXT)))
+    # In float32 weights times scales are not rounded to bfloat16, as those of `plain` are.
+    assert float((logits - expected).std() / expected.std()) < 0.02
+
+
+def test_checks_know_its_size(folder: Path) -> None:
+    assert stores_float8(folder)
+    assert not stores_float8(folder.with_name("original"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "group"),
+    [
+        ({"quant_method": "gptq"}, {}),
+        ({"format": "int-quantized"}, {}),
+        ({"kv_cache_scheme": {"num_bits": 8}}, {}),
+        ({"config_groups": {}}, {}),
+        ({}, {"weights": {**WEIGHTS, "strategy": "block"}}),
+        ({}, {"weights": {**WEIGHTS, "type": "int"}}),
+        ({}, {"weights": {**WEIGHTS, "num_bits": 4}}),
+        ({}, {"input_activations": {**INPUTS, "dynamic": False}}),
+        ({}, {"input_activations": None}),
+        ({}, {"output_activations": INPUTS}),
+        ({}, {"targets": ["re:.*mlp.*"]}),
+    ],
+)
+def test_other_kinds_are_refused(
+    folder: Path, changes: dict[str, Any], group: dict[str, Any]
+) -> None:
+    hf_config = read_config(str(folder))
+    assert is_float8(hf_config)
+    terms: dict[str, Any] = hf_config.quantization_config
+    terms["config_groups"]["group_0"].update(group)
+    terms.update(changes)
+    with pytest.raises(ValueError, match=r"quantised already .* published as FP8-dynamic"):
+        is_float8(hf_config)
+
+
+def test_scales_that_do_not_fit_are_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    stored = load_file(file)
+    key = "model.layers.0.mlp.up_proj.weight_scale"
+    save_file({**stored, key: stored[key][:-1]}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj has 175 scales for 176 outputs"):
+        load_checkpoint(config_of(folder))
+    stored["model.norm.weight_scale"] = stored[key].clone()
+    save_file(stored, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"model\.norm has a scale, but is no linear layer"):
+        load_checkpoint(config_of(folder))
+
+
+def test_it_is_refused_where_a_gpu_cannot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(folder, device="cuda", dtype="bfloat16", batch_invariant=True)
+    with pytest.raises(ValueError, match="batch_invariant is not for weights in float8"):
+        memory_estimate(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    checkpoint: Any = SimpleNamespace(model=model, has_scales=True)
+    config = config_of(folder, device="cuda", quantization="fp8")
+    monkeypatch.setattr(setup, "_capability", lambda device: (8, 0))
+    with pytest.raises(ValueError, match=r"stored in float8, which needs a GPU .* take the orig"):
+        setup.refuse_own_products(config, checkpoint, reference_kernel())
+    assert setup.linear_maker(config, has_scales=True) is stored_linear
