@@ -2,9 +2,15 @@
 
 A captured graph replays one fixed shape, so passes are padded up to the next bucket. A bucket has
 a number of rows and a bound on the rows of one session, which kernels choose their tiles by: 1 for
-draft and decode steps, `VERIFY_ROWS` for verify rounds. Sizes are spaced so that a pass is never
-padded by more than a third, or by 7 rows. Prompts are not replayed: they are long enough to hide
-what launching costs, and their lengths are too many.
+draft and decode steps, `VERIFY_ROWS` for verify rounds. Sizes of these are spaced so that a pass is
+never padded by more than a third, or by 7 rows.
+
+Passes with chunks of prompts have buckets of their own, up to `PROMPT_ROWS` rows, that leave a
+session as many rows as there are. Such a pass takes as long as reading the weights does, however
+many of these rows are padded, and launching it kernel by kernel takes about as long: 5 ms of the
+host for 32 layers of 9 launches (5 to 30 us each, estimated), where an 8B model on an H100 computes
+for 4.5. Streams beside the chunk would wait for that. Longer passes compute for longer than they
+take to launch, and padding them would cost more than it gains.
 
 Graphs are captured smallest first: where memory runs over its bound the largest are missing, whose
 passes compute the longest and so mind being launched kernel by kernel the least.
@@ -19,6 +25,8 @@ VERIFY_ROWS = 16  # an anchor and 15 draft tokens; drafts are rarely longer than
 # 64 sessions with drafts of 15. A pass of more rows computes for longer than it takes to launch: of
 # an 8B model on an H100 some 30 ms (counted from its operations) to 10 - 16 ms (launches timed).
 MAX_GRAPH_ROWS = 1024
+PROMPT_ROWS = 256  # an H100 multiplies some 300 rows while it reads a weight
+_PROMPT_STEP = 64
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,18 +58,26 @@ class BucketPlan:
 
     Args:
         max_rows: rows of the largest bucket; at most a pass's own limit is of use.
-        session_rows: bounds on one session's rows, rising.
+        session_rows: bounds on one session's rows in steps and rounds, rising.
+        prompt_rows: rows of the largest pass with a chunk of a prompt that is replayed.
     """
 
-    def __init__(self, max_rows: int, session_rows: Sequence[int] = (1, VERIFY_ROWS)) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        session_rows: Sequence[int] = (1, VERIFY_ROWS),
+        prompt_rows: int = PROMPT_ROWS,
+    ) -> None:
         if max_rows < 1 or not session_rows or min(session_rows) < 1:
             raise ValueError(f"no buckets of {max_rows} rows, {list(session_rows)} per session")
+        last_prompt = min(max_rows, prompt_rows)
         self.buckets = sorted(  # as they are captured
             {
                 Bucket(num_rows, min(bound, num_rows))
                 for num_rows in row_sizes(max_rows)
                 for bound in session_rows
             }
+            | {Bucket(n, n) for n in range(_PROMPT_STEP, last_prompt + 1, _PROMPT_STEP)}
         )
 
     def keep(self, captured: Iterable[Bucket]) -> None:
@@ -69,15 +85,12 @@ class BucketPlan:
         kept = set(captured)
         self.buckets = [bucket for bucket in self.buckets if bucket in kept]
 
-    def choose(self, session_rows: Sequence[int], num_logits: Sequence[int]) -> Bucket | None:
+    def choose(self, session_rows: Sequence[int]) -> Bucket | None:
         """The smallest bucket for a pass, or None: it is run as it is.
 
         Args:
             session_rows: rows of each session of the pass.
-            num_logits: logits wanted of each; a session that wants none is in its prompt.
         """
-        if 0 in num_logits:
-            return None
         num_rows, longest = sum(session_rows), max(session_rows)
         fitting = (b for b in self.buckets if b.num_rows >= num_rows and b.session_rows >= longest)
         return min(fitting, key=lambda bucket: (bucket.num_rows, bucket.session_rows), default=None)

@@ -95,11 +95,10 @@ class PagedBackend:
     def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
         """See `AttentionBackend`."""
         counts = [len(rows.token_ids) for rows in sequences]
-        num_logits = [rows.num_logits for rows in sequences]
         wanted = last_rows(sequences)
         is_whole = len(wanted) == sum(counts)
         keep = None if is_whole else to_device(wanted, self.storage.device, torch.int64)
-        bucket = self._graphs.plan.choose(counts, num_logits) if self._graphs else None
+        bucket = self._graphs.plan.choose(counts) if self._graphs else None
         if self._graphs is not None and bucket is not None:
             logits = self._graphs.run(sequences, bucket, drawn_ids)
             return logits if keep is None else logits.index_select(0, keep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.gpu.buckets import MAX_GRAPH_ROWS, VERIFY_ROWS, Bucket, BucketPlan, row_sizes
+from models.gpu.buckets import MAX_GRAPH_ROWS, PROMPT_ROWS, Bucket, BucketPlan, row_sizes
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 7, 8, 9, 24, 100, 255, MAX_GRAPH_ROWS, 1000])
@@ -28,7 +28,7 @@ def test_there_are_few_enough_to_capture():
 
 def test_the_smallest_is_captured_first():
     buckets = BucketPlan(64).buckets
-    assert buckets[-1] == Bucket(64, VERIFY_ROWS)
+    assert buckets[-1] == Bucket(64, 64)
     assert [b.num_rows for b in buckets] == sorted(b.num_rows for b in buckets)
 
 
@@ -37,20 +37,24 @@ def test_no_bucket_allows_a_session_more_rows_than_it_has():
 
 
 @pytest.mark.parametrize(
-    ("session_rows", "num_logits", "expected"),
+    ("session_rows", "expected"),
     [
-        ([1], [1], Bucket(1, 1)),
-        ([1, 1, 1], [1, 1, 1], Bucket(4, 1)),
-        ([5] * 5, [5] * 5, Bucket(32, 16)),
-        ([2], [1], Bucket(2, 2)),
-        ([3, 2], [1, 1], Bucket(8, 8)),
-        ([16], [16], Bucket(16, 16)),
-        ([17], [17], None),
-        ([12], [1], Bucket(16, 16)),
-        ([12], [0], None),
-        ([1, 4], [1, 0], None),
-        ([1] * 64, [1] * 64, Bucket(64, 1)),
-        ([1] * 65, [1] * 65, None),
+        ([1], Bucket(1, 1)),
+        ([1, 1, 1], Bucket(4, 1)),
+        ([5] * 5, Bucket(32, 16)),
+        ([2], Bucket(2, 2)),
+        ([3, 2], Bucket(8, 8)),
+        ([16], Bucket(16, 16)),
+        ([17], Bucket(64, 64)),
+        ([17, 1, 5], Bucket(64, 64)),
+        ([100, 1, 5], Bucket(128, 128)),
+        ([129], Bucket(192, 192)),
+        ([PROMPT_ROWS - 9, 9], Bucket(PROMPT_ROWS, PROMPT_ROWS)),
+        ([PROMPT_ROWS - 9, 9, 1], None),
+        ([9] * 32, Bucket(320, 16)),
+        ([1] * 64, Bucket(64, 1)),
+        ([1] * MAX_GRAPH_ROWS, Bucket(MAX_GRAPH_ROWS, 1)),
+        ([1] * (MAX_GRAPH_ROWS + 1), None),
     ],
     ids=[
         "one draft step",
@@ -59,28 +63,36 @@ def test_no_bucket_allows_a_session_more_rows_than_it_has():
         "a draft that catches up",
         "the bound is met within small buckets",
         "the longest round",
-        "longer than a round",
-        "the end of a short prompt",
         "a chunk of a prompt",
-        "a step beside a chunk",
+        "steps and rounds beside a chunk",
+        "a longer chunk",
+        "one row too many",
+        "the longest pass with a chunk",
+        "longer: it hides its launches",
+        "many rounds",
         "a full bucket",
+        "the largest",
         "more than any bucket",
     ],
 )
-def test_the_smallest_that_fits(
-    session_rows: list[int], num_logits: list[int], expected: Bucket | None
-):
-    assert BucketPlan(64).choose(session_rows, num_logits) == expected
+def test_the_smallest_that_fits(session_rows: list[int], expected: Bucket | None):
+    assert BucketPlan(MAX_GRAPH_ROWS).choose(session_rows) == expected
+
+
+def test_a_plan_is_no_larger_than_a_pass_may_be():
+    assert max(BucketPlan(100).buckets) == Bucket(100, 16)
+    assert BucketPlan(100).choose([70]) is None
+    assert BucketPlan(256, prompt_rows=64).choose([70]) is None
 
 
 def test_only_captured_buckets_are_chosen():
     plan = BucketPlan(16)
     plan.keep([Bucket(4, 1), Bucket(8, 8)])
-    assert plan.choose([1], [1]) == Bucket(4, 1)
-    assert plan.choose([1] * 5, [1] * 5) == Bucket(8, 8)
-    assert plan.choose([1] * 9, [1] * 9) is None
+    assert plan.choose([1]) == Bucket(4, 1)
+    assert plan.choose([1] * 5) == Bucket(8, 8)
+    assert plan.choose([1] * 9) is None
     plan.keep([])
-    assert plan.choose([1], [1]) is None
+    assert plan.choose([1]) is None
 
 
 @pytest.mark.parametrize(("max_rows", "session_rows"), [(0, (1,)), (4, ()), (4, (0,))])

@@ -107,7 +107,7 @@ def test_a_paged_kernel_is_found(function: Any, expected: int, name: str, sectio
     _, found = find_kernel(features(function), tried, CPU)
     assert found.block_size == expected
     assert config.attention == "varlen", "it would be served slowly without a word"
-    assert BucketPlan(min(config.max_num_batched_tokens, MAX_GRAPH_ROWS)).choose([9] * 32, [9] * 32)
+    assert BucketPlan(min(config.max_num_batched_tokens, MAX_GRAPH_ROWS)).choose([9] * 32)
 
 
 def test_the_pages_that_configs_had_before_find_none() -> None:
