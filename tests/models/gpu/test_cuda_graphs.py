@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from models.kv.storage import KVSizes
 from tests.fakes.engines import make_runner
 
 CPU = torch.device("cpu")
-SIZES = {"max_model_len": 512, "max_num_batched_tokens": 512}
+SIZES: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 512}
 
 
 @pytest.fixture(scope="module")
