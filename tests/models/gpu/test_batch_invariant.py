@@ -28,7 +28,8 @@ def refuse(kernel: Any, model_config: Any = CONFIGS["llama"], **changes: Any) ->
         model = AutoModelForCausalLM.from_config(model_config)
     fields: dict[str, Any] = {"model_path": "m", "device": "cuda", "batch_invariant": True}
     config = EngineConfig(**fields | changes)
-    setup.refuse_own_products(config, SimpleNamespace(model=model), kernel)  # type: ignore[arg-type]
+    checkpoint: Any = SimpleNamespace(model=model, has_scales=False)
+    setup.refuse_own_products(config, checkpoint, kernel)
 
 
 def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
