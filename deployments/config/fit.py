@@ -161,7 +161,7 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
     folder = resolve_model(model.model_path, model.dtype, key, model.revision)
     if to_come(folder, key) is not None:  # their headers are not here to be read
         return RankBytes(weights=0, kv=model.kv_cache_memory or 0)
-    is_rounded = model.quantization or (model.device != "cpu" and stores_float8(folder))
+    is_rounded = model.quantization or (model.device.startswith("cuda") and stores_float8(folder))
     item_bytes = 1 if is_rounded else _ITEM_BYTES[model.dtype]
     num_parameters = num_stored_parameters(folder) // model.tensor_parallel_size
     return RankBytes(weights=num_parameters * item_bytes, kv=model.kv_cache_memory or 0)

@@ -76,7 +76,8 @@ def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | N
     weight_bytes = num_local_bytes(model)
     make_linear = gpu.linear_maker(config, has_scales=checkpoint.has_scales)
     make_linear = make_linear or cpu.linear_maker(model, config)
-    make_head = plain_linear if is_rounded else make_linear
+    # Rounding leaves the head as it is; a published checkpoint says itself what it left whole.
+    make_head = plain_linear if is_rounded and not checkpoint.has_scales else make_linear
     decoder = MergedDecoder(model, config.max_model_len, make_linear, make_head)
     if is_rounded:
         weight_bytes = num_local_bytes(nn.ModuleList([model, *decoder.products()]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,9 @@ def quantization_config(ignore: list[str]) -> dict[str, Any]:
 
 
 def publish(
-    source: Path,
-    folder: Path,
-    ignore: list[str],
-    is_whole: Callable[[str], bool] = lambda name: name == "lm_head",
+    source: Path, folder: Path, whole: Sequence[str] = (), *, rounds_head: bool = False
 ) -> Path:
-    """Write the checkpoint of `source` to `folder` in float8.
+    """Write the checkpoint of `source` to `folder` in float8, but for layers of the names `whole`.
 
     Scales are not those that rounding when it is loaded would find: a layer that is rounded anew
     shows.
@@ -62,7 +59,8 @@ def publish(
     stored: dict[str, Tensor] = {}
     for key, tensor in load_file(source / "model.safetensors").items():
         name = key.removesuffix(".weight")
-        if "_proj" not in name or key.endswith("bias") or is_whole(name):
+        is_layer = "_proj" in name or (rounds_head and name == "lm_head")
+        if not is_layer or key.endswith("bias") or name.endswith(tuple(whole)):
             stored[key] = tensor.bfloat16()
             continue
         scales = (tensor.abs().amax(dim=1, keepdim=True) / 400).bfloat16()
@@ -70,7 +68,9 @@ def publish(
         stored[f"{name}.weight_scale"] = scales
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     content = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    content["quantization_config"] = quantization_config(ignore)
+    content["quantization_config"] = quantization_config(
+        [*(() if rounds_head else ("lm_head",)), *(f"re:.*{name}" for name in whole)]
+    )
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 

@@ -93,7 +93,7 @@ def test_files_alone_tell_the_least(keys: dict[str, Any], expected: RankBytes) -
 
 def test_float8_takes_a_byte_on_gpus(tmp_path: Path) -> None:
     write(CONFIGS["llama"], tmp_path / "original")
-    folder = publish(tmp_path / "original", tmp_path / "published", ["lm_head"])
+    folder = publish(tmp_path / "original", tmp_path / "published")
     tree: dict[str, Any] = {"model_path": str(folder), "max_model_len": 256}
     least = {}
     for device in ("cpu", "cuda"):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from models.checkpoint import loader
 from models.checkpoint.float8 import give_scales, is_float8
 from models.checkpoint.loader import load_checkpoint, read_config
 from models.checkpoint.memory_estimate import memory_estimate
@@ -28,7 +29,6 @@ from tests.cases.models.llama_family import CONFIGS, chunked_logits, write
 from tests.harness.rank_processes import shared_engine
 from tests.models.gpu.test_decoder import paged_runner
 
-DOWN = r"re:.*down_proj"  # layers that the config names as whole
 TEXT = list(range(3, 40))
 
 
@@ -40,7 +40,7 @@ def original(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
-    return publish(original, tmp_path / "published", ["lm_head"])
+    return publish(original, tmp_path / "published")
 
 
 def config_of(folder: Path, **changes: Any) -> EngineConfig:
@@ -111,12 +111,7 @@ def test_a_gpu_has_the_published_numbers(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_was_left_whole_stays_so(original: Path, tmp_path: Path) -> None:
-    folder = publish(
-        original,
-        tmp_path / "published",
-        ["lm_head", DOWN],
-        lambda name: name == "lm_head" or name.endswith("down_proj"),
-    )
+    folder = publish(original, tmp_path / "published", ["down_proj"])
     decoder = kept_apart(folder)
     assert [type(each) for each in decoder.products()[:4]] == [Fp8Linear] * 3 + [torch.nn.Linear]
     config = config_of(folder, device="cuda", dtype="bfloat16")
@@ -129,8 +124,24 @@ def test_what_was_left_whole_stays_so(original: Path, tmp_path: Path) -> None:
     assert taken.weight_bytes == num_local_bytes(kept) + norms
 
 
+def test_a_head_may_be_stored_in_float8_too(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = publish(original, tmp_path / "published", rounds_head=True)
+    stored = load_file(folder / "model.safetensors")
+    # What a GPU would be given, on a CPU: its kernel, and scales that are kept.
+    monkeypatch.setattr(
+        loader, "as_stored", lambda config, _: config.model_copy(update={"quantization": "fp8"})
+    )
+    runner = paged_runner(folder, graphs="off", dtype="bfloat16")
+    head = runner.products()[-1]
+    assert isinstance(head, Fp8Linear)
+    assert torch.equal(head.weight.float(), stored["lm_head.weight"].float())
+    assert bool(chunked_logits(runner).isfinite().all())
+
+
 def test_a_product_of_both_is_refused(original: Path, tmp_path: Path) -> None:
-    folder = publish(original, tmp_path / "published", ["re:.*up_proj"], lambda n: "up_proj" in n)
+    folder = publish(original, tmp_path / "published", ["up_proj"])
     with pytest.raises(ValueError, match="some are stored in float8 and some are not"):
         kept_apart(folder)
     assert load_checkpoint(config_of(folder)).num_layers == 3
