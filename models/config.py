@@ -118,10 +118,10 @@ class EngineConfig(Section):
     )
     quantization: QuantizationName | None = Field(
         default=None,
-        description="linear layers are rounded to 8 bits when loaded, int8 on a CPU and for one "
-        "rank, fp8 on GPUs from L4, RTX 40 and H100 on, for Llama, Mistral, Qwen2 and Qwen3 (one "
-        "that is published as FP8-dynamic needs no key); the "
-        "target's text is then the rounded model's, a draft's changes its speed only",
+        description="linear layers are rounded to 8 bits when loaded; int8: weights only, on a CPU "
+        "for one rank, on GPUs for Llama, Mistral, Qwen2 and Qwen3; fp8: weights and inputs, for "
+        "these on GPUs from L4, RTX 40 and H100 on (one that is published as FP8-dynamic needs no "
+        "key); the target's text is then the rounded model's, a draft's changes its speed only",
     )
 
     batch_invariant: bool = Field(
@@ -162,14 +162,13 @@ class EngineConfig(Section):
         name = self.quantization
         if name is None:
             return self
-        wanted = "cuda" if name == "fp8" else "cpu"
-        if self.device.split(":")[0] != wanted:
+        kind = self.device.split(":")[0]
+        if name == "fp8" and kind != "cuda":
+            raise ValueError(f"quantization fp8 runs on cuda only, got device {self.device!r}")
+        if name == "int8" and kind != "cuda" and self.tensor_parallel_size > 1:
             raise ValueError(
-                f"quantization {name} runs on {wanted} only, got device {self.device!r}"
-            )
-        if name == "int8" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"quantization {name} needs tensor_parallel_size 1, got {self.tensor_parallel_size}"
+                f"quantization int8 needs tensor_parallel_size 1 on device {self.device!r}, "
+                f"got {self.tensor_parallel_size}"
             )
         if name == "fp8" and self.batch_invariant:
             raise ValueError("batch_invariant is not for quantization fp8: give one of them")

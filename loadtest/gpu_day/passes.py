@@ -72,8 +72,10 @@ def passes(terms: Terms) -> dict[str, Any]:
 
 def _own_products(terms: Terms) -> list[Products]:
     """Beside torch's own: those that the card can have."""
-    has_fp8 = terms.is_gpu and torch.cuda.get_device_capability() >= LEAST_CAPABILITY
-    return ["invariant", "fp8"] if has_fp8 else ["invariant"]
+    if not terms.is_gpu:
+        return ["invariant"]
+    has_fp8 = torch.cuda.get_device_capability() >= LEAST_CAPABILITY
+    return ["invariant", "int8", "fp8"] if has_fp8 else ["invariant", "int8"]
 
 
 def launches(terms: Terms) -> dict[str, Any]:

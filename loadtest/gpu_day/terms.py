@@ -19,8 +19,9 @@ MAX_MODEL_LEN = 1024
 MOST_SESSIONS = 48
 _SESSION_TOKENS = 512  # context and rows, in whole blocks of any size
 
-# The target's: torch's own, in one order of adding for any number of rows, of 8 bits.
-Products = Literal["plain", "invariant", "fp8"]
+# The target's: torch's own, in one order of adding for any number of rows, those with weights of 8
+# bits, with weights and inputs of 8 bits.
+Products = Literal["plain", "invariant", "int8", "fp8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def engine_config(
         attention="varlen",
         graphs=graphs,
         batch_invariant=products == "invariant",
-        quantization="fp8" if products == "fp8" else None,
+        quantization=products if products in ("int8", "fp8") else None,
         enable_prefix_caching=False,  # runs repeat their prompts
     )
 

@@ -95,6 +95,11 @@ def as_stored(config: EngineConfig, hf_config: PreTrainedConfig) -> EngineConfig
             f"batch_invariant is not for weights in float8, which model_path "
             f"{config.model_path!r} holds"
         )
+    if config.quantization not in (None, "fp8"):
+        raise ValueError(
+            f"quantization {config.quantization} is not for weights in float8, which model_path "
+            f"{config.model_path!r} holds; leave it out"
+        )
     return config.model_copy(update={"quantization": "fp8"})
 
 

@@ -61,12 +61,13 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
 def _weight_bytes(
     model: Any, config: EngineConfig, itemsize: int, is_whole: Callable[[str], bool]
 ) -> int:
+    world_size = config.tensor_parallel_size
     if config.quantization == "int8":
-        return _quantized_bytes(model, itemsize)
-    whole = _rank_bytes(model, config.tensor_parallel_size, itemsize)
+        return _int8_model_bytes(model, world_size, itemsize)
+    whole = _rank_bytes(model, world_size, itemsize)
     if config.quantization is None:
         return whole
-    return whole - _saved_by_fp8(model, config.tensor_parallel_size, itemsize, is_whole)
+    return whole - _saved_by_fp8(model, world_size, itemsize, is_whole)
 
 
 def _saved_by_fp8(
@@ -111,21 +112,27 @@ def _is_divided(name: str, plan: dict[str, str]) -> bool:
     return any(divided in style for divided in _DIVIDED)
 
 
-def _quantized_bytes(model: nn.Module, itemsize: int) -> int:
+def _int8_model_bytes(model: Any, world_size: int, itemsize: int) -> int:
     """Linear layers in 8 bits; what is left whole, embeddings that share a weight included."""
-    linears = [one for one in model.modules() if type(one) in (nn.Linear, Conv1D)]
-    taken = {id(one.weight) for one in linears}
+    plan: Any = model.tp_plan if world_size > 1 else {}
+    linears = {name: one for name, one in model.named_modules() if type(one) in (nn.Linear, Conv1D)}
+    taken = {id(one.weight) for one in linears.values()}
     embedded = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
-    biases = {id(one.bias) for one in linears if one.bias is not None}
-    whole = sum(
-        weight.numel() * itemsize
-        for weight in model.parameters()
+    biases = {id(one.bias) for one in linears.values() if one.bias is not None}
+    total = sum(
+        weight.numel() * itemsize // (world_size if _is_divided(name, plan) else 1)
+        for name, weight in model.named_parameters()
         if id(weight) in embedded or (id(weight) not in taken and id(weight) not in biases)
     )
-    return whole + sum(_int8_layer_bytes(one, itemsize) for one in linears)
+    for name, layer in linears.items():
+        num_ranks = world_size if _is_divided(f"{name}.weight", plan) else 1
+        total += _int8_layer_bytes(layer, itemsize, num_ranks)
+    return total
 
 
-def _int8_layer_bytes(layer: Any, itemsize: int) -> int:
+def _int8_layer_bytes(layer: Any, itemsize: int, num_ranks: int) -> int:
+    """A rank's; the scales of all outputs are counted on each."""
     rows, columns = layer.weight.shape
     num_outputs, num_inputs = (columns, rows) if type(layer) is Conv1D else (rows, columns)
-    return int8_bytes(num_outputs, num_inputs, itemsize, has_bias=layer.bias is not None)
+    has_bias = layer.bias is not None
+    return int8_bytes(num_outputs, num_inputs // num_ranks, itemsize, has_bias=has_bias)

@@ -16,9 +16,9 @@ from models.cpu import setup as cpu
 from models.gpu import setup as gpu
 from models.gpu.decoder import MergedDecoder
 from models.gpu.kernel import VarlenKernel
+from models.gpu.products import own_products, refuse_own_products
 from models.kv.storage import KVSizes, KVStorage
 from models.layers.family import can_take_apart
-from models.layers.linear import plain_linear
 from models.parallel.layers import num_local_bytes
 
 
@@ -47,7 +47,7 @@ def lay_out(
         is_shared: whether other ranks hold parts of the model.
     """
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
-    gpu.refuse_own_products(config, checkpoint, kernel)
+    refuse_own_products(config, checkpoint, kernel)
     packed = None
     if kernel is not None:
         packed = _merged(checkpoint, config)
@@ -70,16 +70,16 @@ def lay_out(
 def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | None:
     """A model around a paged kernel in few operations; None where its layers are not known."""
     model = checkpoint.model
-    is_rounded = config.quantization == "fp8"
-    if config.quantization not in (None, "fp8") or not can_take_apart(model):
+    own = own_products(config, has_scales=checkpoint.has_scales)
+    if (config.quantization and own is None) or not can_take_apart(model):
         return None
     weight_bytes = num_local_bytes(model)
-    make_linear = gpu.linear_maker(config, has_scales=checkpoint.has_scales)
-    make_linear = make_linear or cpu.linear_maker(model, config)
-    # Rounding leaves the head as it is; a published checkpoint says itself what it left whole.
-    make_head = plain_linear if is_rounded and not checkpoint.has_scales else make_linear
+    if own is None:
+        make_linear = make_head = cpu.linear_maker(model, config)
+    else:
+        make_linear, make_head = own.make_linear, own.make_head
     decoder = MergedDecoder(model, config.max_model_len, make_linear, make_head)
-    if is_rounded:
+    if config.quantization:
         weight_bytes = num_local_bytes(nn.ModuleList([model, *decoder.products()]))
     return cpu.PackedModel(decoder, weight_bytes)
 

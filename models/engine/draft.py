@@ -68,6 +68,8 @@ class DraftEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self.chains = runner.device.type == "cuda" and runner.config.tensor_parallel_size == 1
+        if self.chains:
+            runner.capture_chains()
         self._step_s: float | None = None  # running mean of passes without prompts
         self._host_s = 0.0  # the same of what a `step` takes beside its pass
         self._pass_s: float | None = None  # of the newest `step`

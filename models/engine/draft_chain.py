@@ -91,15 +91,30 @@ def draw_chain(runner: ModelRunner, links: Sequence[ChainLink], num_steps: int) 
         num_steps: at least 1.
     """
     samplings = [link.sampling for link in links]
-    sampled: list[Tensor] = []  # each [S]
-    for step in range(num_steps):
-        if step == 0:
-            rows = [SequenceRows(x.table, x.start, x.token_ids, 1) for x in links]
-            logits = runner.forward(rows)
+    has_bias = any(sampling.logit_bias for sampling in samplings)
+    first = [SequenceRows(x.table, x.start, x.token_ids, 1) for x in links]
+    sampled = [_draw(runner.forward(first), links, 0)]  # each [S, steps]
+    num_done = 1
+    while num_done < num_steps:
+        ids = sampled[-1][:, -1]
+        num_replayed = 0 if has_bias else runner.num_chain_steps(len(links), num_steps - num_done)
+        if num_replayed > 0:
+            rows = _rows_after(links, num_done, num_replayed)
+            sampled.append(runner.draw_steps(rows, ids, samplings))
         else:
-            rows = [SequenceRows(x.table, x.position + step - 1, [0], 1) for x in links]
-            logits = runner.forward(rows, sampled[-1])
-        logits = adjust_logits(logits, samplings, [None] * len(links))
-        positions = [link.position + step for link in links]
-        sampled.append(draw_from_logits(logits, samplings, positions))
-    return fetch(torch.stack(sampled, dim=1))
+            logits = runner.forward(_rows_after(links, num_done, 1), ids)
+            sampled.append(_draw(logits, links, num_done))
+        num_done += max(num_replayed, 1)
+    return fetch(torch.cat(sampled, dim=1))
+
+
+def _rows_after(links: Sequence[ChainLink], num_done: int, count: int) -> list[SequenceRows]:
+    """The rows of `count` steps after those done, whose ids the host does not know."""
+    return [SequenceRows(x.table, x.position + num_done - 1, [0] * count, 1) for x in links]
+
+
+def _draw(logits: Tensor, links: Sequence[ChainLink], num_done: int) -> Tensor:  # [S, 1]
+    samplings = [link.sampling for link in links]
+    logits = adjust_logits(logits, samplings, [None] * len(links))
+    positions = [link.position + num_done for link in links]
+    return draw_from_logits(logits, samplings, positions).unsqueeze(1)

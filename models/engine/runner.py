@@ -24,12 +24,13 @@ from models.engine.profiling import measured_share
 from models.engine.self_test import is_batch_invariant
 from models.gpu import setup as gpu
 from models.gpu.forward import PagedBackend
-from models.gpu.graphs import GraphsKept, alone
+from models.gpu.graphs import GraphBackend, GraphsKept, alone
 from models.gpu.memory import CudaMemory
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
 from models.kv.rows import SequenceRows
 from models.parallel.ranks import TensorParallel
+from models.protocol.messages import Sampling
 
 __all__ = ["ModelRunner", "SequenceRows"]
 
@@ -73,8 +74,10 @@ class ModelRunner:
         num_blocks = self._num_blocks(laid_out)
         self.pool = BlockPool(num_blocks, block_size)
         self.backend = laid_out.backend(num_blocks)  # to look at, as well
+        self._graphs: GraphBackend | None = None
         if isinstance(self.backend, PagedBackend):
-            gpu.capture_graphs(self.backend, config, alone if ranks is None else ranks.all_say)
+            agree = alone if ranks is None else ranks.all_say
+            self._graphs = gpu.capture_graphs(self.backend, config, agree)
         self.batch_invariant = False
         if ranks is None:
             self._choose_tiling()
@@ -112,6 +115,46 @@ class ModelRunner:
             assert drawn_ids is None, "other ranks cannot see ids that the host does not know"
             self._ranks.announce(sequences, self.pool.block_size)
         return self._drawable(self._compute(sequences, drawn_ids))
+
+    def capture_chains(self) -> None:
+        """Have draft steps in graphs as well where passes are. Not for a model that ranks share."""
+        assert self._ranks is None, "other ranks cannot see ids that the host does not know"
+        if self._graphs is not None and isinstance(self.backend, PagedBackend):
+            finish = self._drawable
+            gpu.capture_chains(self.backend, self.config, self._graphs, finish, self.vocab_size)
+
+    def num_chain_steps(self, num_sessions: int, wanted: int) -> int:
+        """Steps that `draw_steps` takes of the `wanted` ones; 0: there is no graph for them."""
+        chains = self.backend.chains if isinstance(self.backend, PagedBackend) else None
+        if chains is None:
+            return 0
+        return chains.num_steps(
+            num_sessions, min(wanted, self.max_num_batched_tokens // num_sessions)
+        )
+
+    @torch.inference_mode()
+    def draw_steps(
+        self, sequences: Sequence[SequenceRows], first_ids: Tensor, samplings: Sequence[Sampling]
+    ) -> Tensor:
+        """Passes of one row a session, each of the ids drawn after the one before it.
+
+        Args:
+            sequences: the rows of all passes, as many as `num_chain_steps` has said; their ids are
+                not looked at.
+            first_ids: [S] ids of the first pass, on the device.
+            samplings: [S] how sessions draw, by temperature, top-k, top-p and min-p alone.
+
+        Returns:
+            [S, steps] int64 on the device: what was drawn after each pass.
+
+        Raises:
+            ValueError: as `forward`. Nothing was stored.
+        """
+        self._check(sequences)
+        self._prepare_blocks(sequences)
+        chains = self.backend.chains if isinstance(self.backend, PagedBackend) else None
+        assert chains is not None, "num_chain_steps() has not been asked"
+        return chains.run(sequences, first_ids, samplings)
 
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""
@@ -168,10 +211,13 @@ class ModelRunner:
     def _compute(
         self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None
     ) -> Tensor:
+        self._prepare_blocks(sequences)
+        return self.backend.logits(sequences, drawn_ids)
+
+    def _prepare_blocks(self, sequences: Sequence[SequenceRows]) -> None:
         self._copy_blocks(sequences)
         if self.backend.reads_unwritten:
             self._clear_new_blocks(sequences)
-        return self.backend.logits(sequences, drawn_ids)
 
     @torch.inference_mode()
     def _drawable(self, logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ up to the kernels, whose tiles may depend on the shape, and is what `self_test` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from models.attention.backend import ModelForward, Tiling, last_rows
 from models.device import to_device
 from models.gpu.buckets import BucketPlan
+from models.gpu.chains import DraftChains
 from models.gpu.graphs import BucketedPasses, GraphBackend, GraphsKept, GraphTerms
 from models.gpu.indices import PassTensors, exact_shape, index_pass, upload
 from models.gpu.kernel import VarlenKernel, VarlenPass
@@ -49,30 +50,55 @@ class PagedBackend:
         self._max_model_len = max_model_len
         self._windows = windows
         self._graphs: BucketedPasses | None = None
+        self.chains: DraftChains | None = None  # once captured
 
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, plan: BucketPlan, terms: GraphTerms) -> None:
         """Capture the graphs of `plan`; passes that fit one are replayed from now on."""
-
-        def compute(tensors: PassTensors, session_rows: int) -> Tensor:
-            paged = VarlenPass(
-                self.storage,
-                self._kernel,
-                tensors,
-                session_rows,
-                self._max_model_len,
-                self._windows,
-            )
-            return self._forward(tensors.token_ids, tensors.positions, paged, None)
-
         self._graphs = BucketedPasses(
             backend,
             plan,
-            compute,
+            self._compute,
             self.storage,
-            table_width=-(-self._max_model_len // self.storage.block_size),
+            table_width=self._table_width,
             terms=terms,
         )
+
+    @torch.inference_mode()
+    def capture_chains(
+        self,
+        backend: GraphBackend,
+        finish: Callable[[Tensor], Tensor],
+        vocab_size: int,
+        terms: GraphTerms,
+    ) -> None:
+        """Capture draft steps with their draws.
+
+        Args:
+            backend: the one that has captured the passes, whose memory these share.
+            finish: the logits of ids that may be drawn, [R, vocab_size], of a pass's.
+            vocab_size: their number.
+            terms: what bounds the number of graphs.
+        """
+        self.chains = DraftChains(
+            backend,
+            lambda tensors: finish(self._compute(tensors, 1).float()),
+            self.storage,
+            table_width=self._table_width,
+            vocab_size=vocab_size,
+            terms=terms,
+        )
+
+    @property
+    def _table_width(self) -> int:
+        return -(-self._max_model_len // self.storage.block_size)
+
+    def _compute(self, tensors: PassTensors, session_rows: int) -> Tensor:
+        """A pass as it is captured: whatever its sessions come to."""
+        paged = VarlenPass(
+            self.storage, self._kernel, tensors, session_rows, self._max_model_len, self._windows
+        )
+        return self._forward(tensors.token_ids, tensors.positions, paged, None)
 
     @property
     def name(self) -> str:
@@ -87,7 +113,8 @@ class PagedBackend:
     @property
     def graphs(self) -> GraphsKept:
         """What was captured."""
-        return GraphsKept() if self._graphs is None else self._graphs.kept
+        kept = GraphsKept() if self._graphs is None else self._graphs.kept
+        return kept if self.chains is None else kept + self.chains.kept
 
     def use_tiling(self, tiling: Tiling) -> None:
         """See `AttentionBackend`; there is one."""

@@ -12,9 +12,9 @@ CudaGraphs has never run on a GPU so far: `tests/gpu` holds what must pass there
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class GraphTerms(NamedTuple):
     agree: Agree = alone
 
 
-_NO_TERMS = GraphTerms()
+NO_TERMS = GraphTerms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,50 @@ class GraphsKept:
     num_graphs: int = 0
     num_bytes: int = 0
 
+    def __add__(self, other: GraphsKept) -> GraphsKept:
+        return GraphsKept(self.num_graphs + other.num_graphs, self.num_bytes + other.num_bytes)
 
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    tensors: PassTensors
-    replay: Callable[[], Tensor]
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def capture_each(
+    backend: GraphBackend,
+    wanted: Iterable[tuple[Key, Callable[[], Tensor]]],
+    terms: GraphTerms,
+    first_bytes: int,
+) -> dict[Key, Callable[[], Tensor]]:
+    """What replays each of `wanted`, in order, up to the first that does not fit.
+
+    Args:
+        backend: captures.
+        wanted: names and what they compute, each taken when those before it are captured.
+        terms: what bounds them.
+        first_bytes: used before there were any buffers for them.
+    """
+    captured: dict[Key, Callable[[], Tensor]] = {}
+    for key, compute in wanted:
+        replay = _captured(backend, key, compute)
+        fits = terms.max_bytes is None or backend.used_bytes() - first_bytes <= terms.max_bytes
+        if not terms.agree(replay is not None and fits):
+            _logger.warning("no graphs from %s on: eager passes", key)
+            del replay
+            backend.release()
+            break
+        assert replay is not None
+        captured[key] = replay
+    return captured
+
+
+def _captured(
+    backend: GraphBackend, key: Hashable, compute: Callable[[], Tensor]
+) -> Callable[[], Tensor] | None:
+    """None: it cannot be recorded, for want of memory or otherwise."""
+    try:
+        return backend.capture(compute)
+    except RuntimeError as error:  # torch's errors of devices and memory are
+        _logger.warning("%s cannot be captured: %s", key, error)
+        return None
 
 
 class BucketedPasses:
@@ -159,7 +198,7 @@ class BucketedPasses:
         blocks: KVBlocks,
         *,
         table_width: int,
-        terms: GraphTerms = _NO_TERMS,
+        terms: GraphTerms = NO_TERMS,
     ) -> None:
         self.plan = plan
         self._blocks = blocks
@@ -169,22 +208,9 @@ class BucketedPasses:
         first_bytes = backend.used_bytes()
         self._longs = torch.zeros(largest.num_longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(largest.num_ints, dtype=torch.int32, device=device)
-        self._graphs: dict[Bucket, _Captured] = {}
         self._logits = self._room_for_logits(compute)
-
-        def fits() -> bool:
-            most = terms.max_bytes
-            return most is None or backend.used_bytes() - first_bytes <= most
-
-        for bucket in list(plan.buckets):
-            captured = self._captured(backend, compute, bucket)
-            if not terms.agree(captured is not None and fits()):
-                _logger.warning("no graphs of %d rows and more: eager passes", bucket.num_rows)
-                del captured
-                backend.release()
-                break
-            assert captured is not None
-            self._graphs[bucket] = captured
+        wanted = ((bucket, self._call(compute, bucket)) for bucket in list(plan.buckets))
+        self._graphs = capture_each(backend, wanted, terms, first_bytes)
         plan.keep(self._graphs)
         self.kept = GraphsKept(len(self._graphs), backend.used_bytes() - first_bytes)
 
@@ -201,19 +227,17 @@ class BucketedPasses:
             bucket: from `plan.choose`.
             drawn_ids: [R] the rows' ids where the host does not know them yet.
         """
-        captured = self._graphs[bucket]
         self._write(bucket, sequences)
         num_rows = sum(len(rows.token_ids) for rows in sequences)
         if drawn_ids is not None:
-            captured.tensors.token_ids[:num_rows].copy_(drawn_ids)
-        return captured.replay()[:num_rows]
+            self._tensors(bucket).token_ids[:num_rows].copy_(drawn_ids)
+        return self._graphs[bucket]()[:num_rows]
 
     def _room_for_logits(self, compute: Compute) -> Tensor:
         """[rows of the largest bucket, V] float32."""
         smallest = self.plan.buckets[0]
-        tensors = PassTensors.cut(self._shape(smallest), self._longs, self._ints)
         self._write(smallest, ())  # nothing but padding, which concerns nobody
-        num_columns = compute(tensors, smallest.session_rows).shape[1]
+        num_columns = compute(self._tensors(smallest), smallest.session_rows).shape[1]
         return torch.empty(
             self.plan.buckets[-1].num_rows,
             num_columns,
@@ -221,22 +245,15 @@ class BucketedPasses:
             device=self._longs.device,
         )
 
-    def _captured(
-        self, backend: GraphBackend, compute: Compute, bucket: Bucket
-    ) -> _Captured | None:
-        """The graph of a bucket; None: it cannot be recorded, for want of memory or otherwise."""
-        tensors = PassTensors.cut(self._shape(bucket), self._longs, self._ints)
+    def _call(self, compute: Compute, bucket: Bucket) -> Callable[[], Tensor]:
+        """The passes of a bucket, ready to be captured."""
+        tensors = self._tensors(bucket)
         logits = self._logits[: bucket.num_rows]
         self._write(bucket, ())
+        return lambda: logits.copy_(compute(tensors, bucket.session_rows))
 
-        def call() -> Tensor:
-            return logits.copy_(compute(tensors, bucket.session_rows))
-
-        try:
-            return _Captured(tensors, backend.capture(call))
-        except RuntimeError as error:  # torch's errors of devices and memory are
-            _logger.warning("%s cannot be captured: %s", bucket, error)
-            return None
+    def _tensors(self, bucket: Bucket) -> PassTensors:
+        return PassTensors.cut(self._shape(bucket), self._longs, self._ints)
 
     def _shape(self, bucket: Bucket) -> PassShape:
         return padded_shape(bucket.num_rows, self._table_width)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from models.attention.backend import ModelForward
 from models.checkpoint.loader import Checkpoint
 from models.config import GPU_BLOCKS, EngineConfig
 from models.gpu.buckets import MAX_GRAPH_ROWS, BucketPlan
 from models.gpu.forward import PagedBackend
-from models.gpu.fp8 import LEAST_CAPABILITY, fp8_linear, stored_linear
 from models.gpu.graphs import Agree, CudaGraphs, EagerGraphs, GraphBackend, GraphTerms
 from models.gpu.kernel import VarlenKernel
 from models.gpu.probe import AttentionSizes, NoKernel, find_kernel, torch_features
 from models.gpu.reference import reference_kernel
 from models.kv.pages import PageStorage
 from models.kv.storage import KVSizes
-from models.layers.family import can_take_apart
-from models.layers.linear import MakeLinear
 from models.torch_library import has_kernels
 
 _MIB = 1 << 20
@@ -68,58 +67,6 @@ def _gathered_block(config: EngineConfig) -> int:
     return min(GPU_BLOCKS) if is_open else config.block_tokens
 
 
-def refuse_own_products(
-    config: EngineConfig, checkpoint: Checkpoint, kernel: VarlenKernel | None
-) -> None:
-    """Refuse `batch_invariant` and fp8 where a model cannot have the products they need.
-
-    Raises:
-        ValueError: says what is missing.
-    """
-    device = torch.device(config.device)
-    if device.type != "cuda" or not (config.batch_invariant or config.quantization == "fp8"):
-        return
-    key = "batch_invariant" if config.batch_invariant else "quantization fp8"
-    missing = ""
-    if kernel is None:
-        missing = "a paged attention kernel, and none works here"
-    elif config.batch_invariant and not has_kernels(device):
-        missing = "Triton, which torch's builds for GPUs bring along"
-    elif not config.batch_invariant and _capability(device) < LEAST_CAPABILITY:
-        missing = "a GPU of compute capability 8.9 or more (L4, RTX 40, H100)"
-    elif not can_take_apart(checkpoint.model):
-        kind = checkpoint.model.config.model_type
-        missing = f"layers of Llama, Mistral, Qwen2 or Qwen3, and these are of {kind}"
-    if not missing:
-        return
-    if checkpoint.has_scales:
-        raise ValueError(
-            f"model_path {config.model_path!r} is stored in float8, which needs {missing}; take "
-            "the original checkpoint"
-        )
-    raise ValueError(f"{key} needs {missing}; leave it out")
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
-def linear_maker(config: EngineConfig, *, has_scales: bool = False) -> MakeLinear | None:
-    """What makes the products of a model that is taken apart; None: nothing of ours.
-
-    Args:
-        config: of the engine, with the quantization of the checkpoint.
-        has_scales: whether the checkpoint is stored in float8.
-    """
-    if config.quantization == "fp8":
-        return stored_linear if has_scales else fp8_linear
-    if not config.batch_invariant or torch.device(config.device).type != "cuda":
-        return None
-    from models.gpu.kernels.product import InvariantLinear
-
-    return InvariantLinear
-
-
 def make_backend(
     config: EngineConfig,
     checkpoint: Checkpoint,
@@ -133,18 +80,40 @@ def make_backend(
     )
 
 
-def capture_graphs(backend: PagedBackend, config: EngineConfig, agree: Agree) -> None:
+def capture_graphs(
+    backend: PagedBackend, config: EngineConfig, agree: Agree
+) -> GraphBackend | None:
     """Capture what graphs the config wants, within the memory it gives them.
 
     Args:
         backend: that is to replay them.
         config: of the engine.
         agree: whether all ranks say so.
+
+    Returns:
+        What captured them; None: the config wants none.
     """
     graphs = _graph_backend(config)
     if graphs is not None:
         plan = BucketPlan(min(config.max_num_batched_tokens, MAX_GRAPH_ROWS))
         backend.capture(graphs, plan, GraphTerms(config.graph_memory_mib * _MIB, agree))
+    return graphs
+
+
+def capture_chains(
+    backend: PagedBackend,
+    config: EngineConfig,
+    graphs: GraphBackend,
+    finish: Callable[[Tensor], Tensor],
+    vocab_size: int,
+) -> None:
+    """Capture draft steps with their draws, in what the passes' graphs have left of the memory.
+
+    Args: as for `PagedBackend.capture_chains`.
+    """
+    left = config.graph_memory_mib * _MIB - backend.graphs.num_bytes
+    if has_kernels(torch.device(config.device)):
+        backend.capture_chains(graphs, finish, vocab_size, GraphTerms(left))
 
 
 def _graph_backend(config: EngineConfig) -> GraphBackend | None:

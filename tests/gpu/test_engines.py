@@ -56,8 +56,12 @@ def test_greedy_text_is_that_of_generate(attention: str, graphs: str) -> None:
             assert gap < NEAR_TIE, (parted, gap)
 
 
-def test_chains_draft_what_steps_draft() -> None:
-    assert spoken(chains=True) == spoken(chains=False)
+@pytest.mark.parametrize("graphs", ["off", "auto"])
+def test_chains_draft_what_steps_draft(graphs: str) -> None:
+    """Launched pass by pass, and as one graph."""
+    assert spoken(chains=True, graphs=graphs) == spoken(chains=False, graphs=graphs)
+    drafter = DraftEngine(runner(attention="varlen", graphs=graphs), NoMaskSource(), EPOCH)
+    assert (drafter.runner.num_chain_steps(1, 3) == 3) is (graphs == "auto")
 
 
 def test_a_chain_does_not_wait_for_the_device_before_its_end() -> None:

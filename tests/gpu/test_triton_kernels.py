@@ -12,6 +12,8 @@ from models.gpu.fp8 import LEAST_CAPABILITY, Fp8Linear
 from models.gpu.kernels.operations import TritonOperations
 from models.gpu.kernels.product import BLOCK_ROWS, InvariantLinear
 from models.gpu.operations import Norm, Rotation, Slots, TorchOperations
+from models.gpu.products import int8_linear
+from models.layers.quantization import quantize_weight
 from models.sampling.draws import draw_from_logits
 from models.sampling.logits import shaped_scores
 from models.sampling.noise import gumbel_noise
@@ -100,6 +102,25 @@ def test_products_of_float8_are_those_of_a_cpu(cuda: torch.device) -> None:
     on_gpu, on_cpu = Fp8Linear(weight, bias), Fp8Linear(weight.cpu(), bias.cpu())
     assert torch.equal(on_gpu.weight.cpu().float(), on_cpu.weight.float())
     torch.testing.assert_close(on_gpu(rows).cpu(), on_cpu(rows.cpu()), rtol=0.02, atol=0.05)
+
+
+def test_a_model_in_int8_is_near_and_the_same_for_any_number_of_rows() -> None:
+    made: ModelRunner = runner(
+        attention="varlen", graphs="auto", quantization="int8", batch_invariant=True
+    )
+    assert made.batch_invariant
+    assert made.weight_bytes < runner(attention="varlen", graphs="off").weight_bytes
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, BLOCK_ROWS + 3])
+def test_products_of_int8_are_those_of_its_numbers(cuda: torch.device, num_rows: int) -> None:
+    weight, bias = random(cuda, 4096, 1024).bfloat16(), random(cuda, 4096, seed=1).bfloat16()
+    linear = int8_linear(weight, bias)
+    integers, scales = quantize_weight(weight)
+    rows = random(cuda, num_rows, 1024, seed=2).bfloat16()
+    rounded = integers.double() * scales.double()[:, None]
+    expected = rows.double() @ rounded.T + bias.double()
+    torch.testing.assert_close(linear(rows).double(), expected, rtol=0.01, atol=0.5)
 
 
 @pytest.mark.parametrize("graphs", ["off", "auto"])

@@ -9,6 +9,10 @@ program adds the parts one after the other: the same additions in the same order
 
 Tiles have 64 rows for every number of rows on purpose: with fewer a GPU may take other
 instructions, whose sums may be rounded differently.
+
+Weights may be integers of 8 bits with a scale for each output: half of what a pass reads. A tile of
+them becomes numbers of the rows' type, which all hold it exactly, and the scale is applied to the
+sum. So the inputs are not rounded, and any GPU can.
 """
 
 from __future__ import annotations
@@ -59,12 +63,11 @@ def part_of_sum(
     total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
     for begin in range(first, stop, BLOCK_INPUTS):
         is_input = inputs < stop - begin
-        total = tl.dot(
-            tl.load(row_tiles + begin, mask=is_row[:, None] & is_input[None, :], other=0.0),
-            tl.load(weight_tiles + begin, mask=is_output[None, :] & is_input[:, None], other=0.0),
-            total,
-            input_precision="ieee",
+        some = tl.load(row_tiles + begin, mask=is_row[:, None] & is_input[None, :], other=0)
+        weights = tl.load(
+            weight_tiles + begin, mask=is_output[None, :] & is_input[:, None], other=0
         )
+        total = tl.dot(some, weights.to(some.dtype), total, input_precision="ieee")
     return total
 
 
@@ -72,6 +75,7 @@ def part_of_sum(
 def product_kernel(
     rows,
     weight,
+    scales,
     bias,
     out,
     parts,
@@ -80,6 +84,7 @@ def product_kernel(
     num_inputs,
     part_inputs,
     num_splits,
+    HAS_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_PARTED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -120,6 +125,9 @@ def product_kernel(
                 BLOCK_OUTPUTS=BLOCK_OUTPUTS,
                 BLOCK_INPUTS=BLOCK_INPUTS,
             )
+        if HAS_SCALES:
+            factors = tl.load(scales + first_output + output, mask=is_output, other=0.0)
+            total *= factors.to(tl.float32)[None, :]
         if HAS_BIAS:
             added = tl.load(bias + first_output + output, mask=is_output, other=0.0)
             total += added.to(tl.float32)[None, :]
@@ -129,28 +137,33 @@ def product_kernel(
 @triton.jit
 def sum_kernel(
     parts,
+    scales,
     bias,
     out,
     num_numbers,
     num_outputs,
     num_splits,
+    HAS_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The parts of each number in order, and its bias."""
+    """The parts of each number in order, its scale and its bias."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_inside = place < num_numbers
     total = tl.zeros((BLOCK,), tl.float32)
     for part in range(num_splits):
         total += tl.load(parts + part * num_numbers + place, mask=is_inside, other=0.0)
+    output = place % num_outputs
+    if HAS_SCALES:
+        total *= tl.load(scales + output, mask=is_inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + place % num_outputs, mask=is_inside, other=0.0).to(tl.float32)
+        total += tl.load(bias + output, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=is_inside)
 
 
-def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _product(rows: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     rows = rows.contiguous()
-    out = _empty_product(rows, weight, bias)
+    out = _empty_product(rows, weight, scales, bias)
     num_rows, (num_outputs, num_inputs) = len(rows), weight.shape
     if num_rows == 0:
         return out
@@ -163,11 +176,13 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         triton.cdiv(num_rows, BLOCK_ROWS),
         splits if is_parted else 1,
     )
-    a_bias = weight if bias is None else bias  # some address, which is not read
+    # Some address, which is not read, for what there is not.
+    a_scale, a_bias = (out if each is None else each for each in (scales, bias))
+    terms = {"HAS_SCALES": scales is not None, "HAS_BIAS": bias is not None}
     product_kernel[grid](
-        *(rows, weight, a_bias, out, parts),
+        *(rows, weight, a_scale, a_bias, out, parts),
         *(num_rows, num_outputs, num_inputs, part_inputs, splits),
-        HAS_BIAS=bias is not None,
+        **terms,
         IS_PARTED=is_parted,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_OUTPUTS=BLOCK_OUTPUTS,
@@ -178,20 +193,24 @@ def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if is_parted:
         num_numbers = num_rows * num_outputs
         sum_kernel[(triton.cdiv(num_numbers, 1024),)](
-            *(parts, a_bias, out, num_numbers, num_outputs, splits),
-            HAS_BIAS=bias is not None,
+            *(parts, a_scale, a_bias, out, num_numbers, num_outputs, splits),
+            **terms,
             BLOCK=1024,
             num_warps=4,
         )
     return out
 
 
-def _empty_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _empty_product(
+    rows: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
+) -> Tensor:
     return rows.new_empty(len(rows), len(weight))
 
 
 _call = register(
-    "product(Tensor rows, Tensor weight, Tensor? bias) -> Tensor", _product, _empty_product
+    "product(Tensor rows, Tensor weight, Tensor? scales, Tensor? bias) -> Tensor",
+    _product,
+    _empty_product,
 )
 
 
@@ -199,17 +218,19 @@ class InvariantLinear(nn.Module):
     """`nn.Linear` whose rows are functions of themselves alone, bit for bit.
 
     Args:
-        weight: [outputs, inputs], as it is kept.
+        weight: [outputs, inputs], as it is kept; int8 with scales.
         bias: [outputs] or None.
+        scales: [outputs], what the weight's integers are to be multiplied by; None: they are none.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+        self.scales = None if scales is None else nn.Parameter(scales, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, rows: Tensor) -> Tensor:  # [R, inputs] -> [R, outputs]
         """Rows times the weight, plus the bias; summed in float32."""
-        result: Tensor = _call(rows, self.weight, self.bias)
+        result: Tensor = _call(rows, self.weight, self.scales, self.bias)
         return result

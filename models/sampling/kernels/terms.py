@@ -20,16 +20,21 @@ STREAM, TEMPERATURE, DEPTH, TOP_K, TOP_P = range(NUM_TERMS)
 _ROW = struct.Struct("=qddqd")
 
 
-def upload_terms(
-    rows: Iterable[tuple[int, float, float, int, float]], device: torch.device
-) -> Tensor:  # [R, NUM_TERMS] int64
-    """The terms of all rows on the device.
+def pack_terms(
+    rows: Iterable[tuple[int, float, float, int, float]],
+) -> np.ndarray:  # [R, NUM_TERMS] int64
+    """The terms of all rows.
 
     Args:
         rows: of each row its stream, its temperature (0: no noise), log(min_p) or -inf, top_k (at
             least 1; V: off) and top_p.
-        device: of the logits.
     """
     packed = b"".join(_ROW.pack(*row) for row in rows)
-    array = np.frombuffer(bytearray(packed), dtype=np.int64).reshape(-1, NUM_TERMS)
-    return array_to_device(array, device)
+    return np.frombuffer(bytearray(packed), dtype=np.int64).reshape(-1, NUM_TERMS)
+
+
+def upload_terms(
+    rows: Iterable[tuple[int, float, float, int, float]], device: torch.device
+) -> Tensor:  # [R, NUM_TERMS] int64
+    """`pack_terms` on the device of the logits."""
+    return array_to_device(pack_terms(rows), device)

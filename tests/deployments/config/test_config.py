@@ -36,12 +36,12 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         ({"router": {"speculation": {"num_speculative_tokens": -1}}}, "num_speculative_tokens"),
         ({"draft": {"model_path": "x", "quantization": "int4"}}, "draft.quantization: .*'int8'"),
         (
-            {"draft": {"model_path": "x", "quantization": "int8", "device": "cuda"}},
-            "draft: .*int8 runs on cpu only, got device 'cuda'",
+            {"draft": {"model_path": "x", "quantization": "fp8"}},
+            "draft: .*fp8 runs on cuda only, got device 'cpu'",
         ),
         (
             {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
-            "target: .*int8 needs tensor_parallel_size 1, got 2",
+            "target: .*int8 needs tensor_parallel_size 1 on device 'cpu', got 2",
         ),
     ],
     ids=[

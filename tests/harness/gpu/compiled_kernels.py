@@ -24,7 +24,9 @@ from models.sampling.kernels import cut, draw
 ARCHITECTURES = (80, 89, 90, 100)  # A100, L4 and RTX 40, H100, B200
 _LEAST_FOR_FP8 = 89
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-_BF16, _F32, _I32, _I64 = "*bf16", "*fp32", "*i32", "*i64"
+_BF16, _F32, _I8, _I32, _I64 = "*bf16", "*fp32", "*i8", "*i32", "*i64"
+# Rows, weight, scales, bias, result, parts; sizes.
+_PRODUCT = [_BF16] * 5 + [_F32, "i32", "i32", "i32", "i32", "i32"]
 _TILES: dict[str, object] = {
     "BLOCK_ROWS": product.BLOCK_ROWS,
     "BLOCK_OUTPUTS": product.BLOCK_OUTPUTS,
@@ -59,20 +61,32 @@ _KERNELS: dict[str, tuple[Any, list[str], dict[str, object], int]] = {
     ),
     "product": (
         product.product_kernel,
-        [_BF16] * 4 + [_F32, "i32", "i32", "i32", "i32", "i32"],
-        {"HAS_BIAS": True, "IS_PARTED": False, **_TILES},
+        _PRODUCT,
+        {"HAS_SCALES": False, "HAS_BIAS": True, "IS_PARTED": False, **_TILES},
         product.NUM_WARPS,
     ),
     "product in parts": (
         product.product_kernel,
-        [_BF16] * 4 + [_F32, "i32", "i32", "i32", "i32", "i32"],
-        {"HAS_BIAS": True, "IS_PARTED": True, **_TILES},
+        _PRODUCT,
+        {"HAS_SCALES": False, "HAS_BIAS": True, "IS_PARTED": True, **_TILES},
+        product.NUM_WARPS,
+    ),
+    "product of int8": (
+        product.product_kernel,
+        [_BF16, _I8, *_PRODUCT[2:]],
+        {"HAS_SCALES": True, "HAS_BIAS": True, "IS_PARTED": False, **_TILES},
+        product.NUM_WARPS,
+    ),
+    "product of int8 in parts": (
+        product.product_kernel,
+        [_BF16, _I8, *_PRODUCT[2:]],
+        {"HAS_SCALES": True, "HAS_BIAS": True, "IS_PARTED": True, **_TILES},
         product.NUM_WARPS,
     ),
     "sum": (
         product.sum_kernel,
-        [_F32, _BF16, _BF16, "i32", "i32", "i32"],
-        {"HAS_BIAS": True, "BLOCK": 1024},
+        [_F32, _BF16, _BF16, _BF16, "i32", "i32", "i32"],
+        {"HAS_SCALES": True, "HAS_BIAS": True, "BLOCK": 1024},
         4,
     ),
     "cut": (cut.cut_kernel, [_F32, _I64, _F32, "i32"], {"BLOCK": cut.BLOCK}, cut.NUM_WARPS),

@@ -28,8 +28,10 @@ from models.attention.gather import GatherBackend
 from models.attention.interface import ATTENTION_NAME
 from models.gpu.decoder import MergedDecoder
 from models.gpu.forward import PagedBackend
+from models.gpu.graphs import NO_TERMS, EagerGraphs
 from models.gpu.kernels.operations import TritonOperations
 from models.gpu.kernels.product import InvariantLinear
+from models.gpu.products import int8_linear
 from models.gpu.reference import reference_kernel
 from models.kv.block_pool import BlockPool
 from models.kv.pages import PageStorage
@@ -117,6 +119,7 @@ def passes() -> dict[str, Callable[[], AttentionBackend]]:
         if can_take_apart(make_model(name)):
             found[f"{name}: merged"] = partial(paged, name, merged)
             found[f"{name}: kernels"] = partial(paged, name, with_kernels)
+            found[f"{name}: int8"] = partial(paged, name, with_int8)
     return found
 
 
@@ -130,9 +133,26 @@ def with_kernels(model: Any) -> MergedDecoder:
     return MergedDecoder(model, MAX_LEN, InvariantLinear, operations=TritonOperations())
 
 
+def with_int8(model: Any) -> MergedDecoder:
+    """The same with weights of 8 bits."""
+    make = int8_linear
+    return MergedDecoder(model, MAX_LEN, make, make, operations=TritonOperations())
+
+
 def run_pass(make: Callable[[], AttentionBackend]) -> torch.Tensor:
     """The logits of a back-end's pass."""
     return make().logits(sequences())
+
+
+def replayed_chain() -> torch.Tensor:
+    """Three draft steps of two sessions, as they are captured."""
+    backend = paged("llama", with_kernels)
+    assert isinstance(backend, PagedBackend)
+    vocab_size = CONFIGS["llama"].vocab_size
+    backend.capture_chains(EagerGraphs(), lambda whole: whole, vocab_size, NO_TERMS)
+    assert backend.chains is not None
+    steps = [SequenceRows(rows.table, rows.start, [0] * 3, 1) for rows in sequences()[1:]]
+    return backend.chains.run(steps, torch.zeros(2, dtype=torch.int64, device=GPU), _TERMS[:2])
 
 
 def draw(by_kernels: bool) -> torch.Tensor:
@@ -164,6 +184,7 @@ def main() -> None:
         for name, make in passes().items():
             found[name] = error_of(partial(run_pass, make))
         found["draw"] = error_of(lambda: draw(by_kernels=False))
+        found["draft steps in one graph"] = error_of(replayed_chain)
         found["draw by kernels"] = error_of(lambda: draw(by_kernels=True))
         # What it is for: a mistake must be seen.
         found["two devices"] = error_of(

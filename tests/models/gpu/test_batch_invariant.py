@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Olmo2Config, Qwen3Config
 from models.config import EngineConfig
 from models.engine.runner import ModelRunner
 from models.engine.self_test import is_batch_invariant
-from models.gpu import setup
+from models.gpu import products
 from models.gpu.decoder import MergedDecoder
 from models.gpu.reference import reference_kernel
 from tests.cases.models.llama_family import CONFIGS, SIZES, write
@@ -29,7 +29,7 @@ def refuse(kernel: Any, model_config: Any = CONFIGS["llama"], **changes: Any) ->
     fields: dict[str, Any] = {"model_path": "m", "device": "cuda", "batch_invariant": True}
     config = EngineConfig(**fields | changes)
     checkpoint: Any = SimpleNamespace(model=model, has_scales=False)
-    setup.refuse_own_products(config, checkpoint, kernel)
+    products.refuse_own_products(config, checkpoint, kernel)
 
 
 def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,19 +41,18 @@ def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatc
         refuse(None)
     with pytest.raises(ValueError, match=r"layers of Llama.* and these are of olmo2; leave it out"):
         refuse(KERNEL, Olmo2Config(**SIZES))
-    monkeypatch.setattr(setup, "has_kernels", lambda device: False)
+    monkeypatch.setattr(products, "has_kernels", lambda device: False)
     with pytest.raises(ValueError, match="batch_invariant needs Triton"):
         refuse(KERNEL)
 
 
 def test_only_then_are_products_ours() -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    from models.gpu.kernels.product import InvariantLinear
-
     config = EngineConfig(model_path="m", device="cuda", batch_invariant=True)
-    assert setup.linear_maker(config) is InvariantLinear
-    assert setup.linear_maker(config.model_copy(update={"batch_invariant": False})) is None
-    assert setup.linear_maker(config.model_copy(update={"device": "cpu"})) is None
+    own = products.own_products(config)
+    assert own is not None
+    assert own.make_linear is own.make_head is products.invariant_linear
+    for changes in ({"batch_invariant": False}, {"device": "cpu"}):
+        assert products.own_products(config.model_copy(update=changes)) is None
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def test_a_capture_that_fails_means_eager_passes(caplog: pytest.LogCaptureFixtur
     passes = passes_with(FailingGraphs(2))
     assert [bucket.num_rows for bucket in passes.plan.buckets] == [1, 2]
     assert "out of memory" in caplog.text
-    assert "no graphs of 4 rows and more: eager passes" in caplog.text
+    assert "no graphs from Bucket(num_rows=4, session_rows=1) on: eager passes" in caplog.text
     assert passes_with(FailingGraphs(0)).plan.choose([1]) is None
 
 
@@ -238,7 +238,7 @@ def test_ranks_keep_the_graphs_that_all_of_them_have():
 
 def test_all_graphs_write_their_logits_into_one_buffer():
     passes = passes_with(EagerGraphs())
-    addresses = {captured.replay().data_ptr() for captured in passes._graphs.values()}
+    addresses = {replay().data_ptr() for replay in passes._graphs.values()}
     assert len(addresses) == 1
 
 

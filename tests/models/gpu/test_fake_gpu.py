@@ -32,6 +32,7 @@ def test_all_architectures_and_draws_on_a_gpu_without_values() -> None:
         "paged",
         "merged",
         "kernels",
+        "int8",
     }
     wrong = {name: error for name, error in found.items() if error}
     assert not wrong, "\n\n".join(f"{name}\n{error}" for name, error in wrong.items())

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 
 from models.checkpoint.memory_estimate import memory_estimate
 from models.config import EngineConfig
-from models.gpu import setup
+from models.gpu import products
 from models.gpu.decoder import MergedDecoder
 from models.gpu.fp8 import Fp8Linear, fp8_linear, round_rows
 from models.gpu.reference import reference_kernel
@@ -111,20 +111,22 @@ def test_it_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ValueError, match="batch_invariant is not for quantization fp8"):
         EngineConfig(model_path="m", device="cuda", quantization="fp8", batch_invariant=True)
     config = EngineConfig(model_path="m", device="cuda", quantization="fp8")
-    assert setup.linear_maker(config) is fp8_linear
+    own = products.own_products(config)
+    assert own is not None
+    assert (own.make_linear, own.make_head) == (fp8_linear, plain_linear)
 
     def refuse(model_config: Any, kernel: Any = KERNEL) -> None:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(model_config)
         checkpoint: Any = SimpleNamespace(model=model, has_scales=False)
-        setup.refuse_own_products(config, checkpoint, kernel)
+        products.refuse_own_products(config, checkpoint, kernel)
 
-    monkeypatch.setattr(setup, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(products, "_capability", lambda device: (9, 0))
     refuse(CONFIGS["llama"])
     with pytest.raises(ValueError, match="quantization fp8 needs a paged attention kernel"):
         refuse(CONFIGS["llama"], None)
     with pytest.raises(ValueError, match="these are of olmo2; leave it out"):
         refuse(Olmo2Config(**SIZES))
-    monkeypatch.setattr(setup, "_capability", lambda device: (8, 0))
+    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
     with pytest.raises(ValueError, match=r"a GPU of compute capability 8\.9"):
         refuse(CONFIGS["llama"])

@@ -9,6 +9,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from models.gpu.kernels.product import BLOCK_ROWS, InvariantLinear, num_splits
+from models.gpu.products import int8_linear
+from models.layers.quantization import quantize_weight
 from tests.harness.gpu.interpreted import add_in_order
 
 # The interpreter has no products of bfloat16; on a GPU `tests/gpu` has them.
@@ -60,6 +62,39 @@ def test_a_row_is_the_same_alone_and_among_others(
     rows = random(2 * BLOCK_ROWS + 5, num_inputs, dtype=dtype, seed=2)
     whole = linear(rows)
     for first, stop in ((0, 1), (3, 9), (BLOCK_ROWS - 2, BLOCK_ROWS + 3), (60, 60 + BLOCK_ROWS)):
+        assert torch.equal(linear(rows[first:stop]), whole[first:stop]), (first, stop)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), SHAPES)
+def test_weights_of_8_bits_are_those_of_a_cpu(
+    num_outputs: int, num_inputs: int, dtype: torch.dtype, has_bias: bool
+) -> None:
+    weight = random(num_outputs, num_inputs, dtype=dtype)
+    bias = random(num_outputs, dtype=dtype, seed=1) if has_bias else None
+    linear = int8_linear(weight, bias)
+    assert isinstance(linear, InvariantLinear)
+    assert linear.weight.dtype == torch.int8
+    integers, scales = quantize_weight(weight)
+    rounded = integers.double() * scales.double()[:, None]
+    step = torch.finfo(dtype).eps * num_inputs**0.5
+    for num_rows in (1, BLOCK_ROWS + 3):
+        rows = random(num_rows, num_inputs, dtype=dtype, seed=num_rows)
+        expected = rows.double() @ rounded.T
+        if bias is not None:
+            expected += bias.double()
+        torch.testing.assert_close(linear(rows).double(), expected, rtol=step, atol=16 * step)
+
+
+def test_a_row_of_8_bits_is_the_same_alone_and_among_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add_in_order(monkeypatch)
+    linear = int8_linear(random(70, 512, dtype=torch.float16), None)
+    rows = random(BLOCK_ROWS + 5, 512, dtype=torch.float16, seed=2)
+    whole = linear(rows)
+    for first, stop in ((0, 1), (3, 9), (BLOCK_ROWS - 2, BLOCK_ROWS + 3)):
         assert torch.equal(linear(rows[first:stop]), whole[first:stop]), (first, stop)
 
 

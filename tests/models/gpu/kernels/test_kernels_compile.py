@@ -25,7 +25,7 @@ def test_all_kernels_for_all_architectures() -> None:
     )
     assert done.returncode == 0, done.stderr
     usage = json.loads(done.stdout)
-    assert len(usage) == 11
+    assert len(usage) == 13
     for name, by_architecture in usage.items():
         older = set() if name == "round" else {"80"}  # A100 has no float8
         assert set(by_architecture) == older | {"89", "90", "100"}, name
