@@ -124,6 +124,13 @@ class EngineConfig(Section):
         "key); the target's text is then the rounded model's, a draft's changes its speed only",
     )
 
+    heads: str | None = Field(
+        default=None,
+        min_length=1,
+        description="of a target: folder of Medusa heads, which draft in its own process, with "
+        "each verdict; on a CPU, one rank",
+    )
+
     batch_invariant: bool = Field(
         default=False,
         description="on a GPU: a row's logits are the same bits whatever is computed beside it, so "
@@ -172,6 +179,17 @@ class EngineConfig(Section):
             )
         if name == "fp8" and self.batch_invariant:
             raise ValueError("batch_invariant is not for quantization fp8: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.heads is None:
+            return self
+        if self.device.split(":")[0] != "cpu" or self.tensor_parallel_size > 1:
+            raise ValueError(
+                "heads are served on device cpu with tensor_parallel_size 1 only so far, got "
+                f"device {self.device!r} and tensor_parallel_size {self.tensor_parallel_size}"
+            )
         return self
 
     @property

@@ -65,7 +65,8 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                     of_prompt,
                     taken.finish_reason,
                     details=details,
-                    num_draft_tokens=len(asked.draft) if verdict.part == 0 else 0,
+                    num_draft_tokens=verdict.num_own_drafted
+                    + (len(asked.draft) if verdict.part == 0 else 0),
                 )
                 watch.note_emitted()
                 if taken.finish_reason is not None:
@@ -76,5 +77,5 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
 
 
 def _accepted(asked: Round, verdict: Verdict) -> list[int]:
-    """The accepted tokens of the draft and the target's own token after them."""
-    return [*asked.draft[: verdict.num_accepted], verdict.token]
+    """The accepted tokens of the draft, or of one of the target's own, and its token after them."""
+    return [*asked.draft[: verdict.num_accepted], *verdict.own, verdict.token]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from models.protocol.messages import Verdict
-from router.rounds import Round, Segment
+from router.rounds import HEADS, Round, Segment
 from router.stats import RoundStats
 from router.stops import StopResult
 from router.types import (
@@ -48,13 +48,17 @@ class RoundLog:
         now = self._stats.time()
         past, self._past = self._past, now
         segments = asked.segments if verdict.part == 0 else ()
-        counted = tuple(_counted(segments, verdict.num_accepted))
+        num_accepted = verdict.num_accepted
+        if verdict.num_own_drafted:
+            segments = (Segment(HEADS, verdict.num_own_drafted),)
+            num_accepted = len(verdict.own)
+        counted = tuple(_counted(segments, num_accepted))
         origins = [
             TokenOrigin(segment.drafter, number)
             for segment in counted
             for _ in range(segment.num_accepted)
         ]
-        num_own = 1 + verdict.num_accepted - len(origins)  # more where it drew a whole text
+        num_own = 1 + num_accepted - len(origins)  # more where it drew a whole text
         origins += [TokenOrigin(TARGET, number)] * num_own
         self._waiting.extend(origins[: taken.num_tokens])
         return DeltaDetails(
@@ -63,7 +67,7 @@ class RoundLog:
                 why=_why(asked) if verdict.part == 0 else None,
                 segments=counted,
                 rejected_ids=tuple(_rejected(segments, asked.draft, verdict.num_accepted)),
-                last=_last(sum(each.num_tokens for each in counted), verdict.num_accepted),
+                last=_last(sum(each.num_tokens for each in counted), num_accepted),
                 num_tokens=taken.num_tokens,
                 time=_difference(now, past),
             ),

@@ -20,6 +20,12 @@ from router.ports import DraftCost, DrafterTraits
 from router.stats import RoundStats
 from router.types import Explanation
 
+# Who drafts in the target's own process; what they cost is part of its passes.
+HEADS = DrafterTraits(
+    name="heads",
+    cost=DraftCost.FREE,
+    prior_acceptance={"structured": 0.6, "free": 0.5, "creative": 0.4},
+)
 SessionPlanner = FixedPlanner | PlannedSession
 
 
@@ -109,7 +115,10 @@ class RoundWatch:
         """A verdict of the round came; its first says what became of the draft."""
         self.stats.add_verdict(self._since, verdict.timing)
         self._asked = asked
-        self._num_tokens += 1 + verdict.num_accepted
+        self._num_tokens += 1 + verdict.num_accepted + len(verdict.own)
+        if verdict.num_own_drafted:
+            own = [(HEADS.name, verdict.num_own_drafted)]
+            self.stats.add_acceptance(own, len(verdict.own))
         if not self._has_verdict:
             self._has_verdict = True
             self.stats.num_cached_tokens = verdict.num_cached_tokens

@@ -159,7 +159,9 @@ class _Builder:
     def session(self, detokenizer: Detokenizer) -> Session:
         """Put the session together."""
         request, services, stats = self._request, self._services, RoundStats()
-        verifier = RemoteVerifier(self._target_client(), services.limits)
+        verifier = RemoteVerifier(
+            self._target_client(), services.limits, own_drafts=self._may_use_heads()
+        )
         watch = RoundWatch(
             stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
         )
@@ -206,6 +208,12 @@ class _Builder:
                 max_answers=allowed.suffix_decoding_max_cached_requests,
                 max_tokens=allowed.suffix_decoding_max_cached_tokens,
             )
+
+    def _may_use_heads(self) -> bool:
+        """Whether a target that has heads may draft by them."""
+        wanted, allowed = self._request.speculation, self._services.speculation
+        is_on = wanted.enabled and allowed.enabled and self._fixed is None
+        return is_on and wanted.drafter is None and not self._request.choices
 
     def _new_constrainer(self) -> RemoteConstrainer | None:
         request, services = self._request, self._services

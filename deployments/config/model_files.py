@@ -71,7 +71,12 @@ def resolved(config: AppConfig) -> AppConfig:
         Fault: a model folder does not exist.
     """
     models = {
-        section: model.model_copy(update={"model_path": str(_folder_of(model, section))})
+        section: model.model_copy(
+            update={
+                "model_path": str(_folder_of(model, section)),
+                "heads": model.heads and str(resolve_folder(model.heads, f"{section}.heads")),
+            }
+        )
         for section, model in config.models.items()
     }
     target, tokenizer = models["target"], config.router.tokenizer_path

@@ -245,6 +245,8 @@ class AppConfig(Section):
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
+        if self.draft is not None and self.draft.heads is not None:
+            raise ValueError("draft.heads: only a target drafts by heads")
         speculation = self.router.speculation
         if speculation.method is not None:
             kind = DRAFTERS[speculation.method]

@@ -22,6 +22,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.served import POD_ENVIRONMENT, Config, served
 
 _CONFIG = ROOT / "configs" / "demo.yaml"
+_HEADS_CONFIG = ROOT / "configs" / "heads.yaml"
 _LOOKUP_CONFIG = ROOT / "configs" / "smollm2.yaml"
 _SPARE_SEQS = 4  # for /health, and for sessions that are being closed
 
@@ -107,6 +108,15 @@ def lookup_served(
     changes = {"target": _engine(target, dtype, threads), "router": {"max_sessions": max_num_seqs}}
     changes["target"]["max_num_seqs"] = max_num_seqs + _SPARE_SEQS
     with _served(_LOOKUP_CONFIG, changes, {}) as bench:
+        yield bench
+
+
+@contextmanager
+def heads_served() -> Iterator[HttpBench]:
+    """Serve the demo's target with its heads, and nobody else who drafts, until the block ends."""
+    speculation = {"prompt_lookup_max": 0, "suffix_decoding_max_tree_depth": 0, "method": None}
+    changes = {"target": {"enable_prefix_caching": False}}
+    with _served(_HEADS_CONFIG, changes, speculation) as bench:
         yield bench
 
 

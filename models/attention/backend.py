@@ -88,6 +88,19 @@ class ModelForward(Protocol):
         """The linear layers in order, the one that gives the logits last."""
         ...
 
+    def keep_hidden(self) -> None:
+        """Have `hidden` from the next pass on.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        ...
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """States [n, F] that gave the newest pass's logits, good until the next; None: not kept."""
+        ...
+
 
 class TransformersForward:
     """`ModelForward` by transformers' own code, with `paged_attention` in its layers."""
@@ -95,6 +108,8 @@ class TransformersForward:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._states: Tensor | None = None
+        self.hidden: Tensor | None = None
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
@@ -109,13 +124,25 @@ class TransformersForward:
             paged=paged,
             **selection,
         )
+        is_whole = selects or keep is None
+        if self._states is not None:
+            self.hidden = self._states[0] if is_whole else self._states[0][keep]
         logits: Tensor = output.logits[0]
-        return logits if selects or keep is None else logits[keep]
+        return logits if is_whole else logits[keep]
 
     def products(self) -> list[nn.Module]:
         """See `ModelForward`."""
         modules = self._model.modules()
         return [module for module in modules if hasattr(module, "in_features")]
+
+    def keep_hidden(self) -> None:
+        """See `ModelForward`."""
+
+        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self._states = inputs[0]
+
+        model: Any = self._model
+        model.get_output_embeddings().register_forward_pre_hook(note)
 
 
 def input_ids(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig, QuantizationName
+from models.heads.folder import read_heads
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 
 # Styles of transformers' plans by which a rank keeps a share of a tensor; all others are copied.
@@ -50,12 +52,19 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     model = _shapes(unscaled(hf_config), config.dtype)
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
+    weight_bytes = _weight_bytes(model, config, itemsize, partial(kept_whole, hf_config))
     return MemoryEstimate(
         num_parameters=sum(weight.numel() for weight in model.parameters()),
-        weight_bytes=_weight_bytes(model, config, itemsize, partial(kept_whole, hf_config)),
+        weight_bytes=weight_bytes + _heads_bytes(model, config),
         kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize),
         quantization=config.quantization,
     )
+
+
+def _heads_bytes(model: Any, config: EngineConfig) -> int:
+    if config.heads is None:
+        return 0
+    return read_heads(Path(config.heads), model.get_output_embeddings().weight).num_bytes
 
 
 def _weight_bytes(

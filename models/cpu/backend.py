@@ -28,6 +28,14 @@ class FusedForward:
         """See `ModelForward`."""
         return list(self.decoder.products)
 
+    def keep_hidden(self) -> None:
+        """See `ModelForward`: they are there anyway."""
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """See `ModelForward`."""
+        return self.decoder.hidden
+
 
 class KernelBackend:
     """Implements `AttentionBackend`.

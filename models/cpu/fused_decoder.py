@@ -174,6 +174,11 @@ class FusedDecoder:
         self._program.run(is_short=num_numbers < _PARALLEL_NUMBERS)
         return logits
 
+    @property
+    def hidden(self) -> Tensor:
+        """The normed rows [n, F] that gave the newest pass's logits; the next overwrites them."""
+        return self._end.rows(1)
+
     def _widths(self) -> list[int]:
         """Of the buffers of a pass."""
         layer, hidden = self._layers[0], self._embedding.embedding_dim
@@ -209,6 +214,10 @@ class _Buffers:
             for number, rows in enumerate(self._buffers):
                 self.table.put(buffer(number), rows)
         return self._buffers[0][:num_rows]
+
+    def rows(self, number: int) -> Tensor:
+        """Buffer `number` [R, width] of the newest pass."""
+        return self._buffers[number][: int(self.table.values[parameters.NUM_ROWS])]
 
 
 def _num_numbers(product: KernelLinear) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from models.gpu import setup as gpu
 from models.gpu.decoder import MergedDecoder
 from models.gpu.kernel import VarlenKernel
 from models.gpu.products import own_products, refuse_own_products
+from models.heads.folder import read_heads
+from models.heads.medusa import MedusaHeads
 from models.kv.storage import KVSizes, KVStorage
 from models.layers.family import can_take_apart
 from models.parallel.layers import num_local_bytes
@@ -29,10 +32,12 @@ class LaidOut:
     Attributes:
         packed: its layers.
         backend: makes the back-end that computes passes over so many KV blocks, which are its own.
+        heads: that draft with the model; None: there are none.
     """
 
     packed: cpu.PackedModel
     backend: Callable[[int], AttentionBackend]
+    heads: MedusaHeads | None = None
 
 
 def lay_out(
@@ -48,12 +53,16 @@ def lay_out(
     """
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
     refuse_own_products(config, checkpoint, kernel)
+    heads = _heads(checkpoint, config)
     packed = None
     if kernel is not None:
         packed = _merged(checkpoint, config)
     if packed is None:
         packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
     forward, windows = packed.forward, checkpoint.windows
+    if heads is not None:
+        forward.keep_hidden()
+        packed = replace(packed, weight_bytes=packed.weight_bytes + heads.num_bytes)
 
     def backend(num_blocks: int) -> AttentionBackend:
         sizes = _kv_sizes(checkpoint, config, num_blocks)
@@ -64,7 +73,16 @@ def lay_out(
         num_groups = checkpoint.num_heads // checkpoint.num_key_heads
         return GatherBackend(forward, KVStorage(sizes), num_groups, windows)
 
-    return LaidOut(packed, backend)
+    return LaidOut(packed, backend, heads)
+
+
+def _heads(checkpoint: Checkpoint, config: EngineConfig) -> MedusaHeads | None:
+    """Before the model is taken apart: they may share the weight that gives its logits."""
+    if config.heads is None:
+        return None
+    model = checkpoint.model
+    weights = read_heads(Path(config.heads), model.get_output_embeddings().weight)
+    return MedusaHeads(weights, checkpoint.num_columns, cpu.linear_maker(model, config))
 
 
 def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | None:

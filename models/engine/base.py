@@ -286,7 +286,7 @@ class Engine(ABC):
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         started_s = self._clock()
         logits = self._runner.forward([_sequence_rows(planned) for planned in rows])
-        _hand_out(logits, rows)
+        _hand_out(logits, rows, self._runner.hidden)
         self._masks.collect(0.0)
         self._complete(rows, logits, started_s)
 
@@ -306,7 +306,9 @@ class Engine(ABC):
             self._note_pass(rows, now - started_s, now)
         for _, job in in_pass:
             if job.logits is not None and not is_drawable(job):
-                job.logits = job.logits.clone()  # the pass's own tensor may be used again
+                # The pass's own tensors may be used again.
+                job.logits = job.logits.clone()
+                job.hidden = None if job.hidden is None else job.hidden.clone()
                 job.held_since_s = now
         for _, job in late:
             job.mask_ms += (now - job.held_since_s) * 1e3
@@ -341,10 +343,15 @@ def _sequence_rows(planned: PlannedRows) -> SequenceRows:
     )
 
 
-def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
-    """Give each session what the pass computed for it; `logits` [R, V] are in the order of `rows`.
+def _hand_out(logits: Tensor, rows: list[PlannedRows], hidden: Tensor | None) -> None:
+    """Give each session what the pass computed for it, in the order of `rows`.
 
     Of one session those of its prompt come first, then those its job samples from.
+
+    Args:
+        logits: [R, V].
+        rows: of the pass.
+        hidden: [R, F] states that gave them; None: nobody drafts by them.
     """
     offset = 0
     for planned in rows:
@@ -356,5 +363,7 @@ def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
             note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])
             offset += num_prompt
         if planned.num_logits:
-            planned.job.logits = logits[offset : offset + planned.num_logits]
-            offset += planned.num_logits
+            end = offset + planned.num_logits
+            planned.job.logits = logits[offset:end]
+            planned.job.hidden = None if hidden is None else hidden[offset:end]
+            offset = end

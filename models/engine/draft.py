@@ -11,7 +11,7 @@ all its rows: what equals the guess is drafted, and so is the first token that d
 behind a guess that is right throughout. Those are the tokens of as many single steps, for each is
 sampled from the same text with the same noise.
 
-On a GPU the steps of drafts that need nothing from the host run as one chain (`draft_chain`).
+On a GPU the steps of drafts that need nothing from the host run as one chain (`drafting.chain`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from models.costs.running_mean import running_mean
 from models.engine.base import Engine
-from models.engine.draft_chain import ChainLink, draw_chain, is_chainable, reserve_chain
+from models.engine.drafting.chain import ChainLink, draw_chain, is_chainable, reserve_chain
 from models.engine.jobs import Outgoing
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner

@@ -70,6 +70,7 @@ class ModelRunner:
         self.kv_bytes_per_token = kv_bytes_per_token(checkpoint, self.dtype.itemsize)
         laid_out = lay_out(checkpoint, config, kernel, is_shared=ranks is not None)
         self.layers = laid_out.packed.forward  # to look at, not to change
+        self.heads = laid_out.heads
         self.weight_bytes = laid_out.packed.weight_bytes  # before packing; of this rank's part
         num_blocks = self._num_blocks(laid_out)
         self.pool = BlockPool(num_blocks, block_size)
@@ -155,6 +156,20 @@ class ModelRunner:
         chains = self.backend.chains if isinstance(self.backend, PagedBackend) else None
         assert chains is not None, "num_chain_steps() has not been asked"
         return chains.run(sequences, first_ids, samplings)
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """States [n, F] that gave the newest pass's logits, for `head_logits`; None: no heads."""
+        return None if self.heads is None else self.layers.hidden
+
+    def head_logits(self, hidden: Tensor, num_heads: int) -> Tensor:
+        """What the first heads say follows the token that each state [S, F] has given.
+
+        Returns:
+            [S * num_heads, vocab_size] float32, of each state its heads in order.
+        """
+        assert self.heads is not None, "head_logits() without heads"
+        return self._drawable(self.heads.logits(hidden, num_heads).flatten(0, 1))
 
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""

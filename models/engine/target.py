@@ -6,7 +6,8 @@ until an eos, the context's end, or the session's next message.
 
 After a verdict the session's tokens are the committed ones, the accepted ones, and the recovered or
 bonus token, whose KV the next row writes. A session without KV blocks waits here and is computed
-again from its tokens.
+again from its tokens. Where the model has heads, plain steps may verify drafts that these made of
+the states of the pass before (`drafting.own`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from models.engine.base import Engine
 from models.engine.choices.forks import Forks, Weighing
 from models.engine.choices.scoring import draw_choice
+from models.engine.drafting.own import Drafted, OwnDrafts
 from models.engine.jobs import Outgoing
 from models.engine.logprobs import note_logprobs
 from models.engine.notices import QUEUED_INTERVAL_S
@@ -58,6 +60,8 @@ class TargetEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self._window = BatchWindow(self._times)
+        self._own_drafts = None if runner.heads is None else OwnDrafts(runner, self._times, clock)
+        self._undrafted: list[Drafted] = []  # whose next rows the heads may draft behind
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size
         )
@@ -101,8 +105,13 @@ class TargetEngine(Engine):
             steps_left=message.run_on,
             draft=draft,
             draft_rows=draft_rows[: len(draft)],
+            drafts_itself=message.own_drafts and self._own_drafts is not None,
         )
+        state, session.state = session.state, None
+        is_next = session.tokens.ids[message.base_len :] == message.tokens
         self._start(session, message, job)
+        if job.drafts_itself and not draft and state is not None and is_next:
+            self._undrafted.append(Drafted(session, job, state))
 
     def _begin_choose(self, session: Session, message: Choose, now: float) -> None:
         length = message.base_len + len(message.tokens)
@@ -145,6 +154,7 @@ class TargetEngine(Engine):
     def step(self) -> list[Outgoing]:
         """See `Engine.step`."""
         self._forks.share_blocks()
+        self._draft()
         return super().step()
 
     def _everyone(self) -> list[Session]:
@@ -153,6 +163,7 @@ class TargetEngine(Engine):
     def _complete(self, rows: list[PlannedRows], logits: Tensor | None, started_s: float) -> None:
         weighed = self._forks.take(rows, self._clock())  # nothing is sampled from their rows
         super()._complete(rows, logits, started_s)
+        self._draft()
         for weighing in weighed:
             if weighing.is_done:
                 self._answer_choice(weighing)
@@ -198,7 +209,10 @@ class TargetEngine(Engine):
             or len(session.tokens) >= self._runner.max_model_len
         )
         self._answer_verdict(session, job, verdict, is_last=is_last)
+        state = None if job.hidden is None else job.hidden[verdict.num_accepted]
         if is_last:
+            if job.drafts_itself and state is not None:
+                session.state = state.clone()  # the next message may want a draft of it
             self._end_job(session)
             self._window.note_answer(session.session_id, now)
             return
@@ -206,26 +220,47 @@ class TargetEngine(Engine):
         job.part += 1
         job.steps_left -= 1
         job.draft, job.draft_rows = [], []
+        job.has_own_draft = False
         job.num_logits = 1
         job.ready_s = now
-        self._jobs.ask_masks(session, job)
+        if job.drafts_itself and state is not None:
+            self._undrafted.append(Drafted(session, job, state))
+        else:
+            self._jobs.ask_masks(session, job)
+
+    def _draft(self) -> None:
+        """Have the heads draft for sessions that go on, and ask for the masks of their rows."""
+        wanted = [each for each in self._undrafted if each.session.job is each.job]
+        self._undrafted = []
+        if not wanted or self._own_drafts is None:
+            return
+        self._own_drafts.draft(wanted, self._planner.max_logits)
+        for session, job, _ in wanted:
+            self._jobs.ask_masks(session, job)
+        self._masks.flush()
 
     def _answer_verdict(
         self, session: Session, job: Job, verdict: Acceptance, *, is_last: bool
     ) -> None:
+        own: list[int] = []
+        if job.has_own_draft and self._own_drafts is not None:
+            own = job.draft[: verdict.num_accepted]
+            self._own_drafts.note(len(job.draft), verdict.num_accepted)
         self._jobs.answer(
             session,
             Verdict(
                 session_id=session.session_id,
                 seq=job.seq,
                 part=job.part,
-                num_accepted=verdict.num_accepted,
+                num_accepted=0 if job.has_own_draft else verdict.num_accepted,
                 token=verdict.token,
                 is_last=is_last,
                 timing=job.take_timing(self._clock()),
                 logprobs=job.logprobs[: verdict.num_accepted + 1],
                 prompt_logprobs=self._prompt_logprobs(session, job),
                 num_cached_tokens=session.take_cached_tokens(),
+                own=own,
+                num_own_drafted=len(job.draft) if job.has_own_draft else 0,
             ),
         )
 

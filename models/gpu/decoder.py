@@ -105,6 +105,15 @@ class MergedDecoder:
         logits: Tensor = self._head(normed if keep is None else normed.index_select(0, keep))
         return logits
 
+    def keep_hidden(self) -> None:
+        """See `ModelForward`."""
+        raise ValueError("heads are served on CPUs only so far, not around a paged kernel")
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """See `ModelForward`."""
+        return None
+
     def products(self) -> list[nn.Module]:
         """See `ModelForward`."""
         return [product for layer in self._layers for product in layer.products] + [self._head]

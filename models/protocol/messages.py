@@ -143,6 +143,9 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     `tokens` are the committed tokens from `base_len` on, never empty: the logits of the last one,
     the anchor, verify `draft[0]`. The engine answers with one `Verdict` of part 0, then one for
     each plain step until `run_on`, eos, the context's end, or the session's next message.
+
+    An engine with heads may draft for those steps itself, where `own_drafts` allows it: then a step
+    brings several tokens.
     """
 
     session_id: str
@@ -154,6 +157,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     draft: list[int]
     run_on: int
     draft_probs: DraftProbs | None = None  # if the rule needs them; None: each came for certain
+    own_drafts: bool = False
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
@@ -188,6 +192,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     Where the session's terms ask for them, `logprobs` has one entry for each of these tokens, and
     the verdict that brings the first generated token has `prompt_logprobs`: one entry for each
     token of the prompt but the first, which nothing predicts, packed (`packed_logprobs.py`).
+
+    Of a draft that the engine made itself (`Verify.own_drafts`) `own` are the tokens accepted: they
+    commit before `token`.
     """
 
     session_id: str
@@ -200,6 +207,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[bytes] = []
     num_cached_tokens: int = 0  # found in the prefix cache since the session's last verdict
+    own: list[int] = []
+    num_own_drafted: int = 0
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):

@@ -61,11 +61,14 @@ class Job:
     draft: list[int] = field(default_factory=list)  # to verify (target) or made so far (draft)
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
+    drafts_itself: bool = False  # its plain steps may verify drafts of the engine's own
+    has_own_draft: bool = False  # `draft` is one
     part: int = 0
     is_prompt: bool = False  # its rows are many; they are computed in chunks
     is_forked: bool = False  # forks of its session compute the rest
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
+    hidden: Tensor | None = None  # [num_logits, F] states that gave these; where heads draft
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
     held_since_s: float = 0.0
     since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
@@ -133,6 +136,7 @@ class Session:
     prompt_logprobs: list[bytes] = field(default_factory=list)  # of ids 1, 2, ... so far; packed
     is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
     taker: LogitsTaker | None = None  # of a fork
+    state: Tensor | None = None  # [F] that gave its newest token, if that ended a job; for heads
     copied_block: int | None = None  # of a fork: whose rows the next pass copies into its own
 
     @property

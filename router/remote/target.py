@@ -17,11 +17,15 @@ from router.remote.recovery import Recovery
 class RemoteVerifier:
     """Implements `ports.Verifier` and `ports.Chooser`.
 
-    A lost target costs a pause: lease, open and prefix again.
+    A lost target costs a pause: lease, open and prefix again. With `own_drafts` a target that has
+    heads may draft by them.
     """
 
-    def __init__(self, session: EngineClient, limits: SessionLimits) -> None:
+    def __init__(
+        self, session: EngineClient, limits: SessionLimits, *, own_drafts: bool = False
+    ) -> None:
         self._session = session
+        self._own_drafts = own_drafts
         self._recovery = Recovery("target", limits)
 
     async def verify(
@@ -32,7 +36,13 @@ class RemoteVerifier:
         draft_probs: DraftProbs | None = None,
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
-        build = partial(Verify, draft=list(draft), run_on=run_on, draft_probs=draft_probs)
+        build = partial(
+            Verify,
+            draft=list(draft),
+            run_on=run_on,
+            draft_probs=draft_probs,
+            own_drafts=self._own_drafts,
+        )
         while True:
             await self._connect()
             num_yielded, num_committed = 0, len(committed)
@@ -41,7 +51,7 @@ class RemoteVerifier:
                     async for reply in replies:
                         verdict = _verdict(reply)
                         # Its cache has all but the newest token: the next row writes that one's KV.
-                        num_committed += verdict.num_accepted
+                        num_committed += verdict.num_accepted + len(verdict.own)
                         self._session.agreed_len = num_committed + verdict.part
                         self._recovery.note_answer()
                         num_yielded += 1

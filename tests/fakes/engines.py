@@ -338,6 +338,7 @@ class Client:
     eos_ids: list[int] = field(default_factory=list)
     on_commit: Callable[[list[int]], None] = lambda tokens: None
     patience_ticks: int = 30
+    own_drafts: bool = False
     committed: TokenSequence = field(init=False)
     proposals: list[Proposal] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -404,7 +405,9 @@ class Client:
     def _verify(self, draft: list[int]) -> None:
         self._parts, self._num_parts = {}, 0
         header = self._target.header(self.committed)
-        self._target.send(Verify(**header, draft=draft, run_on=self.run_on()))
+        self._target.send(
+            Verify(**header, draft=draft, run_on=self.run_on(), own_drafts=self.own_drafts)
+        )
         self._drafted = draft
 
     def _on_proposal(self, reply: EngineReply | None) -> None:
@@ -437,7 +440,7 @@ class Client:
             verdict = self._parts.pop(self._num_parts)
             self._num_parts += 1
             self.verdicts.append(verdict)
-            tokens = [*self._drafted[: verdict.num_accepted], verdict.token]
+            tokens = [*self._drafted[: verdict.num_accepted], *verdict.own, verdict.token]
             self._drafted = []
             self._target.agreed_len = len(self.committed) + len(tokens) - 1
             self._commit(tokens)

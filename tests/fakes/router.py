@@ -87,9 +87,17 @@ def letters(token_ids: Sequence[int]) -> str:
 
 
 class ScriptedVerifier:
-    """Verifies against `language`; may end the plain steps early."""
+    """Verifies against `language`; may end the plain steps early, or bring `num_own` more tokens
+    with each, of drafts of its own that are one token longer."""
 
-    def __init__(self, *, eos_at: int | None = None, end_parts_after: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        eos_at: int | None = None,
+        end_parts_after: int | None = None,
+        num_own: int = 0,
+    ) -> None:
+        self._num_own = num_own
         self.rounds: list[tuple[int, int]] = []
         self.draft_probs: list[DraftProbs | None] = []  # of each round
         self.is_closed = False
@@ -116,6 +124,10 @@ class ScriptedVerifier:
         for part in range(run_on + 1):
             if self._end_parts_after is not None and part > self._end_parts_after:
                 return
+            own: list[int] = []
+            while part > 0 and len(own) < self._num_own and 0 not in own:
+                own.append(self._next(ids))
+                ids.append(own[-1])
             token = self._next(ids)
             ids.append(token)
             yield Verdict(
@@ -126,6 +138,8 @@ class ScriptedVerifier:
                 token=token,
                 is_last=part == run_on,
                 timing=TIMING,
+                own=own,
+                num_own_drafted=len(own) + 1 if own else 0,
             )
             await asyncio.sleep(0)
 

@@ -95,6 +95,18 @@ async def test_plain_decoding_lets_the_target_go_on_alone() -> None:
     assert verifier.rounds == [(0, 8), (0, 8), (0, 1)]
 
 
+async def test_drafts_of_the_targets_own_are_committed_and_counted() -> None:
+    session = parts(k=0, verifier=ScriptedVerifier(num_own=2), max_tokens=20)
+    text, ids, _ = await collect(session)
+    assert ids == continuation(PROMPT, 20)
+    assert text == letters(ids)
+    stats = session.watch.stats.snapshot()
+    # A first token alone, then three a step; the end of the text cuts the last step.
+    assert stats.num_rounds == 8
+    assert stats.num_drafted_by == {"heads": 7 * 3}
+    assert stats.num_accepted_by == {"heads": 7 * 2}
+
+
 async def test_a_draft_leaves_room_for_the_target_token() -> None:
     verifier = ScriptedVerifier()
     await collect(parts(k=8, drafter=ScriptedDrafter([None]), verifier=verifier, max_tokens=5))

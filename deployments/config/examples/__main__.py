@@ -18,6 +18,7 @@ from deployments.config.examples.page import Example, printed
 from deployments.config.examples.production import PROD
 from deployments.config.examples.shipped import (
     DEMO,
+    HEADS,
     NO_DRAFT,
     ONE_NODE,
     SINGLE_GPU,
@@ -27,7 +28,8 @@ from deployments.config.examples.shipped import (
 from deployments.config.model_files import REPO_ROOT
 
 EXAMPLES = {
-    example.name: example for example in (DEMO, NO_DRAFT, SMOLLM2, SINGLE_GPU, ONE_NODE, PROD)
+    example.name: example
+    for example in (DEMO, NO_DRAFT, HEADS, SMOLLM2, SINGLE_GPU, ONE_NODE, PROD)
 }
 _IN_MANIFEST = re.compile(r"(?<=  serveConfigV2: \|\n)(?: {4}.*\n|\n)+")
 

@@ -121,6 +121,23 @@ The demo's target without a draft model: only suffix decoding drafts, which need
     deployments=[_process("Router"), _TARGET, _process("Constraint")],
 )
 
+HEADS = Example(
+    name="heads",
+    head="""\
+The demo's target without a draft model: Medusa heads draft in the target's own process, and \
+suffix decoding where text repeats.
+
+  serve run configs/heads.yaml       then: curl http://127.0.0.1:8000/v1/models
+""",
+    serve=_SERVE,
+    args=merged(
+        NO_DRAFT.args,
+        {"target": {"heads": Remark("models/demo/heads", "of any target: a Medusa folder")}},
+    ),
+    placement=_SMALL,
+    deployments=NO_DRAFT.deployments,
+)
+
 SMOLLM2 = Example(
     name="smollm2",
     head="""\

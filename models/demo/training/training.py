@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -132,7 +132,7 @@ def reply_loss(logits: Tensor, batch: Batch) -> Tensor:
     return (losses * weights).sum() / weights.sum()
 
 
-def _optimizer(model: LlamaForCausalLM, schedule: Schedule) -> torch.optim.AdamW:
+def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     groups = [
@@ -158,7 +158,7 @@ class Saves:
 
 
 def fit(
-    model: LlamaForCausalLM,
+    model: nn.Module,
     schedule: Schedule,
     make_batch: Callable[[int], Batch],
     loss_of: Callable[[Batch], Tensor],
@@ -207,7 +207,7 @@ def fit(
 
 
 def _save_state(
-    model: LlamaForCausalLM, optimizer: torch.optim.AdamW, losses: list[float], path: Path
+    model: nn.Module, optimizer: torch.optim.AdamW, losses: list[float], path: Path
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")

@@ -40,6 +40,14 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
             "draft: .*fp8 runs on cuda only, got device 'cpu'",
         ),
         (
+            {"target": {"model_path": "x"}, "draft": {"model_path": "x", "heads": "y"}},
+            "draft.heads: only a target drafts by heads",
+        ),
+        (
+            {"target": {"model_path": "x", "heads": "y", "tensor_parallel_size": 2}},
+            "target: .*heads are served on device cpu with tensor_parallel_size 1 only",
+        ),
+        (
             {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
             "target: .*int8 needs tensor_parallel_size 1 on device 'cpu', got 2",
         ),
@@ -54,6 +62,8 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         "union",
         "quantization",
         "quantization-device",
+        "heads-of-a-draft",
+        "heads-ranks",
         "quantization-ranks",
     ],
 )
@@ -209,6 +219,7 @@ def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], comp
         "demo.yaml",
         "smollm2.yaml",
         "no-draft.yaml",
+        "heads.yaml",
         "single-gpu.yaml",
         "one-node.yaml",
         "prod.yaml",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from models.engine.draft import DraftEngine
-from models.engine.draft_chain import ChainLink, is_chainable, reserve_chain
+from models.engine.drafting.chain import ChainLink, is_chainable, reserve_chain
 from models.engine.runner import ModelRunner
 from models.grammar.masks import MaskSource, NoMaskSource
 from models.kv.block_pool import BlockPool

@@ -32,11 +32,18 @@ SAMPLINGS = {
 }
 
 
+# Of a runner with chains, which is no other test's.
+CONFIG: dict[str, Any] = {"attention": "varlen", "graphs": "eager", "graph_memory_mib": 777}
+
+
 class CountedGraphs(EagerGraphs):
-    """Counts what is captured, and what is replayed afterwards."""
+    """Counts what is captured, and what is replayed afterwards; `newest` was made last."""
+
+    newest: CountedGraphs
 
     def __init__(self) -> None:
         self.num_captured = self.num_replayed = 0
+        CountedGraphs.newest = self
 
     def capture(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
         replay = super().capture(compute)
@@ -61,21 +68,14 @@ def small_chains() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def captured(small_chains: None) -> dict[str, Any]:
-    """How to make a runner with chains; it is no other test's."""
-    config: dict[str, Any] = {"attention": "varlen", "graphs": "eager", "graph_memory_mib": 777}
-    make_runner(**config).capture_chains()
-    return config
+def counted(small_chains: None) -> CountedGraphs:
+    make_runner(**CONFIG).capture_chains()
+    return CountedGraphs.newest
 
 
 @pytest.fixture
-def replaying(captured: dict[str, Any]) -> ModelRunner:
-    return make_runner(**captured)
-
-
-def graphs_of(runner: ModelRunner) -> CountedGraphs:
-    assert isinstance(runner._graphs, CountedGraphs)
-    return runner._graphs
+def replaying(counted: CountedGraphs) -> ModelRunner:
+    return make_runner(**CONFIG)
 
 
 def proposals(
@@ -95,11 +95,13 @@ def proposals(
     return [drafted[f"s{i}"] for i in range(len(asked))]
 
 
-def test_there_is_a_graph_for_each_number_of_steps(replaying: ModelRunner) -> None:
+def test_there_is_a_graph_for_each_number_of_steps(
+    replaying: ModelRunner, counted: CountedGraphs
+) -> None:
     assert isinstance(replaying.backend, PagedBackend)
     assert replaying.backend.chains is not None
     assert replaying.backend.chains.kept.num_graphs == 3 * 3  # of 1, 2 and 4 rows
-    assert replaying.graphs.num_graphs == graphs_of(replaying).num_captured
+    assert replaying.graphs.num_graphs == counted.num_captured
     assert [replaying.num_chain_steps(3, wanted) for wanted in (1, 2, 3, 9)] == [1, 2, 3, 3]
     assert replaying.num_chain_steps(5, 3) == 0
 
@@ -121,21 +123,21 @@ def test_replayed_steps_draw_what_single_steps_draw(
 
 
 def test_the_host_uploads_twice_and_replays_once(
-    replaying: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    replaying: ModelRunner, counted: CountedGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For all steps after the first: each alone takes an upload of three and five launches."""
     uploads: list[int] = []
 
-    def counted(target: Tensor, array: Any) -> None:
+    def noted(target: Tensor, array: Any) -> None:
         uploads.append(len(array))
         device.copy_into(target, array)
 
-    monkeypatch.setattr(chains_module, "copy_into", counted)
-    before = graphs_of(replaying).num_replayed
+    monkeypatch.setattr(chains_module, "copy_into", noted)
+    before = counted.num_replayed
     prompt = random_prompt(1, 6)
     assert proposals(replaying, [(GREEDY, prompt, 4)]) == [reference_greedy(prompt, 4)]
     assert len(uploads) == 2
-    assert graphs_of(replaying).num_replayed - before == 2  # the first pass is one
+    assert counted.num_replayed - before == 2  # the first pass is one
 
 
 def test_what_graphs_do_not_have_is_drawn_by_passes(replaying: ModelRunner) -> None:

@@ -57,7 +57,9 @@ def test_it_is_refused_where_something_is_missing(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_model_of_them_computes_what_a_cpu_does(tmp_path: Path, is_tied: bool) -> None:
+def test_a_model_of_them_computes_what_a_cpu_does(
+    tmp_path: Path, is_tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same integers and scales, summed by other products; and it takes what was estimated."""
     pytest.importorskip("triton", reason="Triton is not installed")
     model_config = _SMALL.__class__(**_SMALL.to_dict() | {"tie_word_embeddings": is_tied})
@@ -77,7 +79,7 @@ def test_a_model_of_them_computes_what_a_cpu_does(tmp_path: Path, is_tied: bool)
     def logits_of(make: Any) -> tuple[torch.Tensor, int]:
         model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
         decoder = MergedDecoder(model, 256, make, make)
-        runner.backend._forward = decoder  # type: ignore[attr-defined]
+        monkeypatch.setattr(runner.backend, "_forward", decoder)
         kept = torch.nn.ModuleList([model, *decoder.products()])
         return chunked_logits(runner), num_local_bytes(kept)
 

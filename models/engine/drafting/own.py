@@ -1,0 +1,163 @@
+"""Drafts that the target makes itself, by heads on the states of the rows it has just verified.
+
+They cost no step of another engine and no message: after a verdict the session's next row and its
+draft are in the next pass. How many heads draft is chosen for each pass from how often each one's
+token was accepted, where those before it were, and from what passes of so many rows take; now and
+then all of them do, so that none is forgotten.
+
+A draft is sampled as the target samples, with the noise of its positions, so under `coupled` the
+text is what it would be without. Under a rule that asks what a token was sampled from, the
+likeliest token is taken, for certain. Penalties and masks are the verification's alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.costs.pass_times import PassTimes
+from models.costs.running_mean import running_mean
+from models.device import fetch
+from models.engine.runner import ModelRunner
+from models.protocol.messages import Sampling
+from models.sampling.draft_probs import certain_row
+from models.sampling.draws import draw_from_logits
+from models.sampling.verification import needs_draft_probs
+from models.scheduler.sessions import Job, Session
+
+_PRIOR = 0.5  # of a head's token, those before it accepted
+_LEAST_SHARE = 0.02  # weight of the newest token in a head's running mean; at first it is more
+_TRY_EVERY = 64  # drafts; then each number of heads is tried in its turn
+_TRY_UNKNOWN_EVERY = 16  # as long as it is not known what they take
+_LEAST_GAIN = 1.03  # of drafts over none: what is measured is uncertain
+_NUM_SAMPLES = 5  # durations that a median is of
+_COST_SHARE = 0.1  # weight of the newest draft in the running mean of what heads take
+_LIKELIEST = Sampling(temperature=0)
+
+
+class Drafted(NamedTuple):
+    """A session whose next row is to have a draft behind it."""
+
+    session: Session
+    job: Job
+    state: Tensor  # [F] that gave its newest token
+
+
+class OwnDrafts:
+    """Drafts for all sessions of an engine whose runner has heads.
+
+    Args:
+        runner: has the heads.
+        times: of its passes.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, times: PassTimes, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        assert runner.heads is not None, "own drafts without heads"
+        self._runner = runner
+        self._times = times
+        self._clock = clock
+        self._rates = [_PRIOR] * len(runner.heads)
+        self._num_seen = [0] * len(runner.heads)
+        self._heads_s: float | None = None  # of a draft of all sessions
+        self._num_drafts = 0
+        # By sessions and heads: what it took from a draft to the next.
+        self._rounds_s: dict[tuple[int, int], deque[float]] = {}
+        self._last: tuple[list[Session], int, float] | None = None  # sessions, heads, since when
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        """Of a draft so many tokens were accepted, none behind the first that was not."""
+        for place in range(min(num_drafted, num_accepted + 1)):
+            self._num_seen[place] += 1
+            share = max(_LEAST_SHARE, 1.0 / (2 + self._num_seen[place]))
+            is_right = float(place < num_accepted)
+            self._rates[place] = running_mean(self._rates[place], is_right, share)
+
+    def note_round(self, num_sessions: int, num_heads: int, taken_s: float) -> None:
+        """So many sessions whose drafts so many heads made were back after `taken_s`."""
+        kept = self._rounds_s.setdefault((num_sessions, num_heads), deque(maxlen=_NUM_SAMPLES))
+        kept.append(taken_s)
+
+    def num_heads(self, num_sessions: int) -> int:
+        """How many heads are to draft for so many sessions: most tokens a second."""
+        self._num_drafts += 1
+        counts = range(len(self._rates) + 1)
+        unknown = [count for count in counts if not self._is_measured(num_sessions, count)]
+        if unknown and self._num_drafts % _TRY_UNKNOWN_EVERY == 0:
+            return unknown[0]
+        num_tries, rest = divmod(self._num_drafts, _TRY_EVERY)
+        if rest == 0:
+            return num_tries % len(counts)
+        rates = []
+        num_tokens, survival = 1.0, 1.0
+        for count in counts:
+            if count > 0:
+                survival *= self._rates[count - 1]
+                num_tokens += survival
+            rates.append(num_tokens / (self._expected_s(num_sessions, count) or math.inf))
+        rates[0] *= _LEAST_GAIN
+        return rates.index(max(rates))
+
+    def _is_measured(self, num_sessions: int, num_heads: int) -> bool:
+        return len(self._rounds_s.get((num_sessions, num_heads), ())) > 1
+
+    def _expected_s(self, num_sessions: int, num_heads: int) -> float:
+        """What a round takes: as it was measured, else the pass and what heads take."""
+        if self._is_measured(num_sessions, num_heads):
+            return median(self._rounds_s[num_sessions, num_heads])
+        pass_s = self._times.by_rows.at(num_sessions * (1 + num_heads))
+        return pass_s + ((self._heads_s or 0.0) if num_heads > 0 else 0.0)
+
+    @torch.inference_mode()
+    def draft(self, wanted: Sequence[Drafted], max_rows: int) -> None:
+        """Have the jobs verify a draft with their next row; without one they go on as they were.
+
+        Args:
+            wanted: at least one; each session's tokens end with the one its state has given.
+            max_rows: that a job may have in a pass.
+        """
+        began_s = self._clock()
+        sessions = [each.session for each in wanted]
+        if self._last is not None and self._last[0] == sessions:
+            self.note_round(len(sessions), self._last[1], began_s - self._last[2])
+        num_heads = min(self.num_heads(len(wanted)), max_rows - 1)
+        self._last = sessions, num_heads, began_s
+        if num_heads < 1:
+            return
+        logits = self._runner.head_logits(torch.stack([each.state for each in wanted]), num_heads)
+        samplings = [_terms(each.session) for each in wanted for _ in range(num_heads)]
+        positions = [
+            len(each.session.tokens) + place for each in wanted for place in range(num_heads)
+        ]
+        ids: list[int] = fetch(draw_from_logits(logits, samplings, positions))
+        for index, each in enumerate(wanted):
+            self._give(each, ids[index * num_heads : (index + 1) * num_heads])
+        self._heads_s = running_mean(self._heads_s, self._clock() - began_s, _COST_SHARE)
+
+    def _give(self, drafted: Drafted, tokens: list[int]) -> None:
+        session, job = drafted.session, drafted.job
+        length = len(session.tokens)
+        tokens = tokens[: self._runner.max_model_len - length - 1]
+        for place, token in enumerate(tokens):
+            if token in session.opened.eos_ids:  # nothing follows it
+                tokens = tokens[:place]
+                break
+        session.rewrite(length, tokens)
+        job.draft, job.num_logits = tokens, 1 + len(tokens)
+        job.has_own_draft = bool(tokens)
+        if needs_draft_probs(session.opened.sampling):
+            job.draft_rows = [certain_row(token) for token in tokens]
+
+
+def _terms(session: Session) -> Sampling:
+    sampling = session.opened.sampling
+    return _LIKELIEST if needs_draft_probs(sampling) else sampling

@@ -1,0 +1,46 @@
+"""`serve run configs/heads.yaml`: the target's own heads draft, and no text changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.harness.served_demo import ServedDemo, served_demo
+
+MODEL = "outrider-demo"
+ORDER = "Turn this order into JSON.\nImogen from Delhi wants 6 blue lamps at $62.29 each."
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServedDemo]:
+    with served_demo("heads.yaml") as service:
+        yield service
+
+
+def test_heads_draft_and_change_no_text(served: ServedDemo) -> None:
+    def ask(speculation: dict[str, Any], **options: Any) -> tuple[str, dict[str, Any]]:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": ORDER}],
+            max_tokens=80,
+            extra_body={"speculation": speculation},
+            **options,
+        )
+        content = answer.choices[0].message.content
+        assert content
+        return content, answer.model_dump()["metrics"]["speculative_decoding"]
+
+    with openai.OpenAI(
+        base_url=f"{served.base_url}/v1", api_key="none", timeout=120, max_retries=0
+    ) as client:
+        for options in ({"temperature": 0}, {"temperature": 1, "seed": 5}):
+            plain, stats = ask({"enabled": False}, **options)
+            assert stats["num_draft_tokens"] == 0
+            text, stats = ask({}, **options)
+            assert text == plain
+            assert stats["num_draft_tokens_by"]["heads"] > 0

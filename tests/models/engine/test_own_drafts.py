@@ -1,0 +1,240 @@
+"""Drafts of the target's own heads: the text is what it is without them, in fewer passes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from models.costs.pass_times import PassTimes
+from models.engine.drafting.own import OwnDrafts
+from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.target import TargetEngine
+from models.grammar.masks import MaskSource, NoMaskSource
+from models.protocol.messages import Sampling, Verdict
+from tests.cases.messages import opening, verifying
+from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
+from tests.fakes.engines import (
+    CONSTRAINT,
+    EOS_ID,
+    EPOCH,
+    BadLink,
+    Client,
+    Link,
+    ScriptedMasks,
+    drain,
+    make_runner,
+    random_prompt,
+    reference_greedy,
+    run_clients,
+)
+
+GREEDY = Sampling(temperature=0)
+# Nearly greedy: the tiny model's texts then loop, and these heads are right now and then.
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "sampled": Sampling(temperature=0.05, seed=5),
+    "truncated": Sampling(temperature=0.05, top_k=20, top_p=0.9, min_p=0.01, seed=6),
+    "penalised": Sampling(temperature=0.05, seed=7, presence_penalty=0.01),
+}
+WIDTH = 64  # of the tiny checkpoint
+
+
+@cache
+def heads_folder() -> str:
+    """Heads that nearly repeat the newest token, as a text that loops does."""
+    return str(write_new(Path(mkdtemp(prefix="outrider-heads-")), residuals(WIDTH, scale=0.01)))
+
+
+def runner(**changes: Any) -> ModelRunner:
+    return make_runner(heads=heads_folder(), **changes)
+
+
+@pytest.fixture
+def all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All heads draft in every pass, whatever they cost."""
+    monkeypatch.setattr(OwnDrafts, "num_heads", lambda self, num_sessions: NUM_HEADS)
+
+
+def texts_of(
+    made: ModelRunner,
+    sampling: Sampling,
+    *,
+    own_drafts: bool,
+    link: Callable[[TargetEngine], Link] = Link,
+    num_tokens: int = 120,
+    run_on: int = 9,
+    masks: MaskSource | None = None,
+    **terms: Any,
+) -> tuple[list[list[int]], list[Verdict]]:
+    target = link(TargetEngine(made, masks or NoMaskSource(), EPOCH))
+    clients = [
+        Client(
+            f"s{i}",
+            random_prompt(i, 5 + 11 * i),
+            sampling,
+            num_tokens,
+            target,
+            run_on=lambda: run_on,
+            own_drafts=own_drafts,
+            **terms,
+        )
+        for i in range(3)
+    ]
+    texts = run_clients(clients)
+    return texts, [verdict for client in clients for verdict in client.verdicts]
+
+
+@pytest.mark.usefixtures("all_heads")
+@pytest.mark.parametrize("attention", ["auto", "reference"])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_text_is_that_without_heads(name: str, attention: str) -> None:
+    sampling = SAMPLINGS[name]
+    plain, _ = texts_of(make_runner(attention=attention), sampling, own_drafts=False)
+    drafted, verdicts = texts_of(runner(attention=attention), sampling, own_drafts=True)
+    assert drafted == plain
+    assert sum(verdict.num_own_drafted for verdict in verdicts) > 0
+    assert sum(len(verdict.own) for verdict in verdicts) > 0, "none was accepted"
+    refused, verdicts = texts_of(runner(attention=attention), sampling, own_drafts=False)
+    assert refused == plain
+    assert not any(verdict.num_own_drafted for verdict in verdicts)
+
+
+@pytest.mark.usefixtures("all_heads")
+def test_a_message_alone_is_drafted_for_too() -> None:
+    """By the state that its text ended with; not where the text is another."""
+    plain, _ = texts_of(make_runner(), SAMPLINGS["sampled"], own_drafts=False)
+    drafted, verdicts = texts_of(runner(), SAMPLINGS["sampled"], own_drafts=True, run_on=0)
+    assert drafted == plain
+    assert {verdict.part for verdict in verdicts} == {0}
+    assert sum(len(verdict.own) for verdict in verdicts) > 0
+
+    engine = TargetEngine(runner(), NoMaskSource(), EPOCH)
+    engine.submit(opening("s", GREEDY, 8), "r")
+    prompt = random_prompt(1, 8)
+    for seq, tokens in enumerate((prompt, [*prompt[:-1], 3], [*prompt[:-1], 3, 4]), start=1):
+        message = verifying("s", seq, tokens, [])
+        engine.submit(structs.replace(message, own_drafts=True), "r")
+        (verdict,) = drain(engine)
+        assert isinstance(verdict, Verdict)
+        assert verdict.num_own_drafted == 0, "the text is not what the state ended"
+
+
+@pytest.mark.usefixtures("all_heads")
+def test_greedy_text_under_rejection_too() -> None:
+    sampling = Sampling(temperature=0, verification="rejection")
+    plain, _ = texts_of(make_runner(), GREEDY, own_drafts=False)
+    assert texts_of(runner(), sampling, own_drafts=True)[0] == plain
+
+
+@pytest.mark.usefixtures("all_heads")
+@pytest.mark.parametrize("delay_polls", [0, 3])
+def test_a_grammar_holds_and_text_stays(delay_polls: int) -> None:
+    """Rows of drafts have masks; where these come late, the states of a pass are kept."""
+
+    def masks() -> ScriptedMasks:
+        made = ScriptedMasks()
+        made.delay_polls = delay_polls
+        return made
+
+    terms: dict[str, Any] = {
+        "constraint": CONSTRAINT,
+        "eos_ids": [EOS_ID],
+        "num_tokens": 12,
+    }
+    sampling = Sampling(temperature=0.7, seed=3)
+    plain, _ = texts_of(make_runner(), sampling, own_drafts=False, masks=masks(), **terms)
+    drafted, verdicts = texts_of(runner(), sampling, own_drafts=True, masks=masks(), **terms)
+    assert drafted == plain
+    assert any(verdict.num_own_drafted for verdict in verdicts)
+
+
+@pytest.mark.usefixtures("all_heads")
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_may_be_lost_and_doubled(seed: int) -> None:
+    sampling = SAMPLINGS["sampled"]
+    plain, _ = texts_of(make_runner(), sampling, own_drafts=False)
+    drafted, _ = texts_of(
+        runner(), sampling, own_drafts=True, link=lambda engine: BadLink(engine, seed)
+    )
+    assert drafted == plain
+
+
+@pytest.mark.usefixtures("all_heads")
+def test_a_draft_of_the_message_goes_first_and_the_context_ends_it_all() -> None:
+    made = runner(max_model_len=48)
+    engine = TargetEngine(made, NoMaskSource(), EPOCH)
+    prompt = random_prompt(1, 12)
+    text = reference_greedy(prompt, 36)
+    engine.submit(opening("s", GREEDY, 12), "r")
+    message = verifying("s", 1, prompt, text[:3], run_on=60)
+    engine.submit(structs.replace(message, own_drafts=True), "r")
+    got: list[int] = []
+    for verdict in drain(engine):
+        assert isinstance(verdict, Verdict)
+        draft = text[:3] if verdict.part == 0 else []
+        assert verdict.part > 0 or not verdict.own
+        got += [*draft[: verdict.num_accepted], *verdict.own, verdict.token]
+    assert got == text
+    engine.runner.pool.check(engine.block_tables())
+
+
+def drafts_with(rates: list[float], round_s: Callable[[int], float] | None) -> OwnDrafts:
+    """For one session: heads that are right so often, and rounds that take so long by heads."""
+    times = PassTimes()
+    for rows in (1, 2, 3, 4):
+        times.note(rows, 1.0 + 0.01 * rows, 0.0)
+    drafts = OwnDrafts(runner(), times)
+    generator = random.Random(1)
+    for _ in range(2000):
+        is_right = [generator.random() < rate for rate in rates]
+        drafts.note(NUM_HEADS, [*is_right, False].index(False))
+    for num_heads in range(NUM_HEADS + 1 if round_s else 0):
+        for _ in range(2):
+            assert round_s is not None
+            drafts.note_round(1, num_heads, round_s(num_heads))
+    return drafts
+
+
+def test_as_many_heads_draft_as_pay() -> None:
+    assert drafts_with([0.9, 0.9, 0.9], None).num_heads(1) == NUM_HEADS, "by what passes take"
+    assert drafts_with([0.8, 0.05, 0.9], lambda num: 1.0 + 0.1 * num).num_heads(1) == 1
+    assert drafts_with([0.9, 0.9, 0.9], lambda num: 1.0 + 2.0 * (num > 0)).num_heads(1) == NUM_HEADS
+    assert drafts_with([0.9, 0.9, 0.9], lambda num: 1.0 + 3.0 * (num > 0)).num_heads(1) == 0
+
+
+def test_now_and_then_each_other_number_is_tried() -> None:
+    drafts = drafts_with([0.05, 0.9, 0.9], lambda num: 1.0 + 0.5 * num)
+    counts = [drafts.num_heads(1) for _ in range(64 * 8)]
+    assert [counts.count(num) for num in range(NUM_HEADS + 1)] == [64 * 8 - 6, 2, 2, 2]
+
+
+def test_what_is_not_known_is_tried_soon() -> None:
+    drafts = drafts_with([0.05, 0.9, 0.9], None)
+    for num_heads in range(NUM_HEADS + 1):
+        for _ in range(15):
+            drafts.num_heads(1)
+        assert drafts.num_heads(1) == num_heads
+        for _ in range(2):
+            drafts.note_round(1, num_heads, 1.0)
+
+
+def test_states_are_those_of_the_model() -> None:
+    """Also where only some rows of a pass give logits."""
+    for attention in ("auto", "reference"):
+        made = runner(attention=attention)
+        table = made.pool.new_table()
+        table.resize(9)
+        logits = made.forward([SequenceRows(table, 0, random_prompt(2, 9), 3)])
+        assert made.hidden is not None
+        assert made.hidden.shape == (3, WIDTH)
+        head = made.products()[-1]
+        torch.testing.assert_close(head(made.hidden).float(), logits, rtol=1e-4, atol=1e-4)
+        table.free()
