@@ -71,10 +71,11 @@ def distribution_checkpoint(name: str) -> Path:
 
 
 @cache
-def _runner(name: str) -> ModelRunner:
+def _runner(name: str, heads: str | None = None) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=str(distribution_checkpoint(name)),
+            heads=heads,
             dtype="float32",
             max_model_len=_BLOCK_SIZE,
             kv_cache_tokens=_BLOCK_SIZE * _BATCH,
@@ -85,8 +86,8 @@ def _runner(name: str) -> ModelRunner:
     )
 
 
-def _fresh_runner(name: str) -> ModelRunner:
-    runner = _runner(name)
+def _fresh_runner(name: str, heads: str | None = None) -> ModelRunner:
+    runner = _runner(name, heads)
     runner.pool = BlockPool(runner.config.num_blocks, runner.config.block_tokens)
     return runner
 
@@ -158,6 +159,34 @@ def _run_batch(
         generated = text[len(case.prompt) :]
         generated += [EOS_ID] * NUM_TOKENS
         run.texts.append(tuple(generated[:NUM_TOKENS]))
+
+
+def run_by_heads(case: Case, rule: Verification, num_sessions: int, heads: Path) -> Run:
+    """Sessions of one message each, for whose plain steps the target's own heads draft.
+
+    Whether drafts stood is that of all tokens that heads drafted.
+    """
+    run = Run()
+    for first in range(0, num_sessions, _BATCH):
+        seeds = range(first, min(first + _BATCH, num_sessions))
+        masks = ScriptedMasks(allowed_after)
+        runner = _fresh_runner("target", str(heads))
+        target = TargetEngine(runner, masks, EPOCH, queued_interval_s=_NO_NOTICES_S)
+        texts: dict[int, list[int]] = {seed: [] for seed in seeds}
+        for seed in seeds:
+            message = verifying(str(seed), 1, case.prompt, [], run_on=NUM_TOKENS - 1)
+            target.submit(_opening(case, rule, seed), seed)
+            target.submit(msgspec.structs.replace(message, own_drafts=True), seed)
+        while target.has_work:
+            for address, verdict in target.step():
+                assert isinstance(address, int)
+                assert isinstance(verdict, Verdict), verdict
+                texts[address] += [*verdict.own, verdict.token]
+                num_wrong = verdict.num_own_drafted - len(verdict.own)
+                run.first_stood += [True] * len(verdict.own) + [False] * num_wrong
+        for text in texts.values():
+            run.texts.append(tuple((text + [EOS_ID] * NUM_TOKENS)[:NUM_TOKENS]))
+    return run
 
 
 def answers(engine: Engine) -> dict[int, EngineReply]:

@@ -29,6 +29,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "llama-349m-18m": _of("llama-349m-18m", peer.peer),
     "quantized": _of("quantized", speed.quantized),
     "forced": _of("forced", speed.forced),
+    "heads": _of("heads", speed.heads),
     "constrained": _of("constrained", speed.claims),
     "overhead": _of("overhead", speed.claims),
     "staged-349m": _of("staged-349m", speed.staged),

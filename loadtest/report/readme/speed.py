@@ -244,6 +244,25 @@ def forced(result: Result) -> str:
     return "\n\n".join([table(head, rows), *verdicts, result.made()])
 
 
+def heads(result: Result) -> str:
+    """Tokens per second with a target's own heads, next to the same without drafts."""
+    head = ["prompts", "clients", "plain", "heads", "gain", "tokens a pass", "accepted", "goal"]
+    rows = [
+        [
+            one["kind"],
+            str(one["batch"]),
+            f"{one['tokens_per_s']['plain']:,.0f}",
+            f"{one['tokens_per_s']['heads']:,.0f}",
+            f"{one['to_plain']:.2f}",
+            f"{one['tokens_per_round']:.2f}",
+            f"{one['acceptance']:.2f}",
+            goal(claim["value"], claim["relation"], claim["goal"]),
+        ]
+        for one, claim in zip(result["lines"], result["claims"], strict=True)
+    ]
+    return f"{table(head, rows)}\n\n{result.made()}"
+
+
 def claims(result: Result) -> str:
     """What was aimed for and what was measured."""
     return f"{_claims(result.content)}\n\n{result.made()}"

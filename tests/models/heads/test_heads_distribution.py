@@ -1,0 +1,36 @@
+"""What a target commits that drafts by its own heads has the target's distribution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.engine.drafting.own import OwnDrafts
+from models.protocol.messages import Verification
+from tests.cases.distribution import CASES, exact_distribution, p_value
+from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
+from tests.harness.distribution_engines import (
+    distribution_checkpoint,
+    run_by_heads,
+    run_sessions,
+)
+
+NUM_SESSIONS = 1500
+_WIDTH = 32  # of the target
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("name", ["plain", "top-p", "penalties", "mask", "all"])
+def test_the_targets_distribution(
+    name: str, rule: Verification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnDrafts, "num_heads", lambda self, num_sessions: NUM_HEADS)
+    heads = write_new(tmp_path, residuals(_WIDTH))
+    run = run_by_heads(CASES[name], rule, NUM_SESSIONS, heads)
+    exact = exact_distribution(distribution_checkpoint("target"), CASES[name])
+    assert p_value(run.texts, exact) > 1e-3
+    assert any(run.first_stood), "no draft stood"
+    assert not all(run.first_stood)
+    if rule == "coupled":  # each text too
+        assert run.texts[:300] == run_sessions(CASES[name], rule, 0, 300).texts
