@@ -190,6 +190,8 @@ class EngineConfig(Section):
                 "heads are served on device cpu with tensor_parallel_size 1 only so far, got "
                 f"device {self.device!r} and tensor_parallel_size {self.tensor_parallel_size}"
             )
+        if self.attention == "varlen":
+            raise ValueError("heads are served with attention auto or reference, got 'varlen'")
         return self
 
     @property

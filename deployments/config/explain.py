@@ -127,6 +127,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         f"{head}; {sizes.num_parameters / 1e6:,.1f} M parameters, "
         f"{gigabytes(sizes.weight_bytes)} of weights per rank",
         *([f"dequantised {sizes.source}"] if sizes.source else []),
+        *([f"heads {model.heads} draft in its process"] if model.heads else []),
     ]
     per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
     if sizes.kv_tokens is None:

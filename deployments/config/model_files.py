@@ -74,7 +74,7 @@ def resolved(config: AppConfig) -> AppConfig:
         section: model.model_copy(
             update={
                 "model_path": str(_folder_of(model, section)),
-                "heads": model.heads and str(resolve_folder(model.heads, f"{section}.heads")),
+                "heads": _heads_of(model, section),
             }
         )
         for section, model in config.models.items()
@@ -109,6 +109,12 @@ def fitted(config: AppConfig) -> AppConfig:
 def _folder_of(model: ModelConfig, section: str) -> Path:
     key = f"{section}.model_path"
     return resolve_model(model.model_path, model.dtype, key, model.revision)
+
+
+def _heads_of(model: ModelConfig, section: str) -> str | None:
+    if model.heads is None:
+        return None
+    return str(resolve_folder(model.heads, f"{section}.heads"))
 
 
 def _existing(path: str, key: str, *, takes_files: bool, revision: str | None = None) -> Path:
@@ -235,6 +241,7 @@ def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
 def _check_folder(model: ModelConfig, section: str) -> None:
     folder = _folder_of(model, section)
     _check_model(model.model_copy(update={"model_path": str(folder)}), section)
+    _heads_of(model, section)
 
 
 def _check_tokenizer(path: str) -> None:

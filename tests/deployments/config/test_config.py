@@ -48,6 +48,10 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
             "target: .*heads are served on device cpu with tensor_parallel_size 1 only",
         ),
         (
+            {"target": {"model_path": "x", "heads": "y", "attention": "varlen"}},
+            "target: .*heads are served with attention auto or reference, got 'varlen'",
+        ),
+        (
             {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
             "target: .*int8 needs tensor_parallel_size 1 on device 'cpu', got 2",
         ),
@@ -64,6 +68,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         "quantization-device",
         "heads-of-a-draft",
         "heads-ranks",
+        "heads-paged",
         "quantization-ranks",
     ],
 )

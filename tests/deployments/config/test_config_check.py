@@ -76,6 +76,20 @@ def test_changes_are_made_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "k          3, drafted by draft_model" in said
 
 
+def test_heads_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = str(CONFIGS / "heads.yaml"), on_free_port()
+    status, said, _ = check(capsys, *arguments)
+    assert status == 0
+    assert "heads models/demo/heads draft in its process" in said
+    for heads, complaint in (
+        ("nowhere", "target.heads: no such folder: 'nowhere'"),
+        ("models/demo/draft", "is of model_type 'llama'; only medusa is served so far"),
+    ):
+        status, said, error = check(capsys, *arguments, f"target.heads={heads}")
+        assert status == 1
+        assert complaint in said + error
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
