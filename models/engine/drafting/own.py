@@ -2,8 +2,8 @@
 
 They cost no step of another engine and no message: after a verdict the session's next row and its
 draft are in the next pass. How many heads draft is chosen for each pass from how often each one's
-token was accepted, where those before it were, and from what passes of so many rows take; now and
-then all of them do, so that none is forgotten.
+token was accepted, where those before it were, and from what rounds with so many of them took, all
+sessions together; now and then another number is tried.
 
 A draft is sampled as the target samples, with the noise of its positions, so under `coupled` the
 text is what it would be without. Under a rule that asks what a token was sampled from, the
@@ -88,7 +88,7 @@ class OwnDrafts:
         kept.append(taken_s)
 
     def num_heads(self, num_sessions: int) -> int:
-        """How many heads are to draft for so many sessions: most tokens a second."""
+        """How many heads are to draft for so many sessions: what brings most tokens a second."""
         self._num_drafts += 1
         counts = range(len(self._rates) + 1)
         unknown = [count for count in counts if not self._is_measured(num_sessions, count)]
