@@ -47,12 +47,12 @@ class ResidualHeads(nn.Module):
 @torch.no_grad()
 def states_of(target: LlamaForCausalLM, input_ids: Tensor) -> tuple[Tensor, Tensor]:
     """The target's last states [rows, length, F] and their logits [rows, length, V]."""
-    with _fast():
+    with fast_products():
         states = target.model(input_ids=input_ids, use_cache=False).last_hidden_state
         return states, target.lm_head(states)
 
 
-def _fast() -> torch.autocast:
+def fast_products() -> torch.autocast:
     """Products of bfloat16 where the processor has them."""
     return torch.autocast(
         "cpu", torch.bfloat16, enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -63,7 +63,7 @@ def heads_loss(heads: ResidualHeads, target: LlamaForCausalLM, batch: Batch) -> 
     """The mean over the heads of KL_SHARE * KL(target || head) + the rest * cross entropy."""
     states, whole = states_of(target, batch.input_ids)
     losses = []
-    with _fast():
+    with fast_products():
         for place, own in enumerate(heads(states), start=1):
             logits = target.lm_head(own[:, : -1 - place])
             losses.append(_loss(logits, whole[:, place:-1], batch, place))
@@ -96,12 +96,12 @@ def acceptance(
         is_reply = batch.weights[:, 1 + place :].flatten() == 1.0
         theirs, drafted = theirs[is_reply], drafted[is_reply]
         same = (theirs.argmax(1) == drafted.argmax(1)).float().mean()
-        shared = torch.stack([_coupled(p, q) for p, q in zip(theirs, drafted, strict=True)]).mean()
+        shared = torch.stack([coupled(p, q) for p, q in zip(theirs, drafted, strict=True)]).mean()
         found.append((float(same), float(shared)))
     return found
 
 
-def _coupled(p: Tensor, q: Tensor) -> Tensor:
+def coupled(p: Tensor, q: Tensor) -> Tensor:
     """The chance that argmax(log p + g) is argmax(log q + g): sum over x of
     1 / sum over y of max(p_y / p_x, q_y / q_x). An x that one of them hardly says adds nothing."""
     is_likely = (p > 1e-4) & (q > 1e-6)
