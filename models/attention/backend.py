@@ -54,12 +54,18 @@ class AttentionBackend(Protocol):
         """Cut rows like that, one of `tilings`, from the next pass on. Begins with the first."""
         ...
 
-    def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        sequences: Sequence[SequenceRows],
+        drawn_ids: Tensor | None = None,
+        layer: DraftLayer | None = None,
+    ) -> Tensor:
         """Compute a pass; its keys are stored.
 
         Args:
             sequences: one session's rows each, checked.
             drawn_ids: [rows] ids of all rows on the device, in place of those of `sequences`.
+            layer: computes it in place of the model; its keys are its own.
 
         Returns:
             [sum of num_logits, V] float32, the last rows of each sequence. They may be overwritten
@@ -98,7 +104,32 @@ class ModelForward(Protocol):
 
     @property
     def hidden(self) -> Tensor | None:
-        """States [n, F] that gave the newest pass's logits, good until the next; None: not kept."""
+        """States [R, F] of all rows of the newest pass, of which the last layer makes logits.
+
+        They are good until the next pass. None: not kept.
+        """
+        ...
+
+
+class DraftLayer(Protocol):
+    """A layer that drafts from states (`models/heads/mtp.py`); its keys are behind the model's."""
+
+    num_tokens: int  # the longest draft
+    num_bytes: int
+
+    def take(self, states: Tensor) -> None:
+        """Begin the next pass with these states [R, F], one for each row."""
+        ...
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
+    ) -> Tensor:
+        """Logits [n, V] of the rows `keep` [n], or of all R rows; as a `ModelForward`."""
+        ...
+
+    @property
+    def hidden(self) -> Tensor:
+        """States [n, F] that gave the newest pass's logits, good until the next."""
         ...
 
 
@@ -108,7 +139,6 @@ class TransformersForward:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._states: Tensor | None = None
         self.hidden: Tensor | None = None
 
     def __call__(
@@ -124,11 +154,8 @@ class TransformersForward:
             paged=paged,
             **selection,
         )
-        is_whole = selects or keep is None
-        if self._states is not None:
-            self.hidden = self._states[0] if is_whole else self._states[0][keep]
         logits: Tensor = output.logits[0]
-        return logits if is_whole else logits[keep]
+        return logits if selects or keep is None else logits[keep]
 
     def products(self) -> list[nn.Module]:
         """See `ModelForward`."""
@@ -138,11 +165,11 @@ class TransformersForward:
     def keep_hidden(self) -> None:
         """See `ModelForward`."""
 
-        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._states = inputs[0]
+        def note(_: nn.Module, __: tuple[Tensor, ...], output: Any) -> None:
+            self.hidden = output[0][0]
 
         model: Any = self._model
-        model.get_output_embeddings().register_forward_pre_hook(note)
+        model.base_model.register_forward_hook(note)
 
 
 def input_ids(

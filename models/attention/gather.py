@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.attention.backend import ModelForward, Tiling, input_ids, last_rows
+from models.attention.backend import DraftLayer, ModelForward, Tiling, input_ids, last_rows
 from models.attention.gather_plan import FITTING_TILES, FIXED_TILES, plan_pass
 from models.device import to_device
 from models.kv.rows import SequenceRows
@@ -48,11 +48,17 @@ class GatherBackend:
         """See `AttentionBackend`."""
         self._tiling = tiling
 
-    def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        sequences: Sequence[SequenceRows],
+        drawn_ids: Tensor | None = None,
+        layer: DraftLayer | None = None,
+    ) -> Tensor:
         """See `AttentionBackend`."""
         device = self.storage.device
         positions = [p for s in sequences for p in range(s.start, s.start + len(s.token_ids))]
         paged = plan_pass(sequences, self.storage, self._num_groups, self._windows, self._tiling)
         ids = input_ids(sequences, device, drawn_ids)
         keep = to_device(last_rows(sequences), device, torch.int64)
-        return self._forward(ids, to_device(positions, device), paged, keep).float()
+        forward = layer or self._forward
+        return forward(ids, to_device(positions, device), paged, keep).float()

@@ -74,9 +74,16 @@ def key_sizes(hf_config: PreTrainedConfig, world_size: int) -> KeySizes:
     )
 
 
-def kv_bytes_per_token(sizes: KeySizes | Checkpoint, itemsize: int) -> int:
-    """Bytes of the keys and values of one token in all layers of one rank, each of `itemsize`."""
-    return 2 * sizes.num_layers * sizes.num_key_heads * sizes.head_dim * itemsize
+def kv_bytes_per_token(
+    sizes: KeySizes | Checkpoint, itemsize: int, num_head_layers: int = 0
+) -> int:
+    """Bytes of the keys and values of one token in all layers of one rank, each of `itemsize`.
+
+    `num_head_layers` are of what drafts with the model, as wide as its own.
+    """
+    return (
+        2 * (sizes.num_layers + num_head_layers) * sizes.num_key_heads * sizes.head_dim * itemsize
+    )
 
 
 def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -> Checkpoint:

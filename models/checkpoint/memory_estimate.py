@@ -23,7 +23,9 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig, QuantizationName
-from models.heads.folder import read_heads
+from models.heads.folder import heads_kind, num_key_layers
+from models.heads.medusa_folder import read_heads
+from models.heads.mtp import read_mtp
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 
 # Styles of transformers' plans by which a rank keeps a share of a tensor; all others are copied.
@@ -56,7 +58,7 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     return MemoryEstimate(
         num_parameters=sum(weight.numel() for weight in model.parameters()),
         weight_bytes=weight_bytes + _heads_bytes(model, config),
-        kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize),
+        kv_bytes_per_token=kv_bytes_per_token(sizes, itemsize, num_key_layers(config.heads)),
         quantization=config.quantization,
     )
 
@@ -64,7 +66,10 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
 def _heads_bytes(model: Any, config: EngineConfig) -> int:
     if config.heads is None:
         return 0
-    return read_heads(Path(config.heads), model.get_output_embeddings().weight).num_bytes
+    folder = Path(config.heads)
+    if heads_kind(folder) == "mtp":
+        return read_mtp(folder, model).num_bytes
+    return read_heads(folder, model.get_output_embeddings().weight).num_bytes
 
 
 def _weight_bytes(

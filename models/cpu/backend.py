@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from models.attention.backend import ModelForward, Tiling
+from models.attention.backend import DraftLayer, ModelForward, Tiling
 from models.cpu.batch import CpuPass, CpuPlanner, LaneStorage
 from models.cpu.fused_decoder import FusedDecoder
 from models.kv.rows import SequenceRows
@@ -29,12 +29,12 @@ class FusedForward:
         return list(self.decoder.products)
 
     def keep_hidden(self) -> None:
-        """See `ModelForward`: they are there anyway."""
+        """See `ModelForward`: they are made of what is there when they are asked for."""
 
     @property
     def hidden(self) -> Tensor | None:
         """See `ModelForward`."""
-        return self.decoder.hidden
+        return self.decoder.states
 
 
 class KernelBackend:
@@ -62,8 +62,14 @@ class KernelBackend:
     def use_tiling(self, tiling: Tiling) -> None:
         """See `AttentionBackend`; there is one."""
 
-    def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
+    def logits(
+        self,
+        sequences: Sequence[SequenceRows],
+        drawn_ids: Tensor | None = None,
+        layer: DraftLayer | None = None,
+    ) -> Tensor:
         """See `AttentionBackend`."""
         paged = self._planner(sequences)
         ids = paged.token_ids if drawn_ids is None else drawn_ids
-        return self._forward(ids, paged.positions, paged, paged.kept).float()
+        forward = layer or self._forward
+        return forward(ids, paged.positions, paged, paged.kept).float()

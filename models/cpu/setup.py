@@ -11,10 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.attention.backend import AttentionBackend, ModelForward, TransformersForward
+from models.attention.backend import (
+    AttentionBackend,
+    DraftLayer,
+    ModelForward,
+    TransformersForward,
+)
 from models.config import EngineConfig
+from models.heads.mtp import MtpParts
 from models.kv.storage import KVSizes
 from models.layers.experts import make_experts_rowwise
 from models.layers.family import can_take_apart
@@ -107,14 +114,49 @@ def _fuse(
     return FusedForward(FusedDecoder(model, config.max_model_len, threads, make_linear))
 
 
+def fuse_mtp(
+    parts: MtpParts,
+    output: Tensor,
+    forward: ModelForward,
+    window: int | None,
+    make_linear: MakeLinear | None,
+) -> DraftLayer | None:
+    """An MTP head behind a model that was taken apart; None where it was not.
+
+    Args:
+        parts: of the head; it loses its linear layers.
+        output: [V, F] the model's output layer.
+        forward: the model as it was laid out.
+        window: of the layer's attention.
+        make_linear: that made its products.
+    """
+    if make_linear is None or isinstance(forward, TransformersForward):
+        return None
+    from models.cpu.backend import FusedForward
+    from models.cpu.fused_mtp import FusedMtp
+
+    assert isinstance(forward, FusedForward), "nothing else keeps states on a CPU"
+    return FusedMtp(parts, output, forward.decoder, window, make_linear)
+
+
 def make_backend(
-    forward: ModelForward, sizes: KVSizes, num_heads: int, windows: tuple[int | None, ...]
+    forward: ModelForward,
+    sizes: KVSizes,
+    num_heads: int,
+    windows: tuple[int | None, ...],
+    layer: DraftLayer | None = None,
 ) -> AttentionBackend:
-    """Kernels for a model with `num_heads` query heads, and the storage they read."""
+    """Kernels for a model with `num_heads` query heads, and the storage they read.
+
+    A `layer` that drafts with the model reads it too.
+    """
     from models.cpu.backend import KernelBackend
     from models.cpu.batch import LaneStorage
+    from models.cpu.fused_mtp import FusedMtp
 
     storage = LaneStorage(sizes, num_heads, torch.get_num_threads())
+    if isinstance(layer, FusedMtp):
+        layer.use(storage)
     return KernelBackend(forward, storage, windows)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.attention.backend import AttentionBackend
+from models.attention.backend import AttentionBackend, DraftLayer
 from models.attention.gather import GatherBackend
 from models.checkpoint.loader import Checkpoint
 from models.config import EngineConfig
@@ -18,8 +18,10 @@ from models.gpu import setup as gpu
 from models.gpu.decoder import MergedDecoder
 from models.gpu.kernel import VarlenKernel
 from models.gpu.products import own_products, refuse_own_products
-from models.heads.folder import read_heads
+from models.heads.folder import heads_kind, num_key_layers
 from models.heads.medusa import MedusaHeads
+from models.heads.medusa_folder import read_heads
+from models.heads.mtp import MtpForward, MtpParts, read_mtp
 from models.kv.storage import KVSizes, KVStorage
 from models.layers.family import can_take_apart
 from models.parallel.layers import num_local_bytes
@@ -32,12 +34,14 @@ class LaidOut:
     Attributes:
         packed: its layers.
         backend: makes the back-end that computes passes over so many KV blocks, which are its own.
-        heads: that draft with the model; None: there are none.
+        heads: that draft with the model, by the states of the pass before; None: there are none.
+        draft_layer: that drafts with it, with keys of its own; None: there is none.
     """
 
     packed: cpu.PackedModel
     backend: Callable[[int], AttentionBackend]
     heads: MedusaHeads | None = None
+    draft_layer: DraftLayer | None = None
 
 
 def lay_out(
@@ -53,36 +57,50 @@ def lay_out(
     """
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
     refuse_own_products(config, checkpoint, kernel)
-    heads = _heads(checkpoint, config)
+    heads, parts = _heads(checkpoint, config), _mtp_parts(checkpoint, config)
+    output = checkpoint.model.get_output_embeddings().weight.detach()
     packed = None
     if kernel is not None:
         packed = _merged(checkpoint, config)
     if packed is None:
         packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
     forward, windows = packed.forward, checkpoint.windows
-    if heads is not None:
+    layer: DraftLayer | None = None
+    if parts is not None:
+        windows = (*windows, windows[-1])  # it is as the last one
+        make_linear = cpu.linear_maker(checkpoint.model, config)
+        layer = cpu.fuse_mtp(parts, output, forward, windows[-1], make_linear)
+        layer = layer or MtpForward(parts, checkpoint.model, checkpoint.num_columns)
+    drafting = heads or layer
+    if drafting is not None:
         forward.keep_hidden()
-        packed = replace(packed, weight_bytes=packed.weight_bytes + heads.num_bytes)
+        packed = replace(packed, weight_bytes=packed.weight_bytes + drafting.num_bytes)
 
     def backend(num_blocks: int) -> AttentionBackend:
         sizes = _kv_sizes(checkpoint, config, num_blocks)
         if kernel is not None:
             return gpu.make_backend(config, checkpoint, kernel, sizes, forward)
         if has_kernels:
-            return cpu.make_backend(forward, sizes, checkpoint.num_heads, windows)
+            return cpu.make_backend(forward, sizes, checkpoint.num_heads, windows, layer)
         num_groups = checkpoint.num_heads // checkpoint.num_key_heads
         return GatherBackend(forward, KVStorage(sizes), num_groups, windows)
 
-    return LaidOut(packed, backend, heads)
+    return LaidOut(packed, backend, heads, layer)
 
 
 def _heads(checkpoint: Checkpoint, config: EngineConfig) -> MedusaHeads | None:
     """Before the model is taken apart: they may share the weight that gives its logits."""
-    if config.heads is None:
+    if config.heads is None or heads_kind(Path(config.heads)) != "medusa":
         return None
     model = checkpoint.model
     weights = read_heads(Path(config.heads), model.get_output_embeddings().weight)
     return MedusaHeads(weights, checkpoint.num_columns, cpu.linear_maker(model, config))
+
+
+def _mtp_parts(checkpoint: Checkpoint, config: EngineConfig) -> MtpParts | None:
+    if config.heads is None or heads_kind(Path(config.heads)) != "mtp":
+        return None
+    return read_mtp(Path(config.heads), checkpoint.model)
 
 
 def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | None:
@@ -105,6 +123,7 @@ def _merged(checkpoint: Checkpoint, config: EngineConfig) -> cpu.PackedModel | N
 def _kv_sizes(checkpoint: Checkpoint, config: EngineConfig, num_blocks: int) -> KVSizes:
     return KVSizes(
         num_layers=checkpoint.num_layers,
+        num_head_layers=num_key_layers(config.heads),
         num_blocks=num_blocks,
         block_size=config.block_tokens,
         num_heads=checkpoint.num_key_heads,

@@ -286,7 +286,8 @@ class Engine(ABC):
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         started_s = self._clock()
         logits = self._runner.forward([_sequence_rows(planned) for planned in rows])
-        _hand_out(logits, rows, self._runner.hidden)
+        _hand_out(logits, rows)
+        self._keep_states(rows)
         self._masks.collect(0.0)
         self._complete(rows, logits, started_s)
 
@@ -308,7 +309,6 @@ class Engine(ABC):
             if job.logits is not None and not is_drawable(job):
                 # The pass's own tensors may be used again.
                 job.logits = job.logits.clone()
-                job.hidden = None if job.hidden is None else job.hidden.clone()
                 job.held_since_s = now
         for _, job in late:
             job.mask_ms += (now - job.held_since_s) * 1e3
@@ -319,8 +319,15 @@ class Engine(ABC):
                 self._on_sampled(session, job, legal, now)
             else:
                 self._on_mask_missing(session, job, "no token is allowed", is_late=False)
-        self._prefix_cache.publish([*(p.session for p in rows), *(session for session, _ in late)])
+        self._publish([*(p.session for p in rows), *(session for session, _ in late)])
         self._masks.flush()
+
+    def _keep_states(self, rows: list[PlannedRows]) -> None:  # noqa: B027  (an engine need not)
+        """Keep what a pass leaves for drafts of the engine's own."""
+
+    def _publish(self, sessions: list[Session]) -> None:
+        """Let others find what was computed for these."""
+        self._prefix_cache.publish(sessions)
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         """Take in what a pass took; first the times, which all the others read."""
@@ -343,7 +350,7 @@ def _sequence_rows(planned: PlannedRows) -> SequenceRows:
     )
 
 
-def _hand_out(logits: Tensor, rows: list[PlannedRows], hidden: Tensor | None) -> None:
+def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
     """Give each session what the pass computed for it, in the order of `rows`.
 
     Of one session those of its prompt come first, then those its job samples from.
@@ -351,7 +358,6 @@ def _hand_out(logits: Tensor, rows: list[PlannedRows], hidden: Tensor | None) ->
     Args:
         logits: [R, V].
         rows: of the pass.
-        hidden: [R, F] states that gave them; None: nobody drafts by them.
     """
     offset = 0
     for planned in rows:
@@ -365,5 +371,4 @@ def _hand_out(logits: Tensor, rows: list[PlannedRows], hidden: Tensor | None) ->
         if planned.num_logits:
             end = offset + planned.num_logits
             planned.job.logits = logits[offset:end]
-            planned.job.hidden = None if hidden is None else hidden[offset:end]
             offset = end

@@ -26,6 +26,7 @@ from models.gpu import setup as gpu
 from models.gpu.forward import PagedBackend
 from models.gpu.graphs import GraphBackend, GraphsKept, alone
 from models.gpu.memory import CudaMemory
+from models.heads.folder import num_key_layers
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
 from models.kv.rows import SequenceRows
@@ -67,10 +68,12 @@ class ModelRunner:
         self.eos_ids = checkpoint.eos_ids
         self.max_model_len = config.max_model_len
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.kv_bytes_per_token = kv_bytes_per_token(checkpoint, self.dtype.itemsize)
+        self.kv_bytes_per_token = kv_bytes_per_token(
+            checkpoint, self.dtype.itemsize, num_key_layers(config.heads)
+        )
         laid_out = lay_out(checkpoint, config, kernel, is_shared=ranks is not None)
         self.layers = laid_out.packed.forward  # to look at, not to change
-        self.heads = laid_out.heads
+        self.heads, self.draft_layer = laid_out.heads, laid_out.draft_layer
         self.weight_bytes = laid_out.packed.weight_bytes  # before packing; of this rank's part
         num_blocks = self._num_blocks(laid_out)
         self.pool = BlockPool(num_blocks, block_size)
@@ -158,9 +161,14 @@ class ModelRunner:
         return chains.run(sequences, first_ids, samplings)
 
     @property
+    def keeps_hidden(self) -> bool:
+        """Whether something here drafts by states."""
+        return self.heads is not None or self.draft_layer is not None
+
+    @property
     def hidden(self) -> Tensor | None:
-        """States [n, F] that gave the newest pass's logits, for `head_logits`; None: no heads."""
-        return None if self.heads is None else self.layers.hidden
+        """States [R, F] of all rows of the newest pass, for what drafts; None: nothing does."""
+        return self.layers.hidden if self.keeps_hidden else None
 
     def head_logits(self, hidden: Tensor, num_heads: int) -> Tensor:
         """What the first heads say follows the token that each state [S, F] has given.
@@ -170,6 +178,33 @@ class ModelRunner:
         """
         assert self.heads is not None, "head_logits() without heads"
         return self._drawable(self.heads.logits(hidden, num_heads).flatten(0, 1))
+
+    @torch.inference_mode()
+    def draft_pass(
+        self, sequences: Sequence[SequenceRows], states: Tensor, drawn_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows through the layer that drafts, and store its keys; the model's are not touched.
+
+        Args:
+            sequences: each of another session; row p has token p.
+            states: [rows, F] row p has the state that gave token p.
+            drawn_ids: as of `forward`.
+
+        Returns:
+            Logits [n, vocab_size] float32 of the token behind each wanted row, and the states
+            [n, F] that gave them, good until the next such pass.
+
+        Raises:
+            ValueError: as `forward`. Nothing was stored.
+        """
+        layer = self.draft_layer
+        assert layer is not None, "draft_pass() without a layer that drafts"
+        self._check(sequences)
+        if self.backend.reads_unwritten:
+            self._clear_new_blocks(sequences, of_heads=True)
+        layer.take(states)
+        logits = self.backend.logits(sequences, drawn_ids, layer)
+        return self._drawable(logits), layer.hidden
 
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""
@@ -296,7 +331,9 @@ class ModelRunner:
                 [one.table.block_ids[one.start // size] for one in copied],
             )
 
-    def _clear_new_blocks(self, sequences: Sequence[SequenceRows]) -> None:
+    def _clear_new_blocks(
+        self, sequences: Sequence[SequenceRows], *, of_heads: bool = False
+    ) -> None:
         """Zero the blocks that a session enters at their first slot: those it just got.
 
         Rows of them that this pass does not write are read, hidden by the mask, and would spoil
@@ -311,4 +348,4 @@ class ModelRunner:
             )
         ]
         if entered:
-            self.backend.storage.clear_blocks(entered)
+            self.backend.storage.clear_blocks(entered, of_heads=of_heads)

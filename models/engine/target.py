@@ -60,8 +60,8 @@ class TargetEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self._window = BatchWindow(self._times)
-        self._own_drafts = None if runner.heads is None else OwnDrafts(runner, self._times, clock)
-        self._undrafted: list[Drafted] = []  # whose next rows the heads may draft behind
+        self._own_drafts = OwnDrafts(runner, self._times, clock) if runner.keeps_hidden else None
+        self._undrafted: list[Drafted] = []  # whose next rows may have a draft behind them
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size
         )
@@ -107,11 +107,10 @@ class TargetEngine(Engine):
             draft_rows=draft_rows[: len(draft)],
             drafts_itself=message.own_drafts and self._own_drafts is not None,
         )
-        state, session.state = session.state, None
         is_next = session.tokens.ids[message.base_len :] == message.tokens
         self._start(session, message, job)
-        if job.drafts_itself and not draft and state is not None and is_next:
-            self._undrafted.append(Drafted(session, job, state))
+        if job.drafts_itself and not draft and is_next:
+            self._undrafted.append(Drafted(session, job))
 
     def _begin_choose(self, session: Session, message: Choose, now: float) -> None:
         length = message.base_len + len(message.tokens)
@@ -156,6 +155,15 @@ class TargetEngine(Engine):
         self._forks.share_blocks()
         self._draft()
         return super().step()
+
+    def _keep_states(self, rows: list[PlannedRows]) -> None:
+        if self._own_drafts is not None:
+            self._own_drafts.keep_states(rows)
+
+    def _publish(self, sessions: list[Session]) -> None:
+        if self._own_drafts is not None:
+            self._own_drafts.fill_blocks(sessions)  # others find what is whole
+        super()._publish(sessions)
 
     def _everyone(self) -> list[Session]:
         return [*self._table, *self._forks.sessions]
@@ -209,10 +217,7 @@ class TargetEngine(Engine):
             or len(session.tokens) >= self._runner.max_model_len
         )
         self._answer_verdict(session, job, verdict, is_last=is_last)
-        state = None if job.hidden is None else job.hidden[verdict.num_accepted]
         if is_last:
-            if job.drafts_itself and state is not None:
-                session.state = state.clone()  # the next message may want a draft of it
             self._end_job(session)
             self._window.note_answer(session.session_id, now)
             return
@@ -223,19 +228,19 @@ class TargetEngine(Engine):
         job.has_own_draft = False
         job.num_logits = 1
         job.ready_s = now
-        if job.drafts_itself and state is not None:
-            self._undrafted.append(Drafted(session, job, state))
+        if job.drafts_itself:
+            self._undrafted.append(Drafted(session, job))
         else:
             self._jobs.ask_masks(session, job)
 
     def _draft(self) -> None:
-        """Have the heads draft for sessions that go on, and ask for the masks of their rows."""
+        """Draft for sessions that go on, and ask for the masks of their rows."""
         wanted = [each for each in self._undrafted if each.session.job is each.job]
         self._undrafted = []
         if not wanted or self._own_drafts is None:
             return
         self._own_drafts.draft(wanted, self._planner.max_logits)
-        for session, job, _ in wanted:
+        for session, job in wanted:
             self._jobs.ask_masks(session, job)
         self._masks.flush()
 

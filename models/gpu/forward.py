@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from models.attention.backend import ModelForward, Tiling, last_rows
+from models.attention.backend import DraftLayer, ModelForward, Tiling, last_rows
 from models.device import to_device
 from models.gpu.buckets import BucketPlan
 from models.gpu.chains import DraftChains
@@ -119,8 +119,14 @@ class PagedBackend:
     def use_tiling(self, tiling: Tiling) -> None:
         """See `AttentionBackend`; there is one."""
 
-    def logits(self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None) -> Tensor:
-        """See `AttentionBackend`."""
+    def logits(
+        self,
+        sequences: Sequence[SequenceRows],
+        drawn_ids: Tensor | None = None,
+        layer: DraftLayer | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend`; there is no layer that drafts (`MergedDecoder.keep_hidden`)."""
+        assert layer is None, "heads are not served around a paged kernel"
         counts = [len(rows.token_ids) for rows in sequences]
         wanted = last_rows(sequences)
         is_whole = len(wanted) == sum(counts)

@@ -1,129 +1,67 @@
-"""Reads a folder of published drafting heads: Medusa's, in either of its two spellings.
-
-    weights       `medusa_lm_head.pt` or any `*.safetensors`
-    FasterDecoding  medusa_num_heads, medusa_num_layers; `I.J.linear.weight`, `I.K.weight`
-    vLLM            num_heads, num_hidden_layers, original_lm_head, medusa_fc_bias,
-                    truncated_vocab_size; `blocks.I.layers.J.weight`, `lm_heads.I.weight`,
-                    `token_map`
-
-I is the head, J one of its residual layers, K their number. Where a head has no output layer of its
-own, the target's serves all of them. Anything else is refused by name and key.
-"""
+"""What a folder of drafting heads holds: of which kind they are, and their weights by key."""
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+HeadsKind = Literal["medusa", "mtp"]
+
 _OLD_NAME = "medusa_lm_head.pt"
 
 
-@dataclass(frozen=True, slots=True)
-class HeadWeights:
-    """The weights of Medusa heads.
-
-    Attributes:
-        layers: of each head its residual layers, a weight [F, F] and a bias [F] or None each.
-        outputs: of each head the layer that gives its logits, [V, F]; one for all: the same.
-        token_ids: [V] what the columns of the logits mean; None: ids themselves.
-    """
-
-    layers: list[list[tuple[Tensor, Tensor | None]]]
-    outputs: list[Tensor]
-    token_ids: Tensor | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """What they take, each once; a copy of the target's output layer where they share it."""
-        layers = [each for head in self.layers for layer in head for each in layer]
-        tensors = {id(each): each for each in [*layers, *self.outputs] if each is not None}
-        return sum(each.nbytes for each in tensors.values())
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSizes:
-    """What the config of a folder says."""
-
-    num_heads: int
-    num_layers: int
-
-
-def read_sizes(folder: Path) -> HeadSizes:
-    """Number of heads, and of residual layers of each.
+def heads_kind(folder: Path) -> HeadsKind:
+    """Of which kind the heads of a folder are.
 
     Raises:
-        ValueError: the folder has no config of Medusa heads, or one that says nothing of a size.
+        ValueError: it has no config, or one of a kind that is not served.
+    """
+    config = read_heads_config(folder)
+    if "medusa_num_heads" in config:
+        return "medusa"
+    kind = config.get("speculators_model_type") or config.get("model_type")
+    if kind == "medusa":
+        return "medusa"
+    if kind == "mtp":
+        return "mtp"
+    raise ValueError(
+        f"heads {str(folder)!r} is of model_type {kind!r}; only medusa and mtp are served so far"
+    )
+
+
+def num_key_layers(folder: str | None) -> int:
+    """Layers of the KV cache that the heads of a folder have, behind those of the target.
+
+    Raises:
+        ValueError: as `heads_kind`.
+    """
+    return int(folder is not None and heads_kind(Path(folder)) == "mtp")
+
+
+def read_heads_config(folder: Path) -> dict[str, Any]:
+    """The config of a folder of heads.
+
+    Raises:
+        ValueError: it has none.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"heads {str(folder)!r} has no config.json")
     config: dict[str, Any] = json.loads(path.read_text())
-    kind = config.get("speculators_model_type") or config.get("model_type")
-    is_old = "medusa_num_heads" in config
-    if not is_old and kind != "medusa":
-        raise ValueError(
-            f"heads {str(folder)!r} is of model_type {kind!r}; only medusa is served so far"
-        )
-    num_heads = config.get("medusa_num_heads") if is_old else config.get("num_heads")
-    num_layers = config.get("medusa_num_layers" if is_old else "num_hidden_layers", 1)
-    for key, value in (("num_heads", num_heads), ("num_hidden_layers", num_layers)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"heads {str(folder)!r}: {key} must be at least 1, got {value!r}")
-    assert isinstance(num_heads, int)
-    return HeadSizes(num_heads, num_layers)
+    return config
 
 
-def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
-    """The heads of a folder for a target whose logits are given by `target_head` [V, F].
+def stored_weights(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder of heads by key.
 
     Raises:
-        ValueError: the folder holds no such heads, or heads for another target; names the key.
+        ValueError: there are none.
     """
-    sizes = read_sizes(folder)
-    stored = {_modern(key): value for key, value in _stored(folder).items()}
-    vocab_size, width = target_head.shape
-    token_ids = stored.pop("token_map", None)
-    num_columns = vocab_size if token_ids is None else len(token_ids)
-    layers, outputs = [], []
-
-    def taken(key: str, shape: tuple[int, ...]) -> Tensor:
-        found = stored.pop(key, None)
-        if found is None:
-            raise ValueError(f"heads {str(folder)!r} lacks {key}")
-        if found.shape != shape:
-            raise ValueError(
-                f"heads {str(folder)!r}: {key} has shape {list(found.shape)}, "
-                f"the target needs {list(shape)}"
-            )
-        return found.to(target_head.dtype)
-
-    shared = stored.pop("lm_head.weight", target_head).to(target_head.dtype)
-    for head in range(sizes.num_heads):
-        residuals = []
-        for layer in range(sizes.num_layers):
-            name = f"blocks.{head}.layers.{layer}"
-            bias = taken(f"{name}.bias", (width,)) if f"{name}.bias" in stored else None
-            residuals.append((taken(f"{name}.weight", (width, width)), bias))
-        layers.append(residuals)
-        name = f"lm_heads.{head}.weight"
-        outputs.append(taken(name, (num_columns, width)) if name in stored else shared)
-    if stored:
-        raise ValueError(f"heads {str(folder)!r} has {min(stored)}, which is no part of Medusa's")
-    if {len(each) for each in outputs} != {num_columns}:
-        raise ValueError(f"heads {str(folder)!r}: token_map has {num_columns} ids, lm_head others")
-    if token_ids is not None and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
-        raise ValueError(f"heads {str(folder)!r}: token_map has ids beyond {vocab_size - 1}")
-    return HeadWeights(layers, outputs, token_ids)
-
-
-def _stored(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return {key: value for path in files for key, value in load_file(path).items()}
@@ -133,13 +71,3 @@ def _stored(folder: Path) -> dict[str, Tensor]:
         )
         return found
     raise ValueError(f"heads {str(folder)!r} has neither *.safetensors nor {_OLD_NAME}")
-
-
-def _modern(key: str) -> str:
-    """The newer spelling of a key."""
-    key = key.removeprefix("medusa_head.")
-    if found := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", key):
-        return f"blocks.{found[1]}.layers.{found[2]}.{found[3]}"
-    if found := re.fullmatch(r"(\d+)\.\d+\.weight", key):
-        return f"lm_heads.{found[1]}.weight"
-    return key

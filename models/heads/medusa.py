@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.folder import HeadWeights
+from models.heads.medusa_folder import HeadWeights
 from models.layers.linear import MakeLinear, plain_linear
 
 

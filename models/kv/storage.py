@@ -17,7 +17,8 @@ from models.device import to_device
 class KVSizes:
     """How much KV there is, whatever its layout."""
 
-    num_layers: int  # attention layers
+    num_layers: int  # attention layers of the model
+    num_head_layers: int = 0  # of what drafts with it, behind these
     num_blocks: int  # of the pool
     block_size: int  # tokens
     num_heads: int  # key heads
@@ -42,7 +43,8 @@ class KVBlocks:
         self.num_heads = sizes.num_heads
         self.head_dim = sizes.head_dim
         self.null_block = sizes.num_blocks
-        shape = (sizes.num_layers, 2, sizes.num_blocks + 1, *block_shape)
+        self._num_layers = sizes.num_layers
+        shape = (sizes.num_layers + sizes.num_head_layers, 2, sizes.num_blocks + 1, *block_shape)
         self._all = torch.zeros(shape, dtype=sizes.dtype, device=sizes.device)
         self.blocks = [(layer[0], layer[1]) for layer in self._all]
 
@@ -63,7 +65,8 @@ class KVBlocks:
         model that ranks share, this rank's heads tell, because rows are summed over the ranks.
         """
         index = to_device(block_ids, self.device)
-        return bool(self._all[-1].index_select(1, index).isfinite().all())
+        last = self._all[self._num_layers - 1]
+        return bool(last.index_select(1, index).isfinite().all())
 
     def copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         """Copy whole blocks; what they hold before, also where a target is a source."""
@@ -71,9 +74,15 @@ class KVBlocks:
         for source, target in zip(sources, targets, strict=True):
             self._all[:, :, target].copy_(held[source])
 
-    def clear_blocks(self, block_ids: list[int]) -> None:
-        """Zero blocks that a session enters, so that no NaN of a former owner stays behind."""
-        self._all.index_fill_(2, to_device(block_ids, self.device), 0)
+    def clear_blocks(self, block_ids: list[int], *, of_heads: bool = False) -> None:
+        """Zero blocks that a session enters, so that no NaN of a former owner stays behind.
+
+        Args:
+            block_ids: of them.
+            of_heads: in the layers of what drafts, whose rows come earlier; else in the model's.
+        """
+        layers = self._all[self._num_layers :] if of_heads else self._all[: self._num_layers]
+        layers.index_fill_(2, to_device(block_ids, self.device), 0)
 
 
 class KVStorage(KVBlocks):

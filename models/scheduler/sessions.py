@@ -31,6 +31,7 @@ from models.protocol.messages import (
 from models.protocol.token_sequence import TokenSequence
 from models.sampling.draft_probs import DraftRow
 from models.sampling.penalties import TokenHistory
+from models.scheduler.row_states import RowStates
 
 
 class LogitsTaker(Protocol):
@@ -68,7 +69,6 @@ class Job:
     is_forked: bool = False  # forks of its session compute the rest
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
-    hidden: Tensor | None = None  # [num_logits, F] states that gave these; where heads draft
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
     held_since_s: float = 0.0
     since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
@@ -136,7 +136,8 @@ class Session:
     prompt_logprobs: list[bytes] = field(default_factory=list)  # of ids 1, 2, ... so far; packed
     is_past_prompt: bool = False  # the sender has more than the prompt, so it has those
     taker: LogitsTaker | None = None  # of a fork
-    state: Tensor | None = None  # [F] that gave its newest token, if that ended a job; for heads
+    states: RowStates = field(default_factory=RowStates)  # of its newest rows; where heads draft
+    num_head_tokens: int = 0  # first tokens whose rows are in the cache of the heads
     copied_block: int | None = None  # of a fork: whose rows the next pass copies into its own
 
     @property
@@ -185,7 +186,7 @@ class Session:
         del self.prompt_logprobs[max(kept - 1, 0) :]
         self.tokens.truncate(kept)
         self.tokens.extend(tokens[kept - base_len :])
-        self.num_computed_tokens = min(self.num_computed_tokens, kept)
+        self._forget_rows(kept)
         self.committed_len = min(self.committed_len, kept)
         if self.opened.constraint is not None:
             prompt_len = self.opened.prompt_len
@@ -210,12 +211,19 @@ class Session:
             OutOfBlocks: the pool has too few free blocks; nothing was changed.
         """
         self.table.reserve(len(self.tokens), start)
-        self.num_computed_tokens = min(self.num_computed_tokens, start)
+        if start < self.num_computed_tokens:
+            self._forget_rows(start)
 
     def adopt_blocks(self, first: int, block_ids: list[int]) -> None:
         """From block `first` on, hold these blocks that were computed of the same ids."""
         self.table.adopt(first, block_ids)
-        self.num_computed_tokens = self.table.num_tokens
+        self.num_computed_tokens = self.num_head_tokens = self.table.num_tokens
+
+    def _forget_rows(self, start: int) -> None:
+        """Rows from `start` on are lost, or of other tokens now."""
+        self.num_computed_tokens = min(self.num_computed_tokens, start)
+        self.num_head_tokens = min(self.num_head_tokens, start)
+        self.states.truncate(start)
 
     def take_cached_tokens(self) -> int:
         """Tokens found in the prefix cache since this was last asked."""
@@ -228,7 +236,7 @@ class Session:
         Blocks that other sessions or the prefix cache share stay theirs.
         """
         self.table.free()
-        self.num_computed_tokens = 0
+        self._forget_rows(0)
         self.copied_block = None
         self.asked_len = 0
         self.num_cached_tokens = 0

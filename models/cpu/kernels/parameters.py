@@ -31,7 +31,7 @@ NUM_COMMON = 3
     PICKED,  # [R] int64: what rows are copies of, token ids or rows of another pass
     FIRST_BUFFER,  # addresses of rows from here on
 ) = range(8)
-NUM_BUFFERS = 6
+NUM_BUFFERS = 7
 NUM_FIELDS = FIRST_BUFFER + NUM_BUFFERS
 
 

@@ -1,9 +1,9 @@
-"""Drafts that the target makes itself, by heads on the states of the rows it has just verified.
+"""Drafts that the target makes itself, from the states of the rows it has just verified.
 
 They cost no step of another engine and no message: after a verdict the session's next row and its
-draft are in the next pass. How many heads draft is chosen for each pass from how often each one's
-token was accepted, where those before it were, and from what rounds with so many of them took, all
-sessions together; now and then another number is tried.
+draft are in the next pass. How long drafts are is chosen for each pass from how often the token of
+each place was accepted, where those before it were, and from what rounds with so many took, all
+sessions together; now and then another length is tried. Who drafts: `heads.py`, `mtp.py`.
 
 A draft is sampled as the target samples, with the noise of its positions, so under `coupled` the
 text is what it would be without. Under a rule that asks what a token was sampled from, the
@@ -17,20 +17,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from models.costs.pass_times import PassTimes
 from models.costs.running_mean import running_mean
-from models.device import fetch
+from models.engine.drafting.heads import HeadsDrafter
+from models.engine.drafting.mtp import MtpDrafter
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 from models.sampling.draft_probs import certain_row
-from models.sampling.draws import draw_from_logits
 from models.sampling.verification import needs_draft_probs
-from models.scheduler.sessions import Job, Session
+from models.scheduler.sessions import Job, PlannedRows, Session
 
 _PRIOR = 0.5  # of a head's token, those before it accepted
 _LEAST_SHARE = 0.02  # weight of the newest token in a head's running mean; at first it is more
@@ -47,14 +47,39 @@ class Drafted(NamedTuple):
 
     session: Session
     job: Job
-    state: Tensor  # [F] that gave its newest token
+
+
+class OwnDrafter(Protocol):
+    """Drafts for some sessions at once, from the states of their newest rows."""
+
+    num_tokens: int  # the longest draft
+
+    def keep_states(self, rows: Sequence[PlannedRows], states: Tensor) -> None:
+        """Keep states [R, F] of the rows of a pass, as far as they are of use."""
+        ...
+
+    def fill_blocks(self, sessions: Sequence[Session]) -> None:
+        """Have keys for all rows of these sessions' whole blocks, which others may share next."""
+        ...
+
+    def draw(
+        self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
+    ) -> list[list[int]]:
+        """At most `num_tokens` ids behind each session's tokens, whose last row is to come next.
+
+        Args:
+            sessions: each with the state of the row before that one.
+            samplings: how each is drawn; positions are those behind its tokens.
+            num_tokens: at least 1.
+        """
+        ...
 
 
 class OwnDrafts:
-    """Drafts for all sessions of an engine whose runner has heads.
+    """Drafts for all sessions of an engine whose runner keeps states.
 
     Args:
-        runner: has the heads.
+        runner: has what drafts.
         times: of its passes.
         clock: seconds, monotonic.
     """
@@ -62,17 +87,31 @@ class OwnDrafts:
     def __init__(
         self, runner: ModelRunner, times: PassTimes, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        assert runner.heads is not None, "own drafts without heads"
         self._runner = runner
+        self._drafter: OwnDrafter
+        if runner.draft_layer is not None:
+            self._drafter = MtpDrafter(runner, runner.draft_layer.num_tokens)
+        else:
+            self._drafter = HeadsDrafter(runner)
         self._times = times
         self._clock = clock
-        self._rates = [_PRIOR] * len(runner.heads)
-        self._num_seen = [0] * len(runner.heads)
+        self._rates = [_PRIOR] * self._drafter.num_tokens
+        self._num_seen = [0] * self._drafter.num_tokens
         self._heads_s: float | None = None  # of a draft of all sessions
         self._num_drafts = 0
         # By sessions and heads: what it took from a draft to the next.
         self._rounds_s: dict[tuple[int, int], deque[float]] = {}
         self._last: tuple[list[Session], int, float] | None = None  # sessions, heads, since when
+
+    def keep_states(self, rows: Sequence[PlannedRows]) -> None:
+        """Keep those of the pass of `rows` that has just been computed."""
+        states = self._runner.hidden
+        assert states is not None, "the runner keeps none"
+        self._drafter.keep_states(rows, states)
+
+    def fill_blocks(self, sessions: Sequence[Session]) -> None:
+        """See `OwnDrafter`."""
+        self._drafter.fill_blocks(sessions)
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         """Of a draft so many tokens were accepted, none behind the first that was not."""
@@ -126,21 +165,19 @@ class OwnDrafts:
             max_rows: that a job may have in a pass.
         """
         began_s = self._clock()
+        wanted = [each for each in wanted if _has_state(each.session)]
         sessions = [each.session for each in wanted]
+        if not sessions:
+            return
         if self._last is not None and self._last[0] == sessions:
             self.note_round(len(sessions), self._last[1], began_s - self._last[2])
-        num_heads = min(self.num_heads(len(wanted)), max_rows - 1)
+        num_heads = min(self.num_heads(len(sessions)), max_rows - 1)
         self._last = sessions, num_heads, began_s
         if num_heads < 1:
             return
-        logits = self._runner.head_logits(torch.stack([each.state for each in wanted]), num_heads)
-        samplings = [_terms(each.session) for each in wanted for _ in range(num_heads)]
-        positions = [
-            len(each.session.tokens) + place for each in wanted for place in range(num_heads)
-        ]
-        ids: list[int] = fetch(draw_from_logits(logits, samplings, positions))
-        for index, each in enumerate(wanted):
-            self._give(each, ids[index * num_heads : (index + 1) * num_heads])
+        drafts = self._drafter.draw(sessions, [_terms(each) for each in sessions], num_heads)
+        for each, tokens in zip(wanted, drafts, strict=True):
+            self._give(each, tokens)
         self._heads_s = running_mean(self._heads_s, self._clock() - began_s, _COST_SHARE)
 
     def _give(self, drafted: Drafted, tokens: list[int]) -> None:
@@ -156,6 +193,12 @@ class OwnDrafts:
         job.has_own_draft = bool(tokens)
         if needs_draft_probs(session.opened.sampling):
             job.draft_rows = [certain_row(token) for token in tokens]
+
+
+def _has_state(session: Session) -> bool:
+    """Whether the state is there that gave its newest token, whose row is the next."""
+    newest = len(session.tokens) - 1
+    return session.num_computed_tokens == newest == session.states.stop > session.states.first
 
 
 def _terms(session: Session) -> Sampling:

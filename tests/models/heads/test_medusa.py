@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.folder import read_heads
 from models.heads.medusa import MedusaHeads
+from models.heads.medusa_folder import read_heads
 from tests.cases.models.medusa import (
     NUM_HEADS,
     outputs,

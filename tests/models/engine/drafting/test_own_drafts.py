@@ -1,4 +1,4 @@
-"""Drafts of the target's own heads: the text is what it is without them, in fewer passes."""
+"""Drafts of the target's own, of each kind: the text is what it is without, in fewer passes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from models.grammar.masks import MaskSource, NoMaskSource
 from models.protocol.messages import Sampling, Verdict
 from tests.cases.messages import opening, verifying
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
+from tests.cases.models.mtp import NUM_STEPS, repeating, write_mtp
 from tests.fakes.engines import (
     CONSTRAINT,
     EOS_ID,
@@ -34,6 +35,7 @@ from tests.fakes.engines import (
     random_prompt,
     reference_greedy,
     run_clients,
+    tiny_checkpoint,
 )
 
 GREEDY = Sampling(temperature=0)
@@ -48,13 +50,20 @@ WIDTH = 64  # of the tiny checkpoint
 
 
 @cache
-def heads_folder() -> str:
+def heads_folder(kind: str) -> str:
     """Heads that nearly repeat the newest token, as a text that loops does."""
-    return str(write_new(Path(mkdtemp(prefix="outrider-heads-")), residuals(WIDTH, scale=0.01)))
+    folder = Path(mkdtemp(prefix=f"outrider-{kind}-"))
+    if kind == "mtp":
+        return str(write_mtp(folder, repeating(tiny_checkpoint(noise=0.0))))
+    return str(write_new(folder, residuals(WIDTH, scale=0.01)))
 
 
-def runner(**changes: Any) -> ModelRunner:
-    return make_runner(heads=heads_folder(), **changes)
+def runner(kind: str, **changes: Any) -> ModelRunner:
+    return make_runner(heads=heads_folder(kind), **changes)
+
+
+KINDS = ("medusa", "mtp")
+assert NUM_HEADS == NUM_STEPS
 
 
 @pytest.fixture
@@ -95,28 +104,30 @@ def texts_of(
 @pytest.mark.usefixtures("all_heads")
 @pytest.mark.parametrize("attention", ["auto", "reference"])
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_the_text_is_that_without_heads(name: str, attention: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_is_that_without_heads(kind: str, name: str, attention: str) -> None:
     sampling = SAMPLINGS[name]
     plain, _ = texts_of(make_runner(attention=attention), sampling, own_drafts=False)
-    drafted, verdicts = texts_of(runner(attention=attention), sampling, own_drafts=True)
+    drafted, verdicts = texts_of(runner(kind, attention=attention), sampling, own_drafts=True)
     assert drafted == plain
     assert sum(verdict.num_own_drafted for verdict in verdicts) > 0
     assert sum(len(verdict.own) for verdict in verdicts) > 0, "none was accepted"
-    refused, verdicts = texts_of(runner(attention=attention), sampling, own_drafts=False)
+    refused, verdicts = texts_of(runner(kind, attention=attention), sampling, own_drafts=False)
     assert refused == plain
     assert not any(verdict.num_own_drafted for verdict in verdicts)
 
 
 @pytest.mark.usefixtures("all_heads")
-def test_a_message_alone_is_drafted_for_too() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_alone_is_drafted_for_too(kind: str) -> None:
     """By the state that its text ended with; not where the text is another."""
     plain, _ = texts_of(make_runner(), SAMPLINGS["sampled"], own_drafts=False)
-    drafted, verdicts = texts_of(runner(), SAMPLINGS["sampled"], own_drafts=True, run_on=0)
+    drafted, verdicts = texts_of(runner(kind), SAMPLINGS["sampled"], own_drafts=True, run_on=0)
     assert drafted == plain
     assert {verdict.part for verdict in verdicts} == {0}
     assert sum(len(verdict.own) for verdict in verdicts) > 0
 
-    engine = TargetEngine(runner(), NoMaskSource(), EPOCH)
+    engine = TargetEngine(runner(kind), NoMaskSource(), EPOCH)
     engine.submit(opening("s", GREEDY, 8), "r")
     prompt = random_prompt(1, 8)
     for seq, tokens in enumerate((prompt, [*prompt[:-1], 3], [*prompt[:-1], 3, 4]), start=1):
@@ -128,15 +139,17 @@ def test_a_message_alone_is_drafted_for_too() -> None:
 
 
 @pytest.mark.usefixtures("all_heads")
-def test_greedy_text_under_rejection_too() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_under_rejection_too(kind: str) -> None:
     sampling = Sampling(temperature=0, verification="rejection")
     plain, _ = texts_of(make_runner(), GREEDY, own_drafts=False)
-    assert texts_of(runner(), sampling, own_drafts=True)[0] == plain
+    assert texts_of(runner(kind), sampling, own_drafts=True)[0] == plain
 
 
 @pytest.mark.usefixtures("all_heads")
 @pytest.mark.parametrize("delay_polls", [0, 3])
-def test_a_grammar_holds_and_text_stays(delay_polls: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grammar_holds_and_text_stays(kind: str, delay_polls: int) -> None:
     """Rows of drafts have masks; where these come late, the states of a pass are kept."""
 
     def masks() -> ScriptedMasks:
@@ -151,25 +164,27 @@ def test_a_grammar_holds_and_text_stays(delay_polls: int) -> None:
     }
     sampling = Sampling(temperature=0.7, seed=3)
     plain, _ = texts_of(make_runner(), sampling, own_drafts=False, masks=masks(), **terms)
-    drafted, verdicts = texts_of(runner(), sampling, own_drafts=True, masks=masks(), **terms)
+    drafted, verdicts = texts_of(runner(kind), sampling, own_drafts=True, masks=masks(), **terms)
     assert drafted == plain
     assert any(verdict.num_own_drafted for verdict in verdicts)
 
 
 @pytest.mark.usefixtures("all_heads")
 @pytest.mark.parametrize("seed", range(3))
-def test_messages_may_be_lost_and_doubled(seed: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_may_be_lost_and_doubled(kind: str, seed: int) -> None:
     sampling = SAMPLINGS["sampled"]
     plain, _ = texts_of(make_runner(), sampling, own_drafts=False)
     drafted, _ = texts_of(
-        runner(), sampling, own_drafts=True, link=lambda engine: BadLink(engine, seed)
+        runner(kind), sampling, own_drafts=True, link=lambda engine: BadLink(engine, seed)
     )
     assert drafted == plain
 
 
 @pytest.mark.usefixtures("all_heads")
-def test_a_draft_of_the_message_goes_first_and_the_context_ends_it_all() -> None:
-    made = runner(max_model_len=48)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_of_the_message_goes_first_and_the_context_ends_it_all(kind: str) -> None:
+    made = runner(kind, max_model_len=48)
     engine = TargetEngine(made, NoMaskSource(), EPOCH)
     prompt = random_prompt(1, 12)
     text = reference_greedy(prompt, 36)
@@ -191,7 +206,7 @@ def drafts_with(rates: list[float], round_s: Callable[[int], float] | None) -> O
     times = PassTimes()
     for rows in (1, 2, 3, 4):
         times.note(rows, 1.0 + 0.01 * rows, 0.0)
-    drafts = OwnDrafts(runner(), times)
+    drafts = OwnDrafts(runner("medusa"), times)
     generator = random.Random(1)
     for _ in range(2000):
         is_right = [generator.random() < rate for rate in rates]
@@ -229,12 +244,12 @@ def test_what_is_not_known_is_tried_soon() -> None:
 def test_states_are_those_of_the_model() -> None:
     """Also where only some rows of a pass give logits."""
     for attention in ("auto", "reference"):
-        made = runner(attention=attention)
+        made = runner("mtp", attention=attention)
         table = made.pool.new_table()
         table.resize(9)
         logits = made.forward([SequenceRows(table, 0, random_prompt(2, 9), 3)])
         assert made.hidden is not None
-        assert made.hidden.shape == (3, WIDTH)
+        assert made.hidden.shape == (9, WIDTH)
         head = made.products()[-1]
-        torch.testing.assert_close(head(made.hidden).float(), logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(head(made.hidden[-3:]).float(), logits, rtol=1e-4, atol=1e-4)
         table.free()

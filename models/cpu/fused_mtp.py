@@ -1,0 +1,85 @@
+"""An MTP head as one program of compiled kernels, behind a decoder that was taken apart."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from models.cpu.batch import CpuPass, LaneStorage
+from models.cpu.decoder_layer import HIDDEN, MIXED, NORMED, norm_of, take_apart
+from models.cpu.fused_decoder import FusedDecoder
+from models.cpu.layer_program import LayerProgram
+from models.cpu.ops import buffer
+from models.cpu.product import Epilogue, KernelLinear
+from models.heads.mtp import MtpParts, on_all_ids
+from models.layers.linear import MakeLinear
+
+_STATES = buffer(6)
+
+
+class FusedMtp:
+    """Implements `DraftLayer`. The joining product is two, one of states and one of embeddings.
+
+    Args:
+        parts: as they were read; the layer loses its linear layers.
+        output: [V, F] the target's output layer.
+        decoder: whose embedding, positions and product for all logits it shares.
+        window: of the layer's attention.
+        make_linear: makes `KernelLinear` layers.
+    """
+
+    def __init__(
+        self,
+        parts: MtpParts,
+        output: Tensor,
+        decoder: FusedDecoder,
+        window: int | None,
+        make_linear: MakeLinear,
+    ) -> None:
+        self.num_tokens = parts.num_tokens
+        self.num_bytes = parts.num_bytes
+        self._vocab_size, self._ids = len(output), parts.draft_ids
+        head = decoder.head
+        if self._ids is not None:
+            head = make_linear(output[self._ids], None)
+        of_states, of_tokens = parts.projections
+        self._of_states: KernelLinear = make_linear(of_states, None)
+        self._of_tokens: KernelLinear = make_linear(of_tokens, None)
+        self._state_norm = norm_of(parts.hidden_layernorm)
+        self._token_norm = norm_of(parts.token_layernorm)
+        layer = take_apart(parts.layer, window, make_linear)
+        final_norm = norm_of(parts.final_layernorm)
+        self._program = LayerProgram(
+            [layer], final_norm, head, decoder.embedding, decoder.num_threads
+        )
+        self._tables = decoder.tables
+        self._states = of_states
+
+    def use(self, storage: LaneStorage) -> None:
+        """Keep keys and values in `storage`. To be called once, before the first pass."""
+        program, table = self._program, self._program.table
+        embedded = MIXED  # not in use yet, and wide enough
+        begin = [
+            self._state_norm.step(table, _STATES),
+            self._of_states.step(table, NORMED, HIDDEN, Epilogue()),
+            program.embed(embedded),
+            self._token_norm.step(table, embedded),
+            self._of_tokens.step(table, NORMED, HIDDEN, Epilogue(residual=HIDDEN)),
+        ]
+        program.use(storage, self._tables, begin)
+
+    def take(self, states: Tensor) -> None:
+        """See `DraftLayer`."""
+        self._states = states.contiguous()
+        self._program.table.put(_STATES, self._states)
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: CpuPass, keep: Tensor | None
+    ) -> Tensor:
+        """See `DraftLayer`; the pass knows the positions."""
+        logits = self._program.run(token_ids, paged, paged.kept if keep is None else keep)
+        return on_all_ids(logits, self._ids, self._vocab_size)
+
+    @property
+    def hidden(self) -> Tensor:
+        """See `DraftLayer`."""
+        return self._program.kept_states

@@ -1,0 +1,127 @@
+"""Layers with what comes before and after them, as one program of compiled kernels.
+
+What the rows of a pass begin as differs (a decoder's are embeddings, a drafting layer's are joined
+with states), what follows is the same: layers, then a norm and the product that gives the logits,
+for some of the rows. Nothing of a pass goes back to Python in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.cpu.batch import CpuPass, LaneStorage
+from models.cpu.decoder_layer import HIDDEN, NORMED, Buffers, Layer, Norm, num_weights
+from models.cpu.kernels import parameters
+from models.cpu.kernels.compiling import Call
+from models.cpu.ops import PassTable, buffer, pick
+from models.cpu.product import Epilogue, KernelLinear
+from models.cpu.program import Program
+
+# Numbers of a pass's products from which on threads share it: less is done sooner by one.
+_PARALLEL_NUMBERS = 1 << 19
+
+# What the first rows of a pass are picked from, and those of its end; where logits go.
+_PICKED_FROM, _LOGITS = buffer(5), buffer(2)
+
+
+class LayerProgram:
+    """Layers and the end of a pass.
+
+    Args:
+        layers: in order, at least one.
+        final_norm: of the rows whose logits are wanted.
+        head: gives them.
+        embedding: [ids, F] rows that passes are begun with.
+        num_threads: of a pass.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        final_norm: Norm,
+        head: KernelLinear,
+        embedding: Tensor,
+        num_threads: int,
+    ) -> None:
+        self.layers, self.head = layers, head
+        self._final_norm = final_norm
+        self._num_threads = num_threads
+        products = [product for layer in layers for product in layer.products]
+        self._numbers_per_row = sum(map(num_weights, products))
+        self._row_bytes = embedding[0].nbytes
+        self._pass = Buffers(layers[0].widths(embedding.shape[1]), embedding)
+        self._pass.table.put(_PICKED_FROM, embedding)
+        self._end = Buffers([embedding.shape[1]] * 2, embedding)
+        self._program: Program | None = None  # until the storage is known
+
+    @property
+    def table(self) -> PassTable:
+        """Of the rows of a pass, for the steps that begin it."""
+        return self._pass.table
+
+    def embed(self, target: int) -> Call:
+        """A step that has rows of the embedding in the buffer `target`, by the pass's ids."""
+        return pick(self._row_bytes, self.table, _PICKED_FROM, target)
+
+    def use(
+        self, storage: LaneStorage, tables: tuple[Tensor, Tensor], begin: Sequence[Call]
+    ) -> None:
+        """Keep keys and values in `storage`. To be called once, before the first pass.
+
+        Args:
+            storage: has the layers, by their index.
+            tables: of rotary positions.
+            begin: steps that have the rows in `HIDDEN`.
+        """
+        first, last = self.table, self._end.table
+        steps = list(begin)
+        for layer in self.layers:
+            steps += layer.steps(storage, tables, first)
+        steps += [
+            pick(self._row_bytes, last, _PICKED_FROM, HIDDEN),
+            self._final_norm.step(last),
+            self.head.step(last, NORMED, _LOGITS, Epilogue(is_wide=True)),
+        ]
+        self._program = Program(steps, self._num_threads)
+
+    def run(self, token_ids: Tensor, paged: CpuPass, keep: Tensor) -> Tensor:
+        """Logits [n, V] float32 of rows `keep` [n] of a pass of `token_ids` [R]; keys are stored.
+
+        Indices are int64 and contiguous.
+        """
+        assert self._program is not None, "there is no storage yet"
+        num_rows, num_kept = len(token_ids), len(keep)
+        table, end = self.table, self._end.table
+        hidden = self._pass.room_for(num_rows)
+        table.put(parameters.PICKED, token_ids)
+        table.put(parameters.POSITIONS, paged.positions)
+        table.put(parameters.SLOTS, paged.slots)
+        paged.plan.enter(table)
+        self._end.room_for(num_kept)
+        logits = torch.empty(num_kept, self.head.num_outputs)
+        end.put(parameters.PICKED, keep)
+        end.put(_PICKED_FROM, hidden)
+        end.put(_LOGITS, logits)
+        num_numbers = num_rows * self._numbers_per_row + num_kept * num_weights(self.head)
+        self._program.run(is_short=num_numbers < _PARALLEL_NUMBERS)
+        return logits
+
+    @property
+    def kept_states(self) -> Tensor:
+        """The normed rows [n, F] that gave the newest pass's logits; the next overwrites them."""
+        return self._end.rows(1)
+
+    @property
+    def states(self) -> Tensor:
+        """All rows of the newest pass, [R, F], normed as for logits."""
+        rows, norm = self._pass.rows(0), self._final_norm
+        return F.rms_norm(rows, (rows.shape[1],), norm.weight, norm.epsilon)
+
+    @property
+    def products(self) -> list[KernelLinear]:
+        """All matrix products of a pass with weights, in order; the last gives the logits."""
+        return [product for layer in self.layers for product in layer.products] + [self.head]

@@ -1,0 +1,142 @@
+"""Drafts of an MTP head: token after token, by a layer with keys in the cache.
+
+A session's row at position p is made of the state that gave token p, so rows of true states follow
+the model's by one. They are computed when a draft is wanted, the last one giving the draft's first
+token, or when a block is full: others may find it, and it is never written again. Rows of a draft
+lie behind them until true ones replace them.
+
+Keys decide what is drafted, never what is accepted. So where a state is missing (the prefix cache
+has a block's keys and not the state behind its last row) zeros serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from models.device import fetch
+from models.engine.runner import ModelRunner, SequenceRows
+from models.kv.block_pool import OutOfBlocks
+from models.protocol.messages import Sampling
+from models.sampling.draws import draw_from_logits
+from models.scheduler.sessions import PlannedRows, Session
+
+
+class MtpDrafter:
+    """Implements `OwnDrafter`.
+
+    Args:
+        runner: has the layer.
+        num_tokens: the longest draft.
+    """
+
+    def __init__(self, runner: ModelRunner, num_tokens: int) -> None:
+        self._runner = runner
+        self.num_tokens = num_tokens
+
+    def keep_states(self, rows: Sequence[PlannedRows], states: Tensor) -> None:
+        """See `OwnDrafter`: all but those of forks."""
+        offset = 0
+        for planned in rows:
+            session, stop = planned.session, offset + planned.num_rows
+            if session.taker is None:
+                session.states.add(planned.start, states[offset:stop])
+                session.states.drop(session.num_head_tokens - 1)
+            offset = stop
+
+    def fill_blocks(self, sessions: Sequence[Session]) -> None:
+        """See `OwnDrafter`. Whoever has states goes along, so that few passes fill all."""
+        size = self._runner.pool.block_size
+        waiting = [each for each in dict.fromkeys(sessions) if each.taker is None]
+        if any(each.num_head_tokens // size < each.num_computed_tokens // size for each in waiting):
+            # The newest state stays behind: the first token of a draft is made of it.
+            self._write({each: each.num_computed_tokens for each in waiting})
+
+    def draw(
+        self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
+    ) -> list[list[int]]:
+        """See `OwnDrafter`; no ids for anybody where the cache has no room."""
+        lengths = [len(each.tokens) for each in sessions]
+        num_tokens = min(num_tokens, max(1, self._runner.max_model_len - max(lengths)))
+        if not self._reserve(sessions, num_tokens):
+            return [[] for _ in sessions]
+        num_rows = sum(len(each.tokens) - each.num_head_tokens for each in sessions)
+        if num_rows > self._runner.max_num_batched_tokens:
+            self._write({each: each.num_computed_tokens for each in sessions})
+        spans = {each: (each.num_head_tokens, len(each.tokens)) for each in sessions}
+        rows = [_rows(each, *span, num_logits=1) for each, span in spans.items()]
+        logits, states = self._runner.draft_pass(rows, _states(spans))
+        for session, length in zip(sessions, lengths, strict=True):
+            _note_written(session, length)
+        drawn = [draw_from_logits(logits, samplings, lengths)]
+        for step in range(1, num_tokens):
+            rows = [
+                SequenceRows(each.table, length + step - 1, [0], 1)
+                for each, length in zip(sessions, lengths, strict=True)
+            ]
+            logits, states = self._runner.draft_pass(rows, states, drawn[-1])
+            positions = [length + step for length in lengths]
+            drawn.append(draw_from_logits(logits, samplings, positions))
+        ids: list[list[int]] = fetch(torch.stack(drawn, dim=1))
+        return ids
+
+    def _reserve(self, sessions: Sequence[Session], num_tokens: int) -> bool:
+        """Whether there are blocks for all rows of such drafts, which nobody else reads.
+
+        The next pass takes or gives back what it needs itself.
+        """
+        pool = self._runner.pool
+        for session in sessions:
+            stop = len(session.tokens) + num_tokens - 1
+            try:
+                session.table.resize(stop)
+            except OutOfBlocks:
+                return False
+            if pool.writes_shared(session.table.block_ids, session.num_head_tokens, stop):
+                return False
+        return True
+
+    def _write(self, stops: Mapping[Session, int]) -> None:
+        """Compute rows of true states, of each session those before its stop."""
+        pool, limit = self._runner.pool, self._runner.max_num_batched_tokens
+        spans: dict[Session, tuple[int, int]] = {}
+        num_rows = 0
+
+        def compute() -> None:
+            rows = [_rows(each, *span, num_logits=0) for each, span in spans.items()]
+            self._runner.draft_pass(rows, _states(spans))
+            for session, (_, stop) in spans.items():
+                _note_written(session, stop)
+            spans.clear()
+
+        for session, stop in stops.items():
+            start = session.num_head_tokens
+            is_empty = session.states.stop == session.states.first
+            if is_empty or pool.writes_shared(session.table.block_ids, start, stop):
+                session.num_head_tokens = max(start, stop)  # as they are; never asked for again
+                continue
+            while start < stop:
+                spans[session] = start, min(stop, start + limit - num_rows)
+                num_rows += spans[session][1] - start
+                start = spans[session][1]
+                if num_rows == limit:
+                    compute()
+                    num_rows = 0
+        if spans:
+            compute()
+
+
+def _rows(session: Session, start: int, stop: int, *, num_logits: int) -> SequenceRows:
+    return SequenceRows(session.table, start, session.tokens.ids[start:stop], num_logits)
+
+
+def _states(spans: Mapping[Session, tuple[int, int]]) -> Tensor:
+    """Of each row the state of the row before it, [rows, F]."""
+    return torch.cat([each.states.take(a - 1, b - 1) for each, (a, b) in spans.items()])
+
+
+def _note_written(session: Session, stop: int) -> None:
+    session.num_head_tokens = stop
+    session.states.drop(stop - 1)

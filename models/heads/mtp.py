@@ -1,0 +1,178 @@
+"""An MTP head: one decoder layer that drafts token after token from the target's states.
+
+Its row at position p joins the state that gave token p with that token's embedding and gives the
+state for token p + 1; the target's own output layer makes logits of it. The next row takes this
+state in place of the target's, so one layer drafts as many tokens as are wanted, each with keys in
+the cache (DeepSeek-V3 2412.19437 2.2, FastMTP 2509.18362).
+
+Folders are those of `speculators`, model_type mtp:
+
+    config.json     num_nextn_predict_layers (1), num_speculative_steps
+    *.safetensors   mtp_layers.0.NAME.weight: token_layernorm, hidden_layernorm, input_proj,
+                    final_layernorm, and all of a decoder layer like the target's; optionally
+                    d2t [N]: the ids that it drafts, each less its place, in place of all
+
+Shape letters: R rows, n rows whose logits are wanted, F hidden size, N draft ids, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from models.heads.folder import read_heads_config, stored_weights
+from models.layers.family import can_take_apart
+
+_PREFIX = "mtp_layers.0."
+
+
+class MtpParts(nn.Module):
+    """The weights of an MTP head for one target.
+
+    Args:
+        model: the target, or its shape on the meta device; its last layer says what the head's is.
+
+    Raises:
+        ValueError: the target is not of a family whose layers are known.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        config: Any = model.config
+        if not can_take_apart(model):
+            raise ValueError(
+                f"MTP heads are served for Llama, Mistral, Qwen2 and Qwen3 only so far, "
+                f"not for {config.model_type}"
+            )
+        inner: Any = model.model
+        width, epsilon = config.hidden_size, config.rms_norm_eps
+        norm = type(inner.norm)
+        like = {"dtype": model.dtype, "device": model.device}
+        self.token_layernorm = norm(width, eps=epsilon).to(**like)
+        self.hidden_layernorm = norm(width, eps=epsilon).to(**like)
+        self.input_proj = nn.Linear(2 * width, width, bias=False, **like)
+        self.layer = copy.deepcopy(inner.layers[-1])
+        self.layer.self_attn.layer_idx = config.num_hidden_layers
+        self.final_layernorm = norm(width, eps=epsilon).to(**like)
+        self.draft_ids: Tensor | None = None  # [N]; None: all
+        self.num_tokens = 1
+
+    def named_weights(self) -> dict[str, nn.Parameter]:
+        """By the keys of the folder, without their prefix."""
+        return {name.removeprefix("layer."): value for name, value in self.named_parameters()}
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes beside the target, a copy of the output layer's rows that it drafts."""
+        weights = list(self.parameters())
+        output = 0 if self.draft_ids is None else len(self.draft_ids) * weights[0].nbytes
+        return sum(weight.nbytes for weight in weights) + output
+
+    @property
+    def projections(self) -> tuple[Tensor, Tensor]:
+        """[F, F] of the states and of the embeddings."""
+        weight = self.input_proj.weight.detach()
+        width = len(weight)
+        return weight[:, :width].contiguous(), weight[:, width:].contiguous()
+
+
+def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
+    """The MTP head of a folder for a target, in its type and on its device.
+
+    Raises:
+        ValueError: the folder holds no such head, or one for another target; names the key.
+    """
+    config = read_heads_config(folder)
+    name = f"heads {str(folder)!r}"
+    for key in ("num_nextn_predict_layers", "num_speculative_steps"):
+        value = config.get(key, 1)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: {key} must be at least 1, got {value!r}")
+    if (num_layers := config.get("num_nextn_predict_layers", 1)) != 1:
+        raise ValueError(f"{name}: num_nextn_predict_layers must be 1, got {num_layers}")
+    parts = MtpParts(model)
+    parts.num_tokens = config.get("num_speculative_steps", 1)
+    stored = stored_weights(folder)
+    parts.draft_ids = _draft_ids(name, stored.pop("d2t", None), model)
+    with torch.no_grad():
+        for key, weight in parts.named_weights().items():
+            found = stored.pop(_PREFIX + key, None)
+            if found is None:
+                raise ValueError(f"{name} lacks {_PREFIX}{key}")
+            if found.shape != weight.shape:
+                raise ValueError(
+                    f"{name}: {_PREFIX}{key} has shape {list(found.shape)}, "
+                    f"the target needs {list(weight.shape)}"
+                )
+            weight.copy_(found)
+    if stored:
+        raise ValueError(f"{name} has {min(stored)}, which is no part of an MTP head")
+    return parts
+
+
+def _draft_ids(name: str, offsets: Tensor | None, model: PreTrainedModel) -> Tensor | None:
+    if offsets is None:
+        return None
+    output: Any = model.get_output_embeddings()
+    vocab_size = len(output.weight)
+    ids = offsets.to(torch.int64) + torch.arange(len(offsets))
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ValueError(f"{name}: d2t has ids beyond {vocab_size - 1}")
+    return ids
+
+
+def on_all_ids(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits [..., V] of those [..., N] of `ids`: -inf for all others; None: they are all."""
+    if ids is None:
+        return logits
+    whole = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
+    return whole.index_copy_(-1, ids, logits)
+
+
+class MtpForward:
+    """`DraftLayer` by transformers' own layer.
+
+    Args:
+        parts: as they were read.
+        model: the target, which its embedding and output layer are asked of.
+        vocab_size: columns of the target's logits.
+    """
+
+    def __init__(self, parts: MtpParts, model: PreTrainedModel, vocab_size: int) -> None:
+        self._parts, self._model, self._vocab_size = parts, model, vocab_size
+        self.num_tokens = parts.num_tokens
+        self.num_bytes = parts.num_bytes
+        self._output: Tensor | None = None  # rows of the output layer that are wanted
+        if parts.draft_ids is not None:
+            output: Any = model.get_output_embeddings()
+            self._output = output.weight.detach()[parts.draft_ids]
+        self._states = self.hidden = torch.empty(0)
+
+    def take(self, states: Tensor) -> None:
+        """See `DraftLayer`."""
+        self._states = states
+
+    @torch.inference_mode()
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
+    ) -> Tensor:
+        """See `DraftLayer`."""
+        parts, model = self._parts, self._model
+        tokens = model.get_input_embeddings()(token_ids)
+        normed = [parts.hidden_layernorm(self._states), parts.token_layernorm(tokens)]
+        rows = parts.input_proj(torch.cat(normed, dim=-1)).unsqueeze(0)
+        inner: Any = model.model
+        places = inner.rotary_emb(rows, position_ids=positions.unsqueeze(0))
+        rows = parts.layer(rows, position_embeddings=places, paged=paged, use_cache=False)[0]
+        self.hidden = parts.final_layernorm(rows if keep is None else rows[keep])
+        if self._output is None:
+            output: Any = model.get_output_embeddings()
+            logits: Tensor = output(self.hidden)
+        else:
+            logits = self.hidden @ self._output.T
+        return on_all_ids(logits.float(), parts.draft_ids, self._vocab_size)
