@@ -70,7 +70,7 @@ def lay_out(
         windows = (*windows, windows[-1])  # it is as the last one
         make_linear = cpu.linear_maker(checkpoint.model, config)
         layer = cpu.fuse_mtp(parts, output, forward, windows[-1], make_linear)
-        layer = layer or MtpForward(parts, checkpoint.model, checkpoint.num_columns)
+        layer = layer or MtpForward(parts, checkpoint.model, output)
     drafting = heads or layer
     if drafting is not None:
         forward.keep_hidden()

@@ -140,17 +140,16 @@ class MtpForward:
     Args:
         parts: as they were read.
         model: the target, which its embedding and output layer are asked of.
-        vocab_size: columns of the target's logits.
+        output: [V, F] the weight that this layer was made of.
     """
 
-    def __init__(self, parts: MtpParts, model: PreTrainedModel, vocab_size: int) -> None:
-        self._parts, self._model, self._vocab_size = parts, model, vocab_size
+    def __init__(self, parts: MtpParts, model: PreTrainedModel, output: Tensor) -> None:
+        self._parts, self._model, self._vocab_size = parts, model, len(output)
         self.num_tokens = parts.num_tokens
         self.num_bytes = parts.num_bytes
         self._output: Tensor | None = None  # rows of the output layer that are wanted
         if parts.draft_ids is not None:
-            output: Any = model.get_output_embeddings()
-            self._output = output.weight.detach()[parts.draft_ids]
+            self._output = output[parts.draft_ids]
         self._states = self.hidden = torch.empty(0)
 
     def take(self, states: Tensor) -> None:
@@ -170,9 +169,6 @@ class MtpForward:
         places = inner.rotary_emb(rows, position_ids=positions.unsqueeze(0))
         rows = parts.layer(rows, position_embeddings=places, paged=paged, use_cache=False)[0]
         self.hidden = parts.final_layernorm(rows if keep is None else rows[keep])
-        if self._output is None:
-            output: Any = model.get_output_embeddings()
-            logits: Tensor = output(self.hidden)
-        else:
-            logits = self.hidden @ self._output.T
+        whole: Any = model.get_output_embeddings()
+        logits = whole(self.hidden) if self._output is None else self.hidden @ self._output.T
         return on_all_ids(logits.float(), parts.draft_ids, self._vocab_size)

@@ -101,7 +101,7 @@ class OwnDrafts:
         self._num_drafts = 0
         # By sessions and heads: what it took from a draft to the next.
         self._rounds_s: dict[tuple[int, int], deque[float]] = {}
-        self._last: tuple[list[Session], int, float] | None = None  # sessions, heads, since when
+        self._last: tuple[list[Job], int, float] | None = None  # jobs, heads, since when
 
     def keep_states(self, rows: Sequence[PlannedRows]) -> None:
         """Keep those of the pass of `rows` that has just been computed."""
@@ -169,10 +169,11 @@ class OwnDrafts:
         sessions = [each.session for each in wanted]
         if not sessions:
             return
-        if self._last is not None and self._last[0] == sessions:
-            self.note_round(len(sessions), self._last[1], began_s - self._last[2])
-        num_heads = min(self.num_heads(len(sessions)), max_rows - 1)
-        self._last = sessions, num_heads, began_s
+        jobs = [each.job for each in wanted]
+        if self._last is not None and self._last[0] == jobs:  # a new one has waited for its message
+            self.note_round(len(jobs), self._last[1], began_s - self._last[2])
+        num_heads = min(self.num_heads(len(jobs)), max_rows - 1)
+        self._last = jobs, num_heads, began_s
         if num_heads < 1:
             return
         drafts = self._drafter.draw(sessions, [_terms(each) for each in sessions], num_heads)
@@ -183,7 +184,9 @@ class OwnDrafts:
     def _give(self, drafted: Drafted, tokens: list[int]) -> None:
         session, job = drafted.session, drafted.job
         length = len(session.tokens)
-        tokens = tokens[: self._runner.max_model_len - length - 1]
+        pool = self._runner.pool
+        longest = min(self._runner.max_model_len - 1, pool.num_blocks * pool.block_size)
+        tokens = tokens[: max(0, longest - length)]
         for place, token in enumerate(tokens):
             if token in session.opened.eos_ids:  # nothing follows it
                 tokens = tokens[:place]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,17 @@ class PlainMtp:
         self._epsilon = config.rms_norm_eps
 
     @torch.no_grad()
-    def draft(self, tokens: Sequence[int], num_tokens: int) -> list[int]:
-        """The likeliest ids behind `tokens`, each by the ones before it."""
+    def draft(
+        self, tokens: Sequence[int], num_tokens: int, unknown: Collection[int] = ()
+    ) -> list[int]:
+        """The likeliest ids behind `tokens`, each by the ones before it.
+
+        Rows of `unknown` have zeros for the state before them.
+        """
         model = self._model.model
         states = model(torch.tensor([tokens])).last_hidden_state[0][:-1]
         states = F.pad(states, (0, 0, 1, 0))
+        states[list(unknown)] = 0.0
         ids = list(tokens)
         for _ in range(num_tokens):
             states = torch.cat([states, self._out(states, ids)[-1:]])

@@ -10,6 +10,7 @@ from models.engine.drafting.own import OwnDrafts
 from models.protocol.messages import Verification
 from tests.cases.distribution import CASES, exact_distribution, p_value
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
+from tests.cases.models.mtp import repeating, write_mtp
 from tests.harness.distribution_engines import (
     distribution_checkpoint,
     run_by_heads,
@@ -21,12 +22,21 @@ _WIDTH = 32  # of the target
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-@pytest.mark.parametrize("name", ["plain", "top-p", "penalties", "mask", "all"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("medusa", name) for name in ("plain", "top-p", "penalties", "mask", "all")),
+        *(("mtp", name) for name in ("plain", "all")),
+    ],
+)
 def test_the_targets_distribution(
-    name: str, rule: Verification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, name: str, rule: Verification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OwnDrafts, "num_heads", lambda self, num_sessions: NUM_HEADS)
-    heads = write_new(tmp_path, residuals(_WIDTH))
+    if kind == "mtp":
+        heads = write_mtp(tmp_path, repeating(distribution_checkpoint("target"), scale=0.1))
+    else:
+        heads = write_new(tmp_path, residuals(_WIDTH))
     run = run_by_heads(CASES[name], rule, NUM_SESSIONS, heads)
     exact = exact_distribution(distribution_checkpoint("target"), CASES[name])
     assert p_value(run.texts, exact) > 1e-3
