@@ -79,11 +79,6 @@ class FusedDecoder:
         return self._program.states
 
     @property
-    def head(self) -> KernelLinear:
-        """The product that gives the logits."""
-        return self._program.head
-
-    @property
     def products(self) -> list[KernelLinear]:
         """All matrix products of a pass with weights, in order; the last gives the logits."""
         return self._program.products

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from torch import Tensor
 
 from models.cpu.batch import CpuPass, LaneStorage
@@ -19,10 +22,12 @@ _STATES = buffer(6)
 class FusedMtp:
     """Implements `DraftLayer`. The joining product is two, one of states and one of embeddings.
 
+    Weights of bfloat16 are rounded to 8 bits, the target's output layer for it too.
+
     Args:
         parts: as they were read; the layer loses its linear layers.
         output: [V, F] the target's output layer.
-        decoder: whose embedding, positions and product for all logits it shares.
+        decoder: whose embedding and positions it shares.
         window: of the layer's attention.
         make_linear: makes `KernelLinear` layers.
     """
@@ -38,9 +43,10 @@ class FusedMtp:
         self.num_tokens = parts.num_tokens
         self.num_bytes = parts.num_bytes
         self._vocab_size, self._ids = len(output), parts.draft_ids
-        head = decoder.head
-        if self._ids is not None:
-            head = make_linear(output[self._ids], None)
+        if output.dtype == torch.bfloat16:
+            # Drafts need no exact numbers, and a step of few rows takes as long as its weights are.
+            make_linear = partial(KernelLinear, is_quantized=True)
+        head = make_linear(output if self._ids is None else output[self._ids], None)
         of_states, of_tokens = parts.projections
         self._of_states: KernelLinear = make_linear(of_states, None)
         self._of_tokens: KernelLinear = make_linear(of_tokens, None)

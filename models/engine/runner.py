@@ -206,6 +206,11 @@ class ModelRunner:
         logits = self.backend.logits(sequences, drawn_ids, layer)
         return self._drawable(logits), layer.hidden
 
+    def clear_draft_keys(self, block_ids: list[int]) -> None:
+        """Have zeros in these blocks for keys of the layer that drafts."""
+        if block_ids:
+            self.backend.storage.clear_blocks(block_ids, of_heads=True)
+
     def are_finite(self, block_ids: list[int]) -> bool:
         """Whether all KV in these blocks, which are full, is finite numbers."""
         return self.backend.storage.are_finite(block_ids)

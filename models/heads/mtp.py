@@ -59,6 +59,8 @@ class MtpParts(nn.Module):
         self.layer = copy.deepcopy(inner.layers[-1])
         self.layer.self_attn.layer_idx = config.num_hidden_layers
         self.final_layernorm = norm(width, eps=epsilon).to(**like)
+        output: Any = model.get_output_embeddings()
+        self.vocab_size = len(output.weight)
         self.draft_ids: Tensor | None = None  # [N]; None: all
         self.num_tokens = 1
 
@@ -68,10 +70,11 @@ class MtpParts(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """What it takes beside the target, a copy of the output layer's rows that it drafts."""
+        """What it takes beside the target at most, the rows of the output layer that it drafts
+        among it: packed anew, or rounded."""
         weights = list(self.parameters())
-        output = 0 if self.draft_ids is None else len(self.draft_ids) * weights[0].nbytes
-        return sum(weight.nbytes for weight in weights) + output
+        num_outputs = self.vocab_size if self.draft_ids is None else len(self.draft_ids)
+        return sum(weight.nbytes for weight in weights) + num_outputs * weights[0].nbytes
 
     @property
     def projections(self) -> tuple[Tensor, Tensor]:
@@ -98,7 +101,7 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     parts = MtpParts(model)
     parts.num_tokens = config.get("num_speculative_steps", 1)
     stored = stored_weights(folder)
-    parts.draft_ids = _draft_ids(name, stored.pop("d2t", None), model)
+    parts.draft_ids = _draft_ids(name, stored.pop("d2t", None), parts.vocab_size)
     with torch.no_grad():
         for key, weight in parts.named_weights().items():
             found = stored.pop(_PREFIX + key, None)
@@ -115,11 +118,9 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     return parts
 
 
-def _draft_ids(name: str, offsets: Tensor | None, model: PreTrainedModel) -> Tensor | None:
+def _draft_ids(name: str, offsets: Tensor | None, vocab_size: int) -> Tensor | None:
     if offsets is None:
         return None
-    output: Any = model.get_output_embeddings()
-    vocab_size = len(output.weight)
     ids = offsets.to(torch.int64) + torch.arange(len(offsets))
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise ValueError(f"{name}: d2t has ids beyond {vocab_size - 1}")

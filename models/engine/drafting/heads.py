@@ -36,7 +36,7 @@ class HeadsDrafter:
                 planned.session.states.add(first, states[stop - num : stop])
                 planned.session.states.drop(first)
 
-    def fill_blocks(self, sessions: Sequence[Session]) -> None:
+    def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
         """See `OwnDrafter`: there is nothing to do."""
 
     def draw(

@@ -6,7 +6,8 @@ token, or when a block is full: others may find it, and it is never written agai
 lie behind them until true ones replace them.
 
 Keys decide what is drafted, never what is accepted. So where a state is missing (the prefix cache
-has a block's keys and not the state behind its last row) zeros serve.
+has a block's keys and not the state behind its last row) zeros serve, and while drafts do not pay,
+as with many sessions on a CPU, rows of generated tokens are left out.
 """
 
 from __future__ import annotations
@@ -46,13 +47,25 @@ class MtpDrafter:
                 session.states.drop(session.num_head_tokens - 1)
             offset = stop
 
-    def fill_blocks(self, sessions: Sequence[Session]) -> None:
+    def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
         """See `OwnDrafter`. Whoever has states goes along, so that few passes fill all."""
         size = self._runner.pool.block_size
         waiting = [each for each in dict.fromkeys(sessions) if each.taker is None]
-        if any(each.num_head_tokens // size < each.num_computed_tokens // size for each in waiting):
-            # The newest state stays behind: the first token of a draft is made of it.
-            self._write({each: each.num_computed_tokens for each in waiting})
+        full = [
+            each
+            for each in waiting
+            if each.num_head_tokens // size < each.num_computed_tokens // size
+        ]
+        # The newest state stays behind: the first token of a draft is made of it.
+        stops = {each: each.num_computed_tokens for each in waiting}
+        if not is_used:
+            stops = {each: min(stops[each], each.opened.prompt_len // size * size) for each in full}
+        stops = {each: stop for each, stop in stops.items() if stop > each.num_head_tokens}
+        if full and stops:
+            self._write(stops)
+        for session in full:
+            if session.num_head_tokens < session.num_computed_tokens:
+                self._leave_out(session, session.num_computed_tokens)
 
     def draw(
         self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
@@ -81,6 +94,12 @@ class MtpDrafter:
             drawn.append(draw_from_logits(logits, samplings, positions))
         ids: list[list[int]] = fetch(torch.stack(drawn, dim=1))
         return ids
+
+    def _leave_out(self, session: Session, stop: int) -> None:
+        """Rows before `stop` will never be computed: blocks without any have zeros."""
+        first, last = map(self._runner.pool.blocks_for, (session.num_head_tokens, stop))
+        self._runner.clear_draft_keys(session.table.block_ids[first:last])
+        _note_written(session, stop)
 
     def _reserve(self, sessions: Sequence[Session], num_tokens: int) -> bool:
         """Whether there are blocks for all rows of such drafts, which nobody else reads.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.engine.drafting.own import OwnDrafts
+from models.engine.drafting.lengths import DraftLengths
 from models.protocol.messages import Verification
 from tests.cases.distribution import CASES, exact_distribution, p_value
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
@@ -32,7 +32,7 @@ _WIDTH = 32  # of the target
 def test_the_targets_distribution(
     kind: str, name: str, rule: Verification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OwnDrafts, "num_heads", lambda self, num_sessions: NUM_HEADS)
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
     if kind == "mtp":
         heads = write_mtp(tmp_path, repeating(distribution_checkpoint("target"), scale=0.1))
     else:

@@ -101,7 +101,7 @@ def test_memory_is_estimated_as_it_is_taken(num_ids: int | None, tmp_path: Path)
     assert sizes.weight_bytes == runner.weight_bytes
     assert sizes.kv_bytes_per_token == runner.kv_bytes_per_token
     num_numbers = sum(weight.numel() for name, weight in weights.items() if name != "d2t")
-    num_numbers += (num_ids or 0) * WIDTH
+    num_numbers += (num_ids or VOCAB) * WIDTH
     assert runner.weight_bytes - without.weight_bytes == 4 * num_numbers
     assert runner.kv_bytes_per_token * 2 == without.kv_bytes_per_token * 3, "a layer more than two"
     assert runner.draft_layer is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from models.engine.drafting.lengths import DraftLengths
 from models.engine.drafting.mtp import MtpDrafter
-from models.engine.drafting.own import OwnDrafts
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
@@ -35,7 +35,7 @@ def client(name: str, prompt: list[int], target: Link, **terms: Any) -> Client:
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
     """Text and draft of all drafts that are made, each as long as can be."""
-    monkeypatch.setattr(OwnDrafts, "num_heads", lambda self, num_sessions: NUM_STEPS)
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_STEPS)
     made: list[tuple[list[int], list[int]]] = []
     draw = MtpDrafter.draw
 

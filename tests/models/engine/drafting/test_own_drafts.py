@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from models.costs.pass_times import PassTimes
-from models.engine.drafting.own import OwnDrafts
+from models.engine.drafting.lengths import DraftLengths
 from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import MaskSource, NoMaskSource
@@ -69,7 +67,7 @@ assert NUM_HEADS == NUM_STEPS
 @pytest.fixture
 def all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """All heads draft in every pass, whatever they cost."""
-    monkeypatch.setattr(OwnDrafts, "num_heads", lambda self, num_sessions: NUM_HEADS)
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
 
 
 def texts_of(
@@ -199,46 +197,6 @@ def test_a_draft_of_the_message_goes_first_and_the_context_ends_it_all(kind: str
         got += [*draft[: verdict.num_accepted], *verdict.own, verdict.token]
     assert got == text
     engine.runner.pool.check(engine.block_tables())
-
-
-def drafts_with(rates: list[float], round_s: Callable[[int], float] | None) -> OwnDrafts:
-    """For one session: heads that are right so often, and rounds that take so long by heads."""
-    times = PassTimes()
-    for rows in (1, 2, 3, 4):
-        times.note(rows, 1.0 + 0.01 * rows, 0.0)
-    drafts = OwnDrafts(runner("medusa"), times)
-    generator = random.Random(1)
-    for _ in range(2000):
-        is_right = [generator.random() < rate for rate in rates]
-        drafts.note(NUM_HEADS, [*is_right, False].index(False))
-    for num_heads in range(NUM_HEADS + 1 if round_s else 0):
-        for _ in range(2):
-            assert round_s is not None
-            drafts.note_round(1, num_heads, round_s(num_heads))
-    return drafts
-
-
-def test_as_many_heads_draft_as_pay() -> None:
-    assert drafts_with([0.9, 0.9, 0.9], None).num_heads(1) == NUM_HEADS, "by what passes take"
-    assert drafts_with([0.8, 0.05, 0.9], lambda num: 1.0 + 0.1 * num).num_heads(1) == 1
-    assert drafts_with([0.9, 0.9, 0.9], lambda num: 1.0 + 2.0 * (num > 0)).num_heads(1) == NUM_HEADS
-    assert drafts_with([0.9, 0.9, 0.9], lambda num: 1.0 + 3.0 * (num > 0)).num_heads(1) == 0
-
-
-def test_now_and_then_each_other_number_is_tried() -> None:
-    drafts = drafts_with([0.05, 0.9, 0.9], lambda num: 1.0 + 0.5 * num)
-    counts = [drafts.num_heads(1) for _ in range(64 * 8)]
-    assert [counts.count(num) for num in range(NUM_HEADS + 1)] == [64 * 8 - 6, 2, 2, 2]
-
-
-def test_what_is_not_known_is_tried_soon() -> None:
-    drafts = drafts_with([0.05, 0.9, 0.9], None)
-    for num_heads in range(NUM_HEADS + 1):
-        for _ in range(15):
-            drafts.num_heads(1)
-        assert drafts.num_heads(1) == num_heads
-        for _ in range(2):
-            drafts.note_round(1, num_heads, 1.0)
 
 
 def test_states_are_those_of_the_model() -> None:
