@@ -112,10 +112,10 @@ def lookup_served(
 
 
 @contextmanager
-def heads_served() -> Iterator[HttpBench]:
-    """Serve the demo's target with its heads, and nobody else who drafts, until the block ends."""
+def heads_served(folder: str) -> Iterator[HttpBench]:
+    """Serve the demo's target with such heads, and nobody else who drafts, until the block ends."""
     speculation = {"prompt_lookup_max": 0, "suffix_decoding_max_tree_depth": 0, "method": None}
-    changes = {"target": {"enable_prefix_caching": False}}
+    changes = {"target": {"enable_prefix_caching": False, "heads": folder}}
     with _served(_HEADS_CONFIG, changes, speculation) as bench:
         yield bench
 

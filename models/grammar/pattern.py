@@ -13,11 +13,7 @@ import re
 import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
-
-# Private, and the only reader whose dialect is Python's by definition. Its tree has kept its form
-# since Python 2; an operator it may gain would end in a refusal (`_Walker.part`), never in a wrong
-# answer. The tests compare with `re.fullmatch` on whatever Python they run.
-from re import _parser
+from importlib import import_module
 from typing import Any
 
 from models.grammar.charsets import (
@@ -33,6 +29,10 @@ from models.grammar.limits import RegexLimits, refuse
 from models.grammar.pattern_features import refuse_at, refuse_unserved
 from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
 
+# Private, and the only reader whose dialect is Python's by definition. Its tree has kept its form
+# since Python 2; an operator it may gain would end in a refusal (`_Walker.part`), never in a wrong
+# answer. The tests compare with `re.fullmatch` on whatever Python they run.
+_parser: Any = import_module("re._parser")  # not known to typeshed
 _ANY = ((0, LAST),)
 _NOT_NEWLINE = complement(((10, 10),))
 _NOT_LINE_END = complement(((10, 10), (13, 13), (0x2028, 0x2029)))  # ECMA 262's dot

@@ -7,7 +7,8 @@ the cache (DeepSeek-V3 2412.19437 2.2, FastMTP 2509.18362).
 
 Folders are those of `speculators`, model_type mtp:
 
-    config.json     num_nextn_predict_layers (1), num_speculative_steps
+    config.json     num_nextn_predict_layers (1), num_speculative_steps, and beside them
+                    speculators_config.proposal_methods with speculative_tokens
     *.safetensors   mtp_layers.0.NAME.weight: token_layernorm, hidden_layernorm, input_proj,
                     final_layernorm, and all of a decoder layer like the target's; optionally
                     d2t [N]: the ids that it drafts, each less its place, in place of all
@@ -27,6 +28,7 @@ from transformers import PreTrainedModel
 
 from models.heads.folder import read_heads_config, stored_weights
 from models.layers.family import can_take_apart
+from models.protocol.messages import MAX_DRAFT_TOKENS
 
 _PREFIX = "mtp_layers.0."
 
@@ -92,14 +94,10 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     """
     config = read_heads_config(folder)
     name = f"heads {str(folder)!r}"
-    for key in ("num_nextn_predict_layers", "num_speculative_steps"):
-        value = config.get(key, 1)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: {key} must be at least 1, got {value!r}")
     if (num_layers := config.get("num_nextn_predict_layers", 1)) != 1:
-        raise ValueError(f"{name}: num_nextn_predict_layers must be 1, got {num_layers}")
+        raise ValueError(f"{name}: num_nextn_predict_layers must be 1, got {num_layers!r}")
     parts = MtpParts(model)
-    parts.num_tokens = config.get("num_speculative_steps", 1)
+    parts.num_tokens = _num_tokens(name, config)
     stored = stored_weights(folder)
     parts.draft_ids = _draft_ids(name, stored.pop("d2t", None), parts.vocab_size)
     with torch.no_grad():
@@ -116,6 +114,17 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     if stored:
         raise ValueError(f"{name} has {min(stored)}, which is no part of an MTP head")
     return parts
+
+
+def _num_tokens(name: str, config: dict[str, Any]) -> int:
+    """The longest draft: what is proposed by default, else the steps that it was trained for."""
+    methods = config.get("speculators_config", {}).get("proposal_methods", [])
+    proposed: Any = methods[0].get("speculative_tokens") if methods else None
+    key = "num_speculative_steps" if proposed is None else "speculative_tokens"
+    value = config.get(key, 1) if proposed is None else proposed
+    if not isinstance(value, int) or not 1 <= value <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"{name}: {key} must be 1 to {MAX_DRAFT_TOKENS}, got {value!r}")
+    return value
 
 
 def _draft_ids(name: str, offsets: Tensor | None, vocab_size: int) -> Tensor | None:

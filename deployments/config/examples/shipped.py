@@ -124,15 +124,15 @@ The demo's target without a draft model: only suffix decoding drafts, which need
 HEADS = Example(
     name="heads",
     head="""\
-The demo's target without a draft model: Medusa heads draft in the target's own process, and \
-suffix decoding where text repeats.
+The demo's target without a draft model: an MTP head drafts in the target's own process, and \
+suffix decoding where text repeats. models/demo/heads has Medusa heads for the same target.
 
   serve run configs/heads.yaml       then: curl http://127.0.0.1:8000/v1/models
 """,
     serve=_SERVE,
     args=merged(
         NO_DRAFT.args,
-        {"target": {"heads": Remark("models/demo/heads", "of any target: a Medusa folder")}},
+        {"target": {"heads": Remark("models/demo/mtp", "of any target: an MTP or Medusa folder")}},
     ),
     placement=_SMALL,
     deployments=NO_DRAFT.deployments,

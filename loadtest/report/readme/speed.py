@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from loadtest.report.readme.result import Result, goal, table
@@ -246,9 +248,11 @@ def forced(result: Result) -> str:
 
 def heads(result: Result) -> str:
     """Tokens per second with a target's own heads, next to the same without drafts."""
-    head = ["prompts", "clients", "plain", "heads", "gain", "tokens a pass", "accepted", "goal"]
+    columns = ["plain", "drafted", "gain", "tokens a pass", "accepted", "goal"]
+    head = ["heads", "prompts", "clients", *columns]
     rows = [
         [
+            Path(one["folder"]).name,
             one["kind"],
             str(one["batch"]),
             f"{one['tokens_per_s']['plain']:,.0f}",
@@ -256,9 +260,9 @@ def heads(result: Result) -> str:
             f"{one['to_plain']:.2f}",
             f"{one['tokens_per_round']:.2f}",
             f"{one['acceptance']:.2f}",
-            goal(claim["value"], claim["relation"], claim["goal"]),
+            "" if claim is None else goal(claim["value"], claim["relation"], claim["goal"]),
         ]
-        for one, claim in zip(result["lines"], result["claims"], strict=True)
+        for one, claim in zip_longest(result["lines"], result["claims"])
     ]
     return f"{table(head, rows)}\n\n{result.made()}"
 

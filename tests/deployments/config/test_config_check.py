@@ -80,7 +80,7 @@ def test_heads_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = str(CONFIGS / "heads.yaml"), on_free_port()
     status, said, _ = check(capsys, *arguments)
     assert status == 0
-    assert "heads models/demo/heads draft in its process" in said
+    assert "heads models/demo/mtp draft in its process" in said
     for heads, complaint in (
         ("nowhere", "target.heads: no such folder: 'nowhere'"),
         ("models/demo/draft", "is of model_type 'llama'; only medusa is served so far"),

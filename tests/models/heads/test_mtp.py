@@ -43,8 +43,13 @@ def test_what_is_no_such_head_is_refused_by_name(tmp_path: Path) -> None:
         "num_nextn_predict_layers must be 1, got 2": write_mtp(
             tmp_path / "two", weights, num_nextn_predict_layers=2
         ),
-        "num_speculative_steps must be at least 1, got 0": write_mtp(
+        "num_speculative_steps must be 1 to [0-9]+, got 0": write_mtp(
             tmp_path / "none", weights, num_speculative_steps=0
+        ),
+        "speculative_tokens must be 1 to [0-9]+, got '5'": write_mtp(
+            tmp_path / "text",
+            weights,
+            speculators_config={"proposal_methods": [{"speculative_tokens": "5"}]},
         ),
     }
     for message, folder in refused.items():

@@ -27,8 +27,8 @@ TARGET = tiny_checkpoint(noise=0.0)
 GREEDY = Sampling(temperature=0)
 
 
-def client(name: str, prompt: list[int], target: Link, **terms: Any) -> Client:
-    terms = {"own_drafts": True, "run_on": lambda: 5} | terms
+def client(name: str, prompt: list[int], target: Link, **changes: Any) -> Client:
+    terms: dict[str, Any] = {"own_drafts": True, "run_on": lambda: 5, **changes}
     return Client(name, prompt, GREEDY, 40, target, **terms)
 
 
