@@ -67,7 +67,6 @@ class PlainMtp:
         self._layer.load_state_dict(own)
         self._epsilon = config.rms_norm_eps
 
-    @torch.no_grad()
     def draft(
         self, tokens: Sequence[int], num_tokens: int, unknown: Collection[int] = ()
     ) -> list[int]:
@@ -75,16 +74,27 @@ class PlainMtp:
 
         Rows of `unknown` have zeros for the state before them.
         """
-        model = self._model.model
-        states = model(torch.tensor([tokens])).last_hidden_state[0][:-1]
+        ids = list(tokens)
+        for step in range(num_tokens):
+            state = self.state_behind(ids, step, unknown)
+            ids.append(int(self._model.lm_head(state).argmax()))
+        return ids[len(tokens) :]
+
+    @torch.no_grad()
+    def state_behind(
+        self, tokens: Sequence[int], num_own: int, unknown: Collection[int] = ()
+    ) -> Tensor:
+        """The state [F] that gives the token behind these.
+
+        The last `num_own` rows take the head's own state before them in place of the target's.
+        """
+        num_true = len(tokens) - num_own
+        states = self._model.model(torch.tensor([tokens])).last_hidden_state[0][: num_true - 1]
         states = F.pad(states, (0, 0, 1, 0))
         states[list(unknown)] = 0.0
-        ids = list(tokens)
-        for _ in range(num_tokens):
-            states = torch.cat([states, self._out(states, ids)[-1:]])
-            logits = self._model.lm_head(states[-1])
-            ids.append(int(logits.argmax()))
-        return ids[len(tokens) :]
+        for length in range(num_true, len(tokens) + 1):
+            states = torch.cat([states, self._out(states, tokens[:length])[-1:]])
+        return states[-1]
 
     def _out(self, states: Tensor, ids: Sequence[int]) -> Tensor:
         tokens = self._model.get_input_embeddings()(torch.tensor(ids))
