@@ -131,6 +131,14 @@ class EngineConfig(Section):
         "process, with each verdict; on a CPU, one rank",
     )
 
+    early_exit: int | None = Field(
+        default=None,
+        ge=1,
+        description="of a target: so many of its first layers draft in its own process, with its "
+        "last norm and output layer; pays where the checkpoint was trained for it; in place of "
+        "heads; on a CPU, one rank",
+    )
+
     batch_invariant: bool = Field(
         default=False,
         description="on a GPU: a row's logits are the same bits whatever is computed beside it, so "
@@ -183,15 +191,18 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
-        if self.heads is None:
+        if self.heads is None and self.early_exit is None:
             return self
+        name = "early_exit" if self.heads is None else "heads"
+        if self.heads is not None and self.early_exit is not None:
+            raise ValueError("heads and early_exit both draft in the target: give one of them")
         if self.device.split(":")[0] != "cpu" or self.tensor_parallel_size > 1:
             raise ValueError(
-                "heads are served on device cpu with tensor_parallel_size 1 only so far, got "
+                f"{name} is served on device cpu with tensor_parallel_size 1 only so far, got "
                 f"device {self.device!r} and tensor_parallel_size {self.tensor_parallel_size}"
             )
         if self.attention == "varlen":
-            raise ValueError("heads are served with attention auto or reference, got 'varlen'")
+            raise ValueError(f"{name} is served with attention auto or reference, got 'varlen'")
         return self
 
     @property

@@ -128,6 +128,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         f"{gigabytes(sizes.weight_bytes)} of weights per rank",
         *([f"dequantised {sizes.source}"] if sizes.source else []),
         *([f"heads {model.heads} draft in its process"] if model.heads else []),
+        *([f"its first {model.early_exit} layers draft"] if model.early_exit else []),
     ]
     per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
     if sizes.kv_tokens is None:

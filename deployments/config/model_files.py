@@ -242,6 +242,16 @@ def _check_folder(model: ModelConfig, section: str) -> None:
     folder = _folder_of(model, section)
     _check_model(model.model_copy(update={"model_path": str(folder)}), section)
     _heads_of(model, section)
+    _check_early_exit(model, folder, section)
+
+
+def _check_early_exit(model: ModelConfig, folder: Path, section: str) -> None:
+    num_layers = _text_config(folder).get("num_hidden_layers")
+    if model.early_exit and isinstance(num_layers, int) and model.early_exit >= num_layers:
+        raise Fault(
+            f"{section}.early_exit",
+            f"must be below the {num_layers} layers of the model, got {model.early_exit}",
+        )
 
 
 def _check_tokenizer(path: str) -> None:

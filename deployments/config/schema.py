@@ -247,6 +247,8 @@ class AppConfig(Section):
     def _check_method(self) -> Self:
         if self.draft is not None and self.draft.heads is not None:
             raise ValueError("draft.heads: only a target drafts by heads")
+        if self.draft is not None and self.draft.early_exit is not None:
+            raise ValueError("draft.early_exit: only a target drafts by its first layers")
         speculation = self.router.speculation
         if speculation.method is not None:
             kind = DRAFTERS[speculation.method]

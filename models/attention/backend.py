@@ -112,10 +112,11 @@ class ModelForward(Protocol):
 
 
 class DraftLayer(Protocol):
-    """A layer that drafts from states (`models/heads/mtp.py`); its keys are behind the model's."""
+    """What drafts with the model, row by row: an MTP head, or the model's first layers."""
 
     num_tokens: int  # the longest draft
-    num_bytes: int
+    num_bytes: int  # beside the model
+    takes_states: bool  # else it is the model's own first layers, whose keys it writes
 
     def take(self, states: Tensor) -> None:
         """Begin the next pass with these states [R, F], one for each row."""
@@ -128,8 +129,8 @@ class DraftLayer(Protocol):
         ...
 
     @property
-    def hidden(self) -> Tensor:
-        """States [n, F] that gave the newest pass's logits, good until the next."""
+    def hidden(self) -> Tensor | None:
+        """States [n, F] for the rows behind, good until the next pass; None: it takes none."""
         ...
 
 

@@ -11,6 +11,8 @@ Knows nothing of sessions; `models/cpu/backend.py` calls it in place of the mode
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from transformers import PreTrainedModel
 
 from models.attention.features import layer_windows
 from models.cpu.batch import CpuPass, LaneStorage
-from models.cpu.decoder_layer import HIDDEN, norm_of, take_apart
+from models.cpu.decoder_layer import HIDDEN, Layer, norm_of, take_apart
 from models.cpu.layer_program import LayerProgram
 from models.cpu.product import KernelLinear
 from models.layers.family import like_of, rotary_tables
@@ -59,7 +61,17 @@ class FusedDecoder:
             take_apart(layer, window, make_linear)
             for layer, window in zip(inner.layers, layer_windows(model.config), strict=True)
         ]
-        self._program = LayerProgram(layers, final_norm, packed_head, self.embedding, num_threads)
+        self._final_norm = final_norm
+        self._program = self._program_of(layers, packed_head)
+
+    def _program_of(self, layers: Sequence[Layer], head: KernelLinear) -> LayerProgram:
+        return LayerProgram(layers, self._final_norm, head, self.embedding, self.num_threads)
+
+    def first_layers(self, num_layers: int) -> FusedDecoder:
+        """A decoder of so many of these layers, with the same end; weights are shared."""
+        first = copy.copy(self)
+        first._program = self._program_of(self._program.layers[:num_layers], self._program.head)
+        return first
 
     def use(self, storage: LaneStorage) -> None:
         """Keep keys and values in `storage`. To be called once, before the first pass."""

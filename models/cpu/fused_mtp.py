@@ -32,6 +32,8 @@ class FusedMtp:
         make_linear: makes `KernelLinear` layers.
     """
 
+    takes_states = True
+
     def __init__(
         self,
         parts: MtpParts,

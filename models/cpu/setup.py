@@ -139,6 +139,17 @@ def fuse_mtp(
     return FusedMtp(parts, output, forward.decoder, window, make_linear)
 
 
+def fuse_exit(forward: ModelForward, num_layers: int) -> DraftLayer | None:
+    """The first layers of a model that was taken apart, to draft; None where it was not."""
+    if isinstance(forward, TransformersForward):
+        return None
+    from models.cpu.backend import FusedForward
+    from models.cpu.fused_exit import FusedExit
+
+    assert isinstance(forward, FusedForward), "nothing else runs on a CPU"
+    return FusedExit(forward.decoder, num_layers)
+
+
 def make_backend(
     forward: ModelForward,
     sizes: KVSizes,
@@ -152,10 +163,11 @@ def make_backend(
     """
     from models.cpu.backend import KernelBackend
     from models.cpu.batch import LaneStorage
+    from models.cpu.fused_exit import FusedExit
     from models.cpu.fused_mtp import FusedMtp
 
     storage = LaneStorage(sizes, num_heads, torch.get_num_threads())
-    if isinstance(layer, FusedMtp):
+    if isinstance(layer, FusedMtp | FusedExit):
         layer.use(storage)
     return KernelBackend(forward, storage, windows)
 

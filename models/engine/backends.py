@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.attention.backend import AttentionBackend, DraftLayer
+from models.attention.backend import AttentionBackend, DraftLayer, ModelForward
+from models.attention.early_exit import ExitForward
 from models.attention.gather import GatherBackend
 from models.checkpoint.loader import Checkpoint
 from models.config import EngineConfig
@@ -71,9 +72,12 @@ def lay_out(
         make_linear = cpu.linear_maker(checkpoint.model, config)
         layer = cpu.fuse_mtp(parts, output, forward, windows[-1], make_linear)
         layer = layer or MtpForward(parts, checkpoint.model, output)
+    if config.early_exit is not None:
+        layer = _first_layers(checkpoint, config.early_exit, forward)
     drafting = heads or layer
     if drafting is not None:
-        forward.keep_hidden()
+        if drafting is heads or parts is not None:
+            forward.keep_hidden()
         packed = replace(packed, weight_bytes=packed.weight_bytes + drafting.num_bytes)
 
     def backend(num_blocks: int) -> AttentionBackend:
@@ -95,6 +99,16 @@ def _heads(checkpoint: Checkpoint, config: EngineConfig) -> MedusaHeads | None:
     model = checkpoint.model
     weights = read_heads(Path(config.heads), model.get_output_embeddings().weight)
     return MedusaHeads(weights, checkpoint.num_columns, cpu.linear_maker(model, config))
+
+
+def _first_layers(checkpoint: Checkpoint, num_layers: int, forward: ModelForward) -> DraftLayer:
+    if num_layers >= checkpoint.num_layers:
+        raise ValueError(
+            f"early_exit must be below the {checkpoint.num_layers} layers of the model, "
+            f"got {num_layers}"
+        )
+    fused = cpu.fuse_exit(forward, num_layers)
+    return fused or ExitForward(forward, checkpoint.model, num_layers)
 
 
 def _mtp_parts(checkpoint: Checkpoint, config: EngineConfig) -> MtpParts | None:

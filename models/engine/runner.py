@@ -161,9 +161,15 @@ class ModelRunner:
         return chains.run(sequences, first_ids, samplings)
 
     @property
+    def drafts_itself(self) -> bool:
+        """Whether something here drafts with the model."""
+        return self.heads is not None or self.draft_layer is not None
+
+    @property
     def keeps_hidden(self) -> bool:
         """Whether something here drafts by states."""
-        return self.heads is not None or self.draft_layer is not None
+        layer = self.draft_layer
+        return self.heads is not None or (layer is not None and layer.takes_states)
 
     @property
     def hidden(self) -> Tensor | None:
@@ -181,18 +187,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draft_pass(
-        self, sequences: Sequence[SequenceRows], states: Tensor, drawn_ids: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run rows through the layer that drafts, and store its keys; the model's are not touched.
+        self,
+        sequences: Sequence[SequenceRows],
+        states: Tensor | None,
+        drawn_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run rows through what drafts with the model, and store their keys there.
 
         Args:
             sequences: each of another session; row p has token p.
-            states: [rows, F] row p has the state that gave token p.
+            states: [rows, F] row p has the state that gave token p; None: it takes none.
             drawn_ids: as of `forward`.
 
         Returns:
             Logits [n, vocab_size] float32 of the token behind each wanted row, and the states
-            [n, F] that gave them, good until the next such pass.
+            [n, F] for the rows behind them, good until the next such pass.
 
         Raises:
             ValueError: as `forward`. Nothing was stored.
@@ -201,8 +210,9 @@ class ModelRunner:
         assert layer is not None, "draft_pass() without a layer that drafts"
         self._check(sequences)
         if self.backend.reads_unwritten:
-            self._clear_new_blocks(sequences, of_heads=True)
-        layer.take(states)
+            self._clear_new_blocks(sequences, of_heads=layer.takes_states)
+        if states is not None:
+            layer.take(states)
         logits = self.backend.logits(sequences, drawn_ids, layer)
         return self._drawable(logits), layer.hidden
 

@@ -60,7 +60,7 @@ class TargetEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self._window = BatchWindow(self._times)
-        self._own_drafts = OwnDrafts(runner, self._times, clock) if runner.keeps_hidden else None
+        self._own_drafts = OwnDrafts(runner, self._times, clock) if runner.drafts_itself else None
         self._undrafted: list[Drafted] = []  # whose next rows may have a draft behind them
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size

@@ -153,6 +153,8 @@ class MtpForward:
         output: [V, F] the weight that this layer was made of.
     """
 
+    takes_states = True
+
     def __init__(self, parts: MtpParts, model: PreTrainedModel, output: Tensor) -> None:
         self._parts, self._model, self._vocab_size = parts, model, len(output)
         self.num_tokens = parts.num_tokens

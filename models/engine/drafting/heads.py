@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models.device import fetch
+from models.engine.drafting.steps import has_newest_state
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 from models.sampling.draws import draw_from_logits
@@ -35,6 +36,10 @@ class HeadsDrafter:
                 first = planned.start + planned.num_rows - num
                 planned.session.states.add(first, states[stop - num : stop])
                 planned.session.states.drop(first)
+
+    def can_draft(self, session: Session) -> bool:
+        """See `OwnDrafter`."""
+        return has_newest_state(session)
 
     def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
         """See `OwnDrafter`: there is nothing to do."""

@@ -17,11 +17,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from models.device import fetch
-from models.engine.runner import ModelRunner, SequenceRows
-from models.kv.block_pool import OutOfBlocks
+from models.engine.drafting.steps import draw_steps, has_newest_state, reserve, rows_of
+from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
-from models.sampling.draws import draw_from_logits
 from models.scheduler.sessions import PlannedRows, Session
 
 
@@ -47,6 +45,10 @@ class MtpDrafter:
                 session.states.drop(session.num_head_tokens - 1)
             offset = stop
 
+    def can_draft(self, session: Session) -> bool:
+        """See `OwnDrafter`."""
+        return has_newest_state(session)
+
     def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
         """See `OwnDrafter`. Whoever has states goes along, so that few passes fill all."""
         size = self._runner.pool.block_size
@@ -71,28 +73,17 @@ class MtpDrafter:
         self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
     ) -> list[list[int]]:
         """See `OwnDrafter`; no ids for anybody where the cache has no room."""
-        lengths = [len(each.tokens) for each in sessions]
-        num_tokens = min(num_tokens, max(1, self._runner.max_model_len - max(lengths)))
-        if not self._reserve(sessions, num_tokens):
+        starts = [each.num_head_tokens for each in sessions]
+        num_tokens = reserve(self._runner, sessions, starts, num_tokens)
+        if not num_tokens:
             return [[] for _ in sessions]
         num_rows = sum(len(each.tokens) - each.num_head_tokens for each in sessions)
         if num_rows > self._runner.max_num_batched_tokens:
             self._write({each: each.num_computed_tokens for each in sessions})
         spans = {each: (each.num_head_tokens, len(each.tokens)) for each in sessions}
-        rows = [_rows(each, *span, num_logits=1) for each, span in spans.items()]
-        logits, states = self._runner.draft_pass(rows, _states(spans))
-        for session, length in zip(sessions, lengths, strict=True):
+        ids = draw_steps(self._runner, spans, samplings, _states(spans), num_tokens)
+        for session, (_, length) in spans.items():
             _note_written(session, length)
-        drawn = [draw_from_logits(logits, samplings, lengths)]
-        for step in range(1, num_tokens):
-            rows = [
-                SequenceRows(each.table, length + step - 1, [0], 1)
-                for each, length in zip(sessions, lengths, strict=True)
-            ]
-            logits, states = self._runner.draft_pass(rows, states, drawn[-1])
-            positions = [length + step for length in lengths]
-            drawn.append(draw_from_logits(logits, samplings, positions))
-        ids: list[list[int]] = fetch(torch.stack(drawn, dim=1))
         return ids
 
     def _leave_out(self, session: Session, stop: int) -> None:
@@ -101,22 +92,6 @@ class MtpDrafter:
         self._runner.clear_draft_keys(session.table.block_ids[first:last])
         _note_written(session, stop)
 
-    def _reserve(self, sessions: Sequence[Session], num_tokens: int) -> bool:
-        """Whether there are blocks for all rows of such drafts, which nobody else reads.
-
-        The next pass takes or gives back what it needs itself.
-        """
-        pool = self._runner.pool
-        for session in sessions:
-            stop = len(session.tokens) + num_tokens - 1
-            try:
-                session.table.resize(stop)
-            except OutOfBlocks:
-                return False
-            if pool.writes_shared(session.table.block_ids, session.num_head_tokens, stop):
-                return False
-        return True
-
     def _write(self, stops: Mapping[Session, int]) -> None:
         """Compute rows of true states, of each session those before its stop."""
         pool, limit = self._runner.pool, self._runner.max_num_batched_tokens
@@ -124,7 +99,7 @@ class MtpDrafter:
         num_rows = 0
 
         def compute() -> None:
-            rows = [_rows(each, *span, num_logits=0) for each, span in spans.items()]
+            rows = [rows_of(each, *span, num_logits=0) for each, span in spans.items()]
             self._runner.draft_pass(rows, _states(spans))
             for session, (_, stop) in spans.items():
                 _note_written(session, stop)
@@ -145,10 +120,6 @@ class MtpDrafter:
                     num_rows = 0
         if spans:
             compute()
-
-
-def _rows(session: Session, start: int, stop: int, *, num_logits: int) -> SequenceRows:
-    return SequenceRows(session.table, start, session.tokens.ids[start:stop], num_logits)
 
 
 def _states(spans: Mapping[Session, tuple[int, int]]) -> Tensor:

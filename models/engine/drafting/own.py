@@ -1,7 +1,8 @@
-"""Drafts that the target makes itself, from the states of the rows it has just verified.
+"""Drafts that the target makes itself, by heads on its states or by its own first layers.
 
 They cost no step of another engine and no message: after a verdict the session's next row and its
-draft are in the next pass. Who drafts: `heads.py`, `mtp.py`; how much: `lengths.py`.
+draft are in the next pass. Who drafts: `heads.py`, `mtp.py`,
+`early_exit.py`; how much: `lengths.py`.
 
 A draft is sampled as the target samples, with the noise of its positions, so under `coupled` the
 text is what it would be without. Under a rule that asks what a token was sampled from, the
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from models.costs.pass_times import PassTimes
+from models.engine.drafting.early_exit import ExitDrafter
 from models.engine.drafting.heads import HeadsDrafter
 from models.engine.drafting.lengths import DraftLengths
 from models.engine.drafting.mtp import MtpDrafter
@@ -53,6 +55,10 @@ class OwnDrafter(Protocol):
         """Keep states [R, F] of the rows of a pass, as far as they are of use."""
         ...
 
+    def can_draft(self, session: Session) -> bool:
+        """Whether what it drafts by is there: all rows before that of the newest token."""
+        ...
+
     def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
         """Have keys for all rows of these sessions' whole blocks, which others may share next.
 
@@ -68,7 +74,7 @@ class OwnDrafter(Protocol):
         """At most `num_tokens` ids behind each session's tokens, whose last row is to come next.
 
         Args:
-            sessions: each with the state of the row before that one.
+            sessions: all of which `can_draft`.
             samplings: how each is drawn; positions are those behind its tokens.
             num_tokens: at least 1.
         """
@@ -76,7 +82,7 @@ class OwnDrafter(Protocol):
 
 
 class OwnDrafts:
-    """Drafts for all sessions of an engine whose runner keeps states.
+    """Drafts for all sessions of an engine whose runner has what drafts.
 
     Args:
         runner: has what drafts.
@@ -89,10 +95,13 @@ class OwnDrafts:
     ) -> None:
         self._runner = runner
         self._drafter: OwnDrafter
-        if runner.draft_layer is not None:
-            self._drafter = MtpDrafter(runner, runner.draft_layer.num_tokens)
-        else:
+        layer = runner.draft_layer
+        if layer is None:
             self._drafter = HeadsDrafter(runner)
+        elif layer.takes_states:
+            self._drafter = MtpDrafter(runner, layer.num_tokens)
+        else:
+            self._drafter = ExitDrafter(runner, layer.num_tokens)
         self._clock = clock
         self._lengths = DraftLengths(self._drafter.num_tokens, times)
         self._last: _Round | None = None
@@ -100,8 +109,8 @@ class OwnDrafts:
     def keep_states(self, rows: Sequence[PlannedRows]) -> None:
         """Keep those of the pass of `rows` that has just been computed."""
         states = self._runner.hidden
-        assert states is not None, "the runner keeps none"
-        self._drafter.keep_states(rows, states)
+        if states is not None:
+            self._drafter.keep_states(rows, states)
 
     def fill_blocks(self, sessions: Sequence[Session]) -> None:
         """See `OwnDrafter`."""
@@ -120,7 +129,7 @@ class OwnDrafts:
             max_rows: that a job may have in a pass.
         """
         began_s = self._clock()
-        wanted = [each for each in wanted if _has_state(each.session)]
+        wanted = [each for each in wanted if self._drafter.can_draft(each.session)]
         sessions = [each.session for each in wanted]
         if not sessions:
             return
@@ -153,12 +162,6 @@ class OwnDrafts:
         job.has_own_draft = bool(tokens)
         if needs_draft_probs(session.opened.sampling):
             job.draft_rows = [certain_row(token) for token in tokens]
-
-
-def _has_state(session: Session) -> bool:
-    """Whether the state is there that gave its newest token, whose row is the next."""
-    newest = len(session.tokens) - 1
-    return session.num_computed_tokens == newest == session.states.stop > session.states.first
 
 
 def _terms(session: Session) -> Sampling:

@@ -142,16 +142,21 @@ def write(config: PreTrainedConfig, path: Path, noise: float = 0.0) -> None:
 
 
 def runner(
-    path: Path, dtype: DtypeName = "float32", attention: AttentionName = "auto"
+    path: Path,
+    dtype: DtypeName = "float32",
+    attention: AttentionName = "auto",
+    early_exit: int | None = None,
 ) -> ModelRunner:
     """A runner over a checkpoint, loaded once; it comes with a new block pool each time."""
-    loaded = _load(str(path), dtype, attention)
+    loaded = _load(str(path), dtype, attention, early_exit)
     loaded.pool = BlockPool(loaded.config.num_blocks, loaded.config.block_tokens)
     return loaded
 
 
 @cache
-def _load(path: str, dtype: DtypeName, attention: AttentionName) -> ModelRunner:
+def _load(
+    path: str, dtype: DtypeName, attention: AttentionName, early_exit: int | None
+) -> ModelRunner:
     return ModelRunner(
         EngineConfig(
             model_path=path,
@@ -161,6 +166,7 @@ def _load(path: str, dtype: DtypeName, attention: AttentionName) -> ModelRunner:
             max_num_batched_tokens=64,
             num_threads=1,
             attention=attention,
+            early_exit=early_exit,
         )
     )
 

@@ -45,11 +45,23 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         ),
         (
             {"target": {"model_path": "x", "heads": "y", "tensor_parallel_size": 2}},
-            "target: .*heads are served on device cpu with tensor_parallel_size 1 only",
+            "target: .*heads is served on device cpu with tensor_parallel_size 1 only",
         ),
         (
             {"target": {"model_path": "x", "heads": "y", "attention": "varlen"}},
-            "target: .*heads are served with attention auto or reference, got 'varlen'",
+            "target: .*heads is served with attention auto or reference, got 'varlen'",
+        ),
+        (
+            {"target": {"model_path": "x"}, "draft": {"model_path": "x", "early_exit": 1}},
+            "draft.early_exit: only a target drafts by its first layers",
+        ),
+        (
+            {"target": {"model_path": "x", "early_exit": 1, "device": "cuda"}},
+            "target: .*early_exit is served on device cpu .* only so far, got device 'cuda'",
+        ),
+        (
+            {"target": {"model_path": "x", "early_exit": 1, "heads": "y"}},
+            "target: .*heads and early_exit both draft in the target: give one of them",
         ),
         (
             {"target": {"model_path": "x", "quantization": "int8", "tensor_parallel_size": 2}},
@@ -69,6 +81,9 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         "heads-of-a-draft",
         "heads-ranks",
         "heads-paged",
+        "early-exit-of-a-draft",
+        "early-exit-gpu",
+        "early-exit-and-heads",
         "quantization-ranks",
     ],
 )

@@ -83,11 +83,21 @@ def test_heads_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert "heads models/demo/mtp draft in its process" in said
     for heads, complaint in (
         ("nowhere", "target.heads: no such folder: 'nowhere'"),
-        ("models/demo/draft", "is of model_type 'llama'; only medusa is served so far"),
+        ("models/demo/draft", "model_type 'llama'; only medusa and mtp are served so far"),
     ):
         status, said, error = check(capsys, *arguments, f"target.heads={heads}")
         assert status == 1
         assert complaint in said + error
+
+
+def test_first_layers_that_draft_are_fewer_than_all(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = str(CONFIGS / "heads.yaml"), on_free_port(), "target.heads=null"
+    status, said, _ = check(capsys, *arguments, "target.early_exit=4")
+    assert status == 0
+    assert "its first 4 layers draft" in said
+    status, said, error = check(capsys, *arguments, "target.early_exit=8")
+    assert status == 1
+    assert "target.early_exit: must be below the 8 layers of the model, got 8" in said + error
 
 
 @pytest.mark.parametrize(

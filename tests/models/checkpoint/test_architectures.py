@@ -15,23 +15,30 @@ from transformers import AutoModelForCausalLM
 from models.attention import gather_plan as attention_plan
 from models.attention import interface as attention
 from models.attention.features import AttentionFeatures
-from models.config import EngineConfig
+from models.config import AttentionName, EngineConfig
 from models.cpu import batch, ops
 from models.cpu.backend import FusedForward
 from models.cpu.kernels.compiling import Call
+from models.engine.drafting.lengths import DraftLengths
 from models.engine.runner import ModelRunner
+from models.engine.target import TargetEngine
+from models.grammar.masks import NoMaskSource
 from models.kv.rows import SequenceRows
 from models.layers.linear import can_pack
 from tests.cases.models import architectures as architectures
 from tests.cases.models.architectures import (
     CONFIGS,
+    GREEDY,
+    NUM_TOKENS,
     VOCAB_SIZE,
     checkpoint,
+    prompts,
     reference_texts,
     runner,
     serve,
     write,
 )
+from tests.fakes.engines import EPOCH, Client, Link, run_clients
 
 DRAFT_NOISE = 0.01
 FUSED = {"llama", "qwen2", "qwen3", "mistral"}
@@ -59,6 +66,23 @@ def test_drafts_change_nothing(name: str, attention: str) -> None:
     served = serve(checkpoint(name), checkpoint(name, DRAFT_NOISE), k=4, attention=attention)
     assert served.texts == reference_texts(checkpoint(name))
     assert 0 < served.num_accepted < served.num_drafted
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@each_attention
+def test_its_first_layer_drafts_and_changes_nothing(
+    name: str, attention: AttentionName, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: 3)
+    loaded = runner(checkpoint(name), attention=attention, early_exit=1)
+    target = Link(TargetEngine(loaded, NoMaskSource(), EPOCH))
+    clients = [
+        Client(str(number), prompt, GREEDY, NUM_TOKENS, target, run_on=lambda: 8, own_drafts=True)
+        for number, prompt in enumerate(prompts())
+    ]
+    assert run_clients(clients) == reference_texts(checkpoint(name))
+    verdicts = [verdict for client in clients for verdict in client.verdicts]
+    assert sum(verdict.num_own_drafted for verdict in verdicts) > 20
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.heads.folder import heads_kind
 from models.heads.medusa import MedusaHeads
 from models.heads.medusa_folder import read_heads
 from tests.cases.models.medusa import (
@@ -86,14 +87,21 @@ def test_what_is_no_folder_of_such_heads_is_refused_by_name(tmp_path: Path) -> N
             tmp_path / "wide",
             weights | outputs(2, WIDTH) | {"token_map": torch.tensor([1, 40])},
         ),
-        "model_type 'eagle'; only medusa": write_new(
-            tmp_path / "other", weights, model_type="eagle"
-        ),
         "num_heads must be at least 1, got 0": write_new(tmp_path / "none", weights, num_heads=0),
     }
     for message, folder in refused.items():
         with pytest.raises(ValueError, match=message):
             read_heads(folder, TARGET_HEAD)
+
+
+def test_kinds_are_told_apart(tmp_path: Path) -> None:
+    weights = residuals(WIDTH)
+    assert heads_kind(write_new(tmp_path / "new", weights)) == "medusa"
+    assert heads_kind(write_old(tmp_path / "old", weights)) == "medusa"
+    assert heads_kind(write_new(tmp_path / "mtp", weights, model_type="mtp")) == "mtp"
+    other = write_new(tmp_path / "other", weights, model_type="eagle")
+    with pytest.raises(ValueError, match="model_type 'eagle'; only medusa and mtp"):
+        heads_kind(other)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:

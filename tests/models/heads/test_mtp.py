@@ -72,6 +72,7 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
     runner.forward([SequenceRows(table, 0, ids, 0)])
     assert runner.hidden is not None
     logits, states = runner.draft_pass([SequenceRows(table, 0, ids, 2)], runner.hidden)
+    assert states is not None
     assert states.shape == (2, WIDTH)
     table.free()
     return logits

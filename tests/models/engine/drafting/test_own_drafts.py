@@ -57,10 +57,12 @@ def heads_folder(kind: str) -> str:
 
 
 def runner(kind: str, **changes: Any) -> ModelRunner:
+    if kind == "early exit":
+        return make_runner(early_exit=1, **changes)
     return make_runner(heads=heads_folder(kind), **changes)
 
 
-KINDS = ("medusa", "mtp")
+KINDS = ("medusa", "mtp", "early exit")
 assert NUM_HEADS == NUM_STEPS
 
 
@@ -211,3 +213,8 @@ def test_states_are_those_of_the_model() -> None:
         head = made.products()[-1]
         torch.testing.assert_close(head(made.hidden[-3:]).float(), logits, rtol=1e-4, atol=1e-4)
         table.free()
+
+
+def test_all_layers_are_no_early_exit() -> None:
+    with pytest.raises(ValueError, match="must be below the 2 layers of the model, got 2"):
+        make_runner(early_exit=2)
