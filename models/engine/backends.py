@@ -59,7 +59,8 @@ def lay_out(
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
     refuse_own_products(config, checkpoint, kernel)
     heads, parts = _heads(checkpoint, config), _mtp_parts(checkpoint, config)
-    output = checkpoint.model.get_output_embeddings().weight.detach()
+    # Before it is packed; ranks, which have no such head, keep it in parts.
+    output = None if parts is None else checkpoint.model.get_output_embeddings().weight.detach()
     packed = None
     if kernel is not None:
         packed = _merged(checkpoint, config)
@@ -67,7 +68,7 @@ def lay_out(
         packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
     forward, windows = packed.forward, checkpoint.windows
     layer: DraftLayer | None = None
-    if parts is not None:
+    if parts is not None and output is not None:
         windows = (*windows, windows[-1])  # it is as the last one
         make_linear = cpu.linear_maker(checkpoint.model, config)
         layer = cpu.fuse_mtp(parts, output, forward, windows[-1], make_linear)
