@@ -7,8 +7,6 @@ change the last bits of the weights.
 """
 
 import argparse
-import contextlib
-import ctypes
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,22 +16,21 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.demo.data.mixture import Batch, Mixture, make_batch
-from models.demo.training.distill import distillation_loss, make_mixed_batch, sample_replies
+from models.demo.data.mixture import Mixture, make_batch
+from models.demo.training.samples import distillation_loss, make_mixed_batch, sample_replies
 from models.demo.training.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
 from models.demo.training.training import (
     DRAFT_SHAPE,
     TARGET_SHAPE,
-    Saves,
-    Schedule,
     Shape,
     deepened,
-    fit,
     new_model,
     plot_losses,
     reply_loss,
     save_checkpoint,
 )
+from models.distill.batches import Batch
+from models.distill.fit import Saves, Schedule, fit, keep_freed_memory
 
 SEED = 20
 TOKENIZER_TEXTS = 30_000
@@ -181,14 +178,6 @@ def distil_draft(
     )
 
 
-def _keep_freed_memory() -> None:
-    """Make glibc reuse freed blocks; where pages are dear, fresh ones cost most of a step."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-4, 0)  # M_MMAP_MAX
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the demo pair.")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -219,7 +208,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the whole training from the command line."""
     arguments = _arguments()
-    _keep_freed_memory()
+    keep_freed_memory()
     torch.set_num_threads(arguments.threads)
     plan = Plan(
         out=arguments.out,

@@ -9,32 +9,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.demo.data.mixture import Batch, Mixture, make_batch
-from models.demo.training.distill import Sample, make_mixed_batch, sample_replies
-from models.demo.training.heads import ResidualHeads, acceptance, heads_loss, save_heads
-from models.demo.training.mtp import LOSSES, MtpLayer, mtp_acceptance, mtp_loss, save_mtp
-from models.demo.training.training import Saves, Schedule, fit
+from models.demo.data.mixture import Mixture, make_batch
+from models.demo.training.samples import make_mixed_batch, sample_replies
+from models.distill.batches import Batch, Sample
+from models.distill.fit import Saves, Schedule, fit
+from models.distill.losses import LOSSES
+from models.distill.medusa import MedusaStudent
+from models.distill.mtp import MtpStudent
+from models.distill.student import Student, judge, loss_of
+from models.distill.teacher import Teacher
 
 SEED = 22
 _HELD_OUT_BATCHES = 4
 _HELD_OUT_TOKENS = 2048  # of each
-
-
-class _Kind(NamedTuple):
-    """One kind of heads: what trains and what is done with it."""
-
-    heads: nn.Module
-    loss_of: Callable[[Batch], Tensor]
-    save: Callable[[], None]
-    acceptance: Callable[[Batch], list[tuple[float, float]]]
 
 
 def main() -> None:
@@ -47,46 +39,29 @@ def main() -> None:
     target = LlamaForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
     target.requires_grad_(False)
     samples = _samples(arguments, target, tokenizer, mixture)
-    kind = (_mtp if arguments.kind == "mtp" else _medusa)(arguments, target)
+    teacher = Teacher(target)
+    make = MtpStudent if arguments.kind == "mtp" else MedusaStudent
+    student: Student = make(teacher, arguments.depth)
 
     def make_step(step: int) -> Batch:
         return make_mixed_batch(samples, mixture, tokenizer, SEED, step, arguments.step_tokens)
 
     fit(
-        kind.heads,
+        student.module,
         Schedule(arguments.steps, peak_lr=arguments.lr, num_warmup_steps=arguments.steps // 20 + 1),
         make_batch=make_step,
-        loss_of=kind.loss_of,
+        loss_of=lambda batch: loss_of(student, teacher.look(batch), arguments.loss),
         saves=Saves(
             path=arguments.work / f"{arguments.kind}-{arguments.loss}.pt",
             resume=arguments.resume,
-            on_save=kind.save,
+            on_save=lambda: student.save(arguments.out),
         ),
     )
     held_out = Mixture.load(arguments.corpus, held_out=True).with_pieces(tokenizer)
     for number in range(_HELD_OUT_BATCHES):
         batch = make_batch(held_out, tokenizer, SEED, number, _HELD_OUT_TOKENS)
-        print(json.dumps([[round(x, 3) for x in one] for one in kind.acceptance(batch)]))
-
-
-def _medusa(arguments: argparse.Namespace, target: LlamaForCausalLM) -> _Kind:
-    heads = ResidualHeads(arguments.depth, target.config.hidden_size)
-    return _Kind(
-        heads,
-        lambda batch: heads_loss(heads, target, batch),
-        lambda: save_heads(heads, arguments.out),
-        lambda batch: acceptance(heads, target, batch),
-    )
-
-
-def _mtp(arguments: argparse.Namespace, target: LlamaForCausalLM) -> _Kind:
-    layer, depth = MtpLayer(target), arguments.depth
-    return _Kind(
-        layer,
-        lambda batch: mtp_loss(layer, target, batch, arguments.loss, depth),
-        lambda: save_mtp(layer, target, arguments.out, depth),
-        lambda batch: mtp_acceptance(layer, target, batch, depth),
-    )
+        judged = judge(student, teacher.look(batch))
+        print(json.dumps([[round(share, 3) for share in step] for step in judged]))
 
 
 def _samples(
@@ -108,7 +83,7 @@ def _samples(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train heads for the demo's target.")
     parser.add_argument("--kind", choices=("medusa", "mtp"), required=True)
-    parser.add_argument("--loss", choices=LOSSES, default="kl", help="of an MTP head")
+    parser.add_argument("--loss", choices=LOSSES, default="kl", help="what they learn by")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--corpus", type=Path, help="folder of stories and word lists")
     source.add_argument("--generated-only", action="store_true", help="use no outside text")

@@ -92,7 +92,8 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
             )
         return found.to(target_head.dtype)
 
-    shared = stored.pop("lm_head.weight", target_head).to(target_head.dtype)
+    own = target_head if token_ids is None else target_head[token_ids]
+    shared = stored.pop("lm_head.weight", own).to(target_head.dtype)
     for head in range(sizes.num_heads):
         residuals = []
         for layer in range(sizes.num_layers):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from models.demo.data.chat import Conversation
@@ -22,6 +21,7 @@ from models.demo.data.stories import Story, make_story
 from models.demo.data.tasks import make_date_task, make_short_task
 from models.demo.data.tool_calls import make_tool_call, make_unneeded_tools
 from models.demo.data.words import Pools, load_pools
+from models.distill.batches import Batch
 
 PROMPT_WEIGHT = 0.05  # loss weight of tokens that a user would write
 # Kind: (share of all tokens, mean tokens of one text as measured with the shipped tokenizer).
@@ -37,14 +37,6 @@ SHARES = {
 }
 _SECOND_TURN = 0.05  # part of the chats that begin with another, finished chat
 _UNNEEDED_TOOLS = 0.15  # part of the conversations with tools whose request needs none
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's rows."""
-
-    input_ids: Tensor  # [rows, length] int64
-    weights: Tensor  # [rows, length] float32, loss weight of predicting that very token
 
 
 @dataclass(frozen=True)

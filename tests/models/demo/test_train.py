@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.demo import train
 from models.demo.data.mixture import Mixture
-from models.demo.training.training import Schedule, Shape
+from models.demo.training.training import Shape
 
 TINY = Shape(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16)
 
@@ -42,15 +42,6 @@ def test_two_steps_write_loadable_checkpoints_and_resume(tmp_path: Path) -> None
     assert (tmp_path / "out" / "loss.png").stat().st_size > 0
     train.make_pair(plan(tmp_path, num_steps=3, resume=True), mixture)
     assert len(torch.load(tmp_path / "work" / "target.pt")["losses"]) == 3
-
-
-def test_rates_follow_the_step() -> None:
-    schedule = Schedule(num_steps=100, peak_lr=1.0, num_warmup_steps=10)
-    rates = [schedule.lr(step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert max(rates) == pytest.approx(1.0)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_source_of_text_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

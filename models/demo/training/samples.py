@@ -1,4 +1,4 @@
-"""Trains the draft to say what the target would, mostly by the divergence of their distributions.
+"""What the draft and the heads learn from, and the draft's loss: to say what the target would.
 
 Half of its rows are text sampled from the final target, since a draft is asked about the target's
 text and not about ours (idea: DistillSpec, arXiv 2310.08461). Knows nothing about the kinds of
@@ -6,21 +6,19 @@ text.
 """
 
 import random
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.demo.data.mixture import PROMPT_WEIGHT, Batch, Mixture, make_batch, shape_of_step
+from models.demo.data.mixture import PROMPT_WEIGHT, Mixture, make_batch, shape_of_step
 from models.demo.training.sampling import generate
+from models.distill.batches import Batch, Sample, pack
+from models.distill.losses import token_losses
 
-KL_SHARE = 0.9  # the rest is cross entropy of the text itself
 SAMPLE_ROWS = 64
 MAX_NEW_TOKENS = 320
-
-Sample = tuple[list[int], list[float]]  # token ids, loss weights
 
 
 @torch.inference_mode()
@@ -71,26 +69,10 @@ def make_mixed_batch(
         return make_batch(mixture, tokenizer, seed + 1, step, tokens)
     rng = random.Random(f"mixed:{seed}:{step}")
     rows, length = shape_of_step(step, tokens)
-    packed = [_pack(rng, samples, length) for _ in range(rows)]
+    packed = [pack(rng, samples, length) for _ in range(rows)]
     return Batch(
         torch.tensor([ids for ids, _ in packed]), torch.tensor([weights for _, weights in packed])
     )
-
-
-def _pack(rng: random.Random, samples: list[Sample], length: int) -> Sample:
-    ids: list[int] = []
-    weights: list[float] = []
-    for more_ids, more_weights in _forever(rng, samples):
-        ids.extend(more_ids)
-        weights.extend(more_weights)
-        if len(ids) >= length:
-            break
-    return ids[:length], weights[:length]
-
-
-def _forever(rng: random.Random, samples: list[Sample]) -> Iterator[Sample]:
-    while True:
-        yield rng.choice(samples)
 
 
 def distillation_loss(
@@ -98,10 +80,9 @@ def distillation_loss(
     teacher_logits: Tensor,  # [rows, length, V]
     batch: Batch,
 ) -> Tensor:
-    """Return KL_SHARE * KL(target || draft) + the rest * cross entropy, weighted per token."""
-    student = torch.log_softmax(student_logits[:, :-1].float(), dim=-1)
-    teacher = torch.log_softmax(teacher_logits[:, :-1].float(), dim=-1)
-    divergence = (teacher.exp() * (teacher - student)).sum(dim=-1)
-    surprise = -student.gather(-1, batch.input_ids[:, 1:, None]).squeeze(-1)
-    weights = batch.weights[:, 1:]
-    return ((KL_SHARE * divergence + (1 - KL_SHARE) * surprise) * weights).sum() / weights.sum()
+    """Return the divergence and some cross entropy, weighted per token."""
+    log_probs = torch.log_softmax(teacher_logits[:, :-1].float(), dim=-1).flatten(0, 1)
+    columns = batch.input_ids[:, 1:].flatten()
+    losses = token_losses(student_logits[:, :-1].flatten(0, 1), log_probs, columns, "kl")
+    weights = batch.weights[:, 1:].flatten()
+    return (losses * weights).sum() / weights.sum()

@@ -21,16 +21,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 
-from models.demo.data.mixture import Batch
-from models.demo.training.distill import KL_SHARE
-from models.demo.training.heads import coupled, fast_products, states_of
-
-_STEP_DECAY = 0.6  # weight of a step's loss beside that of the step before it
-_HYBRID_RATE = 3.0  # how fast lk_hybrid turns from divergence to distance as acceptance grows
-LOSSES = ("kl", "lk_hybrid", "nla")
+from models.distill.student import Step
+from models.distill.teacher import Lesson, Teacher
+from models.layers.family import can_take_apart
 
 
 class _Keys(NamedTuple):
@@ -44,11 +39,19 @@ class MtpLayer(nn.Module):
     """The layer; it begins as the target's last one.
 
     Args:
-        target: a model of Llama's layers, whose embedding and output layer it shares.
+        target: a model of the Llama family, whose embedding and output layer it shares.
+
+    Raises:
+        ValueError: the target is of another family.
     """
 
-    def __init__(self, target: LlamaForCausalLM) -> None:
+    def __init__(self, target: Any) -> None:
         super().__init__()
+        if not can_take_apart(target):
+            raise ValueError(
+                "MTP heads can be trained for Llama, Mistral, Qwen2 and Qwen3, "
+                f"not for {target.config.model_type}"
+            )
         config = target.config
         width, epsilon = config.hidden_size, config.rms_norm_eps
         last = copy.deepcopy(target.model.layers[-1]).requires_grad_(True)
@@ -89,6 +92,8 @@ class MtpLayer(nn.Module):
         )
         places = torch.arange(length).unsqueeze(0)
         cos, sin = (each.unsqueeze(1) for each in self._rotary[0](mixed, places))
+        if hasattr(attention, "q_norm"):  # Qwen3
+            query, key = attention.q_norm(query), attention.k_norm(key)
         query = query * cos + rotate_half(query) * sin
         key = key * cos + rotate_half(key) * sin
         num_groups = query.shape[1] // key.shape[1]
@@ -120,90 +125,44 @@ def _shifted(step: _Keys, places: int) -> _Keys:
     return _Keys(*(F.pad(each, (0, 0, places, 0))[:, :, : each.shape[2]] for each in step))
 
 
-def _steps(
-    layer: MtpLayer, target: LlamaForCausalLM, batch: Batch, states: Tensor, num_steps: int
-) -> Iterator[Tensor]:
-    """Of each step the states [B, L, F] that should give the logits the target gives there."""
-    tokens = target.model.embed_tokens(batch.input_ids)
-    earlier: list[_Keys] = []
-    for _ in range(num_steps):
-        states = layer(F.pad(states, (0, 0, 1, 0))[:, :-1], tokens, earlier)
-        yield states
-
-
-def mtp_loss(
-    layer: MtpLayer, target: LlamaForCausalLM, batch: Batch, kind: str, num_steps: int
-) -> Tensor:
-    """The mean of `num_steps` steps' losses, later ones counting less.
+class MtpStudent:
+    """An MTP head that trains.
 
     Args:
-        layer: what trains.
-        target: frozen.
-        batch: its text.
-        kind: one of `LOSSES`: `kl` is the divergence as a draft model learns by, `lk_hybrid` turns
-            from it to the total variation as acceptance grows, `nla` is -log acceptance.
+        teacher: its target.
         num_steps: the longest draft it is trained for.
     """
-    states, whole = states_of(target, batch.input_ids)
-    total, weight = whole.new_zeros((), dtype=torch.float32), 1.0
-    sum_of_weights = 0.0
-    with fast_products():
-        for number, own in enumerate(_steps(layer, target, batch, states, num_steps)):
-            rows = slice(number, -1)  # a step more has no true state behind the first ones
-            logits = target.lm_head(own[:, rows])
-            total = total + weight * _loss(logits, whole[:, rows], batch, number, kind)
-            sum_of_weights += weight
-            weight *= _STEP_DECAY
-    return total / sum_of_weights
+
+    decay = 0.6
+
+    def __init__(self, teacher: Teacher, num_steps: int) -> None:
+        self._teacher, self._num_steps = teacher, num_steps
+        self.module = MtpLayer(teacher.model)
+
+    def steps(self, lesson: Lesson) -> Iterator[Step]:
+        """See `Student`; a step more has no true state behind one more of the first places."""
+        tokens = self._teacher.embed(lesson.input_ids)
+        earlier: list[_Keys] = []
+        states = lesson.states
+        for number in range(self._num_steps):
+            states = self.module(F.pad(states, (0, 0, 1, 0))[:, :-1], tokens, earlier)
+            yield Step(number, states, self._teacher.output)
+
+    def save(self, folder: Path) -> None:
+        """See `Student`."""
+        save_mtp(self.module, self._teacher, folder, self._num_steps)
 
 
-def _loss(logits: Tensor, wanted: Tensor, batch: Batch, first: int, kind: str) -> Tensor:
-    """Of one step, by the rows from `first` on."""
-    ids, weights = batch.input_ids[:, 1 + first :], batch.weights[:, 1 + first :]
-    student = torch.log_softmax(logits.float(), dim=-1)
-    teacher = torch.log_softmax(wanted.float(), dim=-1)
-    divergence = (teacher.exp() * (teacher - student)).sum(dim=-1)
-    if kind == "kl":
-        surprise = -student.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        losses = KL_SHARE * divergence + (1 - KL_SHARE) * surprise
-    else:
-        accepted = torch.minimum(student.exp(), teacher.exp()).sum(dim=-1)
-        share = torch.exp(-_HYBRID_RATE * accepted.detach())
-        hybrid = share * divergence + (1 - share) * (1 - accepted)
-        losses = hybrid if kind == "lk_hybrid" else -accepted.clamp_min(1e-6).log()
-    return (losses * weights).sum() / weights.sum()
-
-
-@torch.no_grad()
-def mtp_acceptance(
-    layer: MtpLayer, target: LlamaForCausalLM, batch: Batch, num_steps: int
-) -> list[tuple[float, float]]:
-    """Of each step how often its token would be the target's, given that those before it were:
-    greedy, and under shared noise at temperature 1 (the expectation over the noise).
-
-    Steps are given the text's tokens: those before a step count as right.
-    """
-    states, whole = states_of(target, batch.input_ids)
-    found = []
-    for number, own in enumerate(_steps(layer, target, batch, states.float(), num_steps)):
-        rows = slice(number, -1)
-        is_reply = batch.weights[:, 1 + number :].flatten() == 1.0
-        theirs = torch.softmax(whole[:, rows].float(), dim=-1).flatten(0, 1)[is_reply]
-        logits = F.linear(own[:, rows], target.get_output_embeddings().weight)
-        drafted = torch.softmax(logits.float(), dim=-1).flatten(0, 1)[is_reply]
-        same = (theirs.argmax(1) == drafted.argmax(1)).float().mean()
-        shared = torch.stack([coupled(p, q) for p, q in zip(theirs, drafted, strict=True)]).mean()
-        found.append((float(same), float(shared)))
-    return found
-
-
-def save_mtp(layer: MtpLayer, target: LlamaForCausalLM, folder: Path, num_steps: int) -> None:
+def save_mtp(layer: MtpLayer, teacher: Teacher, folder: Path, num_steps: int) -> None:
     """Write it in bfloat16 as an MTP folder of `speculators`."""
+    target: Any = teacher.model
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         f"mtp_layers.0.{name}": value.bfloat16().contiguous()
         for name, value in layer.state_dict().items()
     }
+    if teacher.draft_ids is not None:
+        weights["d2t"] = teacher.draft_ids - torch.arange(len(teacher.draft_ids))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["MtpSpeculator"],

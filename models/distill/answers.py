@@ -1,0 +1,174 @@
+"""Text to learn from: a target's own answers to prompts, kept in a file that can be continued.
+
+A drafter is asked about the text that its target writes, so it learns from that text and not from
+others' (DistillSpec 2310.08461). A line of the file is one answer, as token ids:
+
+    {"prompt_ids": [...], "answer_ids": [...]}
+
+Answers come from Hugging Face's own `generate`; `target.capture` of a config keeps those of real
+requests in the same shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_SORTED_BATCHES = 16  # prompts of so many batches are sorted by length, so that little is padding
+
+
+class Answer(NamedTuple):
+    """One prompt and what the target wrote, as token ids; the end token is part of it."""
+
+    prompt_ids: list[int]
+    answer_ids: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How answers are drawn.
+
+    Attributes:
+        max_new_tokens: longest answer.
+        temperature: of every other batch; the others are greedy, as most requests are.
+        batch_size: answers that are written together.
+        seed: of all draws.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.8
+    batch_size: int = 64
+    seed: int = 0
+
+
+def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Token ids of each line of a file: an object with `messages` or `prompt`, as in requests.
+
+    Raises:
+        ValueError: a line is something else; names the line.
+    """
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            found.append(_prompt_ids(json.loads(line), tokenizer))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}, line {number}: wanted messages or prompt: {error}") from None
+    return found
+
+
+def _prompt_ids(asked: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if "messages" in asked:
+        encoded: Any = tokenizer.apply_chat_template(
+            asked["messages"], add_generation_prompt=True, return_dict=True
+        )
+    else:
+        encoded = tokenizer(asked["prompt"])
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def read_answers(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
+    """The answers of a file: token ids, or `messages` whose last one is the assistant's.
+
+    The last line of a run that was cut off is left out.
+
+    Raises:
+        ValueError: another line is something else; names the line.
+    """
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(_answer(json.loads(line), tokenizer))
+        except (ValueError, TypeError, KeyError) as error:
+            if line and number < len(lines):
+                raise ValueError(f"{path}, line {number}: wanted an answer: {error}") from None
+    return found
+
+
+def _answer(read: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Answer:
+    if "messages" not in read:
+        return Answer(read["prompt_ids"], read["answer_ids"])
+    *asked, reply = read["messages"]
+    text = tokenizer(reply["content"], add_special_tokens=False)["input_ids"]
+    return Answer(_prompt_ids({"messages": asked}, tokenizer), [*text, tokenizer.eos_token_id])
+
+
+def write_answers(
+    target: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    answered: set[tuple[int, ...]],
+    output: Path,
+    sampling: Sampling,
+) -> None:
+    """Have the target answer the prompts that are not among those `answered`, and append these."""
+    _drop_cut_line(output)
+    left = [prompt for prompt in prompts if tuple(prompt) not in answered]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(sampling.seed + len(answered))
+    bar = tqdm(total=len(prompts), initial=len(prompts) - len(left), unit="answer", mininterval=5)
+    with bar, output.open("a") as file:
+        for number, batch in enumerate(_batches(left, sampling.batch_size)):
+            for answer in _answers(target, batch, sampling, is_greedy=number % 2 == 0):
+                file.write(json.dumps(answer._asdict()) + "\n")
+            file.flush()
+            bar.update(len(batch))
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Make room for whole lines behind what a run that was cut off left."""
+    if path.exists():
+        content = path.read_bytes()
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def _batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
+    for begin in range(0, len(prompts), size * _SORTED_BATCHES):
+        near = sorted(prompts[begin : begin + size * _SORTED_BATCHES], key=len)
+        yield from (near[at : at + size] for at in range(0, len(near), size))
+
+
+@torch.inference_mode()
+def _answers(
+    target: PreTrainedModel, prompts: list[list[int]], sampling: Sampling, *, is_greedy: bool
+) -> list[Answer]:
+    """Of one batch; padding is on the left, and what follows an end token is cut."""
+    length = max(map(len, prompts))
+    ends = end_ids(target)
+    padded = torch.tensor([[ends[0]] * (length - len(ids)) + ids for ids in prompts])
+    mask = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts])
+    drawn = {} if is_greedy else {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+    model: Any = target
+    written = model.generate(
+        input_ids=padded.to(target.device),
+        attention_mask=mask.to(target.device),
+        max_new_tokens=sampling.max_new_tokens,
+        do_sample=not is_greedy,
+        pad_token_id=ends[0],
+        **drawn,
+    )
+    rows = written[:, length:].tolist()
+    return [
+        Answer(prompt, _until_end(row, ends)) for prompt, row in zip(prompts, rows, strict=True)
+    ]
+
+
+def end_ids(target: PreTrainedModel) -> list[int]:
+    """The tokens that end an answer, as the checkpoint says."""
+    ends: Any = target.generation_config.eos_token_id  # type: ignore[union-attr]
+    return [ends] if isinstance(ends, int) else list(ends)
+
+
+def _until_end(row: list[int], ends: list[int]) -> list[int]:
+    for place, token in enumerate(row):
+        if token in ends:
+            return row[: place + 1]
+    return row

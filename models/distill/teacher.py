@@ -1,0 +1,95 @@
+"""The frozen target as a teacher: its states along a text, and what it would say next there.
+
+Shape letters: B rows, L length, F hidden size, V vocabulary, N ids that are drafted, K places whose
+next token is learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.distill.batches import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one batch teaches.
+
+    Attributes:
+        input_ids: [B, L] the text.
+        states: [B, L, F] the target's last states, normed: what its output layer takes.
+        weights: [B, L - 1] how much the token behind each place counts; 0: not at all.
+        numbers: [B, L - 1] which of the K rows of `log_probs` is a place's; -1: none.
+        log_probs: [K, N] the target's log-probabilities of the ids that are drafted.
+        columns: [K] the column of the token that the text goes on with; -1: it is not drafted.
+    """
+
+    input_ids: Tensor
+    states: Tensor
+    weights: Tensor
+    numbers: Tensor
+    log_probs: Tensor
+    columns: Tensor
+
+
+class Teacher:
+    """Asks the target.
+
+    Args:
+        model: frozen; of any architecture.
+        draft_ids: [N] the ids that are drafted, in rising order; None: all.
+    """
+
+    def __init__(self, model: PreTrainedModel, draft_ids: Tensor | None = None) -> None:
+        self.model = model
+        self.draft_ids = draft_ids
+        output: Any = model.get_output_embeddings()
+        whole: Tensor = output.weight.detach()
+        self.vocab_size = len(whole)
+        # Rows of the output layer, [N, F]: what gives a drafting head's logits.
+        self.output = whole if draft_ids is None else whole[draft_ids]
+        self._column_of = torch.arange(self.vocab_size)
+        if draft_ids is not None:
+            self._column_of = torch.full((self.vocab_size,), -1)
+            self._column_of[draft_ids] = torch.arange(len(draft_ids))
+
+    @torch.no_grad()
+    def look(self, batch: Batch) -> Lesson:
+        """What a batch teaches."""
+        model: Any = self.model
+        weights = batch.weights[:, 1:]
+        is_learnt = weights > 0
+        numbers = torch.full(weights.shape, -1)
+        numbers[is_learnt] = torch.arange(int(is_learnt.sum()))
+        with fast_products():
+            states = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            logits = model.get_output_embeddings()(states[:, :-1][is_learnt])
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        if self.draft_ids is not None:
+            log_probs = log_probs[:, self.draft_ids]
+        columns = self._column_of[batch.input_ids[:, 1:][is_learnt]]
+        return Lesson(batch.input_ids, states, weights, numbers, log_probs, columns)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """The target's embeddings [B, L, F] of tokens."""
+        model: Any = self.model
+        embedded: Tensor = model.get_input_embeddings()(input_ids)
+        return embedded
+
+
+def fast_products() -> torch.autocast:
+    """Products of bfloat16 where the processor has them."""
+    return torch.autocast(
+        "cpu", torch.bfloat16, enabled=torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def logits_of(states: Tensor, output: Tensor) -> Tensor:
+    """Logits [..., N] of states [..., F]."""
+    return F.linear(states, output)
