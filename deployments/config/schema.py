@@ -122,6 +122,22 @@ class SpeculationConfig(SpeculationLimits):
         return self
 
 
+class CaptureConfig(Section):
+    """Answers of real requests that are kept to train drafters on."""
+
+    folder: str = Field(
+        default="",
+        description="where token ids of prompts and answers are written, for python -m "
+        "models.distill; on each router's node; empty: nothing is kept",
+    )
+    max_size_mib: PositiveInt = Field(
+        default=256, description="MiB of all files; the oldest are deleted"
+    )
+    max_age_hours: PositiveFloat = Field(
+        default=168.0, description="hours after which a file is deleted"
+    )
+
+
 class RouterConfig(Section):
     """The HTTP side and the loop: what is served under which name and within which limits."""
 
@@ -173,6 +189,9 @@ class RouterConfig(Section):
         pattern="^(https?://.+)?$",
         description="OTLP/HTTP address that spans of requests and rounds are sent to, like "
         "http://collector:4318/v1/traces (pip install 'outrider[otel]'); empty: none are made",
+    )
+    capture: CaptureConfig = Field(
+        default_factory=CaptureConfig, description="answers kept to train drafters on"
     )
     body_limit_bytes: PositiveInt = Field(
         default=1_048_576, description="largest HTTP body accepted, bytes"

@@ -12,6 +12,7 @@ from deployments.api.keys import ApiKeys
 from deployments.api.requests import ServedModel
 from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
+from deployments.ingress.capture import Capture, CapturingGenerator
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.ingress.spans import request_spans
@@ -42,7 +43,8 @@ class RouterService:
     the client. Through Serve's proxy they never do.
 
     Raises:
-        ValueError: the tokenizer or the file of API keys cannot be read, or spans are to be sent
+        ValueError: the tokenizer or the file of API keys cannot be read, answers are to be kept
+            where nothing can be written, or spans are to be sent
             and the packages for that are missing.
     """
 
@@ -65,6 +67,7 @@ class RouterService:
             limits=config.timeouts,
         )
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
+        self._capture = Capture(config.capture) if config.capture.folder else None
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
         meters = Meters({"model_name": config.model_name}, mirror)
         self.metrics = RequestMetrics(
@@ -82,7 +85,9 @@ class RouterService:
         )
         self.http = HttpService(
             model=served_model(config, tokenizer, created=int(time.time())),
-            generator=self._generator,
+            generator=self._generator
+            if self._capture is None
+            else CapturingGenerator(self._generator, self._capture),
             slot=self._admission.slot,
             sinks=(self.metrics, self.traffic),
             spans=no_spans if self._spans is None else self._spans.of,
@@ -103,9 +108,11 @@ class RouterService:
         )
 
     def close(self) -> None:
-        """Send spans that wait, for a bounded time. Blocks."""
+        """Send spans and write answers that wait, for a bounded time. Blocks."""
         if self._spans is not None:
             self._spans.close()
+        if self._capture is not None:
+            self._capture.close()
 
     def _refuse_when_full(self) -> None:
         try:

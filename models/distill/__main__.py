@@ -168,7 +168,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=Path, help="lines with messages or prompt")
     parser.add_argument(
-        "--answers", type=Path, nargs="+", required=True, help="read; new ones go to the first"
+        "--answers",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="files or folders; new ones go to the first",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--work", type=Path, default=Path("build/distill"), help="to resume from")

@@ -5,7 +5,7 @@ others' (DistillSpec 2310.08461). A line of the file is one answer, as token ids
 
     {"prompt_ids": [...], "answer_ids": [...]}
 
-Answers come from Hugging Face's own `generate`; `target.capture` of a config keeps those of real
+Answers come from Hugging Face's own `generate`; `router.capture` of a config keeps those of real
 requests in the same shape.
 """
 
@@ -77,11 +77,15 @@ def _prompt_ids(asked: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> li
 def read_answers(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
     """The answers of a file: token ids, or `messages` whose last one is the assistant's.
 
-    The last line of a run that was cut off is left out.
+    Of a folder: those of all its `*.jsonl`. A last line that was cut off is left out.
 
     Raises:
         ValueError: another line is something else; names the line.
     """
+    if path.is_dir():
+        return [
+            each for one in sorted(path.glob("*.jsonl")) for each in read_answers(one, tokenizer)
+        ]
     lines = path.read_text().splitlines() if path.exists() else []
     found = []
     for number, line in enumerate(lines, start=1):
@@ -163,7 +167,7 @@ def _answers(
 
 def end_ids(target: PreTrainedModel) -> list[int]:
     """The tokens that end an answer, as the checkpoint says."""
-    ends: Any = target.generation_config.eos_token_id  # type: ignore[union-attr]
+    ends: Any = target.generation_config.eos_token_id
     return [ends] if isinstance(ends, int) else list(ends)
 
 

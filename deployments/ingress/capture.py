@@ -1,0 +1,145 @@
+"""Keeps answers of real requests to train drafters on: off unless a folder is named.
+
+A line is `{"prompt_ids": [...], "answer_ids": [...]}`, what `python -m models.distill --answers`
+reads. Each router writes files of its own that only their owner may read; the oldest are deleted
+when all files of the folder take more than is allowed or when they are older than is allowed. A
+thread of its own writes, so a slow disk holds up no stream: answers are then left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from deployments.config.schema import CaptureConfig
+from router.types import Delta, Detokenizer, Finished, GenerationRequest, Generator
+
+logger = logging.getLogger("ray.serve")
+
+_FILES_AT_ONCE = 8  # a file is full at a part of what the folder may hold, and as old at that part
+_MAX_WAITING = 256  # answers that wait for the disk
+_MIB = 1 << 20
+_NAMES = "answers-*.jsonl"
+
+
+class Capture:
+    """Files of answers in one folder.
+
+    Args:
+        config: with a folder.
+        clock: Unix time, seconds.
+
+    Attributes:
+        num_lost: answers that were left out because the disk was slow or refused them.
+
+    Raises:
+        ValueError: the folder cannot be written to.
+    """
+
+    def __init__(self, config: CaptureConfig, clock: Callable[[], float] = time.time) -> None:
+        self._folder = Path(config.folder)
+        self._max_bytes = config.max_size_mib * _MIB
+        self._max_age_s = config.max_age_hours * 3600.0
+        self._clock = clock
+        self.num_lost = 0
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._tidy()
+            self._begin_file()
+        except OSError as error:
+            raise ValueError(f"router.capture.folder: cannot be written to: {error}") from None
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._write_all, name="capture", daemon=True)
+        self._thread.start()
+
+    def keep(self, prompt_ids: tuple[int, ...], answer_ids: list[int]) -> None:
+        """Have one answer written soon."""
+        line = json.dumps({"prompt_ids": prompt_ids, "answer_ids": answer_ids}) + "\n"
+        try:
+            self._waiting.put_nowait(line.encode())
+        except queue.Full:
+            self._lose("the disk is too slow")
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits, for a bounded time. Blocks."""
+        try:
+            self._waiting.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _write_all(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            try:
+                self._write(line)
+            except OSError as error:
+                self._lose(error)
+
+    def _lose(self, why: object) -> None:
+        if not self.num_lost:
+            logger.warning("answers are not kept in %s for now: %s", self._folder, why)
+        self.num_lost += 1
+
+    def _write(self, line: bytes) -> None:
+        if self._size + len(line) > self._max_bytes // _FILES_AT_ONCE or (
+            self._clock() - self._begun_s > self._max_age_s / _FILES_AT_ONCE
+        ):
+            self._begin_file()
+            self._tidy()
+        with open(self._path, "ab", opener=_private) as file:
+            file.write(line)
+        self._size += len(line)
+
+    def _begin_file(self) -> None:
+        self._begun_s, self._size = self._clock(), 0
+        self._path = self._folder / f"answers-{time.time_ns()}-{os.getpid()}.jsonl"
+        with open(self._path, "ab", opener=_private):
+            pass
+
+    def _tidy(self) -> None:
+        """Delete files that are too old, then the oldest while there is too much."""
+        left = self._max_bytes * (_FILES_AT_ONCE - 1) // _FILES_AT_ONCE
+        newest_first = sorted(self._folder.glob(_NAMES), reverse=True)
+        for path in newest_first:
+            found = path.stat()
+            left -= found.st_size
+            is_old = self._clock() - found.st_mtime > self._max_age_s
+            if is_old or left < 0:
+                path.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class CapturingGenerator:
+    """A `Generator` whose answers are kept.
+
+    Args:
+        inner: what generates.
+        capture: where they go.
+    """
+
+    def __init__(self, inner: Generator, capture: Capture) -> None:
+        self._inner, self._capture = inner, capture
+
+    async def generate(
+        self, request: GenerationRequest, detokenizer: Detokenizer
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        """See `Generator.generate`. Kept is what has ended as it should, choices aside: a text
+        out of a list is not how the model writes."""
+        answer_ids: list[int] = []
+        async with aclosing(self._inner.generate(request, detokenizer)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    answer_ids.extend(event.token_ids)
+                elif answer_ids and not request.choices:
+                    self._capture.keep(request.prompt_ids, answer_ids)
+                yield event
