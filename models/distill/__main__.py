@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from models.distill.answers import Answer, Sampling, read_answers, read_prompts, write_answers
-from models.distill.batches import Rows, Sample, batch_of_step, sample_of
+from models.distill.batches import Sample, batch_of_step, packed_rows, sample_of
 from models.distill.draft import DraftSizes, DraftStudent
 from models.distill.fit import Saves, Schedule, fit, keep_freed_memory
 from models.distill.losses import LOSSES
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 KINDS = ("mtp", "medusa", "draft")
 _HELD_OUT_PARTS = 20  # one answer of so many is kept for the end
-_JUDGED_BATCHES = 4
+_JUDGED_ROWS = 16
 
 
 class _Data(NamedTuple):
@@ -59,19 +59,18 @@ def main() -> None:
     arguments.target = arguments.target if known is None else str(known.folder)
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     data = _data(arguments, tokenizer)
-    model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=_dtype())
     drafted = None
     if arguments.draft_vocab_size:
         drafted = frequent_ids(data.learnt, arguments.draft_vocab_size)
-    teacher = Teacher(model.eval().requires_grad_(False), drafted)
+    teacher = Teacher(model.eval().requires_grad_(False), drafted, arguments.cache_mib)
     student = _student(arguments, teacher, tokenizer)
-    samples = [sample_of(answer) for answer in data.learnt]
-    length = arguments.row_tokens
-    rows = Rows(count=max(1, arguments.step_tokens // length), length=length)
+    rows = _rows(arguments, data.learnt)
+    count = max(1, arguments.step_tokens // arguments.row_tokens)
     fit(
         student.module,
         Schedule(arguments.steps, peak_lr=arguments.lr, num_warmup_steps=arguments.steps // 20 + 1),
-        make_batch=lambda step: batch_of_step(samples, rows, arguments.seed, step),
+        make_batch=lambda step: batch_of_step(rows, count, arguments.seed, step),
         loss_of=lambda batch: loss_of(student, teacher.look(batch), arguments.loss),
         saves=Saves(
             path=arguments.work / f"{arguments.kind}.pt",
@@ -79,8 +78,8 @@ def main() -> None:
             on_save=lambda: student.save(arguments.out),
         ),
     )
-    held_out = [sample_of(answer) for answer in data.held_out]
-    report = _report(arguments, data, _judged(student, teacher, held_out, rows))
+    judged = _judged(student, teacher, _rows(arguments, data.held_out))
+    report = _report(arguments, data, judged)
     (arguments.out / "acceptance.json").write_text(json.dumps(report, indent=1) + "\n")
     _log.info("%s", json.dumps(report["acceptance"]))
 
@@ -128,13 +127,32 @@ def _student(
     return DraftStudent(teacher, tokenizer, sizes, arguments.seed)
 
 
-def _judged(
-    student: Student, teacher: Teacher, samples: list[Sample], rows: Rows
-) -> list[dict[str, float]]:
-    """Mean acceptance of each step over some batches."""
+def _rows(arguments: argparse.Namespace, answers: list[Answer]) -> list[Sample]:
+    """Rows of the answers' tokens.
+
+    Raises:
+        ValueError: they do not fill one.
+    """
+    samples = [sample_of(answer) for answer in answers]
+    if rows := packed_rows(samples, arguments.row_tokens, arguments.seed):
+        return rows
+    total = sum(len(ids) for ids, _ in samples)
+    raise ValueError(
+        f"--row-tokens must be at most {total} with these answers, got {arguments.row_tokens}"
+    )
+
+
+def _dtype() -> torch.dtype:
+    """What the target computes fastest in."""
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def _judged(student: Student, teacher: Teacher, rows: list[Sample]) -> list[dict[str, float]]:
+    """Mean acceptance of each step over some rows that it never saw."""
+    judged_rows = rows[:_JUDGED_ROWS]
     rounds = [
-        judge(student, teacher.look(batch_of_step(samples, rows, -1, number)))
-        for number in range(_JUDGED_BATCHES)
+        judge(student, teacher.look(batch_of_step(judged_rows, 1, 0, number)))
+        for number in range(len(judged_rows))
     ]
     return [
         {
@@ -186,6 +204,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--step-tokens", type=int, default=2048)
     parser.add_argument("--row-tokens", type=int, default=512)
+    parser.add_argument(
+        "--cache-mib", type=int, default=2048, help="memory for states of the target"
+    )
     parser.add_argument("--lr", type=float, default=1e-3, help="peak rate")
     parser.add_argument("--max-new-tokens", type=int, default=256, help="of an answer")
     parser.add_argument("--threads", type=int, default=2)

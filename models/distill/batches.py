@@ -1,7 +1,7 @@
 """Rows of tokens to train on.
 
 Invariant: a step's batch is a function of (seed, step) alone, so a resumed run sees what an
-unbroken one would. A row starts with the start of a text; texts follow one another.
+unbroken one would. Texts follow one another in a row.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,14 +25,6 @@ class Batch:
 
     input_ids: Tensor  # [rows, length] int64
     weights: Tensor  # [rows, length] float32, loss weight of predicting that very token
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """How many rows a step has, and how long they are, in tokens."""
-
-    count: int
-    length: int
 
 
 def sample_of(answer: Answer) -> Sample:
@@ -51,10 +44,27 @@ def pack(rng: random.Random, samples: Sequence[Sample], length: int) -> Sample:
     return ids[:length], weights[:length]
 
 
-def batch_of_step(samples: Sequence[Sample], rows: Rows, seed: int, step: int) -> Batch:
-    """The rows of one step."""
-    rng = random.Random(f"rows:{seed}:{step}")
-    packed = [pack(rng, samples, rows.length) for _ in range(rows.count)]
+def packed_rows(samples: Sequence[Sample], length: int, seed: int) -> list[Sample]:
+    """All texts in a drawn order, end to end, cut into rows; what is left over is dropped."""
+    order = list(samples)
+    random.Random(f"order:{seed}").shuffle(order)
+    ids = [token for text, _ in order for token in text]
+    weights = [weight for _, each in order for weight in each]
+    starts = range(0, len(ids) - length + 1, length)
+    return [(ids[start : start + length], weights[start : start + length]) for start in starts]
+
+
+def batch_of_step(rows: Sequence[Sample], count: int, seed: int, step: int) -> Batch:
+    """`count` rows of a step: all rows once in a drawn order, then all in another one."""
+    chosen = []
+    for number in range(step * count, (step + 1) * count):
+        epoch, place = divmod(number, len(rows))
+        chosen.append(rows[_order(len(rows), seed, epoch)[place]])
     return Batch(
-        torch.tensor([ids for ids, _ in packed]), torch.tensor([weights for _, weights in packed])
+        torch.tensor([ids for ids, _ in chosen]), torch.tensor([weights for _, weights in chosen])
     )
+
+
+@lru_cache(maxsize=2)
+def _order(num_rows: int, seed: int, epoch: int) -> list[int]:
+    return random.Random(f"epoch:{seed}:{epoch}").sample(range(num_rows), num_rows)

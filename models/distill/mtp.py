@@ -137,7 +137,7 @@ class MtpStudent:
 
     def __init__(self, teacher: Teacher, num_steps: int) -> None:
         self._teacher, self._num_steps = teacher, num_steps
-        self.module = MtpLayer(teacher.model)
+        self.module = MtpLayer(teacher.model).float()
 
     def steps(self, lesson: Lesson) -> Iterator[Step]:
         """See `Student`; a step more has no true state behind one more of the first places."""

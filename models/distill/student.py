@@ -80,7 +80,9 @@ def judge(student: Student, lesson: Lesson) -> list[Acceptance]:
     Steps are given the text's tokens: those before a step count as right.
     """
     found = []
-    for step in student.steps(lesson):
+    with fast_products():
+        steps = list(student.steps(lesson))
+    for step in steps:
         places, numbers = _places_of(step, lesson)
         is_whole = lesson.weights[places] == 1.0
         states = step.states[:, :-1][places][is_whole][:_MAX_JUDGED_PLACES]

@@ -44,10 +44,16 @@ class Teacher:
     Args:
         model: frozen; of any architecture.
         draft_ids: [N] the ids that are drafted, in rising order; None: all.
+        cache_mib: states of rows that were seen are kept in so much memory: of a small head the
+            target's pass is most of a step.
     """
 
-    def __init__(self, model: PreTrainedModel, draft_ids: Tensor | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, draft_ids: Tensor | None = None, cache_mib: int = 0
+    ) -> None:
         self.model = model
+        self._room = cache_mib << 20
+        self._kept: dict[bytes, Tensor] = {}  # by the row's ids
         self.draft_ids = draft_ids
         output: Any = model.get_output_embeddings()
         whole: Tensor = output.weight.detach()
@@ -67,14 +73,29 @@ class Teacher:
         is_learnt = weights > 0
         numbers = torch.full(weights.shape, -1)
         numbers[is_learnt] = torch.arange(int(is_learnt.sum()))
+        states = self._states(batch.input_ids)
         with fast_products():
-            states = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
             logits = model.get_output_embeddings()(states[:, :-1][is_learnt])
         log_probs = torch.log_softmax(logits.float(), dim=-1)
         if self.draft_ids is not None:
             log_probs = log_probs[:, self.draft_ids]
         columns = self._column_of[batch.input_ids[:, 1:][is_learnt]]
         return Lesson(batch.input_ids, states, weights, numbers, log_probs, columns)
+
+    def _states(self, input_ids: Tensor) -> Tensor:
+        keys = [row.numpy().tobytes() for row in input_ids]
+        if all(key in self._kept for key in keys):
+            return torch.stack([self._kept[key] for key in keys])
+        model: Any = self.model
+        with fast_products():
+            states: Tensor = model.base_model(
+                input_ids=input_ids, use_cache=False
+            ).last_hidden_state
+        for key, row in zip(keys, states, strict=True):
+            if key not in self._kept and row.nbytes <= self._room:
+                self._kept[key] = row.clone()
+                self._room -= row.nbytes
+        return states
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """The target's embeddings [B, L, F] of tokens."""
