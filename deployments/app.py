@@ -15,13 +15,14 @@ from ray.serve.config import BackpressureConfig, RequestRouterConfig
 from deployments.config.check import CannotServe, refuse_unservable
 from deployments.config.live_limits import ADMISSION_HEADROOM
 from deployments.config.model_files import resolved, with_shared_vocabulary
-from deployments.config.placement import COORDINATOR_CPUS, engine_placement
+from deployments.config.placement import COORDINATOR_CPUS, deployment_of, engine_placement
 from deployments.config.schema import (
     AppConfig,
     GrammarServiceConfig,
     LinkConfig,
     ModelConfig,
     RouterConfig,
+    section_of_draft,
 )
 from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
@@ -63,11 +64,10 @@ def build(args: DeployedConfig) -> Application:
     config = with_shared_vocabulary(resolved(args))
     name = config.router.model_name
     target = bind_engine("Target", "target", config.target, config.link, name)
-    draft = (
-        None
-        if config.draft is None
-        else bind_engine("Draft", "draft", config.draft, config.link, name)
-    )
+    drafts = {
+        pool: bind_engine(deployment_of(section_of_draft(pool)), "draft", model, config.link, name)
+        for pool, model in config.draft_models.items()
+    }
     constraint = bind_constraint(config.constraint, config.link, config.target.model_path, name)
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
@@ -83,7 +83,7 @@ def build(args: DeployedConfig) -> Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
-    ).bind(config.router, config.link, draft, target, constraint)
+    ).bind(config.router, config.link, drafts, target, constraint)
 
 
 def bind_engine(

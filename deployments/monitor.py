@@ -36,7 +36,7 @@ from models.config import Section
 logger = logging.getLogger("ray.serve")
 
 _ROUTER = "Router"
-_DEPLOYMENTS = (_ROUTER, "Target", "Draft", "Constraint")
+_DEPLOYMENTS = (_ROUTER, "Target", "Draft", "Constraint")  # where Serve does not say
 # Prometheus gives up after 10 s by itself; a busy router takes a second or two.
 _METRICS_TIMEOUT_S = 5.0
 _HEALTH_TIMEOUT_S = 15.0  # a router's own probe takes up to 10 s
@@ -95,9 +95,20 @@ class Monitor:
         return json_response(status.model_dump_json().encode(), code)
 
     async def _metrics_page(self) -> bytes:
-        handles = [await self._handle(name) for name in _DEPLOYMENTS]
+        handles = [await self._handle(name) for name in await self._names()]
         found = [handle for handle in handles if handle is not None]
         return await text_of(found, timeout_s=_METRICS_TIMEOUT_S)
+
+    async def _names(self) -> list[str]:
+        """The deployments of the application, as Serve knows them now."""
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
+                status = await asyncio.to_thread(serve.status)
+        except (TimeoutError, *CALL_ERRORS) as error:
+            logger.debug("no status of the application: %s", type(error).__name__)
+            return list(_DEPLOYMENTS)
+        found = status.applications.get(self._application)
+        return list(_DEPLOYMENTS) if found is None else list(found.deployments)
 
     async def _check(self) -> HealthStatus:
         handle = await self._handle(_ROUTER)

@@ -110,7 +110,7 @@ class ConstrainedBench:
         target = TargetEngine(self._target, LocalMaskSource(constraint.host), _EPOCH)
         services = Services(
             target_pool=device.pool(target, epoch=_EPOCH, max_model_len=_MAX_MODEL_LEN),
-            draft_pool=None,
+            draft_pools={},
             constraint_pool=constraint,
             speculation=SpeculationLimits(
                 num_speculative_tokens="adaptive" if forced else 0,

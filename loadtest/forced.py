@@ -39,6 +39,7 @@ from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
 from models.protocol.messages import Grammar, Sampling
 from models.text.tokenizer import Tokenizer
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
@@ -164,7 +165,7 @@ class ForcedBench:
         ]
         services = Services(
             target_pool=pools[1],
-            draft_pool=pools[0] if way.has_draft else None,
+            draft_pools={POOL: pools[0]} if way.has_draft else {},
             constraint_pool=constraint,
             speculation=SpeculationLimits(
                 num_speculative_tokens="adaptive" if way.k is None else way.k,

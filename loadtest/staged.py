@@ -31,6 +31,7 @@ from models.engine.draft import DraftEngine
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
+from router.drafters.draft_model import POOL
 from router.drafters.repeats.text_memory import TextMemory
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
@@ -87,7 +88,7 @@ class StagedBench:
         ]
         services = Services(
             target_pool=pools[1],
-            draft_pool=pools[0],
+            draft_pools={POOL: pools[0]},
             constraint_pool=None,
             speculation=SpeculationLimits(
                 num_speculative_tokens="adaptive" if k is None else k,

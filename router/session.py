@@ -20,7 +20,6 @@ from models.protocol.rules import RULES
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.choice import choose_drafters, fixed_length
-from router.drafters.draft_model import POOL
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
@@ -58,7 +57,7 @@ class Services:
     """What all sessions of a router share: pools, limits, and what was learnt of cost and fate."""
 
     target_pool: EnginePool
-    draft_pool: EnginePool | None
+    draft_pools: Mapping[str, EnginePool]  # engines to draft with, by the name of their pool
     constraint_pool: ConstraintPool | None
     speculation: SpeculationLimits = field(default_factory=SpeculationLimits)
     limits: SessionLimits = field(default_factory=SessionLimits)
@@ -66,11 +65,6 @@ class Services:
     acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
     memory: TextMemory = field(default_factory=TextMemory)
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
-
-    @property
-    def draft_pools(self) -> Mapping[str, EnginePool]:
-        """Engines to draft with, by the name of their deployment."""
-        return {} if self.draft_pool is None else {POOL: self.draft_pool}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

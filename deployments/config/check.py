@@ -197,7 +197,7 @@ def _instead(
         return "On one GPU use configs/single-gpu.yaml (both models share it)"
     if lacks_nodes and num_gpus > 0 and cluster is not None and len(cluster.nodes) == 1:
         return "On one machine with several GPUs use configs/one-node.yaml"
-    if all(fault.key.startswith("draft.") for fault in faults):
+    if all(fault.key.startswith(("draft.", "drafts.")) for fault in faults):
         return "Without a draft model use configs/no-draft.yaml (suffix decoding drafts)"
     if any(fault.key.endswith("model_path") and not _is_fetchable(fault) for fault in faults):
         return "configs/demo.yaml brings its own models"

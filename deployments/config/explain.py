@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from deployments.config.fit import ModelSizes, gigabytes
 from deployments.config.placement import Placement
-from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
+from deployments.config.schema import AppConfig, ModelConfig, RouterConfig, section_of_draft
 from router.drafters.choice import line_up
 
 
@@ -76,21 +76,22 @@ def admission_notes(
 
 def drafting_notes(config: AppConfig) -> list[str]:
     """Whether texts may grow longer than the draft model can read."""
-    speculation, draft = config.router.speculation, config.draft
+    speculation = config.router.speculation
     drafters = line_up(speculation.method, speculation, config.draft_pools)
-    if draft is None or not speculation.enabled or not any(kind.uses_pool for kind in drafters):
+    if not speculation.enabled or not any(kind.uses_pool for kind in drafters):
         return []
     limits = {"target.max_model_len": config.target.max_model_len}
     if config.router.max_model_len:
         limits["router.max_model_len"] = config.router.max_model_len
     name, longest = min(limits.items(), key=lambda item: item[1])
-    if draft.max_model_len >= longest:
-        return []
+    drafts = {section_of_draft(pool): model for pool, model in config.draft_models.items()}
     others = " and ".join(kind.label for kind in drafters if not kind.uses_pool)
     what = f"are drafted for by {others} only" if others else "are not drafted for at all"
     return [
-        f"draft.max_model_len {draft.max_model_len} is below {name} {longest}: sessions longer "
+        f"{section}.max_model_len {draft.max_model_len} is below {name} {longest}: sessions longer "
         f"than {draft.max_model_len} tokens {what}"
+        for section, draft in drafts.items()
+        if draft.max_model_len < longest
     ]
 
 

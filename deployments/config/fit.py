@@ -15,7 +15,7 @@ from pathlib import Path
 from deployments.config.cluster import Cluster
 from deployments.config.fault import Fault
 from deployments.config.model_files import resolve_model, to_come
-from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources
+from deployments.config.placement import STRICT_PACK, Labels, Placement, Resources, deployment_of
 from deployments.config.schema import AppConfig, ModelConfig
 from models.checkpoint.stored_weights import num_stored_parameters, stores_float8
 
@@ -216,7 +216,7 @@ def memory_faults(
     faults = []
     for section, taken in ranks.items():
         model = config.models[section]
-        [placement] = [one for one in placements if one.name.lower() == section]
+        [placement] = [one for one in placements if one.name == deployment_of(section)]
         num_ranks = model.tensor_parallel_size * placement.min_replicas
         if not model.device.startswith("cuda"):
             on_cpu += taken.total * num_ranks

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config.fault import Fault
-from deployments.config.schema import AppConfig, ModelConfig
+from deployments.config.schema import AppConfig, ModelConfig, section_of_draft
 from models.checkpoint.stored_weights import missing_shards
 from models.fetch.hub import Download, found_on_hub, is_hub_name, missing_of, snapshot_of
 from models.fetch.known import KnownModel, known_model
@@ -86,7 +86,7 @@ def resolved(config: AppConfig) -> AppConfig:
         tokenizer = str(resolve_folder(tokenizer, _TOKENIZER_KEY))
     window = min(config.router.max_model_len or target.max_model_len, target.max_model_len)
     router = config.router.model_copy(update={"tokenizer_path": tokenizer, "max_model_len": window})
-    return config.model_copy(update={**models, "router": router})
+    return config.with_models(models).model_copy(update={"router": router})
 
 
 def fitted(config: AppConfig) -> AppConfig:
@@ -103,7 +103,7 @@ def fitted(config: AppConfig) -> AppConfig:
             if isinstance(longest, int):
                 window = min(longest, model.max_model_len)
                 models[section] = model.model_copy(update={"max_model_len": window})
-    return config.model_copy(update=models)
+    return config.with_models(models)
 
 
 def _folder_of(model: ModelConfig, section: str) -> Path:
@@ -182,25 +182,29 @@ def check_models(config: AppConfig) -> None:
     """
     for section, model in config.models.items():
         _check_model(model, section)
-    if config.draft is not None:
-        _check_pair(Path(config.target.model_path), Path(config.draft.model_path))
+    for pool, draft in config.draft_models.items():
+        key = f"{section_of_draft(pool)}.model_path"
+        _check_pair(Path(config.target.model_path), Path(draft.model_path), key)
 
 
 def with_shared_vocabulary(config: AppConfig) -> AppConfig:
-    """The same tree; the draft samples no token id that the target does not have.
+    """The same tree; draft models sample no token id that the target does not have.
 
     Raises:
         ValueError: a tokenizer cannot be read, or a token id means different tokens.
     """
-    if config.draft is None:
-        return config
-    num_shared = num_shared_with(Path(config.target.model_path), Path(config.draft.model_path))
-    own_limit = config.draft.vocab_size or num_shared
-    draft = config.draft.model_copy(update={"vocab_size": min(own_limit, num_shared)})
-    return config.model_copy(update={"draft": draft})
+    models = {}
+    for pool, draft in config.draft_models.items():
+        section = section_of_draft(pool)
+        num_shared = num_shared_with(
+            Path(config.target.model_path), Path(draft.model_path), f"{section}.model_path"
+        )
+        own_limit = draft.vocab_size or num_shared
+        models[section] = draft.model_copy(update={"vocab_size": min(own_limit, num_shared)})
+    return config.with_models(models)
 
 
-def num_shared_with(target: Path, draft: Path) -> int:
+def num_shared_with(target: Path, draft: Path, key: str = "draft.model_path") -> int:
     """Token ids that two checkpoints share, from 0 on.
 
     Raises:
@@ -211,9 +215,7 @@ def num_shared_with(target: Path, draft: Path) -> int:
     try:
         return num_shared_ids(*vocabularies)
     except ValueError as error:
-        raise Fault(
-            "draft.model_path", f"{error}: {draft} and {target} must share one vocabulary"
-        ) from None
+        raise Fault(key, f"{error}: {draft} and {target} must share one vocabulary") from None
 
 
 def read_vocab_size(folder: Path) -> int:
@@ -312,14 +314,14 @@ def _check_kv_tokens(model: ModelConfig, section: str) -> None:
         )
 
 
-def _check_pair(target: Path, draft: Path) -> None:
+def _check_pair(target: Path, draft: Path, key: str) -> None:
     """Check the tokenizers id by id; logits may be padded to different sizes."""
-    num_shared_with(target, draft)
+    num_shared_with(target, draft, key)
     num_ids = read_vocabulary(target / "tokenizer.json").size
     num_columns = read_vocab_size(draft)
     if min(num_ids, read_vocab_size(target)) > num_columns:
         raise Fault(
-            "draft.model_path",
+            key,
             f"vocab_size {num_columns} of {draft} is less than the {num_ids} token ids of the "
             f"target {target}: the draft could not read its text",
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.config.schema import AppConfig, ModelConfig
+from deployments.config.schema import AppConfig, ModelConfig, section_of_draft
 
 COORDINATOR_CPUS = 0.1  # of a process that holds no model
 STRICT_PACK = "STRICT_PACK"
@@ -69,9 +69,17 @@ def default_placements(config: AppConfig) -> list[Placement]:
         engine_placement("Target", config.target),
         Placement(name="Constraint", own={"CPU": COORDINATOR_CPUS}),
     ]
-    if config.draft is not None:
-        placements.insert(2, engine_placement("Draft", config.draft))
-    return placements
+    drafts = [
+        engine_placement(deployment_of(section_of_draft(pool)), model)
+        for pool, model in config.draft_models.items()
+    ]
+    return [*placements[:2], *drafts, *placements[2:]]
+
+
+def deployment_of(section: str) -> str:
+    """The deployment of a model, by its section of the config: Target, Draft, Draft-NAME."""
+    kind, _, name = section.partition(".")
+    return f"Draft-{name}" if name else kind.capitalize()
 
 
 def placements_of(config: AppConfig, overrides: Iterable[Mapping[str, Any]]) -> list[Placement]:
@@ -88,9 +96,8 @@ def placements_of(config: AppConfig, overrides: Iterable[Mapping[str, Any]]) -> 
     if by_name:
         known = ", ".join(placement.name for placement in placements)
         raise ValueError(f"deployments: there is no {sorted(by_name)[0]!r}, only {known}")
-    for section, model in (("Target", config.target), ("Draft", config.draft)):
-        if model is not None:
-            _check_bundles(section, model, placements)
+    for section, model in config.models.items():
+        _check_bundles(deployment_of(section), model, placements)
     return placements
 
 

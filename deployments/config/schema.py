@@ -11,6 +11,8 @@ the disk.
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -24,10 +26,12 @@ from models.protocol.rules import RULES
 from models.text.tools.reasoning import REASONING, named_reasoning
 from models.text.tools.registry import LAYOUTS, named_layout
 from router.drafters.draft_model import POOL
-from router.drafters.registry import DRAFTERS
+from router.drafters.registry import DRAFTERS, drafters_of
 from router.limits import SessionLimits, SpeculationLimits
 
 logger = logging.getLogger("ray.serve")
+
+_DRAFT_NAME = re.compile("[a-z][a-z0-9_-]{0,31}")
 
 
 class LeaseConfig(Section):
@@ -106,7 +110,9 @@ class SpeculationConfig(SpeculationLimits):
     @field_validator("method")
     @classmethod
     def _check_name(cls, name: str | None) -> str | None:
-        return None if name is None else NameOf(DRAFTERS).checked(name)
+        if name is None or _DRAFT_NAME.fullmatch(name):  # whether it is there: see AppConfig
+            return name
+        return NameOf(DRAFTERS).checked(name)
 
     @field_validator("verification")
     @classmethod
@@ -116,10 +122,15 @@ class SpeculationConfig(SpeculationLimits):
     @model_validator(mode="after")
     def _check_method(self) -> Self:
         if self.method is not None:
-            kind = DRAFTERS[self.method]
-            if not kind.is_switched_on(self):
+            kind = DRAFTERS.get(self.method)
+            if kind is not None and not kind.is_switched_on(self):
                 raise ValueError(f"method {kind.name} needs {kind.needs}")
         return self
+
+
+def section_of_draft(pool: str) -> str:
+    """The section of the config that a draft model is in, by the name of its pool."""
+    return pool if pool == POOL else f"drafts.{pool}"
 
 
 class CaptureConfig(Section):
@@ -240,6 +251,11 @@ class AppConfig(Section):
     draft: ModelConfig | None = Field(
         default=None, description="the model that guesses ahead; leave it out for none"
     )
+    drafts: dict[str, ModelConfig] = Field(
+        default_factory=dict,
+        description="further draft models by name, each a deployment Draft-NAME; a session has "
+        "the one that earns most",
+    )
     constraint: GrammarServiceConfig = Field(
         default_factory=GrammarServiceConfig, description="grammars, in child processes"
     )
@@ -264,27 +280,61 @@ class AppConfig(Section):
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
-        if self.draft is not None and self.draft.heads is not None:
-            raise ValueError("draft.heads: only a target drafts by heads")
-        if self.draft is not None and self.draft.early_exit is not None:
-            raise ValueError("draft.early_exit: only a target drafts by its first layers")
+        for pool, model in self.draft_models.items():
+            section = section_of_draft(pool)
+            if model.heads is not None:
+                raise ValueError(f"{section}.heads: only a target drafts by heads")
+            if model.early_exit is not None:
+                raise ValueError(f"{section}.early_exit: only a target drafts by its first layers")
         speculation = self.router.speculation
         if speculation.method is not None:
-            kind = DRAFTERS[speculation.method]
+            kinds = drafters_of(self.draft_pools)
+            if speculation.method not in kinds:
+                raise ValueError(
+                    f"router.speculation.method: must be one of {', '.join(kinds)}, "
+                    f"got {speculation.method!r}"
+                )
+            kind = kinds[speculation.method]
             if not kind.is_available(speculation, self.draft_pools):
                 raise ValueError(f"router.speculation.method {kind.name} needs {kind.needs}")
         return self
 
+    @field_validator("drafts")
+    @classmethod
+    def _check_names(cls, drafts: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
+        for name in drafts:
+            if not _DRAFT_NAME.fullmatch(name) or name in (POOL, *DRAFTERS):
+                raise ValueError(
+                    f"a name must be 1 to 32 of a-z, 0-9, - and _, begin with a letter, and be "
+                    f"none of {', '.join((POOL, *DRAFTERS))}, got {name!r}"
+                )
+        return drafts
+
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """Target and, where there is one, draft, by the section's name."""
-        found = {"target": self.target, "draft": self.draft}
-        return {section: model for section, model in found.items() if model is not None}
+        """Target and draft models by the name of their section."""
+        drafts = {section_of_draft(pool): model for pool, model in self.draft_models.items()}
+        return {"target": self.target} | drafts
+
+    def with_models(self, models: Mapping[str, ModelConfig]) -> Self:
+        """The same tree with other models, by the name of their section."""
+        drafts = {
+            pool: models.get(section_of_draft(pool), model)
+            for pool, model in self.draft_models.items()
+        }
+        draft = drafts.pop(POOL, None)
+        target = models.get("target", self.target)
+        return self.model_copy(update={"target": target, "draft": draft, "drafts": drafts})
+
+    @property
+    def draft_models(self) -> dict[str, ModelConfig]:
+        """The draft models by the name of their pool, the one of the section `draft` first."""
+        return ({} if self.draft is None else {POOL: self.draft}) | self.drafts
 
     @property
     def draft_pools(self) -> tuple[str, ...]:
-        """The deployments that have engines to draft with."""
-        return () if self.draft is None else (POOL,)
+        """The pools that have engines to draft with."""
+        return tuple(self.draft_models)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

@@ -46,7 +46,7 @@ class Router:
     Args:
         config: the resolved `router` section of the config.
         link: limits of the links.
-        draft: handle of the Draft deployment, if there is one.
+        drafts: handles of the deployments of draft models, by the name of their pool.
         target: handle of the Target deployment.
         constraint: handle of the Constraint deployment.
     """
@@ -55,7 +55,7 @@ class Router:
         self,
         config: RouterConfig,
         link: LinkConfig,
-        draft: DeploymentHandle[Any] | None,
+        drafts: dict[str, DeploymentHandle[Any]],
         target: DeploymentHandle[Any],
         constraint: DeploymentHandle[Any],
     ) -> None:
@@ -64,11 +64,11 @@ class Router:
         join_serve()
         bring(Path(config.tokenizer_path), logger.info, weights=False)
         self._links = LinkClient(high_water_mark=link.high_water_mark)
-        others = [handle for handle in (target, draft, constraint) if handle is not None]
+        others = [target, *drafts.values(), constraint]
         self._service = RouterService(
             config,
             target=engine_pool(target, self._links),
-            draft=None if draft is None else engine_pool(draft, self._links),
+            drafts={pool: engine_pool(handle, self._links) for pool, handle in drafts.items()},
             constraint=constraint_pool(constraint, self._links),
             mirror=ray_mirror,
             other_metrics=ReplicaPages(others).text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from deployments.api.health import HealthProbe
@@ -34,7 +34,8 @@ class RouterService:
     Args:
         config: a resolved one: `tokenizer_path` and `max_model_len` are filled in.
         target: the replicas that verify.
-        draft: the replicas of the draft model; None: only prompt lookup drafts, where it is on.
+        drafts: the replicas of each draft model, by the name of their pool; without any only
+            repeated text is drafted, where that is on.
         constraint: the replicas that guard grammars; None: requests with one are refused.
         mirror: where metrics are written in addition to GET /metrics.
         other_metrics: the metrics of other processes, for the same page.
@@ -53,7 +54,7 @@ class RouterService:
         config: RouterConfig,
         *,
         target: EnginePool,
-        draft: EnginePool | None,
+        drafts: Mapping[str, EnginePool],
         constraint: ConstraintPool | None,
         mirror: Mirror | None = None,
         other_metrics: Callable[[], Awaitable[bytes]] | None = None,
@@ -61,7 +62,7 @@ class RouterService:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         services = Services(
             target_pool=target,
-            draft_pool=draft,
+            draft_pools=drafts,
             constraint_pool=constraint,
             speculation=config.speculation,
             limits=config.timeouts,

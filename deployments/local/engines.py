@@ -46,7 +46,7 @@ class LocalEngines:
                 raise Fault(key, f"must be 1 in one process (got {model.tensor_parallel_size})")
         self.tokenizer = Tokenizer.load(config.router.tokenizer_path)
         target = ModelRunner(config.target)
-        draft = None if config.draft is None else ModelRunner(config.draft)
+        drafts = {pool: ModelRunner(model) for pool, model in config.draft_models.items()}
         vocabulary = VocabularyInfo(
             tokenizer_json=_tokenizer_json(config.target),
             vocab_size=read_vocab_size(Path(config.target.model_path)),
@@ -63,12 +63,12 @@ class LocalEngines:
         )
         self._device = InlineDevice()
         self._pools: dict[str, InlinePool] = {}
-        if draft is not None:  # before the target: the engine that comes first goes first
-            self._add("draft", DraftEngine(draft, self._masks(), _EPOCH), draft)
+        for pool, draft in drafts.items():  # before the target: the engine that comes first goes
+            self._add(pool, DraftEngine(draft, self._masks(), _EPOCH), draft)  # first
         self._add("target", TargetEngine(target, self._masks(), _EPOCH), target)
         services = Services(
             target_pool=self._pools["target"],
-            draft_pool=self._pools.get("draft"),
+            draft_pools={pool: self._pools[pool] for pool in drafts},
             constraint_pool=self._constraint,
             speculation=config.router.speculation,
             limits=config.router.timeouts,

@@ -20,6 +20,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.planning.acceptance import AcceptancePool
@@ -224,7 +225,7 @@ def make_services(
     lookup = 0 if draft is not None else _LOOKUP_MAX
     return Services(
         target_pool=target,
-        draft_pool=None if k == 0 else draft,
+        draft_pools={} if k == 0 or draft is None else {POOL: draft},
         constraint_pool=None,
         speculation=SpeculationLimits(
             num_speculative_tokens="adaptive" if k is None else k,

@@ -23,6 +23,7 @@ from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
 from models.text.tokenizer import Tokenizer
+from router.drafters.draft_model import POOL
 from router.limits import SessionLimits
 
 _MODEL = "pair"
@@ -93,7 +94,7 @@ async def demo_client(pair: Path, num_threads: int) -> AsyncIterator[Client]:
         max_model_len=_MAX_MODEL_LEN,
         timeouts=SessionLimits(draft_ms=20_000),
     )
-    service = RouterService(config, target=target, draft=draft, constraint=constraint)
+    service = RouterService(config, target=target, drafts={POOL: draft}, constraint=constraint)
     transport = httpx.ASGITransport(create_app(service.http))
     try:
         async with httpx.AsyncClient(

@@ -28,6 +28,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
@@ -84,14 +85,14 @@ class Engines:
         self, prompts: Sequence[Sequence[int]], num_tokens: int, way: Way
     ) -> list[Timed]:
         device = InlineDevice()
-        draft_pool = None
+        draft_pools = {}
         if self._draft is not None and not way.is_plain:
             draft = DraftEngine(self._draft, NoMaskSource(), _EPOCH)
-            draft_pool = self._pool(device, draft, self._draft)
+            draft_pools[POOL] = self._pool(device, draft, self._draft)
         target = TargetEngine(self._target, NoMaskSource(), _EPOCH)
         services = Services(
             target_pool=self._pool(device, target, self._target),
-            draft_pool=draft_pool,
+            draft_pools=draft_pools,
             constraint_pool=None,
             speculation=SpeculationLimits(max_num_speculative_tokens=max(8, way.k or 0)),
             limits=_TIMEOUTS,

@@ -11,7 +11,7 @@ from itertools import islice
 
 from models.protocol.errors import InvalidRequest
 from router.drafters.kind import DrafterKind
-from router.drafters.registry import DRAFTERS
+from router.drafters.registry import drafters_of
 from router.limits import SpeculationLimits
 from router.types import SpeculationSettings
 
@@ -39,9 +39,10 @@ def line_up(
     name: str | None, allowed: SpeculationLimits, pools: Collection[str]
 ) -> tuple[DrafterKind, ...]:
     """The drafter `name` (None: the preferred one) and who fills in for it, if available."""
-    names = list(DRAFTERS)
-    place = 0 if name is None else names.index(name)
-    chosen, *later = [DRAFTERS[each] for each in names[place:]]
+    kinds = list(drafters_of(pools).values())
+    models = [kind for kind in kinds if kind.uses_pool and kind.is_available(allowed, pools)]
+    place = 0 if name is None else [kind.name for kind in kinds].index(name)
+    chosen, *later = [*models, *kinds] if name is None else kinds[place:]
     line = [chosen] if chosen.is_available(allowed, pools) else []
     if line and chosen.traits.is_free:  # where it finds nothing, another that looks finds little
         return tuple(line)
@@ -62,10 +63,11 @@ def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int
 def _check(name: str | None, allowed: SpeculationLimits, pools: Collection[str]) -> None:
     if name is None:
         return
-    kind = DRAFTERS.get(name)
+    kinds = drafters_of(pools)
+    kind = kinds.get(name)
     if kind is None:
         raise InvalidRequest(
-            f"speculation.drafter: must be one of {', '.join(DRAFTERS)}, got {name!r}",
+            f"speculation.drafter: must be one of {', '.join(kinds)}, got {name!r}",
             param="speculation.drafter",
         )
     if not kind.is_available(allowed, pools):

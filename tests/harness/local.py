@@ -27,6 +27,7 @@ from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource, NoMaskSource
 from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.planning.adaptive import RouterPlanner
@@ -201,7 +202,7 @@ async def local_service(
         )
     services = Services(
         target_pool=link_to("target", target_pool),
-        draft_pool=draft_pool and link_to("draft", draft_pool),
+        draft_pools={} if draft_pool is None else {POOL: link_to("draft", draft_pool)},
         constraint_pool=constraint_pool and link_to("constraint", constraint_pool),
         speculation=speculation or NO_LOOKUP,
         limits=limits or SessionLimits(draft_ms=20_000),

@@ -42,7 +42,7 @@ def request(**changes: Any) -> GenerationRequest:
 
 
 async def run(pool: Any, wanted: GenerationRequest) -> tuple[Delta, Finished]:
-    services = Services(target_pool=pool, draft_pool=None, constraint_pool=None, limits=LIMITS)
+    services = Services(target_pool=pool, draft_pools={}, constraint_pool=None, limits=LIMITS)
     front = SpeculativeGenerator(services, max_model_len=40)
     delta, end = [event async for event in front.generate(wanted, LetterDetokenizer())]
     assert isinstance(delta, Delta)

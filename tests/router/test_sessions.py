@@ -22,6 +22,7 @@ from models.protocol.messages import (
     Verify,
 )
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.remote.draft import RemoteDrafter
@@ -77,7 +78,7 @@ def generator(
 ) -> SpeculativeGenerator:
     services = Services(
         target_pool=target,
-        draft_pool=draft,
+        draft_pools={} if draft is None else {POOL: draft},
         constraint_pool=None,
         speculation=speculation,
         limits=LIMITS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -46,5 +46,12 @@ class NameOf:
         )
 
 
-DrafterName = Annotated[str, NameOf(DRAFTERS)]
+# Draft models have names of their own, which the router knows: it refuses others with its list.
+DrafterName = Annotated[
+    str,
+    Field(
+        pattern="^[a-z][a-z0-9_-]{0,31}$",
+        description=f"{', '.join(DRAFTERS)}, or the name of a draft model of the config's `drafts`",
+    ),
+]
 RuleName = Annotated[str, NameOf(RULES)]

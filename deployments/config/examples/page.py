@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from pydantic.fields import FieldInfo
@@ -107,6 +107,9 @@ class _Page:
             is_absent = given is None and inner is not None and info.default is None
             if is_absent or (is_again and name not in values):
                 continue
+            if inner is not None and get_origin(info.annotation) is dict:
+                self._named(name, inner, given or {}, indent, info.description or "")
+                continue
             if inner is not None:
                 self.key(f"{name}:", indent, [info.description or ""])
                 self.section(inner, given or {}, indent + 2)
@@ -116,6 +119,13 @@ class _Page:
             if not self._is_explained(model, name):
                 texts = [info.description or "", remark, _default(info)]
             self.key(f"{name}: {_scalar(value)}", indent, texts)
+
+    def _named(self, key: str, model: type[Section], given: Tree, indent: int, text: str) -> None:
+        """Sections of a kind under names of their own."""
+        self.key(f"{key}:" if given else f"{key}: {{}}", indent, [text])
+        for name, values in given.items():
+            self.key(f"{name}:", indent + 2, [])
+            self.section(model, values, indent + 4)
 
     def ray_key(self, name: str, given: Any, indent: int) -> None:
         """A key of Serve's own, with all that is below it."""

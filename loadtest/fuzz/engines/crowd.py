@@ -29,6 +29,7 @@ from models.protocol.messages import (
     EngineReply,
     EngineRequest,
 )
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
@@ -93,7 +94,7 @@ async def crowd(
     )
     services = Services(
         target_pool=lossy[0],
-        draft_pool=lossy[1],
+        draft_pools={POOL: lossy[1]},
         constraint_pool=lossy[2],
         speculation=SpeculationLimits(
             max_num_speculative_tokens=MAX_K, run_on_tokens=rng.choice((0, 2, 16))

@@ -35,6 +35,7 @@ from models.engine.target import TargetEngine
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
 from models.protocol.rules import COUPLED, RULES
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
@@ -67,7 +68,7 @@ async def answers_alone(requests: list[GenerationRequest], host: GrammarHost) ->
     device = InlineDevice()
     services = Services(
         target_pool=device.pool(target, epoch=1, max_model_len=MAX_MODEL_LEN),
-        draft_pool=None,
+        draft_pools={},
         constraint_pool=constraint,
         speculation=SpeculationLimits(enabled=False),
         limits=LIMITS,
@@ -103,7 +104,7 @@ async def _crowded(
     target_pool = device.pool(engines.target, epoch=1, max_model_len=MAX_MODEL_LEN)
     services = Services(
         target_pool=target_pool,
-        draft_pool=draft_pool,
+        draft_pools={POOL: draft_pool},
         constraint_pool=constraint,
         speculation=SpeculationLimits(
             max_num_speculative_tokens=MAX_K,

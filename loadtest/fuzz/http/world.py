@@ -21,6 +21,7 @@ from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.http.bodies import MODEL
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
+from router.drafters.draft_model import POOL
 
 BODY_LIMIT_BYTES = 262_144
 _FREED_LIMIT_S = 10.0
@@ -68,7 +69,7 @@ async def http_world() -> AsyncIterator[HttpWorld]:
         body_limit_bytes=BODY_LIMIT_BYTES,
         max_sessions=16,
     )
-    service = RouterService(config, target=target, draft=draft, constraint=constraint)
+    service = RouterService(config, target=target, drafts={POOL: draft}, constraint=constraint)
     try:
         yield HttpWorld(create_app(service.http), engines, (target, draft), host)
     finally:

@@ -34,6 +34,7 @@ from loadtest.fuzz.links.world import (
 from models.grammar.host import GrammarHost
 from models.protocol.messages import Endpoint, LeaseRequest
 from models.protocol.rules import COUPLED
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
 from router.session import Services
@@ -61,7 +62,7 @@ async def _case(seed: int, host: GrammarHost) -> Outcome:
         stack.push_async_callback(links.close)
         services = Services(
             target_pool=EngineCalls(target, links),
-            draft_pool=EngineCalls(draft, links),
+            draft_pools={POOL: EngineCalls(draft, links)},
             constraint_pool=ReplicaCalls(replica, links),
             limits=LIMITS,
         )

@@ -69,12 +69,19 @@ def test_a_value_is_explained_where_it_comes_up_first() -> None:
         "tokens of prompt and completion together; at most the checkpoint's own; no more; "
         "default: 2048"
     )
-    draft = text[text.index("\n      draft:") : text.index("\n      constraint:")]
+    draft = text[text.index("\n      draft:") : text.index("\n      drafts:")]
     assert draft.splitlines()[2:] == [
         f"{'        model_path: d':<37}# a small one",
         "        max_model_len: 64",
     ]
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_draft_models_of_a_name_are_printed_under_it() -> None:
+    drafts = {"tiny": {"model_path": "t"}, "small": {"model_path": "s", "max_num_seqs": 3}}
+    text = printed(example(args={"target": {"model_path": "m"}, "drafts": drafts}))
+    [application] = yaml.safe_load(text)["applications"]
+    assert application["args"]["drafts"] == drafts
 
 
 def test_what_is_printed_is_read_back() -> None:

@@ -102,7 +102,7 @@ async def test_a_stream_is_few_generators_deep(fields: dict[str, Any]) -> None:
         max_model_len=MAX_MODEL_LEN,
         speculation=SpeculationConfig(method="ngram"),
     )
-    service = RouterService(config, target=counting, draft=None, constraint=constraint)
+    service = RouterService(config, target=counting, drafts={}, constraint=constraint)
     transport = httpx.ASGITransport(create_app(service.http))
     body = {
         "model": "demo",

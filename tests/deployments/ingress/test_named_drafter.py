@@ -10,9 +10,13 @@ from pydantic import ValidationError
 
 from deployments.api.http import create_app
 from deployments.api.schemas.requests import SpeculationOptions
-from deployments.config.schema import RouterConfig, SpeculationConfig
+from deployments.config.schema import AppConfig, RouterConfig, SpeculationConfig
 from deployments.ingress.service import RouterService
+from models.protocol.errors import InvalidRequest
+from router.drafters.choice import choose_drafters
 from router.drafters.registry import DRAFTERS
+from router.limits import SpeculationLimits
+from router.types import SpeculationSettings
 from tests.fakes.oracle_drafter import ORACLE
 from tests.fakes.router import ScriptedPool
 from tests.harness.local import DEMO
@@ -24,13 +28,17 @@ def with_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    """Which draft models there are is known to the whole config and to the router only."""
     message = "Input should be 'draft_model', 'suffix' or 'ngram'"
     with pytest.raises(ValidationError, match=message):
-        SpeculationOptions(drafter="oracle")
-    with pytest.raises(ValidationError, match=message):
-        SpeculationConfig(method="oracle")
-    with pytest.raises(ValidationError, match=message):
-        SpeculationOptions.model_validate({"drafter": 3})
+        SpeculationConfig(method="Oracle")
+    with pytest.raises(ValueError, match="must be one of draft_model, suffix, ngram, got 'oracle'"):
+        AppConfig.model_validate({"target.model_path": "x", "router.speculation.method": "oracle"})
+    for wrong in (3, "Oracle", "x" * 33):
+        with pytest.raises(ValidationError, match="string"):
+            SpeculationOptions.model_validate({"drafter": wrong})
+    with pytest.raises(InvalidRequest, match="must be one of draft_model, suffix, ngram, got"):
+        choose_drafters(SpeculationSettings(drafter="oracle"), SpeculationLimits(), ())
     with pytest.raises(ValidationError, match="Input should be 'coupled' or 'rejection'"):
         SpeculationOptions(verification="strict")
 
@@ -39,14 +47,12 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 def test_a_registered_name_passes_and_is_published() -> None:
     assert SpeculationOptions(drafter="oracle").drafter == "oracle"
     assert SpeculationConfig(method="oracle").method == "oracle"
-    [names, _] = SpeculationOptions.model_json_schema()["properties"]["drafter"]["anyOf"]
-    assert names == {"type": "string", "enum": ["draft_model", "suffix", "ngram", "oracle"]}
 
 
 @pytest.mark.usefixtures("with_oracle")
 async def test_a_request_is_drafted_for_by_name() -> None:
     config = RouterConfig(model_name="demo", tokenizer_path=str(DEMO / "target"), max_model_len=64)
-    service = RouterService(config, target=ScriptedPool(), draft=None, constraint=None)
+    service = RouterService(config, target=ScriptedPool(), drafts={}, constraint=None)
     transport = httpx.ASGITransport(create_app(service.http))
 
     async def ask(**speculation: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource
+from router.drafters.draft_model import POOL
 from router.limits import SessionLimits
 from tests.harness.local import DEMO, VOCAB_SIZE, demo_tokenizer
 
@@ -76,7 +77,9 @@ async def serving(
     draft = LocalEnginePool(
         DraftEngine(runner("draft"), masks(), epoch=1), epoch=1, max_model_len=MAX_MODEL_LEN
     )
-    service = RouterService(router_config, target=target, draft=draft, constraint=constraint)
+    service = RouterService(
+        router_config, target=target, drafts={POOL: draft}, constraint=constraint
+    )
     transport = httpx.ASGITransport(create_app(service.http))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -170,7 +173,7 @@ async def test_limits_come_from_the_config(asked, expected):
         max_logprob_entries=12,
     )
     unused: Any = None
-    service = RouterService(router_config, target=unused, draft=None, constraint=None).http
+    service = RouterService(router_config, target=unused, drafts={}, constraint=None).http
     assert router_config.speculation.fixed_length == expected
     assert service.model.verification == "rejection"
     assert (service.model.default_max_tokens, service.model.max_tokens_limit) == (9, 10)

@@ -19,6 +19,7 @@ from models.grammar.masks import NoMaskSource
 from models.protocol.errors import Unavailable
 from models.protocol.messages import EngineReply, EngineRequest, Open, Propose, Sampling, Verify
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.session import Services
@@ -70,7 +71,7 @@ async def inline(target_path: str, draft_path: str) -> AsyncIterator[Inline]:
     target_pool = device.pool(target_engine, epoch=1, max_model_len=256)
     services = Services(
         target_pool=target_pool,
-        draft_pool=draft_pool,
+        draft_pools={POOL: draft_pool},
         constraint_pool=None,
         speculation=SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0),
         limits=LIMITS,
@@ -152,10 +153,9 @@ async def test_nobody_is_waited_for_who_waits_for_the_other_engine(
     async with inline(tiny_target, tiny_draft) as running:
         prompt, num_steps = PROMPTS[0], 40
         services = running.services
-        assert services.draft_pool is not None
         target, draft = [
             await pool.lease("one", timeout_s=1.0)
-            for pool in (services.target_pool, services.draft_pool)
+            for pool in (services.target_pool, *services.draft_pools.values())
         ]
         for lease in (target, draft):
             open_session(lease, "one", len(prompt))  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from models.grammar.masks import NoMaskSource
 from models.protocol.errors import Unavailable
 from models.protocol.messages import EngineReply, EngineRequest, TokenLogprobs
 from models.protocol.packed_logprobs import unpack
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.ports import Lease
@@ -76,7 +77,7 @@ async def serving(
     )
     services = Services(
         target_pool=target,
-        draft_pool=draft,
+        draft_pools={POOL: draft},
         constraint_pool=None,
         speculation=SpeculationLimits(),
         limits=SessionLimits(draft_ms=20_000, failover_s=failover_s, rejoin_interval_s=0.1),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from models.protocol.messages import Sampling
+from router.drafters.draft_model import POOL
 from router.drafters.registry import DRAFTERS
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
@@ -29,7 +30,7 @@ def _with_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 def services(draft: ScriptedPool | None = None) -> Services:
     return Services(
         target_pool=ScriptedPool(),
-        draft_pool=draft,
+        draft_pools={} if draft is None else {POOL: draft},
         constraint_pool=None,
         speculation=SpeculationLimits(prompt_lookup_max=0, suffix_decoding_max_tree_depth=0),
     )

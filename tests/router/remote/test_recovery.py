@@ -11,6 +11,7 @@ import pytest
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.messages import Grammar, NeedOpen, NeedPrefix, Sampling, Verify
 from models.protocol.token_sequence import TokenSequence
+from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.remote.engine import EngineClient, OpenTemplate
@@ -55,7 +56,7 @@ class Deployment:
         )
         services = Services(
             target_pool=self.target,
-            draft_pool=self.draft,
+            draft_pools={POOL: self.draft},
             constraint_pool=self.constraint,
             speculation=SpeculationLimits(run_on_tokens=3),
             limits=self.limits,

@@ -174,7 +174,7 @@ def test_what_is_served_fits_the_page(route, fields):
         {"speculation": {"k": 9}},
         {"speculation": {"k": -1}},
         {"speculation": {"depth": 1}},
-        {"speculation": {"drafter": "medusa"}},
+        {"speculation": {"drafter": "Medusa heads"}},
         {"response_format": {"type": "xml"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         {"structured_outputs": {"regex": ""}},
