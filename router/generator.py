@@ -18,7 +18,14 @@ from router.limits import SessionLimits, SpeculationLimits
 from router.loop import run_session
 from router.remote.check import check_grammar
 from router.session import Services, Session, open_session
-from router.types import Delta, Detokenizer, Finished, FinishReason, GenerationRequest
+from router.types import (
+    Delta,
+    Detokenizer,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    SpeculationStats,
+)
 
 
 class SpeculativeGenerator:
@@ -46,13 +53,28 @@ class SpeculativeGenerator:
                 yield delta
                 finish_reason = delta.finish_reason
             assert finish_reason is not None, "a text ended without a reason"
+            stats = await self._compared(request, session)
             yield Finished(
                 finish_reason=finish_reason,
                 num_prompt_tokens=len(request.prompt_ids),
                 num_completion_tokens=session.stops.num_tokens,
                 num_cached_tokens=session.watch.stats.num_cached_tokens,
-                speculation=session.watch.stats.snapshot(),
+                speculation=stats,
             )
+
+    async def _compared(self, request: GenerationRequest, session: Session) -> SpeculationStats:
+        """What speculation did, and what each draft model would have: now, where the request asks
+        for it; of a share of the others once they are over."""
+        services, stats = self._services, session.watch.stats.snapshot()
+        if session.replayed is None or not services.draft_pools:
+            return stats
+        if request.speculation.compare:
+            replays = await session.replayed.replays()
+            session.replayed.learn(replays)
+            return dataclasses.replace(stats, replays=replays)
+        if services.comparison.wants(services.speculation.compare_share):
+            services.comparison.begin(session.replayed)
+        return stats
 
     async def check_grammar(self, grammar: Grammar, text: str) -> GrammarChecked:
         """How far a text goes with a grammar; see `router.remote.check`."""

@@ -123,6 +123,16 @@ class SpeculationLimits(Section):
     suffix_decoding_max_cached_tokens: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
         default=65_536, description="tokens that they may have together, at some 400 bytes each"
     )
+    draft_shares: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
+        default_factory=dict,
+        description="of several draft models: parts of the sessions, by name, as {draft_model: 1, "
+        "NAME: 1} for halves; empty: each session has the one that earns most",
+    )
+    compare_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        default=0.0,
+        description="share of the answers along which every draft model is asked, afterwards, what "
+        "it would have drafted",
+    )
     num_speculative_tokens: Annotated[int, Field(ge=0)] | Literal["adaptive"] = Field(
         default="adaptive",
         description="k: a fixed number, or adaptive: chosen live from acceptance and cost",

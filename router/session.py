@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,16 +15,17 @@ from functools import partial
 
 import msgspec
 
-from models.protocol.errors import UnsupportedGrammar
+from models.protocol.errors import ServingError, UnsupportedGrammar
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.rules import RULES
 from models.protocol.token_sequence import TokenSequence
+from router.comparison import LENGTHS, DraftComparison, Replayed
 from router.drafters.chain import ChainTerms, NamedFree
-from router.drafters.choice import choose_drafters, fixed_length
+from router.drafters.choice import choose_drafters, draft_models, fixed_length
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
-from router.drafters.kind import DrafterContext
+from router.drafters.kind import DrafterContext, DrafterKind
 from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
@@ -36,16 +38,18 @@ from router.logprobs import LogprobsOutbox
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession, RouterPlanner
 from router.planning.costs import PassCosts
+from router.planning.draft_choice import DraftChoice
 from router.planning.fixed import FixedPlanner
 from router.ports import Chooser, ConstraintPool, DrafterTraits, EnginePool, TaskClass, Verifier
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
+from router.remote.replay import replay
 from router.remote.target import RemoteVerifier
 from router.round_log import RoundLog
 from router.rounds import RoundWatch, SessionPlanner
 from router.stats import RoundStats
 from router.stops import StopChecker
-from router.types import Detokenizer, GenerationRequest
+from router.types import Detokenizer, DraftReplay, GenerationRequest
 
 _CREATIVE_TEMPERATURE = 1.1  # above it samples leave what either model thinks likely
 _CLOSE_TIMEOUT_S = 5.0
@@ -64,7 +68,14 @@ class Services:
     planner: RouterPlanner = field(default_factory=lambda: RouterPlanner(PassCosts()))
     acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
     memory: TextMemory = field(default_factory=TextMemory)
+    comparison: DraftComparison = field(default_factory=DraftComparison)
+    choice: DraftChoice = field(init=False)
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
+
+    def __post_init__(self) -> None:
+        """The choice among draft models knows what is known of their cost and fate."""
+        choice = DraftChoice(self.planner.costs, self.acceptance, lambda: self.planner.num_sessions)
+        object.__setattr__(self, "choice", choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,7 @@ class Session:
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
     details: RoundLog = field(default_factory=RoundLog)
     chooser: Chooser | None = None
+    replayed: Replayed | None = None  # asks draft models what they would have drafted
 
 
 @asynccontextmanager
@@ -141,7 +153,7 @@ class _Builder:
         own_ids = () if request.ignore_eos else request.eos_ids
         self._eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
         self._kinds = choose_drafters(
-            request.speculation, services.speculation, services.draft_pools
+            request.speculation, services.speculation, services.draft_pools, self._preferred
         )
         self._fixed = fixed_length(request.speculation, services.speculation)
         if request.choices:  # nothing is drafted: the text comes whole
@@ -190,7 +202,52 @@ class _Builder:
                 is_asked_for_prompt=request.sampling.num_prompt_logprobs >= 0,
             ),
             details=RoundLog(stats if request.speculation.details else None),
+            replayed=self,
         )
+
+    def _preferred(self, models: Sequence[DrafterKind]) -> str:
+        """Which of several draft models drafts, where neither request nor config name one."""
+        services = self._services
+        return services.choice.choose(
+            [kind.traits for kind in models],
+            self._task_class(),
+            verification=self._request.sampling.verification,
+            shares=services.speculation.draft_shares,
+            key=self._request.request_id,
+            max_length=services.speculation.max_num_speculative_tokens,
+        )
+
+    async def replays(self) -> dict[str, DraftReplay]:
+        """What each draft model that is there says along the answer so far.
+
+        Of a text under a grammar or out of a list nothing: masks of passed places are not kept. And
+        nothing where the rule gives drafts noise of their own: only shared noise foretells them.
+        """
+        found: dict[str, DraftReplay] = {}
+        request, services = self._request, self._services
+        if RULES[request.sampling.verification].depends_on_draft:
+            return found
+        if request.grammar is not None or request.choices or not self._generated:
+            return found
+        for kind in draft_models(services.speculation, services.draft_pools):
+            client = self._draft_client(kind.uses_pool, f"{request.request_id}-replay")
+            with contextlib.suppress(ServingError):  # it is away, or the text too long for it
+                num_prompt = len(request.prompt_ids)
+                found[kind.name] = await replay(
+                    client, self._committed, num_prompt, services.limits
+                )
+        return found
+
+    def learn(self, found: Mapping[str, DraftReplay]) -> None:
+        """Count what draft models would have drafted, and believe it."""
+        services = self._services
+        services.comparison.add(found)
+        length = min(services.speculation.max_num_speculative_tokens, LENGTHS[-1])
+        for kind in draft_models(services.speculation, services.draft_pools):
+            if kind.name in found and length > 0:
+                pool = self._pool(kind.traits)
+                for num_accepted in found[kind.name].accepted(length):
+                    pool.observe(length, num_accepted)
 
     def remember(self) -> None:
         """Keep the answer for later requests of the same salt, if drafts are wanted at all."""
@@ -319,16 +376,18 @@ class _Builder:
         max_len = len(self._request.prompt_ids) + self._request.max_tokens
         return self._client(self._services.target_pool, self._request.sampling, max_len)
 
-    def _draft_client(self, pool: str) -> EngineClient:
+    def _draft_client(self, pool: str, session_id: str = "") -> EngineClient:
         # No logprobs are wanted of draft tokens.
         sampling = msgspec.structs.replace(
             self._request.sampling, num_logprobs=-1, num_prompt_logprobs=-1
         )
-        return self._client(self._services.draft_pools[pool], sampling)
+        return self._client(self._services.draft_pools[pool], sampling, session_id=session_id)
 
-    def _client(self, pool: EnginePool, sampling: Sampling, max_len: int = 0) -> EngineClient:
+    def _client(
+        self, pool: EnginePool, sampling: Sampling, max_len: int = 0, session_id: str = ""
+    ) -> EngineClient:
         template = OpenTemplate(
-            session_id=self._request.request_id,
+            session_id=session_id or self._request.request_id,
             sampling=sampling,
             eos_ids=self._eos_ids,
             prompt_len=len(self._request.prompt_ids),
@@ -351,11 +410,13 @@ class _Builder:
         )
 
     def _estimate(self, traits: DrafterTraits) -> AcceptanceEstimate:
+        return AcceptanceEstimate(self._pool(traits))
+
+    def _pool(self, traits: DrafterTraits) -> AcceptancePool:
         task_class = self._task_class()
-        pool = self._services.acceptance.setdefault(
+        return self._services.acceptance.setdefault(
             (traits.name, task_class), AcceptancePool(traits.prior_acceptance[task_class])
         )
-        return AcceptanceEstimate(pool)
 
     def _task_class(self) -> TaskClass:
         if self._request.grammar is not None and not self._request.is_mostly_free:

@@ -25,6 +25,7 @@ class SpeculationSettings:
     num_speculative_tokens: int | None = None  # fixed k; None: chosen live
     drafter: str | None = None  # by its name; None: the deployment's choice
     details: bool = False  # tell every round; the sampling must ask for logprobs as well
+    compare: bool = False  # tell what each draft model would have drafted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,30 @@ class TimeSplit:
     emit_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class DraftReplay:
+    """What a draft model says along an answer, given all tokens before each.
+
+    Under shared noise that decides what it would have drafted in any round of any length, so what
+    rounds would have brought is counted and not estimated.
+
+    Attributes:
+        matches: whether it says each token of the answer.
+    """
+
+    matches: tuple[bool, ...]
+
+    def accepted(self, num_draft_tokens: int) -> list[int]:
+        """Draft tokens accepted in each round, were so many drafted in all of them."""
+        found, place = [], 0
+        while place < len(self.matches):
+            ahead = self.matches[place : place + num_draft_tokens]
+            num_right = ahead.index(False) if False in ahead else len(ahead)
+            found.append(num_right)
+            place += num_right + 1
+        return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStats:
     """What speculation did for one request. Counts in vLLM's terms (tokens, steps = rounds).
@@ -124,6 +149,7 @@ class SpeculationStats:
     num_guess_tokens: int = 0  # sent to the draft model as a guess of its draft
     num_right_guess_tokens: int = 0  # that it drafted too: each saved it a step
     time: TimeSplit = field(default_factory=TimeSplit)
+    replays: Mapping[str, DraftReplay] = field(default_factory=dict)  # by draft model
 
     @property
     def num_spec_tokens(self) -> int:

@@ -266,4 +266,5 @@ def _speculation(request: GenerationFields, model: ServedModel) -> SpeculationSe
         num_speculative_tokens=asked.k,
         drafter=asked.drafter,
         details=asked.details,
+        compare=asked.compare,
     )

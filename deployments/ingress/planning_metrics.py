@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from deployments.serve import instruments
+from router.comparison import ReplayCounts
 from router.planning.measured import Gain, PlannerStats
 from router.ports import TaskClass
 
@@ -34,10 +35,27 @@ class PlanningMetrics:
         meters: makes them.
         stats: the planner's counters, which go on counting.
         gains: what drafting brings now, by task class; without a class that had no round.
+        replays: what draft models would have drafted along answers, by their names.
     """
 
-    def __init__(self, meters: instruments.Meters, stats: PlannerStats, gains: Gains) -> None:
-        self._stats, self._gains = stats, gains
+    def __init__(
+        self,
+        meters: instruments.Meters,
+        stats: PlannerStats,
+        gains: Gains,
+        replays: Mapping[str, ReplayCounts],
+    ) -> None:
+        self._stats, self._gains, self._replays = stats, gains, replays
+        self._replayed = meters.counter(
+            "outrider:replayed_tokens",
+            "Tokens of answers that draft models were asked about, and of these said by the model",
+            ["draft", "said"],
+        )
+        self._replayed_rounds = meters.counter(
+            "outrider:replayed_rounds",
+            "Rounds that these tokens would have taken, were so many drafted in each",
+            ["draft", "num_draft_tokens"],
+        )
         self._num_plans = meters.counter("outrider:plans", "Plans of draft lengths that were made")
         self._planning_s = meters.counter("outrider:planning_seconds", "Time spent on these plans")
         self._probes = meters.counter(
@@ -93,6 +111,17 @@ class PlanningMetrics:
             self._round_s.add(self._grown_s(name, sum_ms), time=name)
         for task, gain in self._gains().items():
             self._publish_gain(task, gain)
+        for draft, counts in self._replays.items():
+            self._publish_replays(draft, counts)
+
+    def _publish_replays(self, draft: str, counts: ReplayCounts) -> None:
+        missed = counts.num_tokens - counts.num_matched
+        for said, total in (("yes", counts.num_matched), ("no", missed)):
+            grown = self._grown(("replayed", draft, said), total)
+            self._replayed.add(grown, draft=draft, said=said)
+        for length, total in counts.num_rounds.items():
+            grown = self._grown(("replayed rounds", draft, str(length)), total)
+            self._replayed_rounds.add(grown, draft=draft, num_draft_tokens=str(length))
 
     async def publish_forever(
         self, period_s: float = _PUBLISH_PERIOD_S, line_period_s: float = _LINE_PERIOD_S

@@ -77,7 +77,9 @@ class RouterService:
         self._spans = request_spans(config.otlp_traces_endpoint, config.model_name)
         self.traffic = TrafficLine(lambda: self.metrics.load)
         planner = services.planner
-        self.planning = PlanningMetrics(meters, planner.stats, planner.gain)
+        self.planning = PlanningMetrics(
+            meters, planner.stats, planner.gain, services.comparison.counts
+        )
         self._admission = AdmissionControl(
             max_sessions=config.max_sessions,
             max_queued=config.max_queued_sessions,

@@ -11,6 +11,9 @@ all its rows: what equals the guess is drafted, and so is the first token that d
 behind a guess that is right throughout. Those are the tokens of as many single steps, for each is
 sampled from the same text with the same noise.
 
+A message may also ask for all of these rows at once (`Propose.replays`): what the model would have
+drafted along a text that is known.
+
 On a GPU the steps of drafts that need nothing from the host run as one chain (`drafting.chain`).
 """
 
@@ -103,6 +106,7 @@ class DraftEngine(Engine):
             steps_left=message.num_draft_tokens - 1,
             deadline_s=now + message.deadline_ms / 1e3,
             guess=guess,
+            replays=message.replays,
         )
         if length >= self._runner.max_model_len:
             session.job = job
@@ -173,6 +177,10 @@ class DraftEngine(Engine):
         return draft_rows(jobs, whole)
 
     def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
+        if job.replays:
+            job.draft = tokens
+            self._finish(session, job, "")
+            return
         num_right, token = accept_matching(job.guess, tokens, session.opened.eos_ids)
         length = len(session.tokens) - len(job.guess)
         said = [*job.guess[:num_right], token]

@@ -124,7 +124,11 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
-    """Draft up to `num_draft_tokens` tokens after `base_len + len(tokens)` committed ones."""
+    """Draft up to `num_draft_tokens` tokens after `base_len + len(tokens)` committed ones.
+
+    With `replays` the answer has the token that the model says after each token of `guess`, and
+    before the first: each given those of the guess before it, whether they are its own or not.
+    """
 
     session_id: str
     epoch: int
@@ -135,6 +139,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     num_draft_tokens: int  # >= 1
     deadline_ms: float  # from arrival; then the answer is what has been drafted
     guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
+    replays: bool = False
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):

@@ -62,6 +62,7 @@ class Job:
     draft: list[int] = field(default_factory=list)  # to verify (target) or made so far (draft)
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
+    replays: bool = False  # its answer is what is said in each row of the guess
     drafts_itself: bool = False  # its plain steps may verify drafts of the engine's own
     has_own_draft: bool = False  # `draft` is one
     part: int = 0

@@ -6,7 +6,7 @@ After the chosen drafter, the first that fills in drafts the rounds which it lea
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from models.protocol.errors import InvalidRequest
@@ -17,7 +17,10 @@ from router.types import SpeculationSettings
 
 
 def choose_drafters(
-    wanted: SpeculationSettings, allowed: SpeculationLimits, pools: Collection[str]
+    wanted: SpeculationSettings,
+    allowed: SpeculationLimits,
+    pools: Collection[str],
+    preferred: Callable[[Sequence[DrafterKind]], str] | None = None,
 ) -> tuple[DrafterKind, ...]:
     """Choose the drafters, in the order in which they are asked; empty: the session runs k = 0.
 
@@ -25,6 +28,7 @@ def choose_drafters(
         wanted: what the request says.
         allowed: the limits of the deployment.
         pools: deployments with engines to draft with.
+        preferred: names one of several draft models, where nobody named a drafter; None: the first.
 
     Raises:
         InvalidRequest: the request names a drafter that this deployment has not.
@@ -32,7 +36,16 @@ def choose_drafters(
     _check(wanted.drafter, allowed, pools)
     if not (wanted.enabled and allowed.enabled) or fixed_length(wanted, allowed) == 0:
         return ()
-    return line_up(wanted.drafter or allowed.method, allowed, pools)
+    name, models = wanted.drafter or allowed.method, draft_models(allowed, pools)
+    if name is None and preferred is not None and len(models) > 1:
+        name = preferred(models)
+    return line_up(name, allowed, pools)
+
+
+def draft_models(allowed: SpeculationLimits, pools: Collection[str]) -> list[DrafterKind]:
+    """Those that draft with engines of their own and are available."""
+    kinds = drafters_of(pools).values()
+    return [kind for kind in kinds if kind.uses_pool and kind.is_available(allowed, pools)]
 
 
 def line_up(
@@ -40,7 +53,7 @@ def line_up(
 ) -> tuple[DrafterKind, ...]:
     """The drafter `name` (None: the preferred one) and who fills in for it, if available."""
     kinds = list(drafters_of(pools).values())
-    models = [kind for kind in kinds if kind.uses_pool and kind.is_available(allowed, pools)]
+    models = draft_models(allowed, pools)
     place = 0 if name is None else [kind.name for kind in kinds].index(name)
     chosen, *later = [*models, *kinds] if name is None else kinds[place:]
     line = [chosen] if chosen.is_available(allowed, pools) else []

@@ -54,6 +54,11 @@ class RouterPlanner:
         return self._replicas[name]
 
     @property
+    def num_sessions(self) -> int:
+        """Sessions that are planned for now, on all replicas."""
+        return sum(len(replica.sessions) for replica in self._replicas.values())
+
+    @property
     def newest(self) -> str:
         """The replica that a session joined last: one that has none yet is planned with those."""
         return next(reversed(self._replicas), "")

@@ -74,6 +74,16 @@ def test_four_deployments_are_bound() -> None:
     assert found["Draft"].max_ongoing_requests == 64
 
 
+def test_each_draft_model_of_a_name_is_a_deployment() -> None:
+    draft = {"model_path": str(DEMO / "draft")}
+    named = {"small": draft | {"max_num_seqs": 7}, "tiny": draft}
+    found = deployments(build(config(drafts=named)))
+    assert set(found) == {"Router", "Target", "Draft-small", "Draft-tiny", "Constraint"}
+    assert found["Draft-small"].max_ongoing_requests == 7
+    found = deployments(build(config(draft=draft, drafts=named)))
+    assert {"Draft", "Draft-small", "Draft-tiny"} < set(found)
+
+
 def test_serve_turns_clients_away_as_the_router_does() -> None:
     options = deployments(build(config()))["Router"]._deployment_config
     assert options.max_ongoing_requests > 64 + 128, "the router must be able to refuse by itself"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -73,6 +73,7 @@ class LocalService:
     draft: DraftEngine | None
     target_pool: LocalEnginePool
     draft_pool: LocalEnginePool | None
+    services: Services
 
     async def freed(self) -> bool:
         """Whether the target gets rid of all sessions and blocks within 5 s of their end."""
@@ -148,9 +149,11 @@ async def local_service(
     draft_max_model_len: int | None = None,
     draft_kv_cache_tokens: int | None = None,
     link_to: Callable[[str, Any], Any] = lambda name, pool: pool,
+    further_drafts: Mapping[str, Path] | None = None,
     pinned: int | None = None,
 ) -> AsyncIterator[LocalService]:
-    """Engines in threads of their own; `link_to` puts a link between the router and a pool.
+    """Engines in threads of their own; `link_to` puts a link between the router and a pool;
+    `further_drafts` are draft models beside the first, by name.
 
     `pinned` is the k of requests that name none, in place of the planner's choice.
     """
@@ -200,9 +203,15 @@ async def local_service(
             max_model_len=draft_runner.max_model_len,
             kv_cache_tokens=draft_runner.pool.num_blocks * draft_runner.pool.block_size,
         )
+    draft_pools = {} if draft_pool is None else {POOL: draft_pool}
+    for name, path in (further_drafts or {}).items():
+        further = runner(path)
+        draft_pools[name] = LocalEnginePool(
+            DraftEngine(further, masks(), epoch=1), epoch=1, max_model_len=further.max_model_len
+        )
     services = Services(
         target_pool=link_to("target", target_pool),
-        draft_pools={} if draft_pool is None else {POOL: link_to("draft", draft_pool)},
+        draft_pools={name: link_to("draft", pool) for name, pool in draft_pools.items()},
         constraint_pool=constraint_pool and link_to("constraint", constraint_pool),
         speculation=speculation or NO_LOOKUP,
         limits=limits or SessionLimits(draft_ms=20_000),
@@ -215,11 +224,13 @@ async def local_service(
             draft,
             target_pool,
             draft_pool,
+            services,
         )
     finally:
         await target_pool.close()
-        if draft_pool is not None:
-            await draft_pool.close()
+        await services.comparison.close()
+        for one in draft_pools.values():
+            await one.close()
         if constraint_pool is not None:
             await constraint_pool.close()
 

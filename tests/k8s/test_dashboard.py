@@ -41,7 +41,7 @@ def exported() -> dict[str, set[str]]:
         return MagicMock()
 
     RequestMetrics(Meters({"model_name": "x"}, mirror))
-    PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict)
+    PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict, {})
     for make in (EngineMeters, ConstraintMeters):
         make(Meters({"model_name": "x", "engine": "target"}, mirror))
     return found

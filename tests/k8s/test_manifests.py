@@ -282,7 +282,7 @@ def test_alerts_ask_for_what_is_measured() -> None:
     mirror = Names()
     for make in (RequestMetrics, EngineMeters, ConstraintMeters):
         make(Meters({"model_name": "x"}, mirror))
-    PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict)
+    PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict, {})
     asked = {
         alert: set(re.findall(r"ray_(?:vllm|outrider)_\w+", expression))
         for alert, expression in alert_expressions().items()

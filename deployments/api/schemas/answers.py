@@ -22,8 +22,9 @@ from typing_extensions import TypedDict
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from deployments.api.writing.choice_probabilities import OfList
+from router.comparison import LENGTHS
 from router.drafters.repeats.prediction import PREDICTION
-from router.types import Finished, SpeculationStats
+from router.types import DraftReplay, Finished, SpeculationStats
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -73,6 +74,14 @@ class Usage(TokenCounts):
     completion_tokens_details: CompletionTokensDetails
 
 
+class DraftComparison(BaseModel):
+    """What one draft model would have drafted along the answer, each token given all before it."""
+
+    num_tokens: int  # of the answer
+    num_matched: int  # that it says as well
+    tokens_per_round: list[float]  # [i]: were i + 1 tokens drafted in each round
+
+
 class SpeculativeDecoding(BaseModel):
     """What speculation did, in vLLM's words.
 
@@ -91,6 +100,7 @@ class SpeculativeDecoding(BaseModel):
     num_guess_tokens: int  # sent to the draft model as a guess of its draft
     num_right_guess_tokens: int  # that it drafted too: each saved it a step
     num_spec_tokens: int  # the longest draft of a step: one less than the histogram is long
+    drafts: dict[str, DraftComparison] | None = None  # by draft model; where it is asked for
 
 
 class RoundTimes(BaseModel):
@@ -323,6 +333,16 @@ def metrics_of(stats: SpeculationStats) -> Metrics:
             num_guess_tokens=stats.num_guess_tokens,
             num_right_guess_tokens=stats.num_right_guess_tokens,
             num_spec_tokens=stats.num_spec_tokens,
+            drafts={name: _compared(each) for name, each in stats.replays.items()} or None,
         ),
         rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),
+    )
+
+
+def _compared(replay: DraftReplay) -> DraftComparison:
+    num_tokens = len(replay.matches)
+    return DraftComparison(
+        num_tokens=num_tokens,
+        num_matched=sum(replay.matches),
+        tokens_per_round=[num_tokens / len(replay.accepted(length)) for length in LENGTHS],
     )

@@ -116,6 +116,7 @@ class SpeculationOptions(StrictFields):
     verification: RuleName | None = None  # None: the config's
     drafter: DrafterName | None = None  # None: the config's
     details: bool = False  # tell all rounds, see `api/schemas/details.py`
+    compare: bool = False  # tell what each draft model would have drafted along the answer
 
 
 # Accepted and without effect: they describe the client or its billing, not the text.

@@ -114,7 +114,7 @@ class _Page:
                 self.key(f"{name}:", indent, [info.description or ""])
                 self.section(inner, given or {}, indent + 2)
                 continue
-            value, remark = _parted(given) if name in values else (info.default, "")
+            value, remark = _parted(given) if name in values else (_given_by(info), "")
             texts = [remark]
             if not self._is_explained(model, name):
                 texts = [info.description or "", remark, _default(info)]
@@ -202,8 +202,13 @@ def _section_of(info: FieldInfo) -> type[Section] | None:
     return None
 
 
+def _given_by(info: FieldInfo) -> Any:
+    """What counts where the key is left out."""
+    return info.get_default(call_default_factory=True)
+
+
 def _default(info: FieldInfo) -> str:
-    return "" if info.is_required() else f"default:{_NO_BREAK}{_scalar(info.default)}"
+    return "" if info.is_required() else f"default:{_NO_BREAK}{_scalar(_given_by(info))}"
 
 
 def _scalar(value: Any) -> str:

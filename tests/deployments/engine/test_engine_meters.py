@@ -189,7 +189,7 @@ def test_a_page_of_many_replicas_tells_them_apart():
 def test_no_name_is_both_a_routers_and_an_engines():
     """Or a router's page would have it twice, and a sum over all processes would count it so."""
     meters = Meters(LABELS)
-    PlanningMetrics(meters, PlannerStats(), dict)
+    PlanningMetrics(meters, PlannerStats(), dict, {})
     of_router = names(RequestMetrics(meters).text())
     others = merged(
         [("e", EngineMeters(Meters(LABELS)).text()), ("c", ConstraintMeters(Meters(LABELS)).text())]

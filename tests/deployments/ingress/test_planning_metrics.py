@@ -10,8 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ingress.planning_metrics import PlanningMetrics, gain_line
 from deployments.serve.instruments import Meters
+from router.comparison import ReplayCounts
 from router.planning.measured import Gain, PlannerStats
 from router.ports import TaskClass
+from router.types import DraftReplay
 
 
 def measured(
@@ -27,7 +29,8 @@ class Planner:
         self.stats = PlannerStats()
         self.gains: dict[TaskClass, Gain] = {}
         self._meters = Meters({"model_name": "tiny"})
-        self.metrics = PlanningMetrics(self._meters, self.stats, lambda: self.gains)
+        self.replays: dict[str, ReplayCounts] = {}
+        self.metrics = PlanningMetrics(self._meters, self.stats, lambda: self.gains, self.replays)
 
     def page(self) -> dict[tuple[str, frozenset[str]], float]:
         """Values by name and by the values of their labels."""
@@ -119,3 +122,16 @@ async def test_a_line_comes_while_rounds_are_made_and_not_otherwise(
     finally:
         publishing.cancel()
     assert "1.50x on free" in caplog.messages[-1]
+
+
+def test_what_draft_models_would_have_drafted_is_counted_by_name(planner: Planner) -> None:
+    counts = planner.replays.setdefault("small", ReplayCounts())
+    counts.add(DraftReplay((True, True, False, True)))
+    planner.page()
+    counts.add(DraftReplay((False,)))
+    for _ in range(2):
+        page = planner.page()
+        assert page[key("replayed_tokens_total", "small", "yes")] == 3
+        assert page[key("replayed_tokens_total", "small", "no")] == 2
+        assert page[key("replayed_rounds_total", "small", "1")] == 4
+        assert page[key("replayed_rounds_total", "small", "4")] == 3

@@ -122,6 +122,24 @@ async def test_a_seed_gives_one_text_streamed_or_not_whatever_is_drafted():
         assert texts != {""}
 
 
+async def test_a_request_may_ask_what_draft_models_would_have_drafted():
+    async with serving(config()) as (client, _, _):
+        body = chat(speculation={"compare": True, "k": 3}, temperature=0)
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+        plain = chat(temperature=0)
+        other = (await client.post("/v1/chat/completions", json=plain)).json()
+        page = (await client.get("/metrics")).text
+    said = answer["metrics"]["speculative_decoding"]
+    found = said["drafts"]["draft_model"]
+    assert found["num_tokens"] == answer["usage"]["completion_tokens"] == 24
+    assert 0 < found["num_matched"] <= 24
+    assert found["tokens_per_round"] == sorted(found["tokens_per_round"])
+    assert 1 <= found["tokens_per_round"][0] <= 2
+    assert other["metrics"]["speculative_decoding"]["drafts"] is None
+    assert answer["choices"][0]["message"] == other["choices"][0]["message"]
+    assert 'outrider:replayed_tokens_total{draft="draft_model"' in page
+
+
 async def test_a_schema_is_obeyed_and_a_bad_one_is_a_400():
     async with serving(config()) as (client, _, _):
         for k in (0, 4):

@@ -1,0 +1,82 @@
+"""Draft models under names of their own: which names, where they are placed, what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
+from deployments.config.placement import default_placements, placements_of
+from deployments.config.schema import AppConfig
+from tests.harness.local import DEMO
+
+DRAFT = {"model_path": str(DEMO / "draft"), "max_model_len": 256}
+
+
+def tree(**fields: Any) -> dict[str, Any]:
+    return {"target": {"model_path": str(DEMO / "target"), "max_model_len": 256}} | fields
+
+
+def read(**fields: Any) -> AppConfig:
+    return AppConfig.model_validate(tree(**fields))
+
+
+@pytest.mark.parametrize("name", ["draft", "suffix", "draft_model", "Tiny", "a b", "", "x" * 33])
+def test_a_name_that_means_something_else_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"drafts: .*got {re.escape(repr(name))}"):
+        read(drafts={name: DRAFT})
+
+
+def test_names_are_those_of_drafters_and_shares() -> None:
+    speculation = {"method": "tiny", "draft_shares": {"tiny": 1, "draft_model": 2}}
+    config = read(draft=DRAFT, drafts={"tiny": DRAFT}, router={"speculation": speculation})
+    assert config.draft_pools == ("draft", "tiny")
+    assert list(config.models) == ["target", "draft", "drafts.tiny"]
+    with pytest.raises(ValueError, match=r"method: must be one of .*tiny.*, got 'huge'"):
+        read(drafts={"tiny": DRAFT}, router={"speculation": {"method": "huge"}})
+    with pytest.raises(ValueError, match=r"draft_shares: must name draft models \(tiny\), got 'x'"):
+        read(drafts={"tiny": DRAFT}, router={"speculation": {"draft_shares": {"x": 1}}})
+
+
+@pytest.mark.parametrize("key", ["heads", "early_exit"])
+def test_only_a_target_drafts_by_itself(key: str) -> None:
+    value = {"heads": str(DEMO / "mtp"), "early_exit": 1}[key]
+    with pytest.raises(ValueError, match=rf"drafts\.tiny\.{key}: only a target"):
+        read(drafts={"tiny": DRAFT | {key: value}})
+
+
+def test_each_has_a_placement_that_a_file_can_change() -> None:
+    config = read(drafts={"tiny": DRAFT | {"tensor_parallel_size": 2}})
+    names = [placement.name for placement in default_placements(config)]
+    assert names == ["Router", "Target", "Draft-tiny", "Constraint"]
+    overrides = [{"name": "Draft-tiny", "num_replicas": 3}]
+    [placement] = [one for one in placements_of(config, overrides) if one.name == "Draft-tiny"]
+    assert (placement.min_replicas, len(placement.bundles)) == (3, 2)
+    overrides = [{"name": "Draft-tiny", "placement_group_bundles": [{"CPU": 1}]}]
+    with pytest.raises(ValueError, match="Draft-tiny: placement_group_bundles has 1 bundles"):
+        placements_of(config, overrides)
+
+
+def test_paths_windows_and_vocabularies_of_all_are_looked_after() -> None:
+    draft = {"model_path": "models/demo/draft"}
+    config = resolved(fitted(read(draft=DRAFT, drafts={"tiny": draft})))
+    assert Path(config.drafts["tiny"].model_path).is_absolute()
+    assert config.drafts["tiny"].vocab_size is None
+    shared = with_shared_vocabulary(config)
+    assert shared.draft is not None
+    assert shared.draft.vocab_size is not None
+    assert shared.drafts["tiny"].vocab_size == shared.draft.vocab_size
+
+
+def test_a_draft_of_other_words_is_refused_by_its_key(tmp_path: Path) -> None:
+    folder = tmp_path / "draft"
+    shutil.copytree(DEMO / "draft", folder)
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"Once"', '"Twice"', 1).replace('"the"', '"eht"', 1))
+    config = resolved(read(drafts={"tiny": {"model_path": str(folder), "max_model_len": 256}}))
+    with pytest.raises(ValueError, match=r"drafts\.tiny\.model_path"):
+        check_models(config)

@@ -1,0 +1,82 @@
+"""Which of several draft models a session has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from models.protocol.messages import Proposal, Timing
+from router.drafters.draft_model import draft_model
+from router.planning.acceptance import AcceptancePool
+from router.planning.costs import PassCosts
+from router.planning.draft_choice import DraftChoice
+from router.ports import DrafterTraits, TaskClass
+
+SMALL, TINY = (draft_model(name, name, name).traits for name in ("small", "tiny"))
+
+
+def costs(step_ms: dict[str, float]) -> PassCosts:
+    """Passes of 10 ms whatever their rows; steps as given."""
+    found = PassCosts()
+    for num_rows in (1, 2, 4, 9, 18):
+        found.observe_pass(num_rows, 10.0 + num_rows / 1e3)
+    for traits in (SMALL, TINY):
+        if traits.name in step_ms:
+            timing = Timing(pass_ms=1.0, num_rows=1, num_sessions=1)
+            proposal = Proposal(
+                session_id="s", seq=1, tokens=[1], timing=timing, step_ms=step_ms[traits.name]
+            )
+            found.observe_draft(traits, proposal)
+    return found
+
+
+def pools(**acceptance: float) -> dict[tuple[str, TaskClass], AcceptancePool]:
+    return {(name, "free"): AcceptancePool(rate) for name, rate in acceptance.items()}
+
+
+def choose(choice: DraftChoice, number: int = 0, **terms: object) -> str:
+    said = {"verification": "coupled", "shares": {}, "key": f"s{number}", "max_length": 8} | terms
+    drafts: list[DrafterTraits] = [SMALL, TINY]
+    return choice.choose(drafts, "free", **said)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("small", "tiny", "better"),
+    [
+        ((0.9, 1.0), (0.5, 0.5), "small"),  # accepted far more
+        ((0.9, 5.0), (0.8, 0.5), "tiny"),  # nearly as often accepted, a tenth of the cost
+    ],
+)
+def test_after_both_were_tried_the_one_that_earns_more_is_chosen(
+    small: tuple[float, float], tiny: tuple[float, float], better: str
+) -> None:
+    known = pools(small=small[0], tiny=tiny[0])
+    choice = DraftChoice(costs({"small": small[1], "tiny": tiny[1]}), known, lambda: 0)
+    chosen = [choose(choice, number) for number in range(120)]
+    assert set(chosen[:6]) == {"small", "tiny"}
+    later = Counter(chosen[6:])
+    assert later[better] > 100
+    assert len(later) == 2, "the other one is tried again now and then"
+
+
+def test_what_never_drafted_is_tried_first() -> None:
+    choice = DraftChoice(costs({"small": 1.0}), pools(small=0.9), lambda: 0)
+    chosen = Counter(choose(choice, number) for number in range(10))
+    assert chosen["tiny"] == chosen["small"] == 5
+
+
+def test_pinned_shares_decide_alone_and_a_key_falls_into_the_same_one() -> None:
+    choice = DraftChoice(costs({"small": 1.0, "tiny": 1.0}), pools(small=0.9), lambda: 0)
+    shares = {"small": 1.0, "tiny": 3.0}
+    chosen = [choose(choice, number, shares=shares) for number in range(800)]
+    assert chosen == [choose(choice, number, shares=shares) for number in range(800)]
+    assert 0.7 < Counter(chosen)["tiny"] / 800 < 0.8
+    assert {choose(choice, n, shares={"small": 1, "tiny": 0}) for n in range(50)} == {"small"}
+
+
+def test_a_text_that_depends_on_the_draft_always_has_the_first() -> None:
+    choice = DraftChoice(costs({"small": 5.0, "tiny": 0.1}), pools(tiny=0.99), lambda: 0)
+    shares = {"tiny": 1.0}
+    terms = {"verification": "rejection", "shares": shares}
+    assert {choose(choice, number, **terms) for number in range(50)} == {"small"}
