@@ -17,6 +17,7 @@ from models.protocol.messages import MAX_DRAFT_TOKENS
 from models.protocol.rules import COUPLED
 
 _LONGEST_PAUSE = 8  # times the first pause
+_ROUNDING = 1e-9  # of a sum of decimal fractions that is 1 on paper
 
 
 class SessionLimits(Section):
@@ -123,10 +124,10 @@ class SpeculationLimits(Section):
     suffix_decoding_max_cached_tokens: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
         default=65_536, description="tokens that they may have together, at some 400 bytes each"
     )
-    draft_shares: dict[str, Annotated[float, Field(ge=0.0)]] = Field(
+    draft_shares: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = Field(
         default_factory=dict,
-        description="of several draft models: parts of the sessions, by name, as {draft_model: 1, "
-        "NAME: 1} for halves; empty: each session has the one that earns most",
+        description="of several draft models: shares of the sessions that are pinned to them, by "
+        "name, as {draft_model: 0.5, NAME: 0.5}; each of the others has the one that earns most",
     )
     compare_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         default=0.0,
@@ -169,6 +170,8 @@ class SpeculationLimits(Section):
                 f"num_speculative_tokens must be at most max_num_speculative_tokens, {limit}, "
                 f"got {fixed}"
             )
+        if (pinned := sum(self.draft_shares.values())) > 1.0 + _ROUNDING:
+            raise ValueError(f"draft_shares must be at most 1 together, got {pinned:g}")
         if 0 < self.prompt_lookup_max < self.prompt_lookup_min:
             raise ValueError(
                 f"prompt_lookup_min must be at most prompt_lookup_max, {self.prompt_lookup_max}, "

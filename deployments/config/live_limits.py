@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -25,6 +25,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.config.keys import renewed
 from deployments.config.schema import RouterConfig, describe
+from router.drafters.choice import check_shares
 from router.limits import SessionLimits, SpeculationLimits
 
 logger = logging.getLogger("ray.serve")
@@ -54,8 +55,15 @@ LIVE_KEYS: dict[str, frozenset[str]] = {
 ADMISSION_HEADROOM = 2
 
 
-def with_user_config(base: RouterConfig, user_config: object) -> RouterConfig:
+def with_user_config(
+    base: RouterConfig, user_config: object, draft_pools: Collection[str] = ()
+) -> RouterConfig:
     """`base` with the limits of `user_config`, a tree of plain values; None: no other limits.
+
+    Args:
+        base: the limits of `args`.
+        user_config: as Serve hands it over.
+        draft_pools: pools of the draft models that there are.
 
     Raises:
         ValueError: one message that names every key at fault, with limit and value.
@@ -75,6 +83,10 @@ def with_user_config(base: RouterConfig, user_config: object) -> RouterConfig:
         config = RouterConfig.model_validate(_merged(base.model_dump(), changes))
     except ValidationError as error:
         raise ValueError(f"user_config: {describe(error)}") from None
+    try:
+        check_shares(config.speculation, draft_pools)
+    except ValueError as error:
+        raise ValueError(f"user_config: {error}") from None
     _check_admission(base, config)
     return config
 

@@ -25,7 +25,7 @@ from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaL
 from models.protocol.rules import RULES
 from models.text.tools.reasoning import REASONING, named_reasoning
 from models.text.tools.registry import LAYOUTS, named_layout
-from router.drafters.choice import draft_models
+from router.drafters.choice import check_shares
 from router.drafters.draft_model import POOL
 from router.drafters.registry import DRAFTERS, drafters_of
 from router.limits import SessionLimits, SpeculationLimits
@@ -288,13 +288,10 @@ class AppConfig(Section):
             if model.early_exit is not None:
                 raise ValueError(f"{section}.early_exit: only a target drafts by its first layers")
         speculation = self.router.speculation
-        for name in speculation.draft_shares:
-            models = [kind.name for kind in draft_models(speculation, self.draft_pools)]
-            if name not in models:
-                raise ValueError(
-                    f"router.speculation.draft_shares: must name draft models "
-                    f"({', '.join(models) or 'there is none'}), got {name!r}"
-                )
+        try:
+            check_shares(speculation, self.draft_pools)
+        except ValueError as error:
+            raise ValueError(f"router.{error}") from None
         if speculation.method is not None:
             kinds = drafters_of(self.draft_pools)
             if speculation.method not in kinds:

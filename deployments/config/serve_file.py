@@ -84,7 +84,7 @@ def read_serve_file(path: Path, changes: dict[str, Any] | None = None) -> ServeF
     router = config.router
     for options in overrides:
         if options["name"] == "Router":
-            router = with_user_config(router, options.get("user_config"))
+            router = with_user_config(router, options.get("user_config"), config.draft_pools)
     return ServeFile(
         tree=tree, config=config, placements=placements, router=router, renamed=renamed
     )

@@ -60,6 +60,7 @@ class Router:
         constraint: DeploymentHandle[Any],
     ) -> None:
         self._config = self._config_in_force = config
+        self._draft_pools = tuple(drafts)
         self._is_serving = False
         join_serve()
         bring(Path(config.tokenizer_path), logger.info, weights=False)
@@ -100,7 +101,7 @@ class Router:
         self._service.metrics.set_refused(not is_taken)
 
     async def _set_limits(self, user_config: Any) -> None:
-        config = with_user_config(self._config, user_config)
+        config = with_user_config(self._config, user_config, self._draft_pools)
         changes = changes_of(self._config_in_force, config)
         await self._service.set_limits(config)
         self._config_in_force = config

@@ -3,8 +3,8 @@
 Under a rule by which no text depends on the draft the choice may change with every session. What a
 draft model promises is its acceptance in the task class, at the best k, over what passes and its
 steps take now. One that is hardly known is tried first, and each is tried again now and then; one
-whose answers are replayed (`compare_share`) is known without being tried. Shares of the traffic may
-be pinned instead.
+whose answers are replayed (`compare_share`) is known without being tried. Shares of the sessions
+may be pinned to draft models, the same sessions whenever they come again; the rest is chosen.
 """
 
 from __future__ import annotations
@@ -58,17 +58,16 @@ class DraftChoice:
             drafts: of which one is chosen, at least one.
             task: class of the session.
             verification: its rule; where texts depend on the draft, the first is always taken.
-            shares: of the traffic, by name; where any of `drafts` has one they decide alone.
+            shares: of the sessions that are pinned, by name; at most 1 together.
             key: names the session; equal keys fall into the same share.
             max_length: the highest k.
         """
         names = [draft.name for draft in drafts]
         if RULES[verification].depends_on_draft:
             return names[0]
-        weights = [shares.get(name, 0.0) for name in names]
-        if any(weights):
-            [name] = random.Random(key).choices(names, weights)
-            return name
+        pinned = pinned_draft(names, shares, key)
+        if pinned is not None:
+            return pinned
         name = self._by_earnings(drafts, task, max_length)
         self._chosen[name, task] += 1
         return name
@@ -99,3 +98,16 @@ class DraftChoice:
             took_ms = self._costs.pass_ms(num_sessions * (1 + length)) + length * step_ms
             best = max(best, tokens / took_ms if took_ms > 0.0 else 0.0)
         return best
+
+
+def pinned_draft(names: Sequence[str], shares: Mapping[str, float], key: str) -> str | None:
+    """The draft model that the session `key` is pinned to; None: it may be chosen.
+
+    Keys are spread evenly over [0, 1), of which each draft model in turn has its share.
+    """
+    place = random.Random(key).random()
+    for name in names:
+        place -= shares.get(name, 0.0)
+        if place < 0.0:
+            return name
+    return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from deployments.config.live_limits import with_user_config
 from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
 from deployments.config.placement import default_placements, placements_of
 from deployments.config.schema import AppConfig
@@ -32,7 +33,7 @@ def test_a_name_that_means_something_else_is_refused(name: str) -> None:
 
 
 def test_names_are_those_of_drafters_and_shares() -> None:
-    speculation = {"method": "tiny", "draft_shares": {"tiny": 1, "draft_model": 2}}
+    speculation = {"method": "tiny", "draft_shares": {"tiny": 0.4, "draft_model": 0.6}}
     config = read(draft=DRAFT, drafts={"tiny": DRAFT}, router={"speculation": speculation})
     assert config.draft_pools == ("draft", "tiny")
     assert list(config.models) == ["target", "draft", "drafts.tiny"]
@@ -40,6 +41,40 @@ def test_names_are_those_of_drafters_and_shares() -> None:
         read(drafts={"tiny": DRAFT}, router={"speculation": {"method": "huge"}})
     with pytest.raises(ValueError, match=r"draft_shares: must name draft models \(tiny\), got 'x'"):
         read(drafts={"tiny": DRAFT}, router={"speculation": {"draft_shares": {"x": 1}}})
+
+
+@pytest.mark.parametrize(
+    ("shares", "complaint"),
+    [
+        ({"tiny": 0.7, "draft_model": 0.5}, "draft_shares must be at most 1 together, got 1.2"),
+        ({"tiny": -0.1}, "draft_shares.tiny: .*greater than or equal to 0"),
+        ({"tiny": 1.5}, "draft_shares.tiny: .*less than or equal to 1"),
+    ],
+)
+def test_shares_that_make_no_sense_are_refused(shares: dict[str, float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read(
+            draft=DRAFT,
+            drafts={"tiny": DRAFT},
+            router={"speculation": {"draft_shares": shares}},
+        )
+
+
+def test_shares_of_tenths_may_be_all_sessions() -> None:
+    names = [f"d{number}" for number in range(10)]
+    shares = dict.fromkeys(names, 0.1)  # 0.1 ten times over is not 1.0 as floats add up
+    drafts = dict.fromkeys(names, DRAFT)
+    config = read(drafts=drafts, router={"speculation": {"draft_shares": shares}})
+    assert config.router.speculation.draft_shares == shares
+
+
+def test_shares_change_while_it_serves_if_their_draft_models_are_there() -> None:
+    config = read(draft=DRAFT, drafts={"tiny": DRAFT})
+    changes = {"speculation": {"draft_shares": {"tiny": 0.25}}}
+    router = with_user_config(config.router, changes, config.draft_pools)
+    assert router.speculation.draft_shares == {"tiny": 0.25}
+    with pytest.raises(ValueError, match=r"user_config: speculation\.draft_shares: .*got 'tiny'"):
+        with_user_config(config.router, changes, ["draft"])
 
 
 @pytest.mark.parametrize("key", ["heads", "early_exit"])

@@ -10,7 +10,7 @@ from models.protocol.messages import Proposal, Timing
 from router.drafters.draft_model import draft_model
 from router.planning.acceptance import AcceptancePool
 from router.planning.costs import PassCosts
-from router.planning.draft_choice import DraftChoice
+from router.planning.draft_choice import DraftChoice, pinned_draft
 from router.ports import DrafterTraits, TaskClass
 
 SMALL, TINY = (draft_model(name, name, name).traits for name in ("small", "tiny"))
@@ -66,13 +66,32 @@ def test_what_never_drafted_is_tried_first() -> None:
     assert chosen["tiny"] == chosen["small"] == 5
 
 
-def test_pinned_shares_decide_alone_and_a_key_falls_into_the_same_one() -> None:
+def test_shares_of_all_decide_alone_and_a_key_falls_into_the_same_one() -> None:
     choice = DraftChoice(costs({"small": 1.0, "tiny": 1.0}), pools(small=0.9), lambda: 0)
-    shares = {"small": 1.0, "tiny": 3.0}
+    shares = {"small": 0.25, "tiny": 0.75}
     chosen = [choose(choice, number, shares=shares) for number in range(800)]
     assert chosen == [choose(choice, number, shares=shares) for number in range(800)]
     assert 0.7 < Counter(chosen)["tiny"] / 800 < 0.8
     assert {choose(choice, n, shares={"small": 1, "tiny": 0}) for n in range(50)} == {"small"}
+
+
+def test_what_is_pinned_to_nobody_is_chosen() -> None:
+    known = pools(small=0.95, tiny=0.1)
+    choice = DraftChoice(costs({"small": 1.0, "tiny": 1.0}), known, lambda: 0)
+    shares = {"tiny": 0.3}
+    pinned = {number for number in range(800) if pinned_draft(["tiny"], shares, f"s{number}")}
+    assert 0.25 < len(pinned) / 800 < 0.35
+    chosen = [choose(choice, number, shares=shares) for number in range(800)]
+    assert {chosen[number] for number in pinned} == {"tiny"}
+    others = Counter(name for number, name in enumerate(chosen) if number not in pinned)
+    assert others["small"] > 0.9 * others.total(), "it is worth more"
+
+
+def test_a_larger_share_keeps_the_sessions_of_a_smaller_one() -> None:
+    keys = [f"s{number}" for number in range(400)]
+    few = {key for key in keys if pinned_draft(["small", "tiny"], {"tiny": 0.2}, key)}
+    more = {key for key in keys if pinned_draft(["small", "tiny"], {"tiny": 0.5}, key)}
+    assert few < more
 
 
 def test_a_text_that_depends_on_the_draft_always_has_the_first() -> None:

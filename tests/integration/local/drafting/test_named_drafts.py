@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from deployments.ingress.metrics import RequestMetrics
+from deployments.serve.instruments import Meters
 from router.limits import SessionLimits, SpeculationLimits
+from router.planning.draft_choice import pinned_draft
 from router.types import Delta, DraftReplay, Finished, GenerationRequest
 from tests.harness.local import (
     NO_LOOKUP,
@@ -155,10 +159,13 @@ async def test_no_text_depends_on_who_is_chosen_and_what_is_compared_is_believed
         assert await service.freed()
 
 
-async def test_shares_of_the_traffic_are_pinned(
+async def test_shares_of_the_traffic_are_pinned_and_change_while_it_serves(
     tiny_target: str, tiny_draft: str, other_draft: Path
 ) -> None:
-    speculation = NO_LOOKUP.model_copy(update={"draft_shares": {"other": 1.0}})
+    """The same text from both halves; metrics count the draft tokens of each by its name."""
+    halves = {"draft_model": 0.5, "other": 0.5}
+    speculation = NO_LOOKUP.model_copy(update={"draft_shares": halves})
+    metrics = RequestMetrics(Meters({"model_name": "m"}))
     async with local_service(
         Path(tiny_target),
         Path(tiny_draft),
@@ -166,8 +173,26 @@ async def test_shares_of_the_traffic_are_pinned(
         limits=SessionLimits(draft_ms=20_000),
         speculation=speculation,
     ) as service:
-        _, end = await run(service, request("pinned", 0.0, k=3))
-        assert set(end.speculation.num_drafted_by) == {"other"}
+        drafted, texts = Counter[str](), set()
+        for number in range(8):
+            deltas, end = await run(service, request(f"half-{number}", 1.0, k=3))
+            metrics.finished(0, end, 1.0)
+            drafted.update(end.speculation.num_drafted_by)
+            texts.add(tuple(token for delta in deltas for token in delta.token_ids))
+            assert set(end.speculation.num_drafted_by) == {
+                pinned_draft(NAMES, halves, f"half-{number}")
+            }
+        assert set(drafted) == set(NAMES)
+        assert len(texts) == 1
+        page = metrics.text().decode()
+        for name, num_tokens in drafted.items():
+            line = f'outrider:draft_tokens_total{{model_name="m",source="{name}"}} {num_tokens}.0'
+            assert line in page
+        all_other = speculation.model_copy(update={"draft_shares": {"other": 1.0}})
+        service.generator.set_limits(all_other, SessionLimits(draft_ms=20_000))
+        for number in range(8):
+            _, end = await run(service, request(f"half-{number}", 0.0, k=3))
+            assert set(end.speculation.num_drafted_by) == {"other"}
 
 
 @pytest.mark.parametrize("dead", [None, "draft_model"], ids=["", "one-is-away"])
