@@ -8,7 +8,7 @@ A replica that raises when it is reconfigured counts as broken: Serve drains it 
 one that raises at its start, until none is left. So a replica that serves never raises: it keeps
 its limits and logs why. One that starts raises only while its application is being deployed, where
 `serve status` shows it as DEPLOY_FAILED and older replicas go on; a replacement for a lost replica
-starts with the limits of `args`.
+starts as `args` say.
 """
 
 from __future__ import annotations
@@ -123,20 +123,20 @@ async def take_user_config(
     except ValueError as error:
         if not is_serving and await _is_being_deployed():
             raise
-        kept = "limits stay as they were" if is_serving else "starts with the limits of args"
+        kept = "all stays as it was" if is_serving else "starts as args say"
         logger.error("%s: %s: %s", name, kept, error)
         return False
     return True
 
 
 async def refuse_any(user_config: object) -> None:
-    """For deployments that take no `user_config`.
+    """For deployments that take no `user_config`: Target and Constraint.
 
     Raises:
         ValueError: there is one.
     """
     if user_config is not None:
-        raise ValueError("user_config: only the deployment Router takes one; change args instead")
+        raise ValueError("user_config: only Router and Draft take one; change args instead")
 
 
 def _key_faults(tree: object, section: str, model: type[BaseModel]) -> list[str]:

@@ -99,8 +99,8 @@ def fitted(config: AppConfig) -> AppConfig:
     models = {}
     for section, model in config.models.items():
         if "max_model_len" not in model.model_fields_set:
-            longest = _text_config(_folder_of(model, section)).get("max_position_embeddings")
-            if isinstance(longest, int):
+            longest = longest_text(_folder_of(model, section))
+            if longest is not None:
                 window = min(longest, model.max_model_len)
                 models[section] = model.model_copy(update={"max_model_len": window})
     return config.with_models(models)
@@ -184,7 +184,7 @@ def check_models(config: AppConfig) -> None:
         _check_model(model, section)
     for pool, draft in config.draft_models.items():
         key = f"{section_of_draft(pool)}.model_path"
-        _check_pair(Path(config.target.model_path), Path(draft.model_path), key)
+        check_pair(Path(config.target.model_path), Path(draft.model_path), key)
 
 
 def with_shared_vocabulary(config: AppConfig) -> AppConfig:
@@ -263,20 +263,39 @@ def _check_tokenizer(path: str) -> None:
 
 
 def _check_model(model: ModelConfig, section: str) -> None:
-    folder, key = Path(model.model_path), f"{section}.model_path"
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise Fault(key, f"{folder} has no {name}")
-    if to_come(folder, key) is None:
-        _check_weights(folder, key)
-    longest = _text_config(folder).get("max_position_embeddings")
-    if isinstance(longest, int) and model.max_model_len > longest:
+    folder = Path(model.model_path)
+    check_files(folder, f"{section}.model_path")
+    longest = longest_text(folder)
+    if longest is not None and model.max_model_len > longest:
         raise Fault(
             f"{section}.max_model_len",
             f"{model.max_model_len} is more than the checkpoint's max_position_embeddings, "
             f"{longest}",
         )
     _check_kv_tokens(model, section)
+
+
+def longest_text(folder: Path) -> int | None:
+    """Tokens that a checkpoint can read at once, by its config.json; None: it does not say.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    longest = _text_config(folder).get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
+
+
+def check_files(folder: Path, key: str) -> None:
+    """Check that a checkpoint is whole, or can be fetched.
+
+    Raises:
+        Fault: a file is missing.
+    """
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise Fault(key, f"{folder} has no {name}")
+    if to_come(folder, key) is None:
+        _check_weights(folder, key)
 
 
 def to_come(folder: Path, key: str) -> Download | None:
@@ -314,16 +333,21 @@ def _check_kv_tokens(model: ModelConfig, section: str) -> None:
         )
 
 
-def _check_pair(target: Path, draft: Path, key: str) -> None:
-    """Check the tokenizers id by id; logits may be padded to different sizes."""
+def check_pair(target: Path, draft: Path, key: str) -> None:
+    """Check the tokenizers id by id; logits may be padded to different sizes.
+
+    Raises:
+        Fault: ids do not mean the same, or the draft has too few.
+        ValueError: a file cannot be read.
+    """
     num_shared_with(target, draft, key)
     num_ids = read_vocabulary(target / "tokenizer.json").size
     num_columns = read_vocab_size(draft)
     if min(num_ids, read_vocab_size(target)) > num_columns:
         raise Fault(
             key,
-            f"vocab_size {num_columns} of {draft} is less than the {num_ids} token ids of the "
-            f"target {target}: the draft could not read its text",
+            f"vocab_size {num_columns} of {draft} is less than the {num_ids} token ids of "
+            f"{target}: the draft could not read the target's text",
         )
 
 

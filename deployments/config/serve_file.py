@@ -15,9 +15,10 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.config.keys import put, renewed
+from deployments.config.live_draft import draft_user_config
 from deployments.config.live_limits import with_user_config
-from deployments.config.placement import Placement, placements_of
-from deployments.config.schema import AppConfig, RouterConfig
+from deployments.config.placement import Placement, deployment_of, placements_of
+from deployments.config.schema import AppConfig, RouterConfig, section_of_draft
 
 IMPORT_PATH = "deployments.app:build"
 _MAX_PORT = 65_535
@@ -82,7 +83,10 @@ def read_serve_file(path: Path, changes: dict[str, Any] | None = None) -> ServeF
     overrides = application.get("deployments") or []
     placements = placements_of(config, overrides)
     router = config.router
+    drafts = [deployment_of(section_of_draft(pool)) for pool in config.draft_pools]
     for options in overrides:
+        if options["name"] in drafts:
+            draft_user_config(options.get("user_config"))
         if options["name"] == "Router":
             router = with_user_config(router, options.get("user_config"), config.draft_pools)
     return ServeFile(

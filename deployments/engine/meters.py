@@ -81,6 +81,10 @@ class EngineMeters:
         self._waiting_tokens.set(load.num_waiting_tokens)
         self._totals.follow(asdict(load))
 
+    def begin_anew(self) -> None:
+        """Another model serves: what it has counted begins at 0."""
+        self._totals.begin_anew()
+
     def describe(self, *, batch_invariant: bool, num_graphs: int, graph_bytes: int) -> None:
         """Take in what the engine came to at its start."""
         self._batch_invariant.set(float(batch_invariant))

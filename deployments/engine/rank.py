@@ -23,11 +23,13 @@ import zmq
 
 from deployments.config.schema import LinkConfig, ModelConfig
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
+from deployments.engine.room import refuse_without_room
 from deployments.link.frames import wait_readable
 from deployments.link.leases import LeaseKey
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LOOPBACK, LinkServer, Peer
 from deployments.serve.logs import configure_rank
+from models.engine.ended_texts import EndedText, EndedTexts
 from models.fetch.hub import bring
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
 
@@ -66,6 +68,7 @@ class RankPlace:
 
     node_id: str
     pid: int
+    gpus: str  # that it sees, as in CUDA_VISIBLE_DEVICES
 
 
 class LinkPort:
@@ -124,6 +127,7 @@ class Rank:
         self._runner: ModelRunner | None = None
         self._server: LinkServer[EngineRequest] | None = None
         self._loop: EngineLoop | None = None
+        self._ended_texts: EndedTexts | None = None  # of a draft model's leader
 
     # --- default group: the engine's thread
 
@@ -134,6 +138,15 @@ class Rank:
             ValueError: it cannot be had, or the disk is full.
         """
         bring(Path(self._model.model_path), logger.info)
+
+    def go_beside(self, gpus: str) -> None:
+        """Use the GPUs of a rank that is there, where there is room. Call before `load`.
+
+        Raises:
+            ValueError: there is too little memory, or the checkpoint cannot be served.
+        """
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # torch has not looked yet
+        refuse_without_room(self._model)
 
     def load(self, meeting: str = "") -> RankReport:
         """Load the model, and on the leader bind the link. Call once, before `run_loop`.
@@ -188,6 +201,7 @@ class Rank:
             EngineRequest, host=host, high_water_mark=self._link.high_water_mark
         )
         engine = make_engine(self._kind, runner, masks, server.endpoint.epoch)
+        self._ended_texts = getattr(engine, "ended_texts", None)
         self._server = server
         self._loop = EngineLoop(
             engine,
@@ -208,7 +222,11 @@ class Rank:
     @ray.method(concurrency_group="control")
     def place(self) -> RankPlace:
         """Where this process runs."""
-        return RankPlace(node_id=ray.get_runtime_context().get_node_id(), pid=os.getpid())
+        return RankPlace(
+            node_id=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
+            gpus=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        )
 
     @ray.method(concurrency_group="control")
     def meet(self, on_one_node: bool) -> str:
@@ -255,6 +273,16 @@ class Rank:
         return self._started_loop().stats()
 
     @ray.method(concurrency_group="control")
+    def keep_texts(self, is_on: bool) -> None:
+        """Keep texts of sessions that end, or forget them. Leader of a draft model only."""
+        self._draft_texts().keep(is_on=is_on)
+
+    @ray.method(concurrency_group="control")
+    def take_texts(self) -> list[EndedText]:
+        """Those that have come since the last time; some may be lost with an answer."""
+        return self._draft_texts().take()
+
+    @ray.method(concurrency_group="control")
     def pulse(self) -> LoopStats | None:
         """Answered while the process is alive; the leader's counters."""
         return None if self._loop is None else self._loop.stats()
@@ -263,6 +291,11 @@ class Rank:
     def stop(self) -> None:
         """Make `run_loop` return, here and on the followers. Leader only."""
         self._started_loop().stop()
+
+    def _draft_texts(self) -> EndedTexts:
+        if self._ended_texts is None:
+            raise RuntimeError("rank used before load(), or not the leader of a draft model")
+        return self._ended_texts
 
     def _started_loop(self) -> EngineLoop:
         if self._loop is None:

@@ -53,6 +53,7 @@ class RankGroup:
         link: how the leader listens.
         on_stats: called with the leader's counters, about once a second while it is watched.
         logs_json: whether ranks write their log lines as JSON.
+        beside: ranks of another model of the replica, whose bundles and GPUs these share.
 
     Raises:
         ValueError: the replica's placement group has not one bundle per rank.
@@ -66,11 +67,13 @@ class RankGroup:
         on_stats: Callable[[LoopStats], None] = lambda stats: None,
         *,
         logs_json: bool = False,
+        beside: RankGroup | None = None,
     ) -> None:
         self._model = model
         self._on_stats = on_stats
+        self._beside = beside
         self._ranks = [
-            _start_rank(kind, model, link, rank, logs_json)
+            _start_rank(kind, model, link, rank, logs_json, shares_gpus=beside is not None)
             for rank in range(model.tensor_parallel_size)
         ]
         self._places: list[RankPlace] = []
@@ -84,8 +87,13 @@ class RankGroup:
         return self._ranks[0]
 
     @property
+    def places(self) -> list[RankPlace]:
+        """Where the ranks run, in order; empty before `start`."""
+        return self._places
+
+    @property
     def pids(self) -> list[int]:
-        """Processes of the ranks, in order; empty before `start`."""
+        """Their processes."""
         return [place.pid for place in self._places]
 
     async def start(self) -> list[RankReport]:
@@ -99,6 +107,10 @@ class RankGroup:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 await _all(rank.fetch.remote() for rank in self._ranks)
         async with asyncio.timeout(LOAD_TIMEOUT_S):
+            if self._beside is not None:
+                pairs = zip(self._ranks, self._beside.places, strict=True)
+                await _all(rank.go_beside.remote(place.gpus) for rank, place in pairs)
+                self._beside = None  # it may end long before these
             self._places = await _all(rank.place.remote() for rank in self._ranks)
             if len(self._ranks) > 1:
                 on_one_node = len({place.node_id for place in self._places}) == 1
@@ -234,9 +246,18 @@ async def _all(refs: Any) -> list[Any]:
 
 
 def _start_rank(
-    kind: EngineKind, model: ModelConfig, link: LinkConfig, rank: int, logs_json: bool
+    kind: EngineKind,
+    model: ModelConfig,
+    link: LinkConfig,
+    rank: int,
+    logs_json: bool,
+    *,
+    shares_gpus: bool,
 ) -> Any:
-    """Rank `rank` in that bundle of the replica's placement group, with that bundle's GPUs."""
+    """Rank `rank` in that bundle of the replica's placement group, with that bundle's GPUs.
+
+    `shares_gpus`: another rank has taken those, as Ray counts; this one is told which they are.
+    """
     group = get_current_placement_group()
     num_gpus = 0.0
     strategy: Any = "DEFAULT"
@@ -246,7 +267,7 @@ def _start_rank(
                 f"placement_group_bundles has {len(group.bundle_specs)} bundles, "
                 f"tensor_parallel_size {model.tensor_parallel_size} needs one per rank"
             )
-        num_gpus = group.bundle_specs[rank].get("GPU", 0.0)
+        num_gpus = 0.0 if shares_gpus else group.bundle_specs[rank].get("GPU", 0.0)
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
     as_actor: Any = ray.remote(concurrency_groups={"control": _CONTROL_THREADS})  # type: ignore[call-overload]  # missing in Ray's stubs
     return (

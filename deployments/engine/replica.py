@@ -1,4 +1,4 @@
-"""The Serve deployments Draft and Target: a coordinator that owns one model's rank processes.
+"""The Serve deployments Draft and Target: a coordinator that owns a model's rank processes.
 
 The coordinator holds no model and no GPU. It starts the ranks in its replica's placement group,
 watches them (`rank_group`), answers health checks, and hands out leases. When a rank is lost the
@@ -7,10 +7,12 @@ handles stop choosing the replica at once, and Serve starts a new one. Refusing 
 health checks instead would leave an idle-looking replica that attracts all new leases until the
 next check. Messages of sessions never pass through here.
 
+A draft model may be swapped while it serves (`swap`): the other one's ranks run beside the first's
+until it takes over or is dropped. A lease stays with the model that it was given by.
+
 Serve cancels the task of a lease when its router lets go, and Ray then cancels every call that the
 task has made, on the way or not. So a lease makes no call itself: calls to ranks come from tasks
-that run in the context of `__init__`, and what must not be lost (leases that ended, on either
-side) is reported again until it is acknowledged.
+that run in the context of `__init__`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import contextvars
 import logging
 import os
 from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,15 +30,19 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.schema import ReplicaRank
 
+from deployments.config.live_draft import WantedDraft, wanted_draft
 from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.schema import LinkConfig, ModelConfig
+from deployments.engine.loaded_model import CONTROL_TIMEOUT_S, LoadedModel
 from deployments.engine.loop import LoopStats
 from deployments.engine.meters import EngineMeters, EngineReport
 from deployments.engine.rank import FETCH_TIMEOUT_S, EngineKind, RankReport
-from deployments.engine.rank_group import RankGroup
+from deployments.engine.swap import DraftSwap
+from deployments.engine.swap_meters import SwapMeters
 from deployments.link.leases import LeaseKey
+from deployments.serve.errors import first_line
 from deployments.serve.instruments import Meters
-from deployments.serve.logs import is_json, join_serve
+from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
 from models.fetch.hub import bring
@@ -43,9 +50,6 @@ from models.gguf.folder import source_of
 from models.protocol.messages import LeaseGrant, LeaseRequest
 
 logger = logging.getLogger("ray.serve")
-
-_CONTROL_TIMEOUT_S = 5.0  # for a control call, which waits for nothing but the GIL
-_SETTLE_PERIOD_S = 1.0  # leases that ended at the leader are asked for this often
 
 Result = TypeVar("Result")
 
@@ -67,69 +71,60 @@ class EngineReplica:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         join_serve()
         self._kind = kind
+        self._model = model
+        self._link = link
         self._own_context = contextvars.copy_context()
-        self._leases: dict[LeaseKey, asyncio.Event] = {}
-        self._released: set[LeaseKey] = set()  # to be reported to the leader
-        self._has_released = asyncio.Event()
         self._is_stopping = False
-        self._meters = EngineMeters(Meters({"model_name": model_name, "engine": kind}, ray_mirror))
+        meters = Meters({"model_name": model_name, "engine": kind}, ray_mirror)
+        self._meters = EngineMeters(meters)
+        self._swap_meters = SwapMeters(meters) if kind == "draft" else None
         self._report = EngineReport()
         async with asyncio.timeout(FETCH_TIMEOUT_S):  # ranks on other nodes fetch for themselves
             await asyncio.to_thread(bring, Path(model.model_path), logger.info)
-        self._ranks = RankGroup(kind, model, link, self._note_stats, logs_json=is_json())
         self._is_serving = False
-        logger.info(
-            "%s: loading %s (%s, %s)%s",
-            kind,
-            model.model_path,
-            model.dtype,
-            model.device,
-            f" dequantised {source}" if (source := source_of(Path(model.model_path))) else "",
+        self._loading: LoadedModel | None = None
+        first = await self._load(model)
+        self._models = DraftSwap(
+            first, self._load_beside, (RayError, TimeoutError, ValueError), self._begin_anew
         )
-        try:
-            reports = await self._ranks.start()
-        except BaseException:
-            self._ranks.kill()
-            raise
-        grant = reports[0].grant
-        assert grant is not None, "the leader grants leases"
-        self._grant = grant
-        self._tasks = [
-            asyncio.create_task(self._watch_ranks(), name="watch-ranks"),
-            asyncio.create_task(self._settle_leases(), name="settle-leases"),
-        ]
-        _log_ready(kind, reports, grant)
-        self._meters.describe(
-            batch_invariant=grant.batch_invariant,
-            num_graphs=min(report.num_graphs for report in reports),
-            graph_bytes=max(report.graph_bytes for report in reports),
-        )
+        self._describe()
 
     async def lease(self, request: LeaseRequest) -> AsyncGenerator[LeaseGrant, None]:
         """Admit one session: yields where to reach the leader, then stays open with the lease.
 
         Ends when the session idles out at the leader; the caller ends it by cancelling.
         """
-        admission = self._in_own_context(self._admit(request))
+        model = self._models.serving
+        admission = self._in_own_context(model.admit(request))
         try:
-            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 key = await asyncio.shield(admission)
-            yield self._grant
-            await self._leases[key].wait()
+            yield model.grant
+            await model.ended(key)
         finally:
             # Also when the lease was cancelled before the leader had answered.
-            admission.add_done_callback(self._release)
+            admission.add_done_callback(partial(_release, model))
 
     async def reconfigure(self, user_config: object, rank: ReplicaRank) -> None:
-        """Called by Serve at the start and when a `user_config` comes up, which is refused here.
+        """Called by Serve at the start and when a `user_config` comes up: another draft model.
+
+        A target takes none.
 
         Raises:
-            ValueError: the application is just being deployed with one.
+            ValueError: the application is just being deployed with one that is refused.
         """
-        await take_user_config(
-            refuse_any, user_config, self._kind.capitalize(), is_serving=self._is_serving
+        take = self._want_draft if self._kind == "draft" else refuse_any
+        is_taken = await take_user_config(
+            take, user_config, self._kind.capitalize(), is_serving=self._is_serving
         )
         self._is_serving = True
+        if self._swap_meters is not None:
+            self._swap_meters.is_refused = not is_taken
+
+    async def _want_draft(self, user_config: object) -> None:
+        """Have another draft model take over, in the background: Serve waits for this call."""
+        wanted = await asyncio.to_thread(wanted_draft, self._model, user_config)
+        self._own_context.run(self._models.want, wanted)
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica after three failures in a row.
@@ -139,7 +134,7 @@ class EngineReplica:
         Raises:
             RuntimeError: a task that this replica cannot do without has ended.
         """
-        for task in self._tasks:
+        for task in self._models.serving.tasks:
             if task.done():
                 raise RuntimeError(f"{self._kind}: task {task.get_name()} has ended")
 
@@ -153,92 +148,106 @@ class EngineReplica:
 
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""
-        async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-            stats = await self._in_own_context(self._leader_stats())
+        async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            stats = await self._in_own_context(self._models.serving.stats())
         return {
             "num_sessions": stats.num_sessions,
             "num_steps": stats.num_steps,
-            "num_leases": len(self._leases),
+            "num_leases": self._num_leases(),
             "num_used_blocks": stats.num_used_blocks,
             "num_waiting_tokens": stats.load.num_waiting_tokens,
-            "rank_pid": self._ranks.pids[0],
+            "rank_pid": self._models.serving.ranks.pids[0],
         }
 
     async def rank_pids(self) -> list[int]:
         """Processes of the ranks, the leader's first."""
-        return self._ranks.pids
+        return self._models.serving.ranks.pids
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; the ranks go with it."""
         self._is_stopping = True
-        ranks = getattr(self, "_ranks", None)
-        if ranks is not None:
-            ranks.kill()
+        models: DraftSwap[LoadedModel] | None = getattr(self, "_models", None)
+        loading: LoadedModel | None = getattr(self, "_loading", None)
+        for model in (loading, *([] if models is None else models.models)):
+            if model is not None:
+                model.ranks.kill()
 
     def _in_own_context(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run `work` so that Ray does not take its calls for those of the current request."""
         return asyncio.get_running_loop().create_task(work, context=self._own_context)
 
-    async def _admit(self, request: LeaseRequest) -> LeaseKey:
-        lease_id: int = await self._ranks.leader.admit.remote(
-            request.session_id, request.public_key
-        )
-        key = (request.session_id, lease_id)
-        self._leases[key] = asyncio.Event()
-        return key
-
-    async def _leader_stats(self) -> LoopStats:
-        stats: LoopStats = await self._ranks.leader.stats.remote()
-        return stats
-
-    def _note_stats(self, stats: LoopStats) -> None:
-        self._report.note(stats)
-        self._meters.update(stats.load, len(self._leases))
-
-    def _release(self, admission: asyncio.Task[LeaseKey]) -> None:
-        if admission.cancelled() or admission.exception() is not None:
-            return  # the leader is gone, and its sessions with it
-        key = admission.result()
-        self._leases.pop(key, None)
-        self._released.add(key)
-        self._has_released.set()
-
-    async def _watch_ranks(self) -> None:
-        reason = await self._ranks.watch()
-        if not self._is_stopping:
-            logger.error("%s: the model is lost, replica ends: %s", self._kind, reason)
-            self._ranks.kill()
-            logging.shutdown()
-            os._exit(1)
-
-    async def _settle_leases(self) -> None:
-        """Report to the leader which leases ended here; end those that it ended itself."""
-        acknowledged: list[LeaseKey] = []
-        while True:
-            await self._wait_for_releases()
-            released = list(self._released)
-            try:
-                async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-                    ended = await self._ranks.leader.settle.remote(released, acknowledged)
-            except (RayError, TimeoutError):
-                # Reported again in the next turn; `_watch_ranks` decides if the leader is lost.
-                await asyncio.sleep(_SETTLE_PERIOD_S)
-                continue
-            self._released.difference_update(released)
-            acknowledged = ended
-            for key in ended:
-                if key in self._leases:
-                    self._leases[key].set()
-
-    async def _wait_for_releases(self) -> None:
-        self._has_released.clear()
-        if self._released:
-            return
+    async def _load_beside(self, wanted: WantedDraft) -> LoadedModel:
         try:
-            async with asyncio.timeout(_SETTLE_PERIOD_S):
-                await self._has_released.wait()
-        except TimeoutError:
+            return await self._load(wanted.model, self._models.serving)
+        except RayError as error:
+            raise ValueError(first_line(error)) from error
+
+    async def _load(self, config: ModelConfig, beside: LoadedModel | None = None) -> LoadedModel:
+        model = LoadedModel(
+            self._kind, config, self._link, self._note_stats, self._note_loss, beside
+        )
+        logger.info(
+            "%s: loading %s (%s, %s)%s",
+            self._kind,
+            config.model_path,
+            config.dtype,
+            config.device,
+            f" dequantised {source}" if (source := source_of(Path(config.model_path))) else "",
+        )
+        self._loading = model  # `__del__` ends it
+        try:
+            await model.start()
+        except BaseException:
+            model.end()
+            raise
+        finally:
+            self._loading = None
+        _log_ready(self._kind, model.reports, model.grant)
+        return model
+
+    def _begin_anew(self) -> None:
+        """Another model serves: its counters begin at 0."""
+        self._meters.begin_anew()
+        self._report = EngineReport()
+        self._describe()
+
+    def _describe(self) -> None:
+        """Tell of the model that serves."""
+        serving = self._models.serving
+        self._meters.describe(
+            batch_invariant=serving.grant.batch_invariant,
+            num_graphs=min(report.num_graphs for report in serving.reports),
+            graph_bytes=max(report.graph_bytes for report in serving.reports),
+        )
+
+    def _num_leases(self) -> int:
+        return sum(model.num_leases for model in self._models.models)
+
+    def _note_stats(self, model: LoadedModel, stats: LoopStats) -> None:
+        if model is not self._models.serving:
             return
+        self._report.note(stats)
+        self._meters.update(stats.load, self._num_leases())
+        if self._swap_meters is not None:
+            self._swap_meters.publish(self._models.state)
+
+    def _note_loss(self, model: LoadedModel) -> None:
+        """A model that serves takes the replica with it; of another one the swap is told."""
+        if self._is_stopping:
+            return
+        if model is not self._models.serving:
+            logger.error("%s: %s is lost: %s", self._kind, model.path, model.lost)
+            return
+        logger.error("%s: the model is lost, replica ends: %s", self._kind, model.lost)
+        for one in self._models.models:
+            one.ranks.kill()
+        logging.shutdown()
+        os._exit(1)
+
+
+def _release(model: LoadedModel, admission: asyncio.Task[LeaseKey]) -> None:
+    if not admission.cancelled() and admission.exception() is None:  # else the leader is gone
+        model.release(admission.result())
 
 
 def _log_ready(kind: EngineKind, reports: list[RankReport], grant: LeaseGrant) -> None:

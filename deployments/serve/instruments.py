@@ -108,8 +108,12 @@ class Totals:
         self._counters = counters
         self._last = dict.fromkeys(counters, 0.0)
 
+    def begin_anew(self) -> None:
+        """The totals begin at 0 again, and the counters go on."""
+        self._last = dict.fromkeys(self._counters, 0.0)
+
     def follow(self, totals: Mapping[str, float]) -> None:
-        """Add what each total has grown by. A total never falls: it lives as long as we do."""
+        """Add what each total has grown by. A total never falls until it begins anew."""
         for key, (counter, labels) in self._counters.items():
             counter.add(max(0.0, totals[key] - self._last[key]), **labels)
             self._last[key] = max(totals[key], self._last[key])

@@ -27,6 +27,7 @@ from torch import Tensor
 from models.costs.running_mean import running_mean
 from models.engine.base import Engine
 from models.engine.drafting.chain import ChainLink, draw_chain, is_chainable, reserve_chain
+from models.engine.ended_texts import EndedTexts
 from models.engine.jobs import Outgoing
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
@@ -50,6 +51,7 @@ class DraftEngine(Engine):
         chains: whether several steps are sampled at a time where that is possible. So it is on a
             GPU, where the host would be waited for in each step, if no other rank must know every
             id. May be set before the first step.
+        ended_texts: of its sessions, for whoever compares it with another.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class DraftEngine(Engine):
             mask_wait_s=mask_wait_s,
             queued_interval_s=queued_interval_s,
         )
+        self.ended_texts = EndedTexts()
         self.chains = runner.device.type == "cuda" and runner.config.tensor_parallel_size == 1
         if self.chains:
             runner.capture_chains()
@@ -90,6 +93,13 @@ class DraftEngine(Engine):
             self._host_s = running_mean(self._host_s, host_s, _STEP_SHARE)
         return replies
 
+    def _close(self, session_id: str, epoch: int | None) -> None:
+        session = self._table.get(session_id)
+        super()._close(session_id, epoch)
+        is_closed = session is not None and self._table.get(session_id) is None
+        if session is not None and is_closed and not session.is_replay:
+            self.ended_texts.note(session.opened, session.tokens.ids[: session.committed_len])
+
     def _begin(self, session: Session, message: EngineQuestion, now: float) -> None:
         if not isinstance(message, Propose):
             self._fail(session, "invalid", "a draft engine verifies nothing")
@@ -99,6 +109,7 @@ class DraftEngine(Engine):
         session.rewrite(message.base_len, message.tokens + guess)
         session.agreed_len = length - 1
         session.committed_len = length
+        session.is_replay = message.replays
         job = Job(
             seq=message.seq,
             ready_s=now,

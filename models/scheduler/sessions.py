@@ -130,6 +130,7 @@ class Session:
     answers: list[EngineReply] = field(default_factory=list)  # to `seq`, in order
     agreed_len: int = 0  # a prefix that the sender surely has
     committed_len: int = 0  # first tokens that are no guess: none of an open draft
+    is_replay: bool = False  # its text is known already: nobody waits for its drafts
     asked_len: int = 0  # tokens looked for in the prefix cache since it has had no blocks
     num_cached_tokens: int = 0  # found there and not yet reported
     mask_base_len: int = 0  # generated tokens the matcher had committed when last heard of

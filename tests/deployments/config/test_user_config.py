@@ -99,12 +99,12 @@ async def test_a_replica_that_serves_keeps_its_limits(caplog: pytest.LogCaptureF
     try:
         assert await take_user_config(take, {"max_sessions": 5}, "Router", is_serving=True)
         assert not await take_user_config(take, {"max_session": 6}, "Router", is_serving=True)
-        assert not await take_user_config(refuse_any, {"k": 1}, "Draft", is_serving=True)
+        assert not await take_user_config(refuse_any, {"k": 1}, "Target", is_serving=True)
     finally:
         logger.removeHandler(caplog.handler)
     assert len(taken) == 1
-    assert "Router: limits stay as they were: user_config: unknown key 'max_session'" in caplog.text
-    assert "Draft: limits stay as they were: user_config: only the deployment Router" in caplog.text
+    assert "Router: all stays as it was: user_config: unknown key 'max_session'" in caplog.text
+    assert "Target: all stays as it was: user_config: only Router and Draft" in caplog.text
 
 
 def test_the_production_config_names_every_live_key() -> None:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 LIMIT_S = 60.0
-REFUSED = "user_config: only the deployment Router takes one"
+REFUSED = "user_config: only Router and Draft take one"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from models.engine.draft import DraftEngine
 from models.grammar.masks import NoMaskSource
@@ -309,3 +310,33 @@ def test_draft_and_target_draw_with_the_same_noise() -> None:
     assert only_proposal(engine).tokens == whole[2:]
     assert torch.is_inference_mode_enabled() is False
     close_all(engine)
+
+
+def test_texts_of_sessions_that_end_are_kept_where_somebody_wants_them():
+    """Of a replay, under a grammar, or under a rule that has drafts noise of their own: none."""
+    engine = make_draft()
+
+    def run(name: str, **changes: Any) -> None:
+        submit_open(engine, name, **changes)
+        submit_propose(engine, 1, [*PROMPT, 7, 9], 2, session_id=name)
+        drain(engine)
+        engine.close(name)
+
+    run("unwanted")
+    engine.ended_texts.keep(is_on=True)
+    run("kept")
+    run("rejection", sampling=Sampling(temperature=1.0, verification="rejection"))
+    run("no-answer", prompt_len=len(PROMPT) + 2)
+    submit_open(engine, "replay")
+    replayed = proposing("replay", 1, PROMPT, 3)
+    engine.submit(structs.replace(replayed, guess=[7, 9], replays=True), "r")
+    drain(engine)
+    engine.close("replay")
+    [text] = engine.ended_texts.take()
+    assert text.opened.session_id == "kept"
+    assert text.token_ids == [*PROMPT, 7, 9]
+    assert engine.ended_texts.take() == []
+    run("late")
+    engine.ended_texts.keep(is_on=False)
+    run("later")
+    assert engine.ended_texts.take() == []

@@ -1,0 +1,203 @@
+"""Another draft model takes over while sessions run: no text changes, and no stream is lost.
+
+Real engines in threads; the swap is the one of a replica (`deployments.engine.swap`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from deployments.config.live_draft import WantedDraft
+from tests.harness.local import LocalService, local_service, make_request
+from tests.harness.local_drafts import LocalDrafts, local_drafts, model_at
+
+NUM_STREAMS = 16
+NUM_TOKENS = 48
+PROMPTS = [[3 + i, 1, 4, 1, 5, 9, 2 + i, 6] for i in range(NUM_STREAMS)]
+
+
+@pytest.fixture(scope="module")
+def good_draft(tiny_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target's own weights but for a little noise: often right, `tiny_draft` hardly ever."""
+    folder = tmp_path_factory.mktemp("good")
+    model = LlamaForCausalLM.from_pretrained(tiny_target)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_((0.1 * weight.float().std() * noise).to(weight.dtype))
+    model.save_pretrained(folder)
+    return folder
+
+
+@asynccontextmanager
+async def serving(
+    target: str, first: str | Path, *later: str | Path
+) -> AsyncIterator[tuple[LocalService, LocalDrafts]]:
+    async with (
+        local_drafts(first, *later) as drafts,
+        local_service(
+            Path(target),
+            Path(first),
+            link_to=lambda name, pool: drafts if name == "draft" else pool,
+        ) as service,
+    ):
+        yield service, drafts
+
+
+async def answer(service: LocalService, stream: int, turn: int, temperature: float) -> list[int]:
+    request = make_request(
+        f"s{stream}-{turn}",
+        PROMPTS[stream],
+        k=4,
+        max_tokens=NUM_TOKENS,
+        temperature=temperature,
+        seed=100 * turn + stream,
+    )
+    ids, _, _ = await service.generate(request)
+    return ids
+
+
+async def answers(service: LocalService, turn: int = 0) -> list[list[int]]:
+    one_each = [answer(service, stream, turn, 1.0) for stream in range(NUM_STREAMS)]
+    return list(await asyncio.gather(*one_each))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
+async def test_a_swap_under_16_streams_changes_no_text(
+    tiny_target: str, tiny_draft: str, good_draft: Path, temperature: float
+) -> None:
+    """Streams that run stay with the old model to their end, later ones have the new one."""
+    async with local_service(Path(tiny_target), None) as service:
+        plain = [
+            await asyncio.gather(
+                *(answer(service, stream, turn, temperature) for stream in range(NUM_STREAMS))
+            )
+            for turn in range(3)
+        ]
+
+    async with serving(tiny_target, tiny_draft, good_draft) as (service, drafts):
+        [old] = drafts.made
+
+        async def stream(number: int) -> list[list[int]]:
+            texts = []
+            for turn in range(3):
+                if (number, turn) == (0, 1):  # one is over, the others are on their way
+                    drafts.swap.want(WantedDraft(model=model_at(good_draft)))
+                if turn == 2:
+                    await drafts.until("promoted")
+                    assert drafts.swap.serving is not old
+                texts.append(await answer(service, number, turn, temperature))
+            return texts
+
+        streams = [asyncio.create_task(stream(number)) for number in range(NUM_STREAMS)]
+        found = await asyncio.gather(*streams)
+        assert [list(turn) for turn in zip(*found, strict=True)] == plain
+        assert await drafts.settled() == "promoted"
+        _, new = drafts.made
+        assert drafts.swap.models == [new]
+        assert old.is_ended
+        assert old.num_served >= NUM_STREAMS
+        assert new.num_served >= NUM_STREAMS
+        assert await service.freed()
+
+
+async def test_a_session_keeps_its_model_until_it_ends(
+    tiny_target: str, tiny_draft: str, good_draft: Path
+) -> None:
+    async with serving(tiny_target, tiny_draft, good_draft) as (service, drafts):
+        [old] = drafts.made
+        held = await old.pool.lease("long", timeout_s=5.0)
+        drafts.swap.want(WantedDraft(model=model_at(good_draft)))
+        await drafts.until("promoted")
+        await answers(service)
+        assert drafts.swap.models == [drafts.made[1], old]
+        assert not old.is_ended
+        await held.release()
+        assert await drafts.settled() == "promoted"
+        assert old.is_ended
+
+
+@pytest.mark.parametrize("is_better", [True, False], ids=["better", "worse"])
+async def test_what_both_say_of_texts_that_end_decides(
+    tiny_target: str, tiny_draft: str, good_draft: Path, is_better: bool
+) -> None:
+    first, other = (tiny_draft, good_draft) if is_better else (good_draft, tiny_draft)
+    async with serving(tiny_target, first, other) as (service, drafts):
+        expected = await answers(service)
+        drafts.swap.want(
+            WantedDraft(model=model_at(other), promote="better", compare_answers=NUM_STREAMS)
+        )
+        await drafts.until("comparing")
+        assert await answers(service) == expected
+        assert await drafts.settled() == ("promoted" if is_better else "dropped")
+        old, new = drafts.swap.state.old, drafts.swap.state.new
+        # Of each answer the draft model has heard all but the last round.
+        assert NUM_STREAMS * (NUM_TOKENS - 6) < old.num_tokens == new.num_tokens
+        assert (new.num_matched > 2 * old.num_matched) is is_better
+        assert old.num_matched != new.num_matched
+        assert drafts.swap.serving.path == str(other if is_better else first)
+        assert [draft.is_ended for draft in drafts.made] == [is_better, not is_better]
+        assert await answers(service) == expected
+        await drafts.swap.serving.keep_texts(is_on=False)
+        assert await drafts.swap.serving.take_texts() == []
+
+
+async def test_what_cannot_be_loaded_leaves_the_old_one_serving(
+    tiny_target: str, tiny_draft: str, tmp_path: Path
+) -> None:
+    async with serving(tiny_target, tiny_draft) as (service, drafts):
+        expected = await answers(service)
+        drafts.swap.want(WantedDraft(model=model_at(tmp_path)))
+        assert await drafts.settled() == "dropped"
+        assert await answers(service) == expected
+        assert len(drafts.made) == 1
+        assert not drafts.made[0].is_ended
+
+
+async def test_one_that_dies_while_it_is_compared_is_dropped(
+    tiny_target: str, tiny_draft: str, good_draft: Path
+) -> None:
+    async with serving(tiny_target, tiny_draft, good_draft) as (service, drafts):
+        drafts.swap.want(WantedDraft(model=model_at(good_draft), promote="better"))
+        await drafts.until("comparing")
+        drafts.made[1].die()
+        assert await drafts.settled() == "dropped"
+        await answers(service)
+        assert drafts.swap.models == [drafts.made[0]]
+
+
+async def test_a_newer_wish_ends_the_older_and_the_first_model_may_come_back(
+    tiny_target: str, tiny_draft: str, good_draft: Path
+) -> None:
+    async with serving(tiny_target, tiny_draft, good_draft, good_draft, tiny_draft) as (
+        service,
+        drafts,
+    ):
+        drafts.swap.want(WantedDraft(model=model_at(good_draft), promote="better"))
+        await drafts.until("comparing")
+        drafts.swap.want(WantedDraft(model=model_at(good_draft)))
+        await drafts.until("promoted")
+        assert await drafts.settled() == "promoted"
+        assert [draft.is_ended for draft in drafts.made] == [True, True, False]
+        drafts.swap.want(WantedDraft(model=model_at(tiny_draft)))
+        await drafts.until("loading")
+        assert await drafts.settled() == "promoted"
+        assert drafts.swap.serving.path == tiny_draft
+        await answers(service)
+
+
+async def test_the_model_that_serves_is_not_loaded_again(tiny_target: str, tiny_draft: str) -> None:
+    async with serving(tiny_target, tiny_draft) as (_, drafts):
+        drafts.swap.want(WantedDraft(model=model_at(tiny_draft)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert drafts.swap.state.phase == "none"
+        assert len(drafts.made) == 1
