@@ -55,7 +55,9 @@ def test_equal_ones_are_not_told_apart() -> None:
 
 def test_what_was_foretold_wrongly_is_seen() -> None:
     found = report(0.2, 60)
-    found.answers = [one._replace(real=one.real + 0.5) for one in found.answers]
+    found.answers = [
+        Compared(one.drafter, one.foretold, one.real + 0.5, one.round_ms) for one in found.answers
+    ]
     assert [claim.is_met for claim in found.claims] == [True, False, False]
 
 
