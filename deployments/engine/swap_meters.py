@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deployments.engine.swap import PHASES, SwapState
 from deployments.serve.instruments import Meters
-from router.comparison import ReplayCounts
+from router.comparing.comparison import ReplayCounts
 
 
 class SwapMeters:

@@ -24,7 +24,7 @@ from models.grammar.limits import HostLimits, SchemaLimits
 from models.grammar.masks import LocalMaskSource
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
-from router.session import Services
+from router.services import Services
 
 _EPOCH = 1  # engines here are never replaced
 

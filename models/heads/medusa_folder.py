@@ -92,7 +92,11 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
             )
         return found.to(target_head.dtype)
 
-    own = target_head if token_ids is None else target_head[token_ids]
+    own = target_head
+    if token_ids is not None:
+        if not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+            raise ValueError(f"heads {str(folder)!r}: token_map has ids beyond {vocab_size - 1}")
+        own = target_head[token_ids]
     shared = stored.pop("lm_head.weight", own).to(target_head.dtype)
     for head in range(sizes.num_heads):
         residuals = []
@@ -107,8 +111,6 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
         raise ValueError(f"heads {str(folder)!r} has {min(stored)}, which is no part of Medusa's")
     if {len(each) for each in outputs} != {num_columns}:
         raise ValueError(f"heads {str(folder)!r}: token_map has {num_columns} ids, lm_head others")
-    if token_ids is not None and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
-        raise ValueError(f"heads {str(folder)!r}: token_map has ids beyond {vocab_size - 1}")
     return HeadWeights(layers, outputs, token_ids)
 
 
