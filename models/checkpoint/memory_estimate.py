@@ -23,7 +23,7 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig, QuantizationName
-from models.heads.folder import heads_kind, num_key_layers
+from models.heads.config import heads_kind, num_key_layers
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import read_mtp
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes

@@ -19,7 +19,7 @@ from models.gpu import setup as gpu
 from models.gpu.decoder import MergedDecoder
 from models.gpu.kernel import VarlenKernel
 from models.gpu.products import own_products, refuse_own_products
-from models.heads.folder import heads_kind, num_key_layers
+from models.heads.config import heads_kind, num_key_layers
 from models.heads.medusa import MedusaHeads
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpForward, MtpParts, read_mtp

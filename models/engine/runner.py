@@ -26,7 +26,7 @@ from models.gpu import setup as gpu
 from models.gpu.forward import PagedBackend
 from models.gpu.graphs import GraphBackend, GraphsKept, alone
 from models.gpu.memory import CudaMemory
-from models.heads.folder import num_key_layers
+from models.heads.config import num_key_layers
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
 from models.kv.rows import SequenceRows

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.heads.folder import read_heads_config, stored_weights
+from models.heads.config import read_heads_config
+from models.heads.folder import stored_weights
 from models.layers.family import can_take_apart
 from models.protocol.messages import MAX_DRAFT_TOKENS
 

@@ -83,7 +83,10 @@ def test_heads_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert "heads models/demo/mtp draft in its process" in said
     for heads, complaint in (
         ("nowhere", "target.heads: no such folder: 'nowhere'"),
-        ("models/demo/draft", "model_type 'llama'; only medusa and mtp are served so far"),
+        (
+            "models/demo/draft",
+            f"target.heads: heads '{DEMO / 'draft'}' is of model_type 'llama'; only",
+        ),
     ):
         status, said, error = check(capsys, *arguments, f"target.heads={heads}")
         assert status == 1

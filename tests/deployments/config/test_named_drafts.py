@@ -42,6 +42,12 @@ def test_names_are_those_of_drafters_and_shares() -> None:
         read(drafts={"tiny": DRAFT}, router={"speculation": {"draft_shares": {"x": 1}}})
 
 
+@pytest.mark.parametrize("name", ["heads", "mtp", "early_exit"])
+def test_no_draft_has_the_name_of_heads(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"be none of .*{name}.*, got '{name}'"):
+        read(drafts={name: DRAFT})
+
+
 @pytest.mark.parametrize("key", ["heads", "early_exit"])
 def test_only_a_target_drafts_by_itself(key: str) -> None:
     value = {"heads": str(DEMO / "mtp"), "early_exit": 1}[key]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.folder import heads_kind
+from models.heads.config import heads_kind
 from models.heads.medusa import MedusaHeads
 from models.heads.medusa_folder import read_heads
 from tests.cases.models.medusa import (
