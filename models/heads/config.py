@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from models.protocol.messages import MAX_DRAFT_TOKENS
 
-HeadsKind = Literal["medusa", "mtp"]
+HeadsKind = Literal["medusa", "mtp", "eagle3"]
 EARLY_EXIT = "early_exit"
-NAMES = ("mtp", "medusa", EARLY_EXIT)  # of all that may draft in a target's own process
+NAMES = ("mtp", "medusa", "eagle3", EARLY_EXIT)  # of all that may draft in a target's own process
 
-_WITH_KEYS: tuple[HeadsKind, ...] = ("mtp",)  # those whose layer has keys in the cache
+_WITH_KEYS: tuple[HeadsKind, ...] = ("mtp", "eagle3")  # those whose layer has keys in the cache
+_EAGLE3_NAME = "LlamaForCausalLMEagle3"  # of the architecture, in the original spelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,11 @@ def heads_kind(folder: Path) -> HeadsKind:
         return "medusa"
     if kind == "mtp":
         return "mtp"
+    if kind == "eagle3" or _EAGLE3_NAME in (config.get("architectures") or ()):
+        return "eagle3"
     raise ValueError(
-        f"heads {str(folder)!r} is of model_type {kind!r}; only medusa and mtp are served so far"
+        f"heads {str(folder)!r} is of model_type {kind!r}; "
+        "only medusa, mtp and eagle3 are served so far"
     )
 
 
@@ -93,6 +97,26 @@ def read_heads_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"heads {str(folder)!r} has no config.json")
     config: dict[str, Any] = json.loads(path.read_text())
     return config
+
+
+def proposed_tokens(name: str, config: dict[str, Any], default: int) -> int:
+    """The longest draft: what is proposed by default, else the steps that it was trained for.
+
+    Args:
+        name: of the folder, for refusals.
+        config: of `speculators`.
+        default: where it says neither.
+
+    Raises:
+        ValueError: it is out of range.
+    """
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    proposed: Any = methods[0].get("speculative_tokens") if methods else None
+    key = "num_speculative_steps" if proposed is None else "speculative_tokens"
+    value = config.get(key, default) if proposed is None else proposed
+    if not isinstance(value, int) or not 1 <= value <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"{name}: {key} must be 1 to {MAX_DRAFT_TOKENS}, got {value!r}")
+    return value
 
 
 def read_sizes(folder: Path) -> HeadSizes:

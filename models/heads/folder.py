@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-_OLD_NAME = "medusa_lm_head.pt"
+_OLD_NAMES = ("medusa_lm_head.pt", "pytorch_model.bin")
 
 
 def stored_weights(folder: Path) -> dict[str, Tensor]:
@@ -20,9 +20,10 @@ def stored_weights(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return {key: value for path in files for key, value in load_file(path).items()}
-    if (folder / _OLD_NAME).is_file():
-        found: dict[str, Tensor] = torch.load(
-            folder / _OLD_NAME, map_location="cpu", weights_only=True
-        )
-        return found
-    raise ValueError(f"heads {str(folder)!r} has neither *.safetensors nor {_OLD_NAME}")
+    for name in _OLD_NAMES:
+        if (folder / name).is_file():
+            found: dict[str, Tensor] = torch.load(
+                folder / name, map_location="cpu", weights_only=True
+            )
+            return found
+    raise ValueError(f"heads {str(folder)!r} has none of *.safetensors, {', '.join(_OLD_NAMES)}")

@@ -1,4 +1,4 @@
-"""Drafts of an MTP head: token after token, by a layer with keys in the cache.
+"""Drafts of an MTP or EAGLE-3 head: token after token, by a layer with keys in the cache.
 
 A session's row at position p is made of the state that gave token p, so rows of true states follow
 the model's by one. They are computed when a draft is wanted, the last one giving the draft's first

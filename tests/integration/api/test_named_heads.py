@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from router.limits import SpeculationLimits
-from tests.harness.local import DEMO, demo_http
+from tests.cases.models.eagle3 import early, write_eagle3
+from tests.harness.local import DEMO, demo_grammar_host, demo_http
 
 CHAT = {
     "model": "demo",
@@ -68,6 +70,28 @@ async def test_each_draft_has_k_tokens(kind: str, temperature: float) -> None:
             assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_an_eagle3_head_drafts_too(temperature: float, tmp_path: Path) -> None:
+    """In the target's own type, on its compiled kernels; masks of a grammar are kept."""
+    target = DEMO / "target"
+    layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}
+    write_eagle3(tmp_path, target, early(target), "original", **layers)
+    options = {"grammar_host": demo_grammar_host(), "heads": tmp_path}
+    async with demo_http(has_draft=False, speculation=SUFFIX_TOO, **options) as client:
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+        outputs = {"structured_outputs": {"json": schema}, "ignore_eos": False}
+        for terms in ({}, outputs):
+            asked = CHAT | {"temperature": temperature} | terms
+            plain = await chat(client, **asked, speculation={"enabled": False})
+            for k in (1, 3):
+                speculation = {"drafter": "eagle3", "k": k}
+                answer = await chat(client, **asked, speculation=speculation)
+                assert content_of(answer) == content_of(plain)
+                stats = answer["metrics"]["speculative_decoding"]
+                assert stats["num_draft_tokens_by"]["heads"] > 0
+                assert terms or stats["num_accepted_draft_tokens"] > 0
+
+
 async def test_a_named_kind_drafts_alone_as_far_as_pays() -> None:
     async with demo_http(has_draft=False, speculation=SUFFIX_TOO, heads=DEMO / "mtp") as client:
         for name in ("mtp", "heads"):
@@ -98,4 +122,4 @@ async def test_what_is_not_served_is_refused() -> None:
             assert (error["message"], error["param"]) == (message, param)
         page = (await client.get("/openapi.json")).json()
         drafter = page["components"]["schemas"]["SpeculationOptions"]["properties"]["drafter"]
-        assert "heads, mtp, medusa, early_exit" in str(drafter)
+        assert "heads, mtp, medusa, eagle3, early_exit" in str(drafter)

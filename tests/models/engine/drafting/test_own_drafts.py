@@ -18,6 +18,7 @@ from models.engine.target import TargetEngine
 from models.grammar.masks import MaskSource, NoMaskSource
 from models.protocol.messages import Failed, Sampling, Verdict
 from tests.cases.messages import opening, verifying
+from tests.cases.models.eagle3 import early, write_eagle3
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
 from tests.cases.models.mtp import NUM_STEPS, repeating, write_mtp
 from tests.fakes.engines import (
@@ -49,10 +50,13 @@ WIDTH = 64  # of the tiny checkpoint
 
 @cache
 def heads_folder(kind: str) -> str:
-    """Heads that nearly repeat the newest token, as a text that loops does."""
+    """Heads that are right now and then: texts loop, and these nearly repeat the newest token."""
     folder = Path(mkdtemp(prefix=f"outrider-{kind}-"))
     if kind == "mtp":
         return str(write_mtp(folder, repeating(tiny_checkpoint(noise=0.0))))
+    if kind == "eagle3":
+        target = tiny_checkpoint(noise=0.0)
+        return str(write_eagle3(folder, target, early(target)))
     return str(write_new(folder, residuals(WIDTH, scale=0.01)))
 
 
@@ -62,7 +66,7 @@ def runner(kind: str, **changes: Any) -> ModelRunner:
     return make_runner(heads=heads_folder(kind), **changes)
 
 
-KINDS = ("medusa", "mtp", "early exit")
+KINDS = ("medusa", "mtp", "eagle3", "early exit")
 assert NUM_HEADS == NUM_STEPS
 
 
