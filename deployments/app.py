@@ -28,6 +28,7 @@ from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
 from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
+from models.heads.config import target_heads
 
 _SPARE_REQUESTS = 64
 _MODEL_NAME = RouterConfig().model_name  # a label of the metrics
@@ -69,6 +70,7 @@ def build(args: DeployedConfig) -> Application:
         for pool, model in config.draft_models.items()
     }
     constraint = bind_constraint(config.constraint, config.link, config.target.model_path, name)
+    heads = target_heads(config.target.heads, config.target.early_exit)
     router: Any = Router
     num_admitted = config.router.max_sessions + config.router.max_queued_sessions
     return router.options(
@@ -83,7 +85,7 @@ def build(args: DeployedConfig) -> Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_ROUTER_STALL_TIMEOUT_S / _HEALTH_STRIKES,
-    ).bind(config.router, config.link, drafts, target, constraint)
+    ).bind(config.router, config.link, drafts, target, constraint, heads)
 
 
 def bind_engine(

@@ -127,8 +127,8 @@ class EngineConfig(Section):
     heads: str | None = Field(
         default=None,
         min_length=1,
-        description="of a target: folder of an MTP head or of Medusa heads, which draft in its own "
-        "process, with each verdict; on a CPU, one rank",
+        description="of a target: folder of an MTP head, an EAGLE-3 head or of Medusa heads, which "
+        "draft in its own process, with each verdict; on a CPU, one rank",
     )
 
     early_exit: int | None = Field(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from models.heads.config import TargetHeads
 from router.comparing.comparison import DraftComparison
 from router.drafters.repeats.text_memory import TextMemory
 from router.limits import SessionLimits, SpeculationLimits
@@ -29,6 +30,7 @@ class Services:
     acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
     memory: TextMemory = field(default_factory=TextMemory)
     comparison: DraftComparison = field(default_factory=DraftComparison)
+    heads: TargetHeads | None = None  # that the target has been given
     choice: DraftChoice = field(init=False)
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
 

@@ -23,6 +23,7 @@ from router.drafters.choice import choose_drafters, draft_models, fixed_length
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
+from router.drafters.heads import names_heads, own_length
 from router.drafters.kind import DrafterContext, DrafterKind
 from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
@@ -125,7 +126,11 @@ class _Builder:
         own_ids = () if request.ignore_eos else request.eos_ids
         self._eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
         self._kinds = choose_drafters(
-            request.speculation, services.speculation, services.draft_pools, self._preferred
+            request.speculation,
+            services.speculation,
+            services.draft_pools,
+            self._preferred,
+            services.heads,
         )
         self._fixed = fixed_length(request.speculation, services.speculation)
         if request.choices:  # nothing is drafted: the text comes whole
@@ -138,7 +143,7 @@ class _Builder:
         """Put the session together."""
         request, services, stats = self._request, self._services, RoundStats()
         verifier = RemoteVerifier(
-            self._target_client(), services.limits, own_drafts=self._may_use_heads()
+            self._target_client(), services.limits, own_length=self._own_length()
         )
         watch = RoundWatch(
             stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
@@ -213,11 +218,11 @@ class _Builder:
                 max_tokens=allowed.suffix_decoding_max_cached_tokens,
             )
 
-    def _may_use_heads(self) -> bool:
-        """Whether a target that has heads may draft by them."""
-        wanted, allowed = self._request.speculation, self._services.speculation
-        is_on = wanted.enabled and allowed.enabled and self._fixed is None
-        return is_on and wanted.drafter is None and not self._request.choices
+    def _own_length(self) -> int | None:
+        """Tokens of each draft that the target makes itself, see `heads.own_length`."""
+        if self._request.choices:
+            return None
+        return own_length(self._request.speculation, self._services.speculation, self._fixed)
 
     def _new_constrainer(self) -> RemoteConstrainer | None:
         request, services = self._request, self._services
@@ -352,7 +357,8 @@ class _Builder:
     def _planner(self, verifier: RemoteVerifier) -> SessionPlanner:
         services, allowed = self._services, self._services.speculation
         if self._fixed is not None:
-            return FixedPlanner(self._fixed, allowed.run_on_tokens)
+            is_own = names_heads(self._request.speculation.drafter)
+            return FixedPlanner(self._fixed, allowed.run_on_tokens, is_own=is_own)
         return PlannedSession(
             services.planner,
             self._estimates,

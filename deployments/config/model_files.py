@@ -20,6 +20,7 @@ from models.checkpoint.stored_weights import missing_shards
 from models.fetch.hub import Download, found_on_hub, is_hub_name, missing_of, snapshot_of
 from models.fetch.known import KnownModel, known_model
 from models.gguf.folder import converted_folder, gguf_file
+from models.heads.config import target_heads
 from models.text.vocabulary import num_shared_ids, read_vocabulary
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
@@ -243,8 +244,15 @@ def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
 def _check_folder(model: ModelConfig, section: str) -> None:
     folder = _folder_of(model, section)
     _check_model(model.model_copy(update={"model_path": str(folder)}), section)
-    _heads_of(model, section)
+    _check_heads(model, section)
     _check_early_exit(model, folder, section)
+
+
+def _check_heads(model: ModelConfig, section: str) -> None:
+    try:
+        target_heads(_heads_of(model, section), model.early_exit)
+    except ValueError as error:
+        raise error if isinstance(error, Fault) else Fault(f"{section}.heads", str(error)) from None
 
 
 def _check_early_exit(model: ModelConfig, folder: Path, section: str) -> None:

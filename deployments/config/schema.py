@@ -27,6 +27,7 @@ from models.text.tools.reasoning import REASONING, named_reasoning
 from models.text.tools.registry import LAYOUTS, named_layout
 from router.drafters.choice import check_shares
 from router.drafters.draft_model import POOL
+from router.drafters.heads import HEADS_NAMES
 from router.drafters.registry import DRAFTERS, drafters_of
 from router.limits import SessionLimits, SpeculationLimits
 
@@ -308,10 +309,11 @@ class AppConfig(Section):
     @classmethod
     def _check_names(cls, drafts: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
         for name in drafts:
-            if not _DRAFT_NAME.fullmatch(name) or name in (POOL, *DRAFTERS):
+            taken = (POOL, *DRAFTERS, *HEADS_NAMES)
+            if not _DRAFT_NAME.fullmatch(name) or name in taken:
                 raise ValueError(
                     f"a name must be 1 to 32 of a-z, 0-9, - and _, begin with a letter, and be "
-                    f"none of {', '.join((POOL, *DRAFTERS))}, got {name!r}"
+                    f"none of {', '.join(taken)}, got {name!r}"
                 )
         return drafts
 

@@ -24,13 +24,14 @@ from deployments.api.schemas.status import HealthStatus
 from deployments.config.live_limits import changes_of, take_user_config, with_user_config
 from deployments.config.schema import LinkConfig, RouterConfig
 from deployments.ingress.pools import constraint_pool, engine_pool
-from deployments.ingress.service import RouterService
+from deployments.ingress.service import MetricsElsewhere, RouterService
 from deployments.link.client import LinkClient
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page, ReplicaPages
 from deployments.serve.private import root_url
 from models.fetch.hub import bring
+from models.heads.config import TargetHeads
 
 logger = logging.getLogger("ray.serve")  # the one that Serve shows to the operator
 
@@ -49,6 +50,7 @@ class Router:
         drafts: handles of the deployments of draft models, by the name of their pool.
         target: handle of the Target deployment.
         constraint: handle of the Constraint deployment.
+        heads: what drafts in the target's own process; None: nothing.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Router:
         drafts: dict[str, DeploymentHandle[Any]],
         target: DeploymentHandle[Any],
         constraint: DeploymentHandle[Any],
+        heads: TargetHeads | None = None,
     ) -> None:
         self._config = self._config_in_force = config
         self._draft_pools = tuple(drafts)
@@ -71,8 +74,8 @@ class Router:
             target=engine_pool(target, self._links),
             drafts={pool: engine_pool(handle, self._links) for pool, handle in drafts.items()},
             constraint=constraint_pool(constraint, self._links),
-            mirror=ray_mirror,
-            other_metrics=ReplicaPages(others).text,
+            heads=heads,
+            elsewhere=MetricsElsewhere(ray_mirror, ReplicaPages(others).text),
         )
         loop = asyncio.get_running_loop()
         self._tasks = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.api.health import HealthProbe
@@ -18,6 +19,7 @@ from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.ingress.spans import request_spans
 from deployments.ingress.traffic import TrafficLine
 from deployments.serve.instruments import Meters, Mirror
+from models.heads.config import TargetHeads
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
 from models.text.tools.prompt import turn_formats
@@ -26,6 +28,22 @@ from router.ports import ConstraintPool, EnginePool
 from router.services import Services
 
 _HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsElsewhere:
+    """Metrics beside those of this process at GET /metrics.
+
+    Attributes:
+        mirror: where they are written as well.
+        others: the metrics of other processes, for the same page.
+    """
+
+    mirror: Mirror | None = None
+    others: Callable[[], Awaitable[bytes]] | None = None
+
+
+_NOWHERE = MetricsElsewhere()
 
 
 class RouterService:
@@ -37,8 +55,8 @@ class RouterService:
         drafts: the replicas of each draft model, by the name of their pool; without any only
             repeated text is drafted, where that is on.
         constraint: the replicas that guard grammars; None: requests with one are refused.
-        mirror: where metrics are written in addition to GET /metrics.
-        other_metrics: the metrics of other processes, for the same page.
+        heads: what drafts in the target's own process; None: nothing.
+        elsewhere: where else metrics go, and come from.
 
     A client that takes nothing for `token_gap_s` counts as gone, where the server's writes wait for
     the client. Through Serve's proxy they never do.
@@ -56,8 +74,8 @@ class RouterService:
         target: EnginePool,
         drafts: Mapping[str, EnginePool],
         constraint: ConstraintPool | None,
-        mirror: Mirror | None = None,
-        other_metrics: Callable[[], Awaitable[bytes]] | None = None,
+        heads: TargetHeads | None = None,
+        elsewhere: MetricsElsewhere = _NOWHERE,
     ) -> None:
         tokenizer = Tokenizer.load(config.tokenizer_path)
         services = Services(
@@ -66,11 +84,12 @@ class RouterService:
             constraint_pool=constraint,
             speculation=config.speculation,
             limits=config.timeouts,
+            heads=heads,
         )
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         self._capture = Capture(config.capture) if config.capture.folder else None
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
-        meters = Meters({"model_name": config.model_name}, mirror)
+        meters = Meters({"model_name": config.model_name}, elsewhere.mirror)
         self.metrics = RequestMetrics(
             meters, (lambda: 0) if keys is None else (lambda: keys.num_refused)
         )
@@ -96,7 +115,7 @@ class RouterService:
             spans=no_spans if self._spans is None else self._spans.of,
             refuse_when_full=self._refuse_when_full,
             metrics=self._metrics_page,
-            other_metrics=other_metrics,
+            other_metrics=elsewhere.others,
             # Without a slot: whether the target answers is not a question of how many wait.
             health=HealthProbe(
                 self._generator,

@@ -22,6 +22,7 @@ from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.limits import HostLimits, SchemaLimits
 from models.grammar.masks import LocalMaskSource
+from models.heads.config import target_heads
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
 from router.services import Services
@@ -72,6 +73,7 @@ class LocalEngines:
             constraint_pool=self._constraint,
             speculation=config.router.speculation,
             limits=config.router.timeouts,
+            heads=target_heads(config.target.heads, config.target.early_exit),
         )
         self.generator = SpeculativeGenerator(services, max_model_len=config.router.max_model_len)
 

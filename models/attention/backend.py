@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -94,8 +95,11 @@ class ModelForward(Protocol):
         """The linear layers in order, the one that gives the logits last."""
         ...
 
-    def keep_hidden(self) -> None:
-        """Have `hidden` from the next pass on.
+    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
+        """Have `hidden` from the next pass on. To be called before the first pass.
+
+        Args:
+            layers: whose inputs are to be kept, in place of what the last layer gives.
 
         Raises:
             ValueError: it cannot.
@@ -106,7 +110,8 @@ class ModelForward(Protocol):
     def hidden(self) -> Tensor | None:
         """States [R, F] of all rows of the newest pass, of which the last layer makes logits.
 
-        They are good until the next pass. None: not kept.
+        Or the rows that went into n layers, side by side [R, n * F], where these are kept. They
+        are good until the next pass. None: not kept.
         """
         ...
 
@@ -140,7 +145,8 @@ class TransformersForward:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.hidden: Tensor | None = None
+        self._is_kept: Sequence[int] = ()  # layers whose inputs are; -1: what the last one gives
+        self._kept: dict[int, Tensor] = {}
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, paged: Any, keep: Tensor | None
@@ -163,14 +169,30 @@ class TransformersForward:
         modules = self._model.modules()
         return [module for module in modules if hasattr(module, "in_features")]
 
-    def keep_hidden(self) -> None:
+    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
         """See `ModelForward`."""
+        model: Any = self._model
+        self._is_kept = layers or (-1,)
 
         def note(_: nn.Module, __: tuple[Tensor, ...], output: Any) -> None:
-            self.hidden = output[0][0]
+            self._kept[-1] = output[0][0]
 
-        model: Any = self._model
-        model.base_model.register_forward_hook(note)
+        def note_input(index: int, _: nn.Module, rows: tuple[Tensor, ...]) -> None:
+            self._kept[index] = rows[0][0]
+
+        if not layers:
+            model.base_model.register_forward_hook(note)
+        for index in set(layers):
+            layer = model.base_model.layers[index]
+            layer.register_forward_pre_hook(partial(note_input, index))
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """See `ModelForward`."""
+        if not self._kept:
+            return None
+        kept = [self._kept[index] for index in self._is_kept]
+        return kept[0] if len(kept) == 1 else torch.cat(kept, dim=-1)
 
 
 def input_ids(

@@ -23,7 +23,8 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig, QuantizationName
-from models.heads.folder import heads_kind, num_key_layers
+from models.heads.config import heads_kind, num_key_layers
+from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import read_mtp
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
@@ -67,8 +68,11 @@ def _heads_bytes(model: Any, config: EngineConfig) -> int:
     if config.heads is None:
         return 0
     folder = Path(config.heads)
-    if heads_kind(folder) == "mtp":
+    kind = heads_kind(folder)
+    if kind == "mtp":
         return read_mtp(folder, model).num_bytes
+    if kind == "eagle3":
+        return read_eagle3(folder, model).num_bytes
     return read_heads(folder, model.get_output_embeddings().weight).num_bytes
 
 

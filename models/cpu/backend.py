@@ -28,13 +28,16 @@ class FusedForward:
         """See `ModelForward`."""
         return list(self.decoder.products)
 
-    def keep_hidden(self) -> None:
-        """See `ModelForward`: they are made of what is there when they are asked for."""
+    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
+        """See `ModelForward`: states are made of what is there when they are asked for."""
+        if layers:
+            self.decoder.keep_inputs(layers)
 
     @property
     def hidden(self) -> Tensor | None:
         """See `ModelForward`."""
-        return self.decoder.states
+        inputs = self.decoder.inputs
+        return self.decoder.states if inputs is None else inputs
 
 
 class KernelBackend:

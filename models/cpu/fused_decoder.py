@@ -73,6 +73,15 @@ class FusedDecoder:
         first._program = self._program_of(self._program.layers[:num_layers], self._program.head)
         return first
 
+    def keep_inputs(self, layers: Sequence[int]) -> None:
+        """Keep what goes into these layers; see `LayerProgram.keep_inputs`."""
+        self._program.keep_inputs(layers)
+
+    @property
+    def inputs(self) -> Tensor | None:
+        """Of the newest pass; see `LayerProgram.inputs`."""
+        return self._program.inputs
+
     def use(self, storage: LaneStorage) -> None:
         """Keep keys and values in `storage`. To be called once, before the first pass."""
         program = self._program

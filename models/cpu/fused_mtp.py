@@ -13,7 +13,8 @@ from models.cpu.fused_decoder import FusedDecoder
 from models.cpu.layer_program import LayerProgram
 from models.cpu.ops import buffer
 from models.cpu.product import Epilogue, KernelLinear
-from models.heads.mtp import MtpParts, on_all_ids
+from models.heads.draft_ids import on_all_ids
+from models.heads.mtp import MtpParts
 from models.layers.linear import MakeLinear
 
 _STATES = buffer(6)

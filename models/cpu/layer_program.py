@@ -26,6 +26,45 @@ _PARALLEL_NUMBERS = 1 << 19
 
 # What the first rows of a pass are picked from, and those of its end; where logits go.
 _PICKED_FROM, _LOGITS = buffer(5), buffer(2)
+MAX_INPUTS = 5  # that are kept of a pass: the buffers before these
+
+
+class KeptInputs:
+    """Copies of the rows that go into some layers of a pass.
+
+    Args:
+        layers: by index.
+        like: rows [any, F] of the pass's type.
+    """
+
+    def __init__(self, layers: Sequence[int], like: Tensor) -> None:
+        assert len(layers) <= MAX_INPUTS, "a table has no more buffers"
+        self._layers = layers
+        self._row_bytes = like[0].nbytes
+        self._buffers = Buffers([like.shape[1]] * len(layers), like)
+        self._places = torch.arange(0)  # rows are copied in their order
+
+    def steps(self, layer: int) -> list[Call]:
+        """What a pass does before a layer."""
+        return [
+            pick(self._row_bytes, self._buffers.table, _PICKED_FROM, buffer(number))
+            for number, kept in enumerate(self._layers)
+            if kept == layer
+        ]
+
+    def enter(self, hidden: Tensor) -> None:
+        """Begin a pass whose rows between layers are `hidden` [R, F]."""
+        num_rows = len(hidden)
+        self._buffers.room_for(num_rows)
+        if len(self._places) < num_rows:
+            self._places = torch.arange(num_rows)
+        self._buffers.table.put(parameters.PICKED, self._places)
+        self._buffers.table.put(_PICKED_FROM, hidden)
+
+    @property
+    def rows(self) -> Tensor:
+        """Of the newest pass, [R, layers * F]."""
+        return torch.cat([self._buffers.rows(i) for i in range(len(self._layers))], dim=-1)
 
 
 class LayerProgram:
@@ -53,10 +92,12 @@ class LayerProgram:
         products = [product for layer in layers for product in layer.products]
         self._numbers_per_row = sum(map(num_weights, products))
         self._row_bytes = embedding[0].nbytes
+        self._like = embedding
         self._pass = Buffers(layers[0].widths(embedding.shape[1]), embedding)
         self._pass.table.put(_PICKED_FROM, embedding)
         self._end = Buffers([embedding.shape[1]] * 2, embedding)
         self._program: Program | None = None  # until the storage is known
+        self._inputs: KeptInputs | None = None
 
     @property
     def table(self) -> PassTable:
@@ -80,6 +121,8 @@ class LayerProgram:
         first, last = self.table, self._end.table
         steps = list(begin)
         for layer in self.layers:
+            if self._inputs is not None:
+                steps += self._inputs.steps(layer.index)
             steps += layer.steps(storage, tables, first)
         steps += [
             pick(self._row_bytes, last, _PICKED_FROM, HIDDEN),
@@ -101,6 +144,8 @@ class LayerProgram:
         table.put(parameters.POSITIONS, paged.positions)
         table.put(parameters.SLOTS, paged.slots)
         paged.plan.enter(table)
+        if self._inputs is not None:
+            self._inputs.enter(hidden)
         self._end.room_for(num_kept)
         logits = torch.empty(num_kept, self.head.num_outputs)
         end.put(parameters.PICKED, keep)
@@ -114,6 +159,16 @@ class LayerProgram:
     def kept_states(self) -> Tensor:
         """The normed rows [n, F] that gave the newest pass's logits; the next overwrites them."""
         return self._end.rows(1)
+
+    def keep_inputs(self, layers: Sequence[int]) -> None:
+        """Keep the rows that go into these layers, at most `MAX_INPUTS`; call it before `use`."""
+        assert self._program is None, "its steps are fixed"
+        self._inputs = KeptInputs(layers, self._like)
+
+    @property
+    def inputs(self) -> Tensor | None:
+        """Those of the newest pass side by side, [R, layers * F]; None: none are kept."""
+        return None if self._inputs is None else self._inputs.rows
 
     @property
     def states(self) -> Tensor:

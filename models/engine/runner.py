@@ -26,7 +26,7 @@ from models.gpu import setup as gpu
 from models.gpu.forward import PagedBackend
 from models.gpu.graphs import GraphBackend, GraphsKept, alone
 from models.gpu.memory import CudaMemory
-from models.heads.folder import num_key_layers
+from models.heads.config import num_key_layers
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
 from models.kv.rows import SequenceRows
@@ -73,7 +73,9 @@ class ModelRunner:
         )
         laid_out = lay_out(checkpoint, config, kernel, is_shared=ranks is not None)
         self.layers = laid_out.packed.forward  # to look at, not to change
-        self.heads, self.draft_layer = laid_out.heads, laid_out.draft_layer
+        drafting = laid_out.drafting
+        self.heads, self.draft_layer = drafting.heads, drafting.layer
+        self._states_of = drafting.states_of
         self.weight_bytes = laid_out.packed.weight_bytes  # before packing; of this rank's part
         num_blocks = self._num_blocks(laid_out)
         self.pool = BlockPool(num_blocks, block_size)
@@ -174,7 +176,8 @@ class ModelRunner:
     @property
     def hidden(self) -> Tensor | None:
         """States [R, F] of all rows of the newest pass, for what drafts; None: nothing does."""
-        return self.layers.hidden if self.keeps_hidden else None
+        hidden = self.layers.hidden if self.keeps_hidden else None
+        return None if hidden is None else self._states_of(hidden)
 
     def head_logits(self, hidden: Tensor, num_heads: int) -> Tensor:
         """What the first heads say follows the token that each state [S, F] has given.

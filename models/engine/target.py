@@ -108,6 +108,7 @@ class TargetEngine(Engine):
             drafts_itself=message.own_drafts and self._own_drafts is not None,
         )
         is_next = session.tokens.ids[message.base_len :] == message.tokens
+        session.own_length = message.own_length if job.drafts_itself else 0
         self._start(session, message, job)
         if job.drafts_itself and not draft and is_next:
             self._undrafted.append(Drafted(session, job))

@@ -57,8 +57,7 @@ def complaint(message: EngineQuestion, opened: Open, *, num_input_ids: int, voca
     match message:
         case Verify():
             draft = message.draft
-            is_wrong = message.run_on < 0
-            reason = f"run_on must not be negative, got {message.run_on}" if is_wrong else ""
+            reason = _verify_complaint(message)
         case Choose():
             draft = list(chain.from_iterable(message.choices))
             reason = _choices_complaint(message, opened, vocab_size)
@@ -86,6 +85,14 @@ def _choices_complaint(message: Choose, opened: Open, vocab_size: int) -> str:
         return "choices cannot be weighed under a constraint"
     if not any(0 <= token_id < vocab_size for token_id in opened.eos_ids):
         return "choices need a token that ends them, there is none in eos_ids"
+    return ""
+
+
+def _verify_complaint(message: Verify) -> str:
+    if message.run_on < 0:
+        return f"run_on must not be negative, got {message.run_on}"
+    if not 0 <= message.own_length <= MAX_DRAFT_TOKENS:
+        return f"own_length must be within 0..{MAX_DRAFT_TOKENS}, got {message.own_length}"
     return ""
 
 

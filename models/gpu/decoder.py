@@ -11,6 +11,7 @@ Shape letters: R rows, H query heads, K key heads, D head size, F hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -105,7 +106,7 @@ class MergedDecoder:
         logits: Tensor = self._head(normed if keep is None else normed.index_select(0, keep))
         return logits
 
-    def keep_hidden(self) -> None:
+    def keep_hidden(self, layers: Sequence[int] = ()) -> None:
         """See `ModelForward`."""
         raise ValueError("heads are served on CPUs only so far, not around a paged kernel")
 

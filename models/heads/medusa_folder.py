@@ -18,7 +18,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models.heads.folder import read_heads_config, stored_weights
+from models.heads.config import read_sizes
+from models.heads.folder import stored_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +44,6 @@ class HeadWeights:
         return sum(each.nbytes for each in tensors.values())
 
 
-@dataclass(frozen=True, slots=True)
-class HeadSizes:
-    """What the config of a folder says."""
-
-    num_heads: int
-    num_layers: int
-
-
-def read_sizes(folder: Path) -> HeadSizes:
-    """Number of heads, and of residual layers of each.
-
-    Raises:
-        ValueError: the folder has no config of Medusa heads, or one that says nothing of a size.
-    """
-    config = read_heads_config(folder)
-    is_old = "medusa_num_heads" in config
-    num_heads = config.get("medusa_num_heads") if is_old else config.get("num_heads")
-    num_layers = config.get("medusa_num_layers" if is_old else "num_hidden_layers", 1)
-    for key, value in (("num_heads", num_heads), ("num_hidden_layers", num_layers)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"heads {str(folder)!r}: {key} must be at least 1, got {value!r}")
-    assert isinstance(num_heads, int)
-    return HeadSizes(num_heads, num_layers)
-
-
 def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
     """The heads of a folder for a target whose logits are given by `target_head` [V, F].
 
@@ -78,6 +54,8 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
     stored = {_modern(key): value for key, value in stored_weights(folder).items()}
     vocab_size, width = target_head.shape
     token_ids = stored.pop("token_map", None)
+    if token_ids is not None and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+        raise ValueError(f"heads {str(folder)!r}: token_map has ids beyond {vocab_size - 1}")
     num_columns = vocab_size if token_ids is None else len(token_ids)
     layers, outputs = [], []
 
@@ -92,11 +70,7 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
             )
         return found.to(target_head.dtype)
 
-    own = target_head
-    if token_ids is not None:
-        if not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
-            raise ValueError(f"heads {str(folder)!r}: token_map has ids beyond {vocab_size - 1}")
-        own = target_head[token_ids]
+    own = target_head if token_ids is None else target_head[token_ids]
     shared = stored.pop("lm_head.weight", own).to(target_head.dtype)
     for head in range(sizes.num_heads):
         residuals = []

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from models.heads.folder import read_heads_config, stored_weights
-from models.layers.family import can_take_apart
-from models.protocol.messages import MAX_DRAFT_TOKENS
+from models.heads.config import proposed_tokens, read_heads_config
+from models.heads.draft_ids import draft_ids, on_all_ids
+from models.heads.folder import stored_weights
+from models.layers.family import refuse_other_families
 
 _PREFIX = "mtp_layers.0."
 
@@ -46,11 +47,7 @@ class MtpParts(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         config: Any = model.config
-        if not can_take_apart(model):
-            raise ValueError(
-                f"MTP heads are served for Llama, Mistral, Qwen2 and Qwen3 only so far, "
-                f"not for {config.model_type}"
-            )
+        refuse_other_families(model, "MTP heads")
         inner: Any = model.model
         width, epsilon = config.hidden_size, config.rms_norm_eps
         norm = type(inner.norm)
@@ -97,9 +94,9 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     if (num_layers := config.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"{name}: num_nextn_predict_layers must be 1, got {num_layers!r}")
     parts = MtpParts(model)
-    parts.num_tokens = _num_tokens(name, config)
+    parts.num_tokens = proposed_tokens(name, config, 1)
     stored = stored_weights(folder)
-    parts.draft_ids = _draft_ids(name, stored.pop("d2t", None), parts.vocab_size)
+    parts.draft_ids = draft_ids(name, stored.pop("d2t", None), parts.vocab_size)
     with torch.no_grad():
         for key, weight in parts.named_weights().items():
             found = stored.pop(_PREFIX + key, None)
@@ -114,34 +111,6 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     if stored:
         raise ValueError(f"{name} has {min(stored)}, which is no part of an MTP head")
     return parts
-
-
-def _num_tokens(name: str, config: dict[str, Any]) -> int:
-    """The longest draft: what is proposed by default, else the steps that it was trained for."""
-    methods = config.get("speculators_config", {}).get("proposal_methods", [])
-    proposed: Any = methods[0].get("speculative_tokens") if methods else None
-    key = "num_speculative_steps" if proposed is None else "speculative_tokens"
-    value = config.get(key, 1) if proposed is None else proposed
-    if not isinstance(value, int) or not 1 <= value <= MAX_DRAFT_TOKENS:
-        raise ValueError(f"{name}: {key} must be 1 to {MAX_DRAFT_TOKENS}, got {value!r}")
-    return value
-
-
-def _draft_ids(name: str, offsets: Tensor | None, vocab_size: int) -> Tensor | None:
-    if offsets is None:
-        return None
-    ids = offsets.to(torch.int64) + torch.arange(len(offsets))
-    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise ValueError(f"{name}: d2t has ids beyond {vocab_size - 1}")
-    return ids
-
-
-def on_all_ids(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits [..., V] of those [..., N] of `ids`: -inf for all others; None: they are all."""
-    if ids is None:
-        return logits
-    whole = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
-    return whole.index_copy_(-1, ids, logits)
 
 
 class MtpForward:

@@ -34,6 +34,20 @@ def can_take_apart(model: PreTrainedModel) -> bool:
     return bool(cos.shape[1] == attention.head_dim)  # else only a part of a head is rotated
 
 
+def refuse_other_families(model: PreTrainedModel, what: str) -> None:
+    """Check that a model is of the family, for `what` needs it.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not can_take_apart(model):
+        config: Any = model.config
+        raise ValueError(
+            f"{what} are served for Llama, Mistral, Qwen2 and Qwen3 only so far, "
+            f"not for {config.model_type}"
+        )
+
+
 def like_of(model: PreTrainedModel) -> Tensor:
     """A tensor of the model's type and device, as its rotary embedding is asked with."""
     return torch.empty(1, 1, 1, dtype=model.dtype, device=model.device)

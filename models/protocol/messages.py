@@ -163,6 +163,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     run_on: int
     draft_probs: DraftProbs | None = None  # if the rule needs them; None: each came for certain
     own_drafts: bool = False
+    own_length: int = 0  # tokens of each of these, where they fit; 0: as many as pay
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):

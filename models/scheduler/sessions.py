@@ -140,6 +140,7 @@ class Session:
     taker: LogitsTaker | None = None  # of a fork
     states: RowStates = field(default_factory=RowStates)  # of its newest rows; where heads draft
     num_head_tokens: int = 0  # first tokens whose rows are in the cache of the heads
+    own_length: int = 0  # tokens of drafts of the engine's own; 0: as many as pay
     copied_block: int | None = None  # of a fork: whose rows the next pass copies into its own
 
     @property

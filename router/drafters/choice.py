@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
+from models.heads.config import TargetHeads
 from models.protocol.errors import InvalidRequest
+from router.drafters.heads import check_heads, names_heads
 from router.drafters.kind import DrafterKind
 from router.drafters.registry import drafters_of
 from router.limits import SpeculationLimits
@@ -21,6 +23,7 @@ def choose_drafters(
     allowed: SpeculationLimits,
     pools: Collection[str],
     preferred: Callable[[Sequence[DrafterKind]], str] | None = None,
+    heads: TargetHeads | None = None,
 ) -> tuple[DrafterKind, ...]:
     """Choose the drafters, in the order in which they are asked; empty: the session runs k = 0.
 
@@ -29,12 +32,15 @@ def choose_drafters(
         allowed: the limits of the deployment.
         pools: deployments with engines to draft with.
         preferred: names one of several draft models, where nobody named a drafter; None: the first.
+        heads: that the target drafts with, if a request names them: then nobody else drafts.
 
     Raises:
         InvalidRequest: the request names a drafter that this deployment has not.
     """
-    _check(wanted.drafter, allowed, pools)
+    _check(wanted, allowed, pools, heads)
     if not (wanted.enabled and allowed.enabled) or fixed_length(wanted, allowed) == 0:
+        return ()
+    if names_heads(wanted.drafter):
         return ()
     name, models = wanted.drafter or allowed.method, draft_models(allowed, pools)
     if name is None and preferred is not None and len(models) > 1:
@@ -88,14 +94,24 @@ def fixed_length(wanted: SpeculationSettings, allowed: SpeculationLimits) -> int
     return min(fixed or 0, allowed.max_num_speculative_tokens)
 
 
-def _check(name: str | None, allowed: SpeculationLimits, pools: Collection[str]) -> None:
+def _check(
+    wanted: SpeculationSettings,
+    allowed: SpeculationLimits,
+    pools: Collection[str],
+    heads: TargetHeads | None,
+) -> None:
+    name, kinds = wanted.drafter, drafters_of(pools)
     if name is None:
         return
-    kinds = drafters_of(pools)
+    if names_heads(name):
+        served = [kind.name for kind in kinds.values() if kind.is_available(allowed, pools)]
+        check_heads(wanted, heads, served)
+        return
     kind = kinds.get(name)
     if kind is None:
+        known = [*kinds] if heads is None else [*kinds, heads.kind]
         raise InvalidRequest(
-            f"speculation.drafter: must be one of {', '.join(kinds)}, got {name!r}",
+            f"speculation.drafter: must be one of {', '.join(known)}, got {name!r}",
             param="speculation.drafter",
         )
     if not kind.is_available(allowed, pools):

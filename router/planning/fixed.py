@@ -14,14 +14,16 @@ class FixedPlanner:
     Args:
         num_draft_tokens: k.
         run_on: plain steps per round where nobody drafts at all.
+        is_own: whether the target drafts for these itself, each draft of k tokens.
     """
 
     is_awaited = False
     wants_drafter = True
 
-    def __init__(self, num_draft_tokens: int, run_on: int) -> None:
+    def __init__(self, num_draft_tokens: int, run_on: int, *, is_own: bool = False) -> None:
         self._num_draft_tokens = num_draft_tokens
         self._run_on = run_on
+        self._idle_reason = "the target drafts" if is_own else "nobody drafts"
         self._newest = RoundPlan(0, 0)
 
     def plan(
@@ -41,7 +43,7 @@ class FixedPlanner:
         self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool
     ) -> RoundPlan:
         if drafter is None:
-            return RoundPlan(0, self._run_on, reason="nobody drafts")
+            return RoundPlan(0, self._run_on, reason=self._idle_reason)
         if max_draft_tokens == 0 or not is_ready:
             return RoundPlan(0, 1, reason="no draft to be had")
         return RoundPlan(min(self._num_draft_tokens, max_draft_tokens), 0, reason="fixed")

@@ -17,15 +17,15 @@ from router.remote.recovery import Recovery
 class RemoteVerifier:
     """Implements `ports.Verifier` and `ports.Chooser`.
 
-    A lost target costs a pause: lease, open and prefix again. With `own_drafts` a target that has
-    heads may draft by them.
+    A lost target costs a pause: lease, open and prefix again. With an `own_length` a target that
+    has heads may draft by them: so many tokens each time, or with 0 as many as pay.
     """
 
     def __init__(
-        self, session: EngineClient, limits: SessionLimits, *, own_drafts: bool = False
+        self, session: EngineClient, limits: SessionLimits, *, own_length: int | None = None
     ) -> None:
         self._session = session
-        self._own_drafts = own_drafts
+        self._own_length = own_length
         self._recovery = Recovery("target", limits)
 
     async def verify(
@@ -41,7 +41,8 @@ class RemoteVerifier:
             draft=list(draft),
             run_on=run_on,
             draft_probs=draft_probs,
-            own_drafts=self._own_drafts,
+            own_drafts=self._own_length is not None,
+            own_length=self._own_length or 0,
         )
         while True:
             await self._connect()

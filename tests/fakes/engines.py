@@ -339,6 +339,7 @@ class Client:
     on_commit: Callable[[list[int]], None] = lambda tokens: None
     patience_ticks: int = 30
     own_drafts: bool = False
+    own_length: int = 0
     committed: TokenSequence = field(init=False)
     proposals: list[Proposal] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -406,7 +407,13 @@ class Client:
         self._parts, self._num_parts = {}, 0
         header = self._target.header(self.committed)
         self._target.send(
-            Verify(**header, draft=draft, run_on=self.run_on(), own_drafts=self.own_drafts)
+            Verify(
+                **header,
+                draft=draft,
+                run_on=self.run_on(),
+                own_drafts=self.own_drafts,
+                own_length=self.own_length,
+            )
         )
         self._drafted = draft
 

@@ -25,6 +25,7 @@ from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.masks import LocalMaskSource, NoMaskSource
+from models.heads.config import target_heads
 from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
 from router.drafters.draft_model import POOL
@@ -151,11 +152,13 @@ async def local_service(
     link_to: Callable[[str, Any], Any] = lambda name, pool: pool,
     further_drafts: Mapping[str, Path] | None = None,
     pinned: int | None = None,
+    heads: Path | None = None,
 ) -> AsyncIterator[LocalService]:
     """Engines in threads of their own; `link_to` puts a link between the router and a pool;
     `further_drafts` are draft models beside the first, by name.
 
-    `pinned` is the k of requests that name none, in place of the planner's choice.
+    `pinned` is the k of requests that name none, in place of the planner's choice; `heads` draft in
+    the target's process.
     """
 
     def runner(
@@ -163,6 +166,7 @@ async def local_service(
         quantization: QuantizationName | None = None,
         max_model_len: int = max_model_len,
         kv_cache_tokens: int = kv_cache_tokens,
+        heads: Path | None = None,
     ) -> ModelRunner:
         return ModelRunner(
             EngineConfig(
@@ -172,6 +176,7 @@ async def local_service(
                 kv_cache_tokens=kv_cache_tokens,
                 block_size=block_size,
                 quantization=quantization,
+                heads=None if heads is None else str(heads),
             )
         )
 
@@ -179,7 +184,7 @@ async def local_service(
     masks = (
         NoMaskSource if constraint_pool is None else partial(LocalMaskSource, constraint_pool.host)
     )
-    target_runner = runner(target_path)
+    target_runner = runner(target_path, heads=heads)
     target = TargetEngine(target_runner, masks(), epoch=1, queued_interval_s=queued_interval_s)
     pool = target_runner.pool
     target_pool = LocalEnginePool(
@@ -216,6 +221,7 @@ async def local_service(
         speculation=speculation or NO_LOOKUP,
         limits=limits or SessionLimits(draft_ms=20_000),
         planner=RouterPlanner(PassCosts(), pinned=pinned),
+        heads=target_heads(None if heads is None else str(heads), None),
     )
     try:
         yield LocalService(

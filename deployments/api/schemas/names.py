@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from models.protocol.rules import RULES
+from router.drafters.heads import HEADS_NAMES
 from router.drafters.registry import DRAFTERS
 
 
@@ -51,7 +52,8 @@ DrafterName = Annotated[
     str,
     Field(
         pattern="^[a-z][a-z0-9_-]{0,31}$",
-        description=f"{', '.join(DRAFTERS)}, or the name of a draft model of the config's `drafts`",
+        description=f"{', '.join(DRAFTERS)}; the name of a draft model of the config's `drafts`; "
+        f"or what drafts in the target's process: {', '.join(HEADS_NAMES)}",
     ),
 ]
 RuleName = Annotated[str, NameOf(RULES)]

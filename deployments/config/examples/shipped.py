@@ -132,7 +132,7 @@ suffix decoding where text repeats. models/demo/heads has Medusa heads for the s
     serve=_SERVE,
     args=merged(
         NO_DRAFT.args,
-        {"target": {"heads": Remark("models/demo/mtp", "of any target: an MTP or Medusa folder")}},
+        {"target": {"heads": Remark("models/demo/mtp", "or a folder of a target of yours")}},
     ),
     placement=_SMALL,
     deployments=NO_DRAFT.deployments,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.engine.drafting.steps import draw_steps, reserve
 from models.engine.runner import ModelRunner
-from models.protocol.messages import Sampling
+from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.scheduler.sessions import PlannedRows, Session
 
 
@@ -22,7 +22,7 @@ class ExitDrafter:
 
     def __init__(self, runner: ModelRunner, num_tokens: int) -> None:
         self._runner = runner
-        self.num_tokens = num_tokens
+        self.num_tokens, self.max_tokens = num_tokens, MAX_DRAFT_TOKENS
 
     def keep_states(self, rows: Sequence[PlannedRows], states: Tensor) -> None:
         """See `OwnDrafter`: they are not asked for."""

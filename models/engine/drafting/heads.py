@@ -25,7 +25,7 @@ class HeadsDrafter:
     def __init__(self, runner: ModelRunner) -> None:
         assert runner.heads is not None, "heads drafts without heads"
         self._runner = runner
-        self.num_tokens = len(runner.heads)
+        self.num_tokens = self.max_tokens = len(runner.heads)
 
     def keep_states(self, rows: Sequence[PlannedRows], states: Tensor) -> None:
         """See `OwnDrafter`: those of rows that are sampled from."""

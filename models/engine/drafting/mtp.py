@@ -1,4 +1,4 @@
-"""Drafts of an MTP head: token after token, by a layer with keys in the cache.
+"""Drafts of an MTP or EAGLE-3 head: token after token, by a layer with keys in the cache.
 
 A session's row at position p is made of the state that gave token p, so rows of true states follow
 the model's by one. They are computed when a draft is wanted, the last one giving the draft's first
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from models.engine.drafting.steps import draw_steps, has_newest_state, reserve, rows_of
 from models.engine.runner import ModelRunner
-from models.protocol.messages import Sampling
+from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.scheduler.sessions import PlannedRows, Session
 
 
@@ -33,7 +33,7 @@ class MtpDrafter:
 
     def __init__(self, runner: ModelRunner, num_tokens: int) -> None:
         self._runner = runner
-        self.num_tokens = num_tokens
+        self.num_tokens, self.max_tokens = num_tokens, MAX_DRAFT_TOKENS
 
     def keep_states(self, rows: Sequence[PlannedRows], states: Tensor) -> None:
         """See `OwnDrafter`: all but those of forks."""

@@ -50,6 +50,7 @@ class OwnDrafter(Protocol):
     """Drafts for some sessions at once, from the states of their newest rows."""
 
     num_tokens: int  # the longest draft
+    max_tokens: int  # the longest that a message may ask for
 
     def keep_states(self, rows: Sequence[PlannedRows], states: Tensor) -> None:
         """Keep states [R, F] of the rows of a pass, as far as they are of use."""
@@ -114,11 +115,14 @@ class OwnDrafts:
 
     def fill_blocks(self, sessions: Sequence[Session]) -> None:
         """See `OwnDrafter`."""
-        self._drafter.fill_blocks(sessions, is_used=self._last is None or self._last.num_tokens > 0)
+        is_used = self._last is None or self._last.num_tokens > 0
+        is_fixed = any(session.own_length for session in sessions)
+        self._drafter.fill_blocks(sessions, is_used=is_used or is_fixed)
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
-        """See `DraftLengths`."""
-        self._lengths.note(num_drafted, num_accepted)
+        """See `DraftLengths`; a message may ask for longer drafts than these."""
+        longest = self._drafter.num_tokens
+        self._lengths.note(min(num_drafted, longest), min(num_accepted, longest))
 
     @torch.inference_mode()
     def draft(self, wanted: Sequence[Drafted], max_rows: int) -> None:
@@ -128,24 +132,36 @@ class OwnDrafts:
             wanted: at least one; each session's tokens end with the one its state has given.
             max_rows: that a job may have in a pass.
         """
-        began_s = self._clock()
         wanted = [each for each in wanted if self._drafter.can_draft(each.session)]
-        sessions = [each.session for each in wanted]
-        if not sessions:
-            return
+        by_length: dict[int, list[Drafted]] = {}
+        for each in wanted:
+            by_length.setdefault(each.session.own_length, []).append(each)
+        chosen = by_length.pop(0, [])
+        if chosen:
+            self._draft_chosen(chosen, max_rows, is_alone=not by_length)
+        for length, fixed in by_length.items():
+            self._draw(fixed, min(length, self._drafter.max_tokens, max_rows - 1))
+
+    def _draft_chosen(self, wanted: Sequence[Drafted], max_rows: int, *, is_alone: bool) -> None:
+        """Drafts as long as pays. Nothing is learnt of time where others' come beside them."""
+        began_s = self._clock()
         jobs = [each.job for each in wanted]
         last, num_tokens = self._last, min(self._lengths.choose(len(jobs)), max_rows - 1)
         if last is not None and last.jobs == jobs and last.is_usual:  # a new one came by message
             self._lengths.note_round(len(jobs), last.num_tokens, began_s - last.began_s)
-        is_usual = num_tokens == 0 or (last is not None and last.num_tokens > 0)
+        is_usual = is_alone and (num_tokens == 0 or (last is not None and last.num_tokens > 0))
         self._last = _Round(jobs, num_tokens, began_s, is_usual)
+        self._draw(wanted, num_tokens)
+        if is_usual and num_tokens > 0:
+            self._lengths.note_drafting(num_tokens, self._clock() - began_s)
+
+    def _draw(self, wanted: Sequence[Drafted], num_tokens: int) -> None:
         if num_tokens < 1:
             return
+        sessions = [each.session for each in wanted]
         drafts = self._drafter.draw(sessions, [_terms(each) for each in sessions], num_tokens)
         for each, tokens in zip(wanted, drafts, strict=True):
             self._give(each, tokens)
-        if is_usual:
-            self._lengths.note_drafting(num_tokens, self._clock() - began_s)
 
     def _give(self, drafted: Drafted, tokens: list[int]) -> None:
         session, job = drafted.session, drafted.job

@@ -19,6 +19,7 @@ from deployments.config.keys import assignments
 from deployments.config.serve_file import read_serve_file
 from loadtest.report.machine import ROOT
 from loadtest.service.served import free_port
+from tests.cases.models.eagle3 import eagle3_weights, write_eagle3
 from tests.harness.local import DEMO
 
 CONFIGS = ROOT / "configs"
@@ -83,11 +84,35 @@ def test_heads_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     assert "heads models/demo/mtp draft in its process" in said
     for heads, complaint in (
         ("nowhere", "target.heads: no such folder: 'nowhere'"),
-        ("models/demo/draft", "model_type 'llama'; only medusa and mtp are served so far"),
+        (
+            "models/demo/draft",
+            f"target.heads: heads '{DEMO / 'draft'}' is of model_type 'llama'; only",
+        ),
     ):
         status, said, error = check(capsys, *arguments, f"target.heads={heads}")
         assert status == 1
         assert complaint in said + error
+
+
+def test_an_eagle3_head_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its memory is counted; what is wrong with it is said by key, before anything is served."""
+    arguments = str(CONFIGS / "heads.yaml"), on_free_port()
+    weights = eagle3_weights(DEMO / "target")
+    folder = write_eagle3(tmp_path, DEMO / "target", weights, eagle_aux_hidden_state_layer_ids=None)
+    capsys.readouterr()  # what reading the target has said
+    _, without, _ = check(capsys, *arguments, "target.heads=null")
+    status, said, _ = check(capsys, *arguments, f"target.heads={folder}")
+    assert status == 0
+    assert f"heads {folder} draft in its process" in said
+    taken = [float(re.findall(r"([0-9.]+) MB of weights", page)[0]) for page in (without, said)]
+    num_bytes = 2 * sum(weight.numel() for weight in weights.values())
+    assert taken[1] - taken[0] == pytest.approx(num_bytes / 1e6, abs=0.1)  # as few digits are said
+    del weights["fc.weight"]
+    write_eagle3(tmp_path, DEMO / "target", weights, eagle_aux_hidden_state_layer_ids=None)
+    capsys.readouterr()
+    status, said, error = check(capsys, *arguments, f"target.heads={folder}")
+    assert status == 1
+    assert f"heads '{folder}' lacks fc.weight" in said + error
 
 
 def test_first_layers_that_draft_are_fewer_than_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,12 @@ def test_shares_change_while_it_serves_if_their_draft_models_are_there() -> None
         with_user_config(config.router, changes, ["draft"])
 
 
+@pytest.mark.parametrize("name", ["heads", "mtp", "early_exit"])
+def test_no_draft_has_the_name_of_heads(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"be none of .*{name}.*, got '{name}'"):
+        read(drafts={name: DRAFT})
+
+
 @pytest.mark.parametrize("key", ["heads", "early_exit"])
 def test_only_a_target_drafts_by_itself(key: str) -> None:
     value = {"heads": str(DEMO / "mtp"), "early_exit": 1}[key]

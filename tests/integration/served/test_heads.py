@@ -46,4 +46,10 @@ def test_heads_draft_and_change_no_text(served: ServedDemo) -> None:
             text, stats = ask({}, **options)
             assert text == plain
             num_drafted += stats["num_draft_tokens_by"].get("heads", 0)
+            text, stats = ask({"drafter": "mtp", "k": 2}, **options)
+            assert text == plain
+            assert list(stats["num_draft_tokens_by"]) == ["heads"]
+            assert stats["num_spec_tokens"] == 2
+        with pytest.raises(openai.BadRequestError, match="one of suffix, ngram, mtp, heads here"):
+            ask({"drafter": "medusa"}, temperature=0)
         assert num_drafted > 0  # some are tried by then, however slow they were found to be

@@ -9,6 +9,7 @@ import pytest
 from models.engine.drafting.lengths import DraftLengths
 from models.protocol.messages import Verification
 from tests.cases.distribution import CASES, exact_distribution, p_value
+from tests.cases.models.eagle3 import early, write_eagle3
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
 from tests.cases.models.mtp import repeating, write_mtp
 from tests.harness.distribution_engines import (
@@ -27,14 +28,23 @@ _WIDTH = 32  # of the target
     [
         *(("medusa", name) for name in ("plain", "top-p", "penalties", "mask", "all")),
         *(("mtp", name) for name in ("plain", "all")),
+        *(("eagle3", name) for name in ("plain", "all")),
     ],
 )
 def test_the_targets_distribution(
     kind: str, name: str, rule: Verification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
+    target = distribution_checkpoint("target")
     if kind == "mtp":
-        heads = write_mtp(tmp_path, repeating(distribution_checkpoint("target"), scale=0.1))
+        heads = write_mtp(tmp_path, repeating(target, scale=0.1))
+    elif kind == "eagle3":
+        heads = write_eagle3(
+            tmp_path,
+            target,
+            early(target, scale=0.1),
+            eagle_aux_hidden_state_layer_ids=[0, 0, 0],  # the target has no other layer
+        )
     else:
         heads = write_new(tmp_path, residuals(_WIDTH))
     run = run_by_heads(CASES[name], rule, NUM_SESSIONS, heads)

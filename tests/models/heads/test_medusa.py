@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.folder import heads_kind
+from models.heads.config import heads_kind
 from models.heads.medusa import MedusaHeads
 from models.heads.medusa_folder import read_heads
 from tests.cases.models.medusa import (
@@ -100,11 +100,11 @@ def test_kinds_are_told_apart(tmp_path: Path) -> None:
     assert heads_kind(write_old(tmp_path / "old", weights)) == "medusa"
     assert heads_kind(write_new(tmp_path / "mtp", weights, model_type="mtp")) == "mtp"
     other = write_new(tmp_path / "other", weights, model_type="eagle")
-    with pytest.raises(ValueError, match="model_type 'eagle'; only medusa and mtp"):
+    with pytest.raises(ValueError, match="model_type 'eagle'; only medusa, mtp and eagle3"):
         heads_kind(other)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "medusa", "num_heads": 1}))
-    with pytest.raises(ValueError, match=r"neither \*\.safetensors nor medusa_lm_head\.pt"):
+    with pytest.raises(ValueError, match=r"none of \*\.safetensors, medusa_lm_head\.pt"):
         read_heads(tmp_path, TARGET_HEAD)

@@ -138,9 +138,9 @@ def test_one_free_drafter_fills_in_for_the_model_and_nobody_for_that(
 
 
 def test_a_drafter_that_nobody_knows_is_refused_by_name() -> None:
-    wanted = SpeculationSettings(drafter="medusa")
+    wanted = SpeculationSettings(drafter="hydra")
     with pytest.raises(
-        InvalidRequest, match="one of draft_model, suffix, ngram, got 'medusa'"
+        InvalidRequest, match="one of draft_model, suffix, ngram, got 'hydra'"
     ) as caught:
         choose_drafters(wanted, SpeculationLimits(), [POOL])
     assert caught.value.param == "speculation.drafter"

@@ -146,7 +146,7 @@ def test_escaped_surrogate_pairs_are_text():
         ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.001 (got 0)"),
         ({"repetition_penalty": 1e999}, "repetition_penalty", "less than or equal to 1000"),
         ({"speculation": {"verification": "typical"}}, "speculation.verification", '"typical"'),
-        ({"speculation": {"drafter": "medusa"}}, "speculation.drafter", '"medusa"'),
+        ({"speculation": {"drafter": "Medusa"}}, "speculation.drafter", '(got "Medusa")'),
         ({"n": 0}, "n", "greater than or equal to 1 (got 0)"),
         ({"best_of": 2}, "best_of", "2 is not supported"),
         ({"logit_bias": [5]}, "logit_bias", "must be an object"),

@@ -16,8 +16,9 @@ from models.engine.drafting.lengths import DraftLengths
 from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import MaskSource, NoMaskSource
-from models.protocol.messages import Sampling, Verdict
+from models.protocol.messages import Failed, Sampling, Verdict
 from tests.cases.messages import opening, verifying
+from tests.cases.models.eagle3 import early, write_eagle3
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
 from tests.cases.models.mtp import NUM_STEPS, repeating, write_mtp
 from tests.fakes.engines import (
@@ -49,10 +50,13 @@ WIDTH = 64  # of the tiny checkpoint
 
 @cache
 def heads_folder(kind: str) -> str:
-    """Heads that nearly repeat the newest token, as a text that loops does."""
+    """Heads that are right now and then: texts loop, and these nearly repeat the newest token."""
     folder = Path(mkdtemp(prefix=f"outrider-{kind}-"))
     if kind == "mtp":
         return str(write_mtp(folder, repeating(tiny_checkpoint(noise=0.0))))
+    if kind == "eagle3":
+        target = tiny_checkpoint(noise=0.0)
+        return str(write_eagle3(folder, target, early(target)))
     return str(write_new(folder, residuals(WIDTH, scale=0.01)))
 
 
@@ -62,7 +66,7 @@ def runner(kind: str, **changes: Any) -> ModelRunner:
     return make_runner(heads=heads_folder(kind), **changes)
 
 
-KINDS = ("medusa", "mtp", "early exit")
+KINDS = ("medusa", "mtp", "eagle3", "early exit")
 assert NUM_HEADS == NUM_STEPS
 
 
@@ -199,6 +203,70 @@ def test_a_draft_of_the_message_goes_first_and_the_context_ends_it_all(kind: str
         got += [*draft[: verdict.num_accepted], *verdict.own, verdict.token]
     assert got == text
     engine.runner.pool.check(engine.block_tables())
+
+
+@pytest.mark.parametrize("length", [1, 2, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_may_fix_the_length(
+    kind: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all its drafts, also where none would pay; longer than proposed where the kind can."""
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: 0)
+    sampling = SAMPLINGS["sampled"]
+    plain, _ = texts_of(make_runner(), sampling, own_drafts=False)
+    drafted, verdicts = texts_of(runner(kind), sampling, own_drafts=True, own_length=length)
+    assert drafted == plain
+    made = min(length, NUM_HEADS) if kind == "medusa" else length
+    lengths = [verdict.num_own_drafted for verdict in verdicts]
+    assert lengths.count(0) == 3, "all but the first verdict of each text had a draft"
+    assert set(lengths) == {0, made}
+    assert sum(len(verdict.own) for verdict in verdicts) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sessions_of_fixed_and_chosen_lengths_share_passes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: 2)
+    target = Link(TargetEngine(runner(kind), NoMaskSource(), EPOCH))
+    sampling = SAMPLINGS["sampled"]
+    clients = [
+        Client(
+            f"s{i}",
+            random_prompt(i, 9 + 17 * i),
+            sampling,
+            60,
+            target,
+            run_on=lambda: 7,
+            own_drafts=True,
+            own_length=length,
+        )
+        for i, length in enumerate((0, 1, 3, 0, 1))
+    ]
+    texts = run_clients(clients)
+    for i, client in enumerate(clients):
+        prompt = random_prompt(i, 9 + 17 * i)
+        alone = Client("s", prompt, sampling, 60, Link(plain_target()), run_on=lambda: 7)
+        assert run_clients([alone]) == [texts[i]]
+        lengths = {verdict.num_own_drafted for verdict in client.verdicts}
+        assert lengths == {0, client.own_length or 2}
+
+
+def plain_target() -> TargetEngine:
+    return TargetEngine(make_runner(), NoMaskSource(), EPOCH)
+
+
+def test_a_length_out_of_range_is_refused() -> None:
+    engine = plain_target()
+    engine.submit(opening("s", GREEDY, 8), "r")
+    for seq, length in enumerate((-1, 65), start=1):
+        message = structs.replace(
+            verifying("s", seq, random_prompt(1, 8), []), own_drafts=True, own_length=length
+        )
+        engine.submit(message, "r")
+        (failed,) = drain(engine)
+        assert isinstance(failed, Failed)
+        assert failed.message == f"own_length must be within 0..64, got {length}"
 
 
 def test_states_are_those_of_the_model() -> None:

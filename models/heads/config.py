@@ -1,0 +1,136 @@
+"""What a folder of drafting heads says of itself, without its weights: no torch here.
+
+A request may name the kind that a target is served with, so the router needs to know it too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from models.protocol.messages import MAX_DRAFT_TOKENS
+
+HeadsKind = Literal["medusa", "mtp", "eagle3"]
+EARLY_EXIT = "early_exit"
+NAMES = ("mtp", "medusa", "eagle3", EARLY_EXIT)  # of all that may draft in a target's own process
+
+_WITH_KEYS: tuple[HeadsKind, ...] = ("mtp", "eagle3")  # those whose layer has keys in the cache
+_EAGLE3_NAME = "LlamaForCausalLMEagle3"  # of the architecture, in the original spelling
+
+
+@dataclass(frozen=True, slots=True)
+class TargetHeads:
+    """What drafts in the target's own process.
+
+    Attributes:
+        kind: one of `NAMES`.
+        max_tokens: of a draft; others go on from their own state as far as is wanted.
+    """
+
+    kind: str
+    max_tokens: int = MAX_DRAFT_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """What the config of Medusa heads says: how many there are, and layers of each."""
+
+    num_heads: int
+    num_layers: int
+
+
+def target_heads(folder: str | None, early_exit: int | None) -> TargetHeads | None:
+    """What drafts in the process of a target with these keys of its config; None: nothing.
+
+    Raises:
+        ValueError: as `heads_kind` and `read_sizes`.
+    """
+    if folder is not None:
+        kind = heads_kind(Path(folder))
+        if kind == "medusa":
+            return TargetHeads(kind, read_sizes(Path(folder)).num_heads)
+        return TargetHeads(kind)
+    return None if early_exit is None else TargetHeads(EARLY_EXIT)
+
+
+def heads_kind(folder: Path) -> HeadsKind:
+    """Of which kind the heads of a folder are.
+
+    Raises:
+        ValueError: it has no config, or one of a kind that is not served.
+    """
+    config = read_heads_config(folder)
+    if "medusa_num_heads" in config:
+        return "medusa"
+    kind = config.get("speculators_model_type") or config.get("model_type")
+    if kind == "medusa":
+        return "medusa"
+    if kind == "mtp":
+        return "mtp"
+    if kind == "eagle3" or _EAGLE3_NAME in (config.get("architectures") or ()):
+        return "eagle3"
+    raise ValueError(
+        f"heads {str(folder)!r} is of model_type {kind!r}; "
+        "only medusa, mtp and eagle3 are served so far"
+    )
+
+
+def num_key_layers(folder: str | None) -> int:
+    """Layers of the KV cache that the heads of a folder have, behind those of the target.
+
+    Raises:
+        ValueError: as `heads_kind`.
+    """
+    return int(folder is not None and heads_kind(Path(folder)) in _WITH_KEYS)
+
+
+def read_heads_config(folder: Path) -> dict[str, Any]:
+    """The config of a folder of heads.
+
+    Raises:
+        ValueError: it has none.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"heads {str(folder)!r} has no config.json")
+    config: dict[str, Any] = json.loads(path.read_text())
+    return config
+
+
+def proposed_tokens(name: str, config: dict[str, Any], default: int) -> int:
+    """The longest draft: what is proposed by default, else the steps that it was trained for.
+
+    Args:
+        name: of the folder, for refusals.
+        config: of `speculators`.
+        default: where it says neither.
+
+    Raises:
+        ValueError: it is out of range.
+    """
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    proposed: Any = methods[0].get("speculative_tokens") if methods else None
+    key = "num_speculative_steps" if proposed is None else "speculative_tokens"
+    value = config.get(key, default) if proposed is None else proposed
+    if not isinstance(value, int) or not 1 <= value <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"{name}: {key} must be 1 to {MAX_DRAFT_TOKENS}, got {value!r}")
+    return value
+
+
+def read_sizes(folder: Path) -> HeadSizes:
+    """Number of Medusa heads, and of residual layers of each.
+
+    Raises:
+        ValueError: the folder has no config of Medusa heads, or one that says nothing of a size.
+    """
+    config = read_heads_config(folder)
+    is_old = "medusa_num_heads" in config
+    num_heads = config.get("medusa_num_heads") if is_old else config.get("num_heads")
+    num_layers = config.get("medusa_num_layers" if is_old else "num_hidden_layers", 1)
+    for key, value in (("num_heads", num_heads), ("num_hidden_layers", num_layers)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"heads {str(folder)!r}: {key} must be at least 1, got {value!r}")
+    assert isinstance(num_heads, int)
+    return HeadSizes(num_heads, num_layers)
