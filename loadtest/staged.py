@@ -1,10 +1,12 @@
-"""What staged speculation brings: suffix decoding guesses for the draft model, off and on.
+"""What staged speculation brings: suffix decoding guesses for the draft model, off and on; and
+where a third model is named, a smaller draft model guesses for it.
 
     python -m loadtest.staged --pair models/demo --output loadtest/results/staged-demo.json
+    python -m loadtest.staged --pair PAIR --smaller PAIR/tiny
 
 Answers every prompt greedily with k fixed and with adaptive k, one at a time, in one process, by
-turns with guesses off and on; suffix decoding is on in all of them. Fails where a text depends on
-it. `passes` are the draft model's for each token of the text.
+turns with guesses off, on, and of the smaller draft model; suffix decoding is on in all of them.
+Fails where a text depends on it. `passes` are the draft model's for each token of the text.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deployments.local.inline import InlineDevice
-from loadtest.bench.loop import LIMITS, Learnt, NoText, pair_runners
+from loadtest.bench.loop import LIMITS, Learnt, NoText, bench_runner, pair_runners
 from loadtest.report.interleaved import interleave, median_ratio
 from loadtest.report.pairs import PairPath
 from loadtest.report.prompts import demo_prompts
@@ -31,7 +33,7 @@ from models.engine.draft import DraftEngine
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
-from router.drafters.draft_model import POOL
+from router.drafters.draft_model import DRAFT_MODEL, POOL
 from router.drafters.repeats.text_memory import TextMemory
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
@@ -40,6 +42,7 @@ from router.types import Finished, GenerationRequest
 
 _EPOCH = 1
 _MAX_MODEL_LEN = 512
+_SMALLER = "smaller"  # the pool of that model, and the way in which it guesses
 KS: dict[str, int | None] = {"k=5": 5, "adaptive": None}
 
 
@@ -62,42 +65,52 @@ class StagedBench:
         kind: of prompts, a key of `models.demo.data.mixture.SHARES`.
         num_prompts: of each run.
         num_threads: of each engine.
+        smaller: folder of a smaller draft model; None: there is none.
+
+    Attributes:
+        ways: who guesses for the draft model.
     """
 
-    def __init__(self, pair: Path, kind: str, num_prompts: int, num_threads: int) -> None:
-        self._target, self._draft = pair_runners(
-            pair, max_model_len=_MAX_MODEL_LEN, num_threads=num_threads
-        )
+    def __init__(
+        self,
+        pair: Path,
+        kind: str,
+        num_prompts: int,
+        num_threads: int,
+        smaller: Path | None = None,
+    ) -> None:
+        sizes = {"max_model_len": _MAX_MODEL_LEN, "num_threads": num_threads}
+        self._target, self._draft = pair_runners(pair, **sizes)
+        self._smaller = None if smaller is None else bench_runner(smaller, **sizes)
+        self.ways = ("off", "on") if smaller is None else ("off", "on", _SMALLER)
         self._prompts = demo_prompts(num_prompts, kind=kind)
-        ways = [(name, is_on) for name in KS for is_on in (False, True)]
-        self._learnt = {way: Learnt() for way in ways}
-        self._memories = {way: TextMemory() for way in ways}
+        runs = [(name, way) for name in KS for way in self.ways]
+        self._learnt = {run: Learnt() for run in runs}
+        self._memories = {run: TextMemory() for run in runs}
 
-    def run(self, name: str, num_tokens: int, *, is_on: bool) -> Run:
+    def run(self, name: str, num_tokens: int, way: str) -> Run:
         """Answer all prompts one after another, with at most `num_tokens` tokens each."""
-        with self._learnt[name, is_on].clock:
-            return asyncio.run(self._run(name, num_tokens, is_on))
+        with self._learnt[name, way].clock:
+            return asyncio.run(self._run(name, num_tokens, way))
 
-    async def _run(self, name: str, num_tokens: int, is_on: bool) -> Run:
-        device, k = InlineDevice(), KS[name]
+    async def _run(self, name: str, num_tokens: int, way: str) -> Run:
+        device = InlineDevice()
         draft = DraftEngine(self._draft, NoMaskSource(), _EPOCH)
         target = TargetEngine(self._target, NoMaskSource(), _EPOCH)
-        pools = [
-            device.pool(engine, epoch=_EPOCH, max_model_len=_MAX_MODEL_LEN)
-            for engine in (draft, target)
-        ]
+        engines: dict[str, DraftEngine] = {}  # the first goes first
+        if way == _SMALLER and self._smaller is not None:
+            engines[_SMALLER] = DraftEngine(self._smaller, NoMaskSource(), _EPOCH)
+        engines[POOL] = draft
+        pool = partial(device.pool, epoch=_EPOCH, max_model_len=_MAX_MODEL_LEN)
+        draft_pools = {pool_name: pool(engine) for pool_name, engine in engines.items()}
         services = Services(
-            target_pool=pools[1],
-            draft_pools={POOL: pools[0]},
+            target_pool=pool(target),
+            draft_pools=draft_pools,
             constraint_pool=None,
-            speculation=SpeculationLimits(
-                num_speculative_tokens="adaptive" if k is None else k,
-                suffix_decoding_for_draft=is_on,
-                suffix_decoding_max_cached_requests=0,  # which would know the repeated answers
-            ),
+            speculation=_limits(KS[name], way),
             limits=LIMITS,
-            planner=self._learnt[name, is_on].planner,
-            memory=self._memories[name, is_on],
+            planner=self._learnt[name, way].planner,
+            memory=self._memories[name, way],
         )
         generator = SpeculativeGenerator(services, max_model_len=_MAX_MODEL_LEN)
         began_s = time.perf_counter()
@@ -136,16 +149,27 @@ class StagedBench:
         raise RuntimeError("the stream ended without a finish")
 
 
+def _limits(k: int | None, way: str) -> SpeculationLimits:
+    is_chain = way == _SMALLER
+    return SpeculationLimits(
+        num_speculative_tokens="adaptive" if k is None else k,
+        suffix_decoding_for_draft=way == "on",
+        suffix_decoding_max_cached_requests=0,  # which would know the repeated answers
+        drafted_by={DRAFT_MODEL.name: _SMALLER} if is_chain else {},
+        draft_shares={DRAFT_MODEL.name: 1.0} if is_chain else {},
+    )
+
+
 def measure(bench: StagedBench, num_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """Both ways of choosing k, with guesses off and on.
+    """Both ways of choosing k, with guesses off, on, and of a smaller draft model if there is one.
 
     Raises:
         ValueError: a text depends on it.
     """
     lines = {
-        f"{name}, {'on' if is_on else 'off'}": partial(bench.run, name, num_tokens, is_on=is_on)
+        f"{name}, {way}": partial(bench.run, name, num_tokens, way)
         for name in KS
-        for is_on in (False, True)
+        for way in bench.ways
     }
     runs = interleave(lines, 1 + repeats)
     if len({run.texts for given in runs.values() for run in given}) > 1:
@@ -157,19 +181,30 @@ def measure(bench: StagedBench, num_tokens: int, repeats: int) -> list[dict[str,
         {
             "k": name,
             "num_tokens": num_all,
-            "tokens_per_s": {
-                way: statistics.median(rates[f"{name}, {way}"]) for way in ("off", "on")
-            },
+            "tokens_per_s": {way: statistics.median(rates[f"{name}, {way}"]) for way in bench.ways},
             "gain": median_ratio(rates[f"{name}, on"], rates[f"{name}, off"]),
             "passes": {
                 way: statistics.mean(run.num_passes for run in warm[f"{name}, {way}"]) / num_all
-                for way in ("off", "on")
+                for way in bench.ways
             },
             "guessed": statistics.mean(run.num_guessed for run in warm[f"{name}, on"]),
             "right": statistics.mean(run.num_right for run in warm[f"{name}, on"]),
         }
+        | ({} if _SMALLER not in bench.ways else {_SMALLER: _of_smaller(name, warm, rates)})
         for name in KS
     ]
+
+
+def _of_smaller(
+    name: str, warm: Mapping[str, Sequence[Run]], rates: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
+    """The same of the smaller draft model, for one way of choosing k."""
+    runs = warm[f"{name}, {_SMALLER}"]
+    return {
+        "gain": median_ratio(rates[f"{name}, {_SMALLER}"], rates[f"{name}, off"]),
+        "guessed": statistics.mean(run.num_guessed for run in runs),
+        "right": statistics.mean(run.num_right for run in runs),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,6 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="loadtest.staged", description=__doc__)
     parser.add_argument("--pair", default="models/demo", help="[LABEL=]DIR")
+    parser.add_argument(
+        "--smaller", type=Path, help="folder of a draft model that drafts for the pair's"
+    )
     parser.add_argument("--kind", default="extraction", help="of the demo's prompts")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer, at most")
@@ -185,7 +223,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="JSON")
     arguments = parser.parse_args(words)
     bench = StagedBench(
-        PairPath.parse(arguments.pair).path, arguments.kind, arguments.prompts, arguments.threads
+        PairPath.parse(arguments.pair).path,
+        arguments.kind,
+        arguments.prompts,
+        arguments.threads,
+        arguments.smaller,
     )
     try:
         found = measure(bench, arguments.tokens, arguments.repeats)

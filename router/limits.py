@@ -124,6 +124,12 @@ class SpeculationLimits(Section):
     suffix_decoding_max_cached_tokens: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
         default=65_536, description="tokens that they may have together, at some 400 bytes each"
     )
+    drafted_by: dict[str, str] = Field(
+        default_factory=dict,
+        description="of draft models: a smaller one each, by name, whose tokens the larger one is "
+        "sent as the guess of its draft, as {draft_model: NAME}: fewer steps of the larger one, "
+        "the same draft",
+    )
     draft_shares: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = Field(
         default_factory=dict,
         description="of several draft models: shares of the sessions that are pinned to them, by "
@@ -170,6 +176,13 @@ class SpeculationLimits(Section):
                 f"num_speculative_tokens must be at most max_num_speculative_tokens, {limit}, "
                 f"got {fixed}"
             )
+        for larger, smaller in self.drafted_by.items():
+            if smaller in self.drafted_by:
+                raise ValueError(
+                    f"drafted_by: a draft model that drafts for another is drafted for by none, "
+                    f"got {smaller!r} for {larger!r} and {self.drafted_by[smaller]!r} for "
+                    f"{smaller!r}"
+                )
         if (pinned := sum(self.draft_shares.values())) > 1.0 + _ROUNDING:
             raise ValueError(f"draft_shares must be at most 1 together, got {pinned:g}")
         if 0 < self.prompt_lookup_max < self.prompt_lookup_min:

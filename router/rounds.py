@@ -96,8 +96,10 @@ class RoundWatch:
         proposal: Proposal | None,
         elapsed_ms: float,
         guess: Sequence[int] = (),
+        guess_ms: float = 0.0,
     ) -> None:
-        """A drafter answered, or was lost (None), after `elapsed_ms`; it was sent `guess`."""
+        """A drafter answered, or was lost (None), after `elapsed_ms`; it was sent `guess`, which
+        was waited for `guess_ms` before."""
         is_remote = drafter.cost is DraftCost.REMOTE and proposal is not None
         self.stats.add_draft(elapsed_ms, proposal.timing if proposal and is_remote else None)
         if proposal is None:
@@ -105,9 +107,17 @@ class RoundWatch:
         num_right = _num_common(guess, proposal.tokens)
         if guess:
             self.stats.add_guess(len(guess), num_right)
-        self.costs.observe_draft(drafter, proposal, len(guess), num_right)
+        self.costs.observe_draft(drafter, proposal, len(guess), num_right, guess_ms)
         if is_remote:
             self.planner.observe_steps(drafter, proposal.timing)
+
+    def note_guess(
+        self, drafter: DrafterTraits, proposal: Proposal | None, elapsed_ms: float
+    ) -> None:
+        """A smaller draft model gave a guess, or was lost (None), after `elapsed_ms`."""
+        self.stats.add_draft(elapsed_ms, None if proposal is None else proposal.timing)
+        if proposal is not None:
+            self.costs.observe_draft(drafter, proposal)
 
     def note_asked(self) -> None:
         """The target is asked for a round's verdicts."""

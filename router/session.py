@@ -25,11 +25,13 @@ from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
 from router.drafters.heads import names_heads, own_length
 from router.drafters.kind import DrafterContext, DrafterKind
+from router.drafters.registry import drafters_of
 from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
 from router.drafters.repeats.suffix_index import SuffixIndex
 from router.drafters.side_by_side import SessionDrafters
+from router.drafters.smaller import SmallerDraft
 from router.guard import GrammarGuard, NoGrammar
 from router.logprobs import LogprobsOutbox
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
@@ -48,6 +50,7 @@ from router.types import Detokenizer, GenerationRequest
 
 _CREATIVE_TEMPERATURE = 1.1  # above it samples leave what either model thinks likely
 _CLOSE_TIMEOUT_S = 5.0
+_SMALLER_ODDS = 0.8  # that a draft model says what a smaller one says, before any was seen
 _LEAD_IN = 6  # prompt tokens kept with an answer, so that its first tokens are found too
 
 
@@ -252,10 +255,10 @@ class _Builder:
         return ForcedText(len(self._committed), settled, edge)
 
     def _drafting(self, watch: RoundWatch) -> Drafting:
-        drafters, guesses = self._drafters(), None
-        if self._guesses:
+        drafters, guesses, smaller = self._drafters(), None, self._smaller_draft()
+        if self._guesses or smaller is not None:
             pool = self._services.memory.guess_odds(self._task_class())
-            guesses = Guesses(drafters, MatchOdds(pool), watch.costs)
+            guesses = Guesses(drafters, MatchOdds(pool), watch.costs, smaller)
         return Drafting(drafters, self._committed, watch, self._terms(), guesses)
 
     @property
@@ -264,8 +267,22 @@ class _Builder:
         allowed = self._services.speculation
         return allowed.suffix_decoding_for_draft and SUFFIX.is_available(allowed, ())
 
-    def _drafters(self) -> SessionDrafters:
-        context = DrafterContext(
+    def _smaller_draft(self) -> SmallerDraft | None:
+        """The draft model that drafts for the session's own."""
+        services = self._services
+        larger = self._kinds[0].name if self._kinds else ""
+        smaller = services.speculation.drafted_by.get(larger)
+        if smaller is None:
+            return None
+        kind = drafters_of(services.draft_pools)[smaller]
+        odds = services.acceptance.setdefault(
+            (f"{smaller} for {larger}", self._task_class()), AcceptancePool(_SMALLER_ODDS)
+        )
+        make = partial(kind.make, self._context())
+        return SmallerDraft(kind.traits, larger, make, AcceptanceEstimate(odds))
+
+    def _context(self) -> DrafterContext:
+        return DrafterContext(
             session_id=self._request.request_id,
             committed=self._committed,
             eos_ids=self._eos_ids,
@@ -276,6 +293,9 @@ class _Builder:
             memory=self._services.memory,
             other_texts=self._recent_answers,
         )
+
+    def _drafters(self) -> SessionDrafters:
+        context = self._context()
         return SessionDrafters(
             [(kind.traits, partial(kind.make, context)) for kind in self._kinds],
             continues=self._fixed is None and self._num_free_tokens() > 0,

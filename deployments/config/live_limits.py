@@ -25,7 +25,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.config.keys import renewed
 from deployments.config.schema import RouterConfig, describe
-from router.drafters.choice import check_shares
+from router.drafters.choice import check_draft_names
 from router.limits import SessionLimits, SpeculationLimits
 
 logger = logging.getLogger("ray.serve")
@@ -84,7 +84,7 @@ def with_user_config(
     except ValidationError as error:
         raise ValueError(f"user_config: {describe(error)}") from None
     try:
-        check_shares(config.speculation, draft_pools)
+        check_draft_names(config.speculation, draft_pools)
     except ValueError as error:
         raise ValueError(f"user_config: {error}") from None
     _check_admission(base, config)

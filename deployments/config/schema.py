@@ -25,7 +25,7 @@ from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaL
 from models.protocol.rules import RULES
 from models.text.tools.reasoning import REASONING, named_reasoning
 from models.text.tools.registry import LAYOUTS, named_layout
-from router.drafters.choice import check_shares
+from router.drafters.choice import check_draft_names
 from router.drafters.draft_model import POOL
 from router.drafters.heads import HEADS_NAMES
 from router.drafters.registry import DRAFTERS, drafters_of
@@ -290,7 +290,7 @@ class AppConfig(Section):
                 raise ValueError(f"{section}.early_exit: only a target drafts by its first layers")
         speculation = self.router.speculation
         try:
-            check_shares(speculation, self.draft_pools)
+            check_draft_names(speculation, self.draft_pools)
         except ValueError as error:
             raise ValueError(f"router.{error}") from None
         if speculation.method is not None:

@@ -261,21 +261,26 @@ async def serve_asks(
 def pair_runners(
     pair: Path, *, max_model_len: int, num_threads: int
 ) -> tuple[ModelRunner, ModelRunner]:
-    """Target and draft of a pair's folder, with room for four texts and no prefix cache."""
+    """Target and draft of a pair's folder, see `bench_runner`."""
     target, draft = (
-        ModelRunner(
-            EngineConfig(
-                model_path=str(pair / part),
-                dtype="bfloat16",
-                max_model_len=max_model_len,
-                kv_cache_tokens=4 * max_model_len,
-                enable_prefix_caching=False,  # runs repeat their prompts
-                num_threads=num_threads,
-            )
-        )
+        bench_runner(pair / part, max_model_len=max_model_len, num_threads=num_threads)
         for part in ("target", "draft")
     )
     return target, draft
+
+
+def bench_runner(folder: Path, *, max_model_len: int, num_threads: int) -> ModelRunner:
+    """One model, with room for four texts and no prefix cache."""
+    return ModelRunner(
+        EngineConfig(
+            model_path=str(folder),
+            dtype="bfloat16",
+            max_model_len=max_model_len,
+            kv_cache_tokens=4 * max_model_len,
+            enable_prefix_caching=False,  # runs repeat their prompts
+            num_threads=num_threads,
+        )
+    )
 
 
 def loop_lines(

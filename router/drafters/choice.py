@@ -54,19 +54,21 @@ def draft_models(allowed: SpeculationLimits, pools: Collection[str]) -> list[Dra
     return [kind for kind in kinds if kind.uses_pool and kind.is_available(allowed, pools)]
 
 
-def check_shares(allowed: SpeculationLimits, pools: Collection[str]) -> None:
-    """Check that sessions are pinned to draft models which are there.
+def check_draft_names(allowed: SpeculationLimits, pools: Collection[str]) -> None:
+    """Check that limits name draft models which are there.
 
     Raises:
-        ValueError: a share has the name of none.
+        ValueError: one is not.
     """
     names = [kind.name for kind in draft_models(allowed, pools)]
-    for name in allowed.draft_shares:
-        if name not in names:
-            raise ValueError(
-                f"speculation.draft_shares: must name draft models "
-                f"({', '.join(names) or 'there is none'}), got {name!r}"
-            )
+    staged = [*allowed.drafted_by, *allowed.drafted_by.values()]
+    for key, named in {"draft_shares": list(allowed.draft_shares), "drafted_by": staged}.items():
+        for name in named:
+            if name not in names:
+                raise ValueError(
+                    f"speculation.{key}: must name draft models "
+                    f"({', '.join(names) or 'there is none'}), got {name!r}"
+                )
 
 
 def line_up(

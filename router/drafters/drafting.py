@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
@@ -128,17 +129,33 @@ class Drafting:
         num_tokens = min(plan.num_draft_tokens, chain.room)
         if num_tokens == 0:
             return
-        guess = () if self._guesses is None else self._guesses.next(chain.text, num_tokens)
+        guess, guess_ms = await self._guess(chain.text, num_tokens)
         proposals = await self._drafters.propose(chain.text, num_tokens, guess)
         for named in proposals:
-            self._watch.note_proposal(named.drafter, named.proposal, named.elapsed_ms, named.guess)
+            self._watch.note_proposal(
+                named.drafter, named.proposal, named.elapsed_ms, named.guess, guess_ms
+            )
             if self._guesses is not None and named.guess and named.proposal is not None:
                 self._guesses.learn(named.guess, named.proposal.tokens)
         taken = first_with_tokens(proposals)
         if taken is not None and taken.proposal is not None:
             chain.add_proposal(taken.drafter, taken.proposal)
 
+    async def _guess(self, text: TokenSequence, num_tokens: int) -> tuple[Sequence[int], float]:
+        """A guess of the draft after `text`, and how long it was waited for, ms."""
+        if self._guesses is None:
+            return (), 0.0
+        if guess := self._guesses.next(text, num_tokens):
+            return guess, 0.0
+        asked = await self._guesses.ask_smaller(text, num_tokens)
+        if asked is None:
+            return (), 0.0
+        self._watch.note_guess(asked.drafter, asked.proposal, asked.elapsed_ms)
+        return () if asked.proposal is None else asked.proposal.tokens, asked.elapsed_ms
+
     async def close(self) -> None:
         """Give up the shadow draft under way and free the drafters. Idempotent; never raises."""
         await self._shadow.cancel()
         await self._drafters.close()
+        if self._guesses is not None:
+            await self._guesses.close()

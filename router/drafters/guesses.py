@@ -1,9 +1,10 @@
-"""Staged speculation: suffix decoding guesses for the draft model, which drafts for the target.
+"""Staged speculation: who is cheaper guesses for the draft model, which drafts for the target.
 
-A draft model takes a step for each token. Where suffix decoding has found what may follow, the
-draft model is sent that as a guess and samples behind all of its tokens in one pass: those that it
-would have drafted anyway save a step each, and the first that it would not costs nothing but the
-rows behind it. The draft is the same, so nothing that is verified later can change.
+A draft model takes a step for each token. Where suffix decoding has found what may follow, or else
+a smaller draft model has drafted it (`smaller`), the draft model is sent that as a guess and
+samples behind all of its tokens in one pass: those that it would have drafted anyway save a step
+each, and the first that it would not costs nothing but the rows behind it. The draft is the same,
+so nothing that is verified later can change.
 
 How far to guess is a matter of price: a row of a draft pass against the part of a step that a right
 token saves (`planning.costs`). How often the draft model says what followed before is learnt from
@@ -18,6 +19,7 @@ from itertools import takewhile
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.side_by_side import SessionDrafters
+from router.drafters.smaller import SmallerDraft, SmallerGuess
 from router.planning.costs import PassCosts
 from router.ports import DraftCost
 
@@ -29,19 +31,29 @@ class Guesses:
         drafters: of the session; free ones guess, an engine verifies.
         odds: that the draft model says what followed before.
         costs: of steps and rows of the draft model.
+        smaller: a draft model that guesses where nothing is found that is worth its rows.
     """
 
-    def __init__(self, drafters: SessionDrafters, odds: MatchOdds, costs: PassCosts) -> None:
+    def __init__(
+        self,
+        drafters: SessionDrafters,
+        odds: MatchOdds,
+        costs: PassCosts,
+        smaller: SmallerDraft | None = None,
+    ) -> None:
         self._drafters = drafters
         self._odds = odds
         self._costs = costs
-        self._cells: Sequence[int] = ()  # of the last guess
+        self._smaller = smaller
+        self._cells: Sequence[int] = ()  # of the last guess, if it was found
+        self._is_of_smaller = False  # the last guess
 
     def next(self, text: TokenSequence, num_draft_tokens: int) -> Sequence[int]:
         """A guess of the next draft's tokens; empty where none is worth its rows.
 
         It is shorter than the draft: the row behind its last token samples one more.
         """
+        self._cells, self._is_of_smaller = (), False
         drafter = self._drafters.next_drafter
         if num_draft_tokens < 2 or drafter is None or drafter.cost is not DraftCost.REMOTE:
             return ()
@@ -55,8 +67,29 @@ class Guesses:
                 return draft.tokens[:num_worth]
         return ()
 
+    async def ask_smaller(self, text: TokenSequence, num_draft_tokens: int) -> SmallerGuess | None:
+        """The same of the smaller draft model; None where it is not asked."""
+        smaller, drafter = self._smaller, self._drafters.next_drafter
+        if smaller is None or drafter is None or drafter.name != smaller.larger:
+            return None
+        if num_draft_tokens < 2:
+            return None
+        name = drafter.name
+        price = self._costs.guess_price(name) + self._costs.step_share(smaller.traits.name, name)
+        self._is_of_smaller = True
+        return await smaller.guess(text, num_draft_tokens - 1, price)
+
+    async def close(self) -> None:
+        """Free the session on the smaller draft model. Idempotent; never raises."""
+        if self._smaller is not None:
+            await self._smaller.close()
+
     def learn(self, guess: Sequence[int], drafted: Sequence[int]) -> None:
         """Take in what the draft model drafted where the last guess was `guess`."""
+        if self._is_of_smaller and self._smaller is not None:
+            pairs = list(zip(guess, drafted, strict=False))
+            num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._smaller.learn(len(pairs), num_right)
         for cell, guessed, said in zip(self._cells, guess, drafted, strict=False):
             self._odds.observe(cell, is_right=guessed == said)
             if guessed != said:

@@ -32,8 +32,10 @@ class _DrafterCosts:
     num_sessions: int = 1
     row_ms: float | None = None
 
-    def observe(self, proposal: Proposal, num_guessed: int, num_right: int) -> None:
-        """Take in what the tokens of a draft took."""
+    def observe(
+        self, proposal: Proposal, num_guessed: int, num_right: int, waited_ms: float
+    ) -> None:
+        """Take in what the tokens of a draft took, the wait for a guess of them included."""
         timing, num_tokens = proposal.timing, len(proposal.tokens)
         self.step_ms, self.num_sessions = proposal.step_ms, max(1, timing.num_sessions)
         token_ms = proposal.step_ms
@@ -44,7 +46,7 @@ class _DrafterCosts:
             guess_ms = timing.pass_ms - num_steps * self.step_ms
             row_ms = max(0.0, guess_ms - self.step_ms) / num_guessed
             self.row_ms = running_mean(self.a_row_ms, row_ms, _ROW_WEIGHT)
-            token_ms = timing.pass_ms / num_tokens
+            token_ms = (waited_ms + timing.pass_ms) / num_tokens
         self.steps.observe(self.num_sessions, token_ms)
 
     @property
@@ -90,14 +92,16 @@ class PassCosts:
         proposal: Proposal,
         num_guessed: int = 0,
         num_right: int = 0,
+        guess_ms: float = 0.0,
     ) -> None:
         """Take in one proposal of `drafter`.
 
-        It was sent a guess of so many tokens, of which so many were right.
+        It was sent a guess of so many tokens, of which so many were right, and which had been
+        waited for so long.
         """
         if not drafter.is_free and proposal.step_ms > 0.0:
             costs = self._drafters.setdefault(drafter.name, _DrafterCosts())
-            costs.observe(proposal, num_guessed, num_right)
+            costs.observe(proposal, num_guessed, num_right, guess_ms)
 
     def pass_ms(self, num_rows: float) -> float:
         """Expected time of a target pass of so many rows."""
@@ -117,6 +121,13 @@ class PassCosts:
         if costs is None or costs.step_ms <= 0.0:
             return 1.0
         return costs.a_row_ms * costs.num_sessions / costs.step_ms
+
+    def step_share(self, name: str, larger: str) -> float:
+        """A step of one drafter, as a share of a step of another; 0 while either is unknown."""
+        costs, others = self._drafters.get(name), self._drafters.get(larger)
+        if costs is None or others is None or others.step_ms <= 0.0:
+            return 0.0
+        return costs.step_ms / others.step_ms
 
     def of_round(self, names: Iterable[str]) -> RoundCosts:
         """What engines take in a round that the drafters `names` draft for.

@@ -68,6 +68,29 @@ def test_shares_of_tenths_may_be_all_sessions() -> None:
     assert config.router.speculation.draft_shares == shares
 
 
+@pytest.mark.parametrize(
+    ("drafted_by", "complaint"),
+    [
+        (
+            {"draft_model": "x"},
+            r"drafted_by: must name .*\(draft_model, tiny\), got 'x'",
+        ),
+        ({"y": "tiny"}, r"drafted_by: must name draft models .*got 'y'"),
+        ({"suffix": "tiny"}, r"drafted_by: must name draft models .*got 'suffix'"),
+        ({"tiny": "tiny"}, "drafted_by: a draft model that drafts for another is drafted for by"),
+        ({"draft_model": "tiny", "tiny": "draft_model"}, "got 'tiny' for 'draft_model' and"),
+    ],
+)
+def test_who_drafts_for_a_draft_model_is_one_that_is_there(
+    drafted_by: dict[str, str], complaint: str
+) -> None:
+    drafts = {"draft": DRAFT, "drafts": {"tiny": DRAFT}}
+    with pytest.raises(ValueError, match=complaint):
+        read(**drafts, router={"speculation": {"drafted_by": drafted_by}})
+    config = read(**drafts, router={"speculation": {"drafted_by": {"draft_model": "tiny"}}})
+    assert config.router.speculation.drafted_by == {"draft_model": "tiny"}
+
+
 def test_shares_change_while_it_serves_if_their_draft_models_are_there() -> None:
     config = read(draft=DRAFT, drafts={"tiny": DRAFT})
     changes = {"speculation": {"draft_shares": {"tiny": 0.25}}}

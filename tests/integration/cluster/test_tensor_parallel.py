@@ -263,6 +263,46 @@ async def test_ranks_that_cannot_load_say_why_and_leave(cluster: None, model_pat
     await gone(pids)
 
 
+async def test_ranks_beside_others_serve_and_outlive_them(
+    links: LinkClient, model_path: str, expected: list[int]
+) -> None:
+    """As where a draft model takes the place of another: two groups of two ranks."""
+    first = RankGroup("target", model(model_path), LINK)
+    second = RankGroup("target", model(model_path), LINK, beside=first)
+    try:
+        await first.start()
+        grant = (await second.start())[0].grant
+        assert grant is not None
+        assert len({*first.pids, *second.pids}) == 4
+        gone_pids = first.pids
+        first.kill()
+        await gone(gone_pids)
+        await second.leader.admit.remote("beside", links.public_key)
+        lease = Held(grant, links.channel(grant.endpoint, "beside", EngineReply))
+        assert await text_of(lease, "beside") == expected
+    finally:
+        pids = second.pids
+        first.kill()
+        second.kill()
+    await gone(pids)
+
+
+async def test_ranks_without_room_beside_others_say_how_much_is_missing(
+    cluster: None, model_path: str
+) -> None:
+    first = RankGroup("target", model(model_path), LINK)
+    second = RankGroup("target", model(model_path, kv_cache_tokens=1 << 44), LINK, beside=first)
+    try:
+        await first.start()
+        with pytest.raises(RayError, match=r"MB of weights and KV beside the model that serves"):
+            await second.start()
+    finally:
+        pids = first.pids
+        first.kill()
+        second.kill()
+    await gone(pids)
+
+
 @pytest.mark.parametrize("rank", [1, 0], ids=["follower", "leader"])
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_losing_any_rank_replaces_the_replica(
