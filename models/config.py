@@ -128,7 +128,8 @@ class EngineConfig(Section):
         default=None,
         min_length=1,
         description="of a target: folder of an MTP head, an EAGLE-3 head or of Medusa heads, which "
-        "draft in its own process, with each verdict; on a CPU, one rank",
+        "draft in its own process, with each verdict; checkpoint: the MTP layer that lies in "
+        "model_path itself; on a CPU, one rank",
     )
 
     early_exit: int | None = Field(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from deployments.config.fit import ModelSizes, gigabytes
 from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, ModelConfig, RouterConfig, section_of_draft
+from models.heads.config import CHECKPOINT
 from router.drafters.choice import line_up
 
 
@@ -128,7 +129,7 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         f"{head}; {sizes.num_parameters / 1e6:,.1f} M parameters, "
         f"{gigabytes(sizes.weight_bytes)} of weights per rank",
         *([f"dequantised {sizes.source}"] if sizes.source else []),
-        *([f"heads {model.heads} draft in its process"] if model.heads else []),
+        *([f"{_heads_named(model.heads)} in its process"] if model.heads else []),
         *([f"its first {model.early_exit} layers draft"] if model.early_exit else []),
     ]
     per_token = f"KV {gigabytes(sizes.kv_bytes_per_token)} per token and rank"
@@ -141,6 +142,11 @@ def model_lines(model: ModelConfig, sizes: ModelSizes | None, unknown: str | Non
         f"sessions of max_model_len {model.max_model_len}; {model.max_num_seqs} sessions at once"
     )
     return lines
+
+
+def _heads_named(heads: str) -> str:
+    own = "the checkpoint's own MTP layer drafts"
+    return own if heads == CHECKPOINT else f"heads {heads} draft"
 
 
 def _kv_asked(model: ModelConfig) -> str:

@@ -20,7 +20,7 @@ from models.checkpoint.stored_weights import missing_shards
 from models.fetch.hub import Download, found_on_hub, is_hub_name, missing_of, snapshot_of
 from models.fetch.known import KnownModel, known_model
 from models.gguf.folder import converted_folder, gguf_file
-from models.heads.config import target_heads
+from models.heads.config import CHECKPOINT, target_heads
 from models.text.vocabulary import num_shared_ids, read_vocabulary
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
@@ -113,8 +113,8 @@ def _folder_of(model: ModelConfig, section: str) -> Path:
 
 
 def _heads_of(model: ModelConfig, section: str) -> str | None:
-    if model.heads is None:
-        return None
+    if model.heads is None or model.heads == CHECKPOINT:
+        return model.heads
     return str(resolve_folder(model.heads, f"{section}.heads"))
 
 

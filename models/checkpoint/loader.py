@@ -27,6 +27,7 @@ from models.attention.interface import ATTENTION_NAME
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, give_scales, is_float8, unscaled
 from models.config import EngineConfig, QuantizationName
+from models.heads.config import CHECKPOINT
 from models.layers.rotary import fix_rotary_tables
 from models.parallel.layers import make_local
 from models.parallel.plan import divides_heads, tensor_parallel_plan
@@ -107,7 +108,8 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
     has_scales = is_float8(hf_config)
     config = as_stored(config, hf_config)
     transformers_logging.disable_progress_bar()
-    with _quiet() if has_scales else nullcontext():
+    has_more = has_scales or config.heads == CHECKPOINT
+    with _quiet() if has_more else nullcontext():
         model = _load_weights(unscaled(hf_config), config)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)

@@ -23,10 +23,11 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig, QuantizationName
-from models.heads.config import heads_kind, num_key_layers
+from models.heads.config import CHECKPOINT, heads_kind, num_key_layers
 from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa_folder import read_heads
-from models.heads.mtp import read_mtp
+from models.heads.mtp import MtpParts, read_mtp
+from models.heads.mtp_checkpoint import read_own_mtp
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
 
 # Styles of transformers' plans by which a rank keeps a share of a tensor; all others are copied.
@@ -67,6 +68,10 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
 def _heads_bytes(model: Any, config: EngineConfig) -> int:
     if config.heads is None:
         return 0
+    if config.heads == CHECKPOINT:
+        own = Path(config.model_path)
+        is_there = any(own.glob("*.safetensors"))  # else it is still to be fetched
+        return (read_own_mtp(own, model) if is_there else MtpParts(model)).num_bytes
     folder = Path(config.heads)
     kind = heads_kind(folder)
     if kind == "mtp":

@@ -14,12 +14,13 @@ from models.attention.features import layer_windows
 from models.checkpoint.loader import Checkpoint
 from models.config import EngineConfig
 from models.cpu import setup as cpu
-from models.heads.config import heads_kind
+from models.heads.config import CHECKPOINT, heads_kind
 from models.heads.eagle3 import Eagle3Forward, Eagle3Parts
 from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa import MedusaHeads
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpForward, MtpParts, read_mtp
+from models.heads.mtp_checkpoint import read_own_mtp
 from models.layers.linear import make_rowwise
 
 
@@ -69,10 +70,12 @@ def read_parts(checkpoint: Checkpoint, config: EngineConfig) -> DraftingParts:
     if config.heads is None:
         return DraftingParts()
     model, folder = checkpoint.model, Path(config.heads)
+    output = model.get_output_embeddings().weight.detach()
+    if config.heads == CHECKPOINT:
+        return DraftingParts(mtp=read_own_mtp(Path(config.model_path), model), output=output)
     kind = heads_kind(folder)
     if kind == "eagle3":
         return DraftingParts(eagle3=read_eagle3(folder, model))
-    output = model.get_output_embeddings().weight.detach()
     if kind == "mtp":
         return DraftingParts(mtp=read_mtp(folder, model), output=output)
     make_linear = cpu.linear_maker(model, config)

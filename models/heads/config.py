@@ -14,9 +14,10 @@ from models.protocol.messages import MAX_DRAFT_TOKENS
 
 HeadsKind = Literal["medusa", "mtp", "eagle3"]
 EARLY_EXIT = "early_exit"
+CHECKPOINT = "checkpoint"  # in place of a folder: the MTP layer in the target's own
 NAMES = ("mtp", "medusa", "eagle3", EARLY_EXIT)  # of all that may draft in a target's own process
 
-_WITH_KEYS: tuple[HeadsKind, ...] = ("mtp", "eagle3")  # those whose layer has keys in the cache
+_WITH_KEYS = ("mtp", "eagle3")  # those whose layer has keys in the cache
 _EAGLE3_NAME = "LlamaForCausalLMEagle3"  # of the architecture, in the original spelling
 
 
@@ -44,9 +45,15 @@ class HeadSizes:
 def target_heads(folder: str | None, early_exit: int | None) -> TargetHeads | None:
     """What drafts in the process of a target with these keys of its config; None: nothing.
 
+    Args:
+        folder: of heads, or `CHECKPOINT`.
+        early_exit: layers that draft.
+
     Raises:
         ValueError: as `heads_kind` and `read_sizes`.
     """
+    if folder == CHECKPOINT:
+        return TargetHeads("mtp")
     if folder is not None:
         kind = heads_kind(Path(folder))
         if kind == "medusa":
@@ -83,7 +90,8 @@ def num_key_layers(folder: str | None) -> int:
     Raises:
         ValueError: as `heads_kind`.
     """
-    return int(folder is not None and heads_kind(Path(folder)) in _WITH_KEYS)
+    heads = target_heads(folder, None)
+    return int(heads is not None and heads.kind in _WITH_KEYS)
 
 
 def read_heads_config(folder: Path) -> dict[str, Any]:

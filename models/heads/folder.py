@@ -1,14 +1,25 @@
-"""The weights of a folder of drafting heads, by key."""
+"""The weights of a folder of drafting heads, or of a checkpoint that holds some, by key."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 _OLD_NAMES = ("medusa_lm_head.pt", "pytorch_model.bin")
+
+
+def stored_under(folder: Path, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+    """Those weights of a checkpoint whose keys begin with one of the prefixes; no other is read."""
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            keys = [key for key in file.keys() if key.startswith(prefixes)]  # noqa: SIM118
+            found |= {key: file.get_tensor(key) for key in keys}
+    return found
 
 
 def stored_weights(folder: Path) -> dict[str, Tensor]:

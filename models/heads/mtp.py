@@ -19,6 +19,7 @@ Shape letters: R rows, n rows whose logits are wanted, F hidden size, N draft id
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +98,39 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     parts.num_tokens = proposed_tokens(name, config, 1)
     stored = stored_weights(folder)
     parts.draft_ids = draft_ids(name, stored.pop("d2t", None), parts.vocab_size)
+    fill(parts, stored, name, lambda part: f"{_PREFIX}{part}")
+    return parts
+
+
+def fill(
+    parts: MtpParts, stored: Mapping[str, Tensor], name: str, key_of: Callable[[str], str]
+) -> None:
+    """Give a head its weights.
+
+    Args:
+        parts: of the head.
+        stored: weights by the keys of their folder.
+        name: of the folder, for refusals.
+        key_of: the folder's key for one of `named_weights`.
+
+    Raises:
+        ValueError: one is missing, has another shape, or is no part of a head; names its key.
+    """
+    left = dict(stored)
     with torch.no_grad():
-        for key, weight in parts.named_weights().items():
-            found = stored.pop(_PREFIX + key, None)
+        for part, weight in parts.named_weights().items():
+            key = key_of(part)
+            found = left.pop(key, None)
             if found is None:
-                raise ValueError(f"{name} lacks {_PREFIX}{key}")
+                raise ValueError(f"{name} lacks {key}")
             if found.shape != weight.shape:
                 raise ValueError(
-                    f"{name}: {_PREFIX}{key} has shape {list(found.shape)}, "
+                    f"{name}: {key} has shape {list(found.shape)}, "
                     f"the target needs {list(weight.shape)}"
                 )
             weight.copy_(found)
-    if stored:
-        raise ValueError(f"{name} has {min(stored)}, which is no part of an MTP head")
-    return parts
+    if left:
+        raise ValueError(f"{name} has {min(left)}, which is no part of an MTP head")
 
 
 class MtpForward:

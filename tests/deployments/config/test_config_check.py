@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from deployments.config.__main__ import main
 from deployments.config.explain import admission_notes, drafting_notes
@@ -113,6 +114,31 @@ def test_an_eagle3_head_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     status, said, error = check(capsys, *arguments, f"target.heads={folder}")
     assert status == 1
     assert f"heads '{folder}' lacks fc.weight" in said + error
+
+
+def test_a_checkpoint_without_an_mtp_layer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = str(CONFIGS / "heads.yaml"), on_free_port()
+    status, said, error = check(capsys, *arguments, "target.heads=checkpoint")
+    assert status == 1
+    assert "has no MTP layer: neither model.layers.8.* nor mtp.*" in said + error
+
+
+def test_an_mtp_layer_in_the_checkpoint_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = copy_of(DEMO / "target", tmp_path / "target")
+    stored = load_file(DEMO / "mtp" / "model.safetensors")
+    names = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj"}
+    names["final_layernorm"] = "shared_head.norm"
+    layer = {}
+    for key, value in stored.items():
+        part = key.removeprefix("mtp_layers.0.").removesuffix(".weight")
+        layer[f"model.layers.8.{names.get(part, part)}.weight"] = value
+    save_file(layer, target / "mtp.safetensors")
+    arguments = str(CONFIGS / "heads.yaml"), on_free_port(), f"target.model_path={target}"
+    status, said, _ = check(capsys, *arguments, "target.heads=checkpoint")
+    assert status == 0
+    assert "the checkpoint's own MTP layer drafts in its process" in said
 
 
 def test_first_layers_that_draft_are_fewer_than_all(capsys: pytest.CaptureFixture[str]) -> None:
