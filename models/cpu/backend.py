@@ -48,6 +48,7 @@ class KernelBackend:
 
     name = "compiled"
     reads_unwritten = False
+    stores_shared_rows = True
     tilings: tuple[Tiling, ...] = ((),)  # the kernels' own
 
     def __init__(

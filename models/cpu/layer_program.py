@@ -99,7 +99,7 @@ class LayerProgram:
         hidden = self._pass.room_for(num_rows)
         table.put(parameters.PICKED, token_ids)
         table.put(parameters.POSITIONS, paged.positions)
-        table.put(parameters.SLOTS, paged.slots)
+        paged.slots.enter(table)
         paged.plan.enter(table)
         self._end.room_for(num_kept)
         logits = torch.empty(num_kept, self.head.num_outputs)
