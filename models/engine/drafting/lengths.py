@@ -100,24 +100,33 @@ class DraftLengths:
         self._tried = length, _NUM_TRIES - 1
         return length
 
+    @property
+    def rates(self) -> list[float]:
+        """How often the token of each place is accepted, those before it accepted."""
+        return self._rates
+
+    def num_tokens(self, length: int) -> float:
+        """What a round with drafts of so many tokens brings a session."""
+        return sum(accumulate(self._rates[:length], mul, initial=1.0))
+
     def _tokens_per_s(self, num_sessions: int) -> list[float]:
         """Of each length from 0 on, for a session."""
         survival = accumulate(self._rates, mul, initial=1.0)
         return [
-            num_tokens / (self._expected_s(num_sessions, length) or math.inf)
+            num_tokens / (self.expected_s(num_sessions, length) or math.inf)
             for length, num_tokens in enumerate(accumulate(survival))
         ]
 
     def _is_measured(self, num_sessions: int, length: int) -> bool:
         return len(self._rounds_s.get((num_sessions, length), ())) > 1
 
-    def _expected_s(self, num_sessions: int, length: int) -> float:
-        """What a round takes."""
+    def expected_s(self, num_sessions: int, length: int) -> float:
+        """What a round of so many sessions takes with drafts of so many tokens."""
         if self._is_measured(num_sessions, length):
             return median(self._rounds_s[num_sessions, length])
         pass_s = self._times.by_rows.at(num_sessions * (1 + length))
         drafting_s = length * (self._token_s or 0.0)
         if length > 0 and self._is_measured(num_sessions, 0):
-            beside_s = self._expected_s(num_sessions, 0) - self._times.by_rows.at(num_sessions)
+            beside_s = self.expected_s(num_sessions, 0) - self._times.by_rows.at(num_sessions)
             return max(0.0, beside_s) + pass_s + drafting_s
         return pass_s + drafting_s
