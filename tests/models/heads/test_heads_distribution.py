@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.engine.drafting.lengths import DraftLengths
+from models.engine.drafting.trees import DraftTrees, Shape
 from models.protocol.messages import Verification
 from tests.cases.distribution import CASES, exact_distribution, p_value
 from tests.cases.models.medusa import NUM_HEADS, residuals, write_new
@@ -21,6 +22,13 @@ NUM_SESSIONS = 1500
 _WIDTH = 32  # of the target
 
 
+SHAPES: dict[str, Shape] = {
+    "chain": [],
+    "tree": [(-1, 0), (0, 0), (-1, 1), (1, 0), (0, 1), (-1, 2), (1, 1)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -30,9 +38,15 @@ _WIDTH = 32  # of the target
     ],
 )
 def test_the_targets_distribution(
-    kind: str, name: str, rule: Verification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    name: str,
+    rule: Verification,
+    shape: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
+    monkeypatch.setattr(DraftTrees, "choose", lambda self, num_sessions, length: SHAPES[shape])
     if kind == "mtp":
         heads = write_mtp(tmp_path, repeating(distribution_checkpoint("target"), scale=0.1))
     else:
