@@ -65,7 +65,8 @@ class TargetEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self._window = BatchWindow(self._times)
-        self._own_drafts = OwnDrafts(runner, self._times, clock) if runner.drafts_itself else None
+        # To look at from outside, and to fix for a measurement; None: nothing drafts here.
+        self.own_drafts = OwnDrafts(runner, self._times, clock) if runner.drafts_itself else None
         self._undrafted: list[Drafted] = []  # whose next rows may have a draft behind them
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size
@@ -110,7 +111,7 @@ class TargetEngine(Engine):
             steps_left=message.run_on,
             draft=draft,
             draft_rows=draft_rows[: len(draft)],
-            drafts_itself=message.own_drafts and self._own_drafts is not None,
+            drafts_itself=message.own_drafts and self.own_drafts is not None,
         )
         is_next = session.tokens.ids[message.base_len :] == message.tokens
         self._start(session, message, job)
@@ -162,12 +163,12 @@ class TargetEngine(Engine):
         return super().step()
 
     def _keep_states(self, rows: list[PlannedRows]) -> None:
-        if self._own_drafts is not None:
-            self._own_drafts.keep_states(rows)
+        if self.own_drafts is not None:
+            self.own_drafts.keep_states(rows)
 
     def _publish(self, sessions: list[Session]) -> None:
-        if self._own_drafts is not None:
-            self._own_drafts.fill_blocks(sessions)  # others find what is whole
+        if self.own_drafts is not None:
+            self.own_drafts.fill_blocks(sessions)  # others find what is whole
         super()._publish(sessions)
 
     def _everyone(self) -> list[Session]:
@@ -250,9 +251,9 @@ class TargetEngine(Engine):
         """Draft for sessions that go on, and ask for the masks of their rows."""
         wanted = [each for each in self._undrafted if each.session.job is each.job]
         self._undrafted = []
-        if not wanted or self._own_drafts is None:
+        if not wanted or self.own_drafts is None:
             return
-        self._own_drafts.draft(wanted, self._planner.max_logits)
+        self.own_drafts.draft(wanted, self._planner.max_logits)
         for session, job in wanted:
             self._jobs.ask_masks(session, job)
         self._masks.flush()
@@ -261,10 +262,10 @@ class TargetEngine(Engine):
         self, session: Session, job: Job, verdict: Acceptance, *, is_last: bool
     ) -> None:
         own: list[int] = []
-        if job.has_own_draft and self._own_drafts is not None:
+        if job.has_own_draft and self.own_drafts is not None:
             last = len(session.tokens) - 1  # the verdict's own token is there already
             own = session.tokens.ids[last - verdict.num_accepted : last]
-            self._own_drafts.note(job, [*own, verdict.token])
+            self.own_drafts.note(job, [*own, verdict.token])
         self._jobs.answer(
             session,
             Verdict(

@@ -51,6 +51,7 @@ class DraftLengths:
         self._rounds_s: dict[tuple[int, int], deque[float]] = {}
         self._num_sessions = 0.0  # lately
         self._newest = 0  # length
+        self.fixed: int | None = None  # that all drafts are to have, whatever pays
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         """Of a draft so many tokens were accepted, none behind the first that was not."""
@@ -75,6 +76,8 @@ class DraftLengths:
         Sessions come and go with their messages, and what was left out must be made up for when
         drafts begin again: so where there were more of them lately, that is what counts.
         """
+        if self.fixed is not None:
+            return self.fixed
         lately = running_mean(self._num_sessions, num_sessions, _SESSIONS_SHARE)
         self._num_sessions = max(lately, float(num_sessions))
         self._newest = self._choose(round(self._num_sessions))
@@ -101,13 +104,9 @@ class DraftLengths:
         return length
 
     @property
-    def rates(self) -> list[float]:
-        """How often the token of each place is accepted, those before it accepted."""
-        return self._rates
-
-    def num_tokens(self, length: int) -> float:
-        """What a round with drafts of so many tokens brings a session."""
-        return sum(accumulate(self._rates[:length], mul, initial=1.0))
+    def longest(self) -> int:
+        """Tokens of a draft."""
+        return len(self._rates)
 
     def _tokens_per_s(self, num_sessions: int) -> list[float]:
         """Of each length from 0 on, for a session."""

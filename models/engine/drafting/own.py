@@ -131,6 +131,17 @@ class OwnDrafts:
             self._trees = DraftTrees(self._lengths, times, has_all_paths=has_all_paths)
         self._last: _Round | None = None
 
+    def fix(self, num_tokens: int, num_tree_rows: int) -> None:
+        """Have all drafts of one size, whatever pays, to count what it brings.
+
+        Args:
+            num_tokens: of chains, as long as there are; 0: no drafts.
+            num_tree_rows: of trees in their place; 0: chains.
+        """
+        self._lengths.fixed = min(num_tokens, self._drafter.num_tokens)
+        if self._trees is not None:
+            self._trees.fixed = num_tree_rows
+
     def keep_states(self, rows: Sequence[PlannedRows]) -> None:
         """Keep those of the pass of `rows` that has just been computed."""
         states = self._runner.hidden

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +22,16 @@ from models.kv.block_pool import BlockTable
 from models.protocol.messages import Sampling
 from models.scheduler.sessions import Job, Session
 from tests.cases.models.medusa import NUM_HEADS
-from tests.fakes.engines import EPOCH, Client, Link, make_runner, random_prompt, run_clients
+from tests.cases.models.mtp import PlainMtp, mtp_weights, write_mtp
+from tests.fakes.engines import (
+    EPOCH,
+    Client,
+    Link,
+    make_runner,
+    random_prompt,
+    run_clients,
+    tiny_checkpoint,
+)
 from tests.models.engine.drafting.test_own_drafts import BUSH, CATERPILLAR, KINDS, runner
 
 SAMPLED = Sampling(temperature=0.8, seed=5)
@@ -215,6 +225,31 @@ def stored(made: ModelRunner, table: BlockTable, num_tokens: int) -> list[torch.
                 by_block = by_block.transpose(2, 3)  # [blocks, K, B, D]
             found.append(by_block.transpose(1, 2).flatten(0, 1)[:num_tokens].clone())
     return found
+
+
+@pytest.mark.parametrize("attention", ["auto", "reference"])
+def test_keys_of_the_head_go_along(
+    attention: str, oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind accepted side paths an MTP head drafts what it does over the whole text."""
+    plain = plain_texts(make_runner(attention=attention), SAMPLINGS["greedy"])
+    target = tiny_checkpoint(noise=0.0)
+    folder = write_mtp(tmp_path, mtp_weights(target, seed=4))
+    drafts: list[tuple[list[int], list[int]]] = []
+    choose = oracle.ranked
+
+    def noted(session: Session, ranked: list[list[int]]) -> list[list[int]]:
+        drafts.append((list(session.tokens.ids), [ids[0] for ids in ranked]))
+        return choose(session, ranked)
+
+    monkeypatch.setattr(oracle, "ranked", noted)
+    made = make_runner(heads=str(folder), attention=attention)
+    assert tree_texts(oracle, made, SAMPLINGS["greedy"], plain) == plain
+    assert oracle.num_side_tokens > NUM_TOKENS // 2
+    assert {len(text) % 16 for text, _ in drafts} >= {0, 1, 14, 15}, "where blocks end, too"
+    head = PlainMtp(target, folder)
+    for text, draft in drafts:
+        assert draft == head.draft(text, len(draft)), f"behind {len(text)} tokens"
 
 
 @pytest.mark.parametrize("num_tokens", [256, 304, 352])

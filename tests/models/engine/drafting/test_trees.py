@@ -29,19 +29,21 @@ RATES = [[0.5, 0.25, 0.1], [0.6, 0.2, 0.1], [0.4, 0.3, 0.1]]
 
 
 def test_the_likeliest_nodes_are_found() -> None:
-    shape, chances = best_nodes(RATES, 6, has_all_paths=False)
+    shape, chances = best_nodes(RATES, None, 6)
     assert shape == [(-1, 0), (0, 0), (-1, 1), (1, 0), (0, 1), (-1, 2)]
     assert chances == pytest.approx([0.5, 0.3, 0.25, 0.12, 0.1, 0.1])
-    shape, chances = best_nodes(RATES, 5, has_all_paths=True)
+    shape, chances = best_nodes(RATES, RATES, 5)
     assert shape == [(-1, 0), (0, 0), (-1, 1), (2, 0), (1, 0)]
     assert chances == pytest.approx([0.5, 0.3, 0.25, 0.15, 0.12])
     assert num_places(shape) == 3
+    less = [[rate / 10 for rate in rates] for rates in RATES]
+    assert best_nodes(RATES, less, 20)[0].index((2, 0)) > 5, "seldom right behind a second one"
     assert num_places([]) == 0
 
 
 @pytest.mark.parametrize("has_all_paths", [False, True])
 def test_no_other_tree_of_so_many_nodes_is_likelier(has_all_paths: bool) -> None:
-    nodes = {(): 1.0}
+    nodes: dict[tuple[int, ...], float] = {(): 1.0}
     for rates in RATES[:2]:
         for path, chance in list(nodes.items()):
             if len(path) == RATES.index(rates) and (has_all_paths or not any(path)):
@@ -53,7 +55,7 @@ def test_no_other_tree_of_so_many_nodes_is_likelier(has_all_paths: bool) -> None
             for some in combinations(nodes, num_nodes)
             if all(path[:-1] in some for path in some if len(path) > 1)
         )
-        _, chances = best_nodes(RATES[:2], num_nodes, has_all_paths=has_all_paths)
+        _, chances = best_nodes(RATES[:2], RATES[:2] if has_all_paths else None, num_nodes)
         assert sum(chances) == pytest.approx(best)
 
 
@@ -73,7 +75,7 @@ def trees_with(
         tokens = [rank if rank < len(by_rank) else 99 for rank in ranks]
         right = num_common([0] * LONGEST, tokens)
         lengths.note(LONGEST, right)
-        trees.note(candidates, [*tokens[: right + 1], 50][: LONGEST + 1])
+        trees.note(candidates, tokens[: right + 1])
     for _ in range(2):
         for length in range(LONGEST + 1):
             lengths.note_round(1, length, 1.0 + row_s * (1 + length))
@@ -90,7 +92,7 @@ def sizes(trees: DraftTrees, num_drafts: int, length: int = LONGEST) -> list[int
 def test_the_tree_that_pays_most_is_drafted() -> None:
     """Rows for nothing: the largest; dear ones: a chain; between them what the ranks are worth."""
     by_rank = [0.5, 0.3, 0.1]
-    assert max(sizes(trees_with(by_rank, 0.0001), 30)) == SIZES[-1]
+    assert max(sizes(trees_with(by_rank, 0.0001), 30)) >= 12
     assert set(sizes(trees_with(by_rank, 0.5), 30, length=1)) == {0}
     between = sizes(trees_with(by_rank, 0.04), 30)
     assert 3 < max(between) < SIZES[-1]
