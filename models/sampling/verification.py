@@ -6,6 +6,7 @@ function of its inputs and of noise keyed by (seed, position).
 `coupled`: the target samples t = argmax(score + g(seed, position, token)) in every row, and a draft
 token is accepted iff it equals t. The text is then a function of the seed and the target's logits
 alone: no draft, k or batch can change it, and only ids travel (Daliri et al., arXiv 2408.07978).
+So a draft may be a tree (`draft_tree.py`): the target goes down it by its own tokens.
 Greedy is the same with no noise, under either rule.
 
 `rejection`: a draft token x is accepted with probability min(1, target(x) / draft(x)). After the

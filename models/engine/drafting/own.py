@@ -125,8 +125,10 @@ class OwnDrafts:
             self._drafter = ExitDrafter(runner, layer.num_tokens)
         self._clock = clock
         self._lengths = DraftLengths(self._drafter.num_tokens, times)
+        self._ranking: RankingDrafter | None = None
         self._trees: DraftTrees | None = None
         if runner.takes_trees and isinstance(self._drafter, RankingDrafter):
+            self._ranking = self._drafter
             has_all_paths = self._drafter.has_all_paths
             self._trees = DraftTrees(self._lengths, times, has_all_paths=has_all_paths)
         self._last: _Round | None = None
@@ -157,8 +159,8 @@ class OwnDrafts:
         drafted = [ids[0] for ids in job.candidates] or job.draft
         drafted = drafted[: len(tokens)]  # nothing is known of what would follow
         self._lengths.note(len(drafted), num_common(drafted, tokens))
-        if self._trees is not None:
-            self._trees.note(job.candidates, tokens)
+        if self._trees is not None and job.mask is None and not job.draft_rows:
+            self._trees.note(job.candidates, tokens)  # others are never drafted for by trees
 
     @torch.inference_mode()
     def draft(self, wanted: Sequence[Drafted], max_rows: int) -> None:
@@ -198,8 +200,8 @@ class OwnDrafts:
     def _rank(self, sessions: Sequence[Session], num_tokens: int, shape: Shape) -> list[Ranked]:
         samplings = [_terms(each) for each in sessions]
         num_ranks = 1 if self._trees is None else self._trees.num_ranks(shape)
-        if num_ranks > 1 and isinstance(self._drafter, RankingDrafter):
-            return self._drafter.rank(sessions, samplings, num_tokens, num_ranks)
+        if num_ranks > 1 and self._ranking is not None:
+            return self._ranking.rank(sessions, samplings, num_tokens, num_ranks)
         drawn = self._drafter.draw(sessions, samplings, num_tokens)
         return [[[token] for token in tokens] for tokens in drawn]
 
