@@ -46,6 +46,11 @@ class AttentionBackend(Protocol):
         ...
 
     @property
+    def stores_shared_rows(self) -> bool:
+        """Whether sequences may have `shared_rows`."""
+        ...
+
+    @property
     def tilings(self) -> tuple[Tiling, ...]:
         """Ways to cut query rows, the fastest first; the last one is likeliest to be
         batch-invariant."""

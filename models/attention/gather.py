@@ -29,6 +29,7 @@ class GatherBackend:
 
     name = "gather"
     reads_unwritten = True
+    stores_shared_rows = True
     tilings = (FITTING_TILES, FIXED_TILES)
 
     def __init__(

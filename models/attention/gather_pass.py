@@ -63,10 +63,15 @@ class GatherPass:
     row_places: Tensor | None  # [R] place of each row in all tiles; None: they are in order
     gathers: list[KeyGather]
     windows: tuple[int | None, ...]  # of each layer
+    shared: tuple[Tensor, Tensor] | None  # [n] rows that are stored once more; [K * n] where
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Store the rows' keys and values [K, R, D]."""
-        self.storage.write(layer, self.row_slots, torch.stack((key, value)))
+        rows = torch.stack((key, value))
+        self.storage.write(layer, self.row_slots, rows)
+        if self.shared is not None:
+            shared_rows, further = self.shared
+            self.storage.write(layer, further, rows.index_select(2, shared_rows))
 
     def attend(self, layer: int, query: Tensor, features: AttentionFeatures) -> Tensor:
         """Attention of rows `query` [R, H, D] to the stored keys of their sessions, [R, H, D]."""

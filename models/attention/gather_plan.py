@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.attention.gather_pass import KEY_CHUNK, GatherPass, KeyGather, TileBatch
 from models.device import to_device
-from models.kv.rows import SequenceRows
+from models.kv.rows import SequenceRows, further_slots
 from models.kv.storage import KVStorage
 
 TILE_ROWS = 16  # rows of the largest tile that sessions share
@@ -110,9 +110,8 @@ def plan_pass(
     first_rows: list[int] = []
     for sequence in sequences:
         first_rows.append(len(row_slots))
-        blocks = sequence.table.block_ids
         stop = sequence.start + len(sequence.token_ids)
-        row_slots.extend(blocks[p // size] * size + p % size for p in range(sequence.start, stop))
+        row_slots += sequence.slots(sequence.start, stop, size)
     min_rows = -(-_min_product_rows(storage) // num_groups)
     most_rows = max(TILE_ROWS, _LONG_TILE_ROWS // num_groups)
     masks = _MaskPlan(list(dict.fromkeys(windows)), storage.device)
@@ -135,7 +134,13 @@ def plan_pass(
         row_places=None if is_in_order else to_device(places, storage.device),
         gathers=gathers,
         windows=tuple(windows),
+        shared=_shared(sequences, storage),
     )
+
+
+def _shared(sequences: Sequence[SequenceRows], storage: KVStorage) -> tuple[Tensor, Tensor] | None:
+    rows, slots = further_slots(sequences, storage.block_size)
+    return (to_device(rows, storage.device), storage.row_index(slots)) if rows else None
 
 
 def _gather_groups(

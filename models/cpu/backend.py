@@ -51,6 +51,7 @@ class KernelBackend:
 
     name = "compiled"
     reads_unwritten = False
+    stores_shared_rows = True
     tilings: tuple[Tiling, ...] = ((),)  # the kernels' own
 
     def __init__(

@@ -26,11 +26,12 @@ from models.cpu.ops import (
     PassTable,
     Scratch,
     Store,
+    StorePlan,
     attend,
     attention_scratch,
     task_rows,
 )
-from models.kv.rows import SequenceRows
+from models.kv.rows import SequenceRows, further_slots
 from models.kv.storage import KVBlocks, KVSizes
 
 
@@ -94,7 +95,7 @@ class CpuPass:
 
     storage: LaneStorage
     token_ids: Tensor  # [R] int64
-    slots: Tensor  # [R] int64 of each row's key and value
+    slots: StorePlan  # of the rows' keys and values
     positions: Tensor  # [R] int64
     kept: Tensor  # int64, the rows whose logits are wanted
     plan: AttendPlan
@@ -107,7 +108,7 @@ class CpuPass:
             ValueError: they are of another type or shape than the storage's.
         """
         storage = self.storage
-        shape = (storage.num_heads, len(self.slots), storage.head_dim)
+        shape = (storage.num_heads, len(self.token_ids), storage.head_dim)
         _check("keys", key, shape, storage.dtype)
         _check("values", value, shape, storage.dtype)
         storage.store(layer)(key, value, self.slots)
@@ -118,7 +119,7 @@ class CpuPass:
         Raises:
             ValueError: the queries, or what the layer asks for, do not go with the storage.
         """
-        shape = (len(self.slots), query.shape[1], self.storage.head_dim)
+        shape = (len(self.token_ids), query.shape[1], self.storage.head_dim)
         _check("queries", query, shape, self.storage.dtype)
         if query.stride(2) != 1:
             query = query.contiguous()
@@ -164,18 +165,19 @@ class CpuPlanner:
             token_ids += sequence.token_ids
             own = range(start, start + count)
             blocks = sequence.table.block_ids[: sequence.num_blocks_read(size)]
-            slots += [blocks[p // size] * size + p % size for p in own]
+            slots += sequence.slots(start, start + count, size)
             positions += own
             kept += range(first_row + count - sequence.num_logits, first_row + count)
             block_ids += blocks
         # One tensor for all: each that is made costs as much as a norm.
-        parts = (token_ids, slots, positions, kept, tasks, block_ids)
+        shared = further_slots(sequences, size)
+        parts = (token_ids, slots, positions, kept, tasks, block_ids, *shared)
         numbers = array("q", chain.from_iterable(parts))
         whole = torch.frombuffer(numbers, dtype=torch.int64).split([len(part) for part in parts])
         return CpuPass(
             storage=self.storage,
             token_ids=whole[0],
-            slots=whole[1],
+            slots=StorePlan(whole[1], whole[6], whole[7]),
             positions=whole[2],
             kept=whole[3],
             plan=AttendPlan(tasks=whole[4], block_ids=whole[5]),

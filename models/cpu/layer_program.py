@@ -142,7 +142,7 @@ class LayerProgram:
         hidden = self._pass.room_for(num_rows)
         table.put(parameters.PICKED, token_ids)
         table.put(parameters.POSITIONS, paged.positions)
-        table.put(parameters.SLOTS, paged.slots)
+        paged.slots.enter(table)
         paged.plan.enter(table)
         if self._inputs is not None:
             self._inputs.enter(hidden)

@@ -120,6 +120,21 @@ def pick(row_bytes: int, table: PassTable, source: int, target: int) -> Call:
     return call
 
 
+class StorePlan(NamedTuple):
+    """Where keys and values of a pass go: block * B + place in it, all int64."""
+
+    slots: Tensor  # [R]
+    shared_rows: Tensor  # [n] rows that are stored once more
+    shared_slots: Tensor  # [n] where
+
+    def enter(self, table: PassTable) -> None:
+        """Have the steps of a table's pass store by this plan; it must be kept meanwhile."""
+        table.put(parameters.SLOTS, self.slots)
+        table.put(parameters.SHARED_ROWS, self.shared_rows)
+        table.put(parameters.SHARED_SLOTS, self.shared_slots)
+        table.values[parameters.NUM_SHARED] = len(self.shared_rows)
+
+
 class Store:
     """Stores the keys and values of a pass in one layer.
 
@@ -137,12 +152,12 @@ class Store:
         self._num_threads = num_threads
         _set_layer(self._call, layer)
 
-    def __call__(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Store `key` and `value` [K, R, D] of rows with `slots` [R], block * B + place in it."""
+    def __call__(self, key: Tensor, value: Tensor, plan: StorePlan) -> None:
+        """Store `key` and `value` [K, R, D]."""
         _, num_rows, head_dim = key.shape
         key, value = key.contiguous(), value.contiguous()
         self._table.values[parameters.NUM_ROWS] = num_rows
-        self._table.put(parameters.SLOTS, slots)
+        plan.enter(self._table)
         self._table.put(buffer(0), key)
         self._table.put(buffer(1), value)
         self._call.parameters[rows.ROW_STRIDE] = head_dim

@@ -24,11 +24,12 @@ from typing import Literal
 from torch import Tensor
 
 from models.costs.pass_times import PassTimes
+from models.engine.drafting.side_paths import SidePaths
 from models.engine.jobs import Jobs, Outgoing
 from models.engine.load import EngineLoad, EngineStats
 from models.engine.logprobs import note_prompt_logits
 from models.engine.notices import QUEUED_INTERVAL_S, QueueNotices
-from models.engine.runner import ModelRunner, SequenceRows
+from models.engine.runner import ModelRunner
 from models.engine.sampler import is_drawable, legal_prefix, num_drawable
 from models.engine.stats import PassTotals, engine_load, engine_stats
 from models.engine.terms import check_terms, complaint
@@ -91,6 +92,7 @@ class Engine(ABC):
         self._planner = PassPlanner(
             runner.pool, runner.config.max_num_batched_tokens, budget, self._prefix_cache
         )
+        self._side_paths = SidePaths(runner.pool, runner.max_num_batched_tokens)
         self._is_stalled = False  # all jobs wait for blocks of sessions that have none
         self._notices = QueueNotices(queued_interval_s)
         self._totals = PassTotals()
@@ -285,7 +287,7 @@ class Engine(ABC):
 
     def _run_pass(self, rows: list[PlannedRows]) -> None:
         started_s = self._clock()
-        logits = self._runner.forward([_sequence_rows(planned) for planned in rows])
+        logits = self._runner.forward(self._side_paths.begin(rows))
         _hand_out(logits, rows)
         self._keep_states(rows)
         self._masks.collect(0.0)
@@ -319,6 +321,7 @@ class Engine(ABC):
                 self._on_sampled(session, job, legal, now)
             else:
                 self._on_mask_missing(session, job, "no token is allowed", is_late=False)
+        self._side_paths.end()
         self._publish([*(p.session for p in rows), *(session for session, _ in late)])
         self._masks.flush()
 
@@ -331,29 +334,19 @@ class Engine(ABC):
 
     def _note_pass(self, rows: list[PlannedRows], duration_s: float, now: float) -> None:
         """Take in what a pass took; first the times, which all the others read."""
-        num_rows = sum(planned.num_rows for planned in rows)
+        num_rows = sum(planned.num_pass_rows for planned in rows)
         self._times.note(num_rows, duration_s, now)
         self._planner.note_pass(rows, duration_s)
         for planned in rows:
-            planned.job.end_pass(duration_s, planned.num_rows, num_rows, len(rows))
+            planned.job.end_pass(duration_s, planned.num_pass_rows, num_rows, len(rows))
         self._totals.note(rows, duration_s)
-
-
-def _sequence_rows(planned: PlannedRows) -> SequenceRows:
-    session, start = planned.session, planned.start
-    return SequenceRows(
-        table=session.table,
-        start=start,
-        token_ids=session.tokens.ids[start : start + planned.num_rows],
-        num_logits=planned.num_prompt_logits + planned.num_logits,
-        copied_block=session.copied_block,
-    )
 
 
 def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
     """Give each session what the pass computed for it, in the order of `rows`.
 
-    Of one session those of its prompt come first, then those its job samples from.
+    Of one session those of its prompt come first, then those its job samples from: of its last
+    rows, then of side paths.
 
     Args:
         logits: [R, V].
@@ -369,6 +362,6 @@ def _hand_out(logits: Tensor, rows: list[PlannedRows]) -> None:
             note_prompt_logits(planned.session, first, logits[offset : offset + num_prompt])
             offset += num_prompt
         if planned.num_logits:
-            end = offset + planned.num_logits
+            end = offset + planned.num_logits + planned.num_side_rows
             planned.job.logits = logits[offset:end]
             offset = end

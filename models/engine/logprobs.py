@@ -15,7 +15,7 @@ from torch import Tensor
 from models.device import fetch, to_device
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
-from models.sampling.verification import accept_matching
+from models.sampling.verification import accept_in_tree, accept_matching
 from models.scheduler.sessions import Job, Session
 
 _ROWS_AT_ONCE = 64  # rows whose log-softmax is in memory together
@@ -39,15 +39,21 @@ def note_logprobs(jobs: Sequence[tuple[Session, Job]], sampled: Sequence[Sequenc
     """Give each job whose session asks for them the entries of the tokens it is to commit.
 
     `sampled` are the samples of its rows or what its rule gave; the tokens that commit are its
-    beginning, see `accept_matching`.
+    beginning, see `accept_matching`, or those of a path, see `accept_in_tree`.
     """
     for (session, job), tokens in zip(jobs, sampled, strict=True):
         num_top = session.opened.sampling.num_logprobs
         if num_top < 0 or job.logits is None or not tokens:
             continue
-        verdict = accept_matching(job.draft, tokens, session.opened.eos_ids)
-        committed = tokens[: verdict.num_accepted + 1]
-        job.logprobs = token_logprobs(job.logits[: len(committed)], committed, num_top)
+        if job.tree is None:
+            verdict = accept_matching(job.draft, tokens, session.opened.eos_ids)
+            committed = tokens[: verdict.num_accepted + 1]
+            logits = job.logits[: len(committed)]
+        else:
+            rows, _ = accept_in_tree(job.tree, tokens, session.opened.eos_ids)
+            committed = [tokens[row] for row in rows]
+            logits = job.logits[to_device(rows, job.logits.device)]
+        job.logprobs = token_logprobs(logits, committed, num_top)
 
 
 def note_prompt_logits(session: Session, start: int, logits: Tensor) -> None:

@@ -174,6 +174,11 @@ class ModelRunner:
         return self.heads is not None or (layer is not None and layer.takes_states)
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may have side paths: not where ranks share a model, nor on pages."""
+        return self._ranks is None and self.backend.stores_shared_rows
+
+    @property
     def hidden(self) -> Tensor | None:
         """States [R, F] of all rows of the newest pass, for what drafts; None: nothing does."""
         hidden = self.layers.hidden if self.keeps_hidden else None
@@ -333,6 +338,8 @@ class ModelRunner:
                 raise ValueError(
                     f"{num_own} rows from position {sequence.start} would write a shared block"
                 )
+            if sequence.shared_rows and not self.takes_trees:
+                raise ValueError("side paths of drafts are not served here")
             if not 0 <= sequence.num_logits <= num_own:
                 raise ValueError(f"{sequence.num_logits} logits wanted of {num_own} rows")
 
@@ -362,7 +369,8 @@ class ModelRunner:
             sequence.table.block_ids[index]
             for sequence in sequences
             for index in range(
-                -(-sequence.start // size), -(-(sequence.start + len(sequence.token_ids)) // size)
+                -(-sequence.first_written // size),
+                -(-(sequence.start + len(sequence.token_ids)) // size),
             )
         ]
         if entered:

@@ -30,13 +30,17 @@ from models.scheduler.sessions import Job, Session
 
 
 class _JobRows(NamedTuple):
-    """Rows [first, first + num_rows) of the scores; the first samples token number `position`."""
+    """Rows [first, first + num_rows) of the scores; the first samples token number `position`.
+
+    Each follows the one before it. A draft that is a tree has several such parts.
+    """
 
     session: Session
     job: Job
     first: int
     num_rows: int
     position: int
+    side_path: list[int] | None  # tokens behind the session's first row with logits; None: its own
 
     @property
     def sampling(self) -> Sampling:
@@ -52,7 +56,7 @@ def is_drawable(job: Job) -> bool:
 def num_drawable(job: Job) -> int:
     """Rows with logits and, if constrained, a mask."""
     if job.mask is None or job.mask.rows is None:
-        return job.num_logits
+        return job.num_logits + job.num_side_rows
     return min(job.num_logits, len(job.mask.rows))
 
 
@@ -85,8 +89,9 @@ def draft_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[li
 def verify_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
     """What the target says in each job's rows, up to k + 1 tokens, for `accept_matching`.
 
-    These are its own samples, or, where the rule has a function, the accepted draft tokens and the
-    token after them. `whole` [R, V] are the logits of all rows in order, if in one tensor.
+    Of a tree it is one for each row, for `accept_in_tree`. Otherwise these are the target's own
+    samples, or, where the rule has a function, the accepted draft tokens and the token after them.
+    `whole` [R, V] are the logits of all rows in order, if in one tensor.
     """
     if not jobs:
         return []
@@ -101,7 +106,10 @@ def verify_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[l
     for function, verified in by_rule.items():
         texts = function(scores, [_verified_draft(part) for part in verified])
         tokens |= {part.first: text for part, text in zip(verified, texts, strict=True)}
-    return [tokens[part.first] for part in parts]
+    joined: dict[int, list[int]] = {}
+    for part in parts:
+        joined.setdefault(id(part.job), []).extend(tokens[part.first])
+    return [joined[id(job)] for _, job in jobs]
 
 
 def legal_prefix(job: Job, tokens: list[int]) -> list[int]:
@@ -126,27 +134,53 @@ def _adjusted(
     logits: list[Tensor] = []
     for session, job in jobs:
         count = num_drawable(job)
-        position = len(session.tokens) - job.num_logits + 1
-        parts.append(_JobRows(session, job, len(samplings), count, position))
+        own = _parts(session, job, len(samplings), count)
+        parts += own
         samplings += [session.opened.sampling] * count
         masks += [None] * count if job.mask is None else (job.mask.rows or [])[:count]
-        if session.history is None:
-            counts += [None] * count
-        else:  # each row sees the tokens before the one it samples, the draft's among them
-            counts += session.history.rows(position, session.tokens.ids[position:], count)
-        forbidden += _forbidden(session, position, count)
+        for part in own:
+            counts += _counts(part)
+            forbidden += _forbidden(part)
         if whole is None and job.logits is not None:
             logits.append(job.logits[:count])
     rows = torch.cat(logits) if whole is None else whole
     return adjust_logits(rows, samplings, masks, counts, forbidden), parts
 
 
-def _forbidden(session: Session, position: int, count: int) -> list[Sequence[int]]:
+def _parts(session: Session, job: Job, first: int, count: int) -> list[_JobRows]:
+    """The job's `count` rows of the scores, which are there from `first` on."""
+    position = len(session.tokens) - job.num_logits + 1
+    if job.tree is None:
+        return [_JobRows(session, job, first, count, position, None)]
+    parts = [_JobRows(session, job, first, job.num_logits, position, None)]
+    for segment in job.tree.segments[1:]:
+        path = job.tree.path_tokens(segment[-1])
+        start = position + len(path) - len(segment) + 1
+        parts.append(_JobRows(session, job, first + segment.start, len(segment), start, path))
+    return parts
+
+
+def _counts(part: _JobRows) -> Sequence[RowCounts | None]:
+    """Tokens before the one that each row samples, the draft's among them."""
+    session, first, count = part.session, part.position, part.num_rows
+    if session.history is None:
+        return [None] * count
+    if part.side_path is None:
+        return session.history.rows(first, session.tokens.ids[first:], count)
+    draft_start = len(session.tokens) - part.job.num_logits + 1
+    draft = session.tokens.ids[draft_start:]
+    return session.history.side_rows(draft_start, draft, part.side_path, count)
+
+
+def _forbidden(part: _JobRows) -> list[Sequence[int]]:
     """What each row may not sample after the tokens before it, the draft's among them."""
-    opened = session.opened
+    opened, position, count = part.session.opened, part.position, part.num_rows
     if not has_rules(opened.sampling):
         return [()] * count
-    generated = session.tokens.ids[opened.prompt_len : position + count - 1]
+    tokens = part.session.tokens.ids
+    if part.side_path is not None:
+        tokens = [*tokens[: len(tokens) - part.job.num_logits + 1], *part.side_path]
+    generated = tokens[opened.prompt_len : position + count - 1]
     num_before = position - opened.prompt_len
     return [
         forbidden_ids(opened.sampling, opened.eos_ids, generated[: max(num_before + i, 0)])

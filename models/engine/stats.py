@@ -23,9 +23,9 @@ class PassTotals:
 
     def note(self, rows: Sequence[PlannedRows], duration_s: float) -> None:
         """One more pass."""
-        num_logits = sum(planned.num_logits for planned in rows)
+        num_logits = sum(planned.num_logits + planned.num_side_rows for planned in rows)
         self.num_decode_rows += num_logits
-        self.num_prefill_rows += sum(planned.num_rows for planned in rows) - num_logits
+        self.num_prefill_rows += sum(planned.num_pass_rows for planned in rows) - num_logits
         self.num_passes += 1
         self.passes_s += duration_s
 

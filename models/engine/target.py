@@ -29,7 +29,12 @@ from models.engine.sampler import verify_rows
 from models.grammar.masks import MaskSource
 from models.protocol.messages import Choose, Chosen, EngineQuestion, Verdict, Verify
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
-from models.sampling.verification import Acceptance, accept_matching, needs_draft_probs
+from models.sampling.verification import (
+    Acceptance,
+    accept_in_tree,
+    accept_matching,
+    needs_draft_probs,
+)
 from models.scheduler.batch_window import BatchWindow
 from models.scheduler.sessions import Job, PlannedRows, Session
 
@@ -60,7 +65,8 @@ class TargetEngine(Engine):
             queued_interval_s=queued_interval_s,
         )
         self._window = BatchWindow(self._times)
-        self._own_drafts = OwnDrafts(runner, self._times, clock) if runner.drafts_itself else None
+        # To look at from outside, and to fix for a measurement; None: nothing drafts here.
+        self.own_drafts = OwnDrafts(runner, self._times, clock) if runner.drafts_itself else None
         self._undrafted: list[Drafted] = []  # whose next rows may have a draft behind them
         self._forks = Forks(
             runner.pool, self._jobs, runner.max_num_batched_tokens, runner.vocab_size
@@ -105,7 +111,7 @@ class TargetEngine(Engine):
             steps_left=message.run_on,
             draft=draft,
             draft_rows=draft_rows[: len(draft)],
-            drafts_itself=message.own_drafts and self._own_drafts is not None,
+            drafts_itself=message.own_drafts and self.own_drafts is not None,
         )
         is_next = session.tokens.ids[message.base_len :] == message.tokens
         session.own_length = message.own_length if job.drafts_itself else 0
@@ -158,12 +164,12 @@ class TargetEngine(Engine):
         return super().step()
 
     def _keep_states(self, rows: list[PlannedRows]) -> None:
-        if self._own_drafts is not None:
-            self._own_drafts.keep_states(rows)
+        if self.own_drafts is not None:
+            self.own_drafts.keep_states(rows)
 
     def _publish(self, sessions: list[Session]) -> None:
-        if self._own_drafts is not None:
-            self._own_drafts.fill_blocks(sessions)  # others find what is whole
+        if self.own_drafts is not None:
+            self.own_drafts.fill_blocks(sessions)  # others find what is whole
         super()._publish(sessions)
 
     def _everyone(self) -> list[Session]:
@@ -207,10 +213,10 @@ class TargetEngine(Engine):
 
     def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
         eos_ids = session.opened.eos_ids
-        verdict = accept_matching(job.draft, tokens, eos_ids)
+        length = len(session.tokens) - len(job.draft)
+        verdict = self._verdict(session, job, tokens)
         # The draft's accepted tokens stay, and after them goes the recovered or the bonus token.
-        accepted_len = len(session.tokens) - len(job.draft) + verdict.num_accepted
-        session.rewrite(accepted_len, [verdict.token])
+        session.rewrite(length + verdict.num_accepted, [verdict.token])
         session.committed_len = len(session.tokens)
         is_last = (
             job.steps_left == 0
@@ -225,7 +231,7 @@ class TargetEngine(Engine):
         self._window.note_step(session.session_id)
         job.part += 1
         job.steps_left -= 1
-        job.draft, job.draft_rows = [], []
+        job.draft, job.draft_rows, job.tree, job.side_states = [], [], None, None
         job.has_own_draft = False
         job.num_logits = 1
         job.ready_s = now
@@ -234,13 +240,21 @@ class TargetEngine(Engine):
         else:
             self._jobs.ask_masks(session, job)
 
+    def _verdict(self, session: Session, job: Job, tokens: list[int]) -> Acceptance:
+        """What is accepted of the draft, which is among the session's tokens then."""
+        if job.tree is None:
+            return accept_matching(job.draft, tokens, session.opened.eos_ids)
+        rows, token = accept_in_tree(job.tree, tokens, session.opened.eos_ids)
+        self._side_paths.take(session, job, rows)
+        return Acceptance(len(rows) - 1, token)
+
     def _draft(self) -> None:
         """Draft for sessions that go on, and ask for the masks of their rows."""
         wanted = [each for each in self._undrafted if each.session.job is each.job]
         self._undrafted = []
-        if not wanted or self._own_drafts is None:
+        if not wanted or self.own_drafts is None:
             return
-        self._own_drafts.draft(wanted, self._planner.max_logits)
+        self.own_drafts.draft(wanted, self._planner.max_logits)
         for session, job in wanted:
             self._jobs.ask_masks(session, job)
         self._masks.flush()
@@ -249,9 +263,10 @@ class TargetEngine(Engine):
         self, session: Session, job: Job, verdict: Acceptance, *, is_last: bool
     ) -> None:
         own: list[int] = []
-        if job.has_own_draft and self._own_drafts is not None:
-            own = job.draft[: verdict.num_accepted]
-            self._own_drafts.note(len(job.draft), verdict.num_accepted)
+        if job.has_own_draft and self.own_drafts is not None:
+            last = len(session.tokens) - 1  # the verdict's own token is there already
+            own = session.tokens.ids[last - verdict.num_accepted : last]
+            self.own_drafts.note(job, [*own, verdict.token])
         self._jobs.answer(
             session,
             Verdict(
@@ -266,7 +281,7 @@ class TargetEngine(Engine):
                 prompt_logprobs=self._prompt_logprobs(session, job),
                 num_cached_tokens=session.take_cached_tokens(),
                 own=own,
-                num_own_drafted=len(job.draft) if job.has_own_draft else 0,
+                num_own_drafted=job.num_drafted if job.has_own_draft else 0,
             ),
         )
 
@@ -321,7 +336,7 @@ class TargetEngine(Engine):
             if planned.session.taker is not None:
                 owner = self._forks.owner(planned.session)
                 num_own[owner] = num_own.get(owner, 0) + planned.num_rows
-        num_rows = sum(planned.num_rows for planned in rows)
+        num_rows = sum(planned.num_pass_rows for planned in rows)
         for owner, num in num_own.items():
             if owner.job is not None:
                 owner.job.end_pass(duration_s, num, num_rows, len(rows))

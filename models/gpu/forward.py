@@ -35,6 +35,7 @@ class PagedBackend:
     """
 
     tilings: tuple[Tiling, ...] = ((),)  # the kernel's own
+    stores_shared_rows = False  # nothing drafts here that would have trees
 
     def __init__(
         self,

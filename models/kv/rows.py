@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.kv.block_pool import BlockTable
@@ -26,6 +27,9 @@ class SequenceRows:
         num_logits: logits wanted, for the last `num_logits` rows; 0 while a prompt is chunked.
         copied_block: a block whose first rows are those before `start` of the block that `start`
             is in, which is empty yet; they are copied before the pass.
+        shared_rows: of a side path of a draft tree the rows of the pass, before its own, that are
+            those just before `start` too: their keys are stored in this table as well. They are in
+            the block that `start` is in, and take the place of what was copied there.
     """
 
     table: BlockTable | BlockList
@@ -33,7 +37,30 @@ class SequenceRows:
     token_ids: list[int]
     num_logits: int
     copied_block: int | None = None
+    shared_rows: tuple[int, ...] = ()
+
+    @property
+    def first_written(self) -> int:
+        """Position of the first row that the pass writes in the table."""
+        return self.start - len(self.shared_rows)
+
+    def slots(self, first: int, stop: int, block_size: int) -> list[int]:
+        """Slots of positions [first, stop)."""
+        blocks = self.table.block_ids
+        return [blocks[p // block_size] * block_size + p % block_size for p in range(first, stop)]
 
     def num_blocks_read(self, block_size: int) -> int:
         """Blocks to the last row; those after it are reserved and may hold anything."""
         return -(-(self.start + len(self.token_ids)) // block_size)
+
+
+def further_slots(
+    sequences: Sequence[SequenceRows], block_size: int
+) -> tuple[list[int], list[int]]:
+    """Rows of a pass whose keys are stored once more, and where: those that side paths share."""
+    rows: list[int] = []
+    slots: list[int] = []
+    for sequence in sequences:
+        rows += sequence.shared_rows
+        slots += sequence.slots(sequence.first_written, sequence.start, block_size)
+    return rows, slots

@@ -200,7 +200,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     token of the prompt but the first, which nothing predicts, packed (`packed_logprobs.py`).
 
     Of a draft that the engine made itself (`Verify.own_drafts`) `own` are the tokens accepted: they
-    commit before `token`.
+    commit before `token`. It may have been a tree: `num_own_drafted` counts tokens of all paths.
     """
 
     session_id: str

@@ -14,7 +14,7 @@ from models.protocol.messages import Sampling
 from models.sampling.logits import min_p_depth, shaped_scores
 from models.sampling.noise import stream_key
 from models.sampling.truncation import truncates
-from models.sampling.verification import draw_ids
+from models.sampling.verification import draw_ids, noisy_scores
 from models.torch_library import has_kernels
 
 
@@ -27,6 +27,29 @@ def draw_from_logits(
     if not has_kernels(logits.device) or all(one.temperature == 0 for one in samplings):
         return draw_ids(shaped_scores(logits, samplings), samplings, positions)
     return draw_by_kernels(logits, samplings, positions)
+
+
+def rank_from_logits(
+    logits: Tensor,  # [R, V] float32 from `adjust_logits`
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R]
+    num_ranks: int,
+) -> Tensor:
+    """What `draw_from_logits` gives, and what it would give without that, and so on: [R, ranks].
+
+    They are what another model of the same noise may sample instead. Where fewer tokens may be
+    sampled, some id comes again.
+    """
+    if num_ranks == 1:
+        return draw_from_logits(logits, samplings, positions).unsqueeze(1)
+    scores = noisy_scores(shaped_scores(logits, samplings), samplings, positions)
+    if scores is logits:
+        scores = scores.clone()
+    ranked = []
+    for _ in range(num_ranks):  # of equal ones the lowest, as a draw does it
+        ranked.append(scores.argmax(dim=1, keepdim=True))
+        scores.scatter_(1, ranked[-1], -torch.inf)
+    return torch.cat(ranked, dim=1)
 
 
 def draw_by_kernels(

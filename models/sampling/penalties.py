@@ -64,6 +64,18 @@ class TokenHistory:
                 prompt[: index + 1, token_id] -= 1
         return [RowCounts(*row) for row in zip(generated, prompt, strict=True)]
 
+    def side_rows(
+        self, start: int, ids: Sequence[int], path: Sequence[int], num_rows: int
+    ) -> list[RowCounts]:
+        """Counts at the last lengths of another text, which has `path` in place of these `ids`."""
+        self.remove(start, ids)
+        self.add(start, path)
+        num_before = len(path) - num_rows + 1
+        rows = self.rows(start + num_before, path[num_before:], num_rows)
+        self.remove(start, path)
+        self.add(start, ids)
+        return rows
+
     def _count(self, start: int, ids: Sequence[int], step: int) -> None:
         num_prompt = max(self._prompt_len - start, 0)
         for counts, part in (

@@ -6,6 +6,7 @@ function of its inputs and of noise keyed by (seed, position).
 `coupled`: the target samples t = argmax(score + g(seed, position, token)) in every row, and a draft
 token is accepted iff it equals t. The text is then a function of the seed and the target's logits
 alone: no draft, k or batch can change it, and only ids travel (Daliri et al., arXiv 2408.07978).
+So a draft may be a tree (`draft_tree.py`): the target goes down it by its own tokens.
 Greedy is the same with no noise, under either rule.
 
 `rejection`: a draft token x is accepted with probability min(1, target(x) / draft(x)). After the
@@ -33,6 +34,7 @@ from models.device import array_to_device, fetch, to_device
 from models.protocol.messages import Sampling
 from models.protocol.rules import RULES
 from models.sampling.draft_probs import DraftRow
+from models.sampling.draft_tree import DraftTree
 from models.sampling.noise import DOMAIN_RESIDUAL, DOMAIN_TEST, DOMAIN_TOKEN, gumbel_noise, uniform
 from models.sampling.truncation import WEIGHT_ONE
 
@@ -96,6 +98,18 @@ def draw_ids(
     positions: Sequence[int],  # [R]
 ) -> Tensor:
     """Sample as `draw_tokens` does, and leave the ids on the device: [R] int64."""
+    return noisy_scores(scores, samplings, positions).argmax(dim=1)
+
+
+def noisy_scores(
+    scores: Tensor,  # [R, V] float32 from `process_logits`
+    samplings: Sequence[Sampling],  # [R]
+    positions: Sequence[int],  # [R]
+) -> Tensor:
+    """Scores with the noise of their rows, [R, V], whose largest is the sample.
+
+    They are `scores` itself where no row has a temperature.
+    """
     rows = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
     if rows:
         noise = gumbel_noise(
@@ -109,7 +123,7 @@ def draw_ids(
         else:
             index = to_device(rows, scores.device)
             scores = scores.index_copy(0, index, noise.add_(scores[index]))
-    return scores.argmax(dim=1)
+    return scores
 
 
 def accept_matching(
@@ -126,6 +140,28 @@ def accept_matching(
         if token != draft[num_accepted] or token in eos_ids:
             return Acceptance(num_accepted, token)
     return Acceptance(len(drawn) - 1, drawn[-1])
+
+
+def accept_in_tree(
+    tree: DraftTree,
+    drawn: Sequence[int],  # [rows of the tree] the target's sample after each row's path
+    eos_ids: Collection[int],
+) -> tuple[list[int], int]:
+    """The rows from 0 on whose tokens the target sampled too, and its token after the last.
+
+    As `accept_matching` from each row to the one after it that has the target's token. Two such
+    rows after one are allowed: they are the same text.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for row in range(len(tree) - 1, 0, -1):
+        children[tree.parents[row], tree.tokens[row]] = row
+    rows = [0]
+    while drawn[rows[-1]] not in eos_ids:
+        child = children.get((rows[-1], drawn[rows[-1]]))
+        if child is None:
+            break
+        rows.append(child)
+    return rows, drawn[rows[-1]]
 
 
 def verify_by_rejection(

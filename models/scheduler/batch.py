@@ -95,7 +95,7 @@ class PassPlanner:
     def note_pass(self, rows: list[PlannedRows], duration_s: float) -> None:
         """Take in that the pass that was planned last took `duration_s`."""
         if self._budget is not None:
-            num_rows = sum(planned.num_rows for planned in rows)
+            num_rows = sum(planned.num_pass_rows for planned in rows)
             num_prompt_rows = sum(planned.num_rows for planned in rows if planned.is_prompt)
             self._budget.note_pass(num_rows, num_prompt_rows, duration_s)
 

@@ -30,6 +30,7 @@ from models.protocol.messages import (
 )
 from models.protocol.token_sequence import TokenSequence
 from models.sampling.draft_probs import DraftRow
+from models.sampling.draft_tree import DraftTree
 from models.sampling.penalties import TokenHistory
 from models.scheduler.row_states import RowStates
 
@@ -60,6 +61,9 @@ class Job:
     steps_left: int  # steps after the next one that the message asks for
     deadline_s: float = math.inf  # of a draft; the engine ends it then with what it has
     draft: list[int] = field(default_factory=list)  # to verify (target) or made so far (draft)
+    tree: DraftTree | None = None  # whose first path `draft` is; None: there is no other path
+    candidates: list[list[int]] = field(default_factory=list)  # of its draft, by place and rank
+    side_states: Tensor | None = None  # [side rows, F] of the newest pass; where heads draft
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
     replays: bool = False  # its answer is what is said in each row of the guess
@@ -83,6 +87,16 @@ class Job:
     def __post_init__(self) -> None:
         """The time of the first answer begins with the job."""
         self.since_s = self.ready_s
+
+    @property
+    def num_side_rows(self) -> int:
+        """Rows of its tree beside the first path: they follow the others' in a pass."""
+        return 0 if self.tree is None else len(self.tree) - self.num_logits
+
+    @property
+    def num_drafted(self) -> int:
+        """Draft tokens, on all paths."""
+        return len(self.draft) if self.tree is None else len(self.tree) - 1
 
     def end_pass(
         self, duration_s: float, num_own_rows: int, num_rows: int, num_sessions: int
@@ -256,6 +270,16 @@ class PlannedRows:
     num_logits: int  # of the last rows; 0 where more rows must follow in a later pass
     num_prompt_logits: int = 0  # of the rows before these, for the logprobs of the prompt
     is_prompt: bool = False  # all of a long need, or a chunk of it
+
+    @property
+    def num_side_rows(self) -> int:
+        """Rows of side paths in that pass beside these, until its verdicts."""
+        return self.job.num_side_rows if self.num_logits else 0
+
+    @property
+    def num_pass_rows(self) -> int:
+        """All rows of that pass, until its verdicts."""
+        return self.num_rows + self.num_side_rows
 
 
 class Admitted(NamedTuple):

@@ -31,6 +31,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "forced": _of("forced", speed.forced),
     "heads": _of("heads", speed.heads),
     "compare-drafts": _of("compare-drafts", speed.compare_drafts),
+    "trees": _of("trees", speed.trees),
     "constrained": _of("constrained", speed.claims),
     "overhead": _of("overhead", speed.claims),
     "staged-349m": _of("staged-349m", speed.staged),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,22 @@ def heads(result: Result) -> str:
         for one, claim in zip_longest(result["lines"], result["claims"])
     ]
     return f"{table(head, rows)}\n\n{result.made()}"
+
+
+def trees(result: Result) -> str:
+    """Tokens a round of trees of drafts, next to chains of as many rows."""
+    found = {(one["folder"], one["rows"], one["temperature"]): one for one in result["lines"]}
+    temperatures = result["settings"]["temperatures"]
+    columns = [f"{way}, T = {t:g}" for t in temperatures for way in ("chain", "tree", "gain")]
+    rows = []
+    for folder, num_rows in product(result["settings"]["folders"], result["settings"]["rows"]):
+        cells = []
+        for temperature in temperatures:
+            one = found[folder, num_rows, temperature]
+            cells += [f"{one['chain']:.2f}", f"{one['tree']:.2f}"]
+            cells.append(f"{one['tree'] / one['chain']:.2f}")
+        rows.append([Path(folder).name, str(num_rows), *cells])
+    return f"{table(['heads', 'rows', *columns], rows)}\n\n{result.made()}"
 
 
 def claims(result: Result) -> str:

@@ -29,8 +29,11 @@ NUM_COMMON = 3
     NUM_TASKS,
     BLOCK_IDS,  # int64
     PICKED,  # [R] int64: what rows are copies of, token ids or rows of another pass
+    SHARED_ROWS,  # int64: rows whose keys and values are stored once more
+    SHARED_SLOTS,  # int64, where
+    NUM_SHARED,
     FIRST_BUFFER,  # addresses of rows from here on
-) = range(8)
+) = range(11)
 NUM_BUFFERS = 7
 NUM_FIELDS = FIRST_BUFFER + NUM_BUFFERS
 

@@ -35,8 +35,11 @@ from models.cpu.kernels.lanes import (
 from models.cpu.kernels.parameters import (
     NUM_COMMON,
     NUM_ROWS,
+    NUM_SHARED,
     PICKED,
     POSITIONS,
+    SHARED_ROWS,
+    SHARED_SLOTS,
     SLOTS,
     TAKEN,
     WORD,
@@ -188,11 +191,10 @@ def _prepare_heads(
 
 
 @inline
-def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
-    """Put the key and the value of one row and head into their slot."""
+def _store_head(parameters: int, row: int, head: int, slot: int, like: np.generic) -> None:
+    """Put the key and the value of one row and head into a slot."""
     size, head_dim = num_bytes(like), get(parameters, HEAD_DIM)
     block_size = get(parameters, BLOCK_SIZE)
-    slot = read_int(of_pass(parameters, SLOTS) + WORD * row)
     block, place = slot // block_size, slot % block_size
     base = size * (block * get(parameters, NUM_KEY_HEADS) + head) * head_dim * block_size
     source = size * (row * get(parameters, ROW_STRIDE) + head * get(parameters, HEAD_STRIDE))
@@ -207,13 +209,25 @@ def _store_head(parameters: int, row: int, head: int, like: np.generic) -> None:
 
 
 @inline
+def _store_shared(parameters: int, head: int, first: int, stop: int, like: np.generic) -> None:
+    """Once more those of rows [first, stop) that have further slots."""
+    for number in range(of_pass(parameters, NUM_SHARED)):
+        row = read_int(of_pass(parameters, SHARED_ROWS) + WORD * number)
+        if first <= row < stop:
+            slot = read_int(of_pass(parameters, SHARED_SLOTS) + WORD * number)
+            _store_head(parameters, row, head, slot, like)
+
+
+@inline
 def _store_heads(parameters: int, like: np.generic) -> None:
     while True:
         head, first, stop = _take_heads(parameters)
         if first == stop:
             break
         for row in range(first, stop):
-            _store_head(parameters, row, head, like)
+            slot = read_int(of_pass(parameters, SLOTS) + WORD * row)
+            _store_head(parameters, row, head, slot, like)
+        _store_shared(parameters, head, first, stop, like)
 
 
 @inline
@@ -230,7 +244,9 @@ def _rotate_heads(parameters: int, like: np.generic) -> None:
         for row in range(first, stop):
             _prepare_heads(parameters, row, queries, num_groups, query_norm, like)
             _prepare_heads(parameters, row, keys, 1, key_norm, like)
-            _store_head(parameters, row, head, like)
+            slot = read_int(of_pass(parameters, SLOTS) + WORD * row)
+            _store_head(parameters, row, head, slot, like)
+        _store_shared(parameters, head, first, stop, like)
 
 
 def pick_rows(parameters: Any) -> None:

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from models.engine.drafting.steps import draw_steps, reserve
+from models.engine.drafting.steps import Ranked, draw_steps, first_ranks, reserve
 from models.engine.runner import ModelRunner
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.scheduler.sessions import PlannedRows, Session
 
 
 class ExitDrafter:
-    """Implements `OwnDrafter`. No states are kept.
+    """Implements `RankingDrafter`. No states are kept.
 
     Args:
         runner: has the first layers.
         num_tokens: the longest draft.
     """
+
+    has_all_paths = False
 
     def __init__(self, runner: ModelRunner, num_tokens: int) -> None:
         self._runner = runner
@@ -38,9 +40,19 @@ class ExitDrafter:
         self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
     ) -> list[list[int]]:
         """See `OwnDrafter`; no ids for anybody where the cache has no room."""
+        return first_ranks(self.rank(sessions, samplings, num_tokens, 1))
+
+    def rank(
+        self,
+        sessions: Sequence[Session],
+        samplings: Sequence[Sampling],
+        num_tokens: int,
+        num_ranks: int,
+    ) -> list[Ranked]:
+        """See `RankingDrafter`; nothing for anybody where the cache has no room."""
         starts = [each.num_computed_tokens for each in sessions]
         num_tokens = reserve(self._runner, sessions, starts, num_tokens)
         if not num_tokens:
             return [[] for _ in sessions]
         spans = {each: (each.num_computed_tokens, len(each.tokens)) for each in sessions}
-        return draw_steps(self._runner, spans, samplings, None, num_tokens)
+        return draw_steps(self._runner, spans, samplings, None, num_tokens, num_ranks)

@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 from models.device import fetch
-from models.engine.drafting.steps import has_newest_state
+from models.engine.drafting.steps import Ranked, first_ranks, has_newest_state
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
-from models.sampling.draws import draw_from_logits
+from models.sampling.draws import rank_from_logits
 from models.scheduler.sessions import PlannedRows, Session
 
 
 class HeadsDrafter:
-    """Implements `OwnDrafter`. The heads have no keys.
+    """Implements `RankingDrafter`. The heads have no keys.
 
     Args:
         runner: has them.
     """
+
+    has_all_paths = True
 
     def __init__(self, runner: ModelRunner) -> None:
         assert runner.heads is not None, "heads drafts without heads"
@@ -48,11 +50,21 @@ class HeadsDrafter:
         self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
     ) -> list[list[int]]:
         """See `OwnDrafter`."""
+        return first_ranks(self.rank(sessions, samplings, num_tokens, 1))
+
+    def rank(
+        self,
+        sessions: Sequence[Session],
+        samplings: Sequence[Sampling],
+        num_tokens: int,
+        num_ranks: int,
+    ) -> list[Ranked]:
+        """See `RankingDrafter`."""
         places = range(num_tokens)
         newest = [each.states.take(each.states.stop - 1, each.states.stop) for each in sessions]
         logits = self._runner.head_logits(torch.cat(newest), num_tokens)
         terms = [sampling for sampling in samplings for _ in places]
         positions = [len(each.tokens) + place for each in sessions for place in places]
-        drawn = draw_from_logits(logits, terms, positions).view(len(sessions), num_tokens)
-        ids: list[list[int]] = fetch(drawn)
+        ranked = rank_from_logits(logits, terms, positions, num_ranks)
+        ids: list[Ranked] = fetch(ranked.view(len(sessions), num_tokens, num_ranks))
         return ids

@@ -51,6 +51,7 @@ class DraftLengths:
         self._rounds_s: dict[tuple[int, int], deque[float]] = {}
         self._num_sessions = 0.0  # lately
         self._newest = 0  # length
+        self.fixed: int | None = None  # that all drafts are to have, whatever pays
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         """Of a draft so many tokens were accepted, none behind the first that was not."""
@@ -75,6 +76,8 @@ class DraftLengths:
         Sessions come and go with their messages, and what was left out must be made up for when
         drafts begin again: so where there were more of them lately, that is what counts.
         """
+        if self.fixed is not None:
+            return self.fixed
         lately = running_mean(self._num_sessions, num_sessions, _SESSIONS_SHARE)
         self._num_sessions = max(lately, float(num_sessions))
         self._newest = self._choose(round(self._num_sessions))
@@ -100,24 +103,29 @@ class DraftLengths:
         self._tried = length, _NUM_TRIES - 1
         return length
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a draft."""
+        return len(self._rates)
+
     def _tokens_per_s(self, num_sessions: int) -> list[float]:
         """Of each length from 0 on, for a session."""
         survival = accumulate(self._rates, mul, initial=1.0)
         return [
-            num_tokens / (self._expected_s(num_sessions, length) or math.inf)
+            num_tokens / (self.expected_s(num_sessions, length) or math.inf)
             for length, num_tokens in enumerate(accumulate(survival))
         ]
 
     def _is_measured(self, num_sessions: int, length: int) -> bool:
         return len(self._rounds_s.get((num_sessions, length), ())) > 1
 
-    def _expected_s(self, num_sessions: int, length: int) -> float:
-        """What a round takes."""
+    def expected_s(self, num_sessions: int, length: int) -> float:
+        """What a round of so many sessions takes with drafts of so many tokens."""
         if self._is_measured(num_sessions, length):
             return median(self._rounds_s[num_sessions, length])
         pass_s = self._times.by_rows.at(num_sessions * (1 + length))
         drafting_s = length * (self._token_s or 0.0)
         if length > 0 and self._is_measured(num_sessions, 0):
-            beside_s = self._expected_s(num_sessions, 0) - self._times.by_rows.at(num_sessions)
+            beside_s = self.expected_s(num_sessions, 0) - self._times.by_rows.at(num_sessions)
             return max(0.0, beside_s) + pass_s + drafting_s
         return pass_s + drafting_s

@@ -17,19 +17,28 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from models.engine.drafting.steps import draw_steps, has_newest_state, reserve, rows_of
+from models.engine.drafting.steps import (
+    Ranked,
+    draw_steps,
+    first_ranks,
+    has_newest_state,
+    reserve,
+    rows_of,
+)
 from models.engine.runner import ModelRunner
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.scheduler.sessions import PlannedRows, Session
 
 
 class MtpDrafter:
-    """Implements `OwnDrafter`.
+    """Implements `RankingDrafter`.
 
     Args:
         runner: has the layer.
         num_tokens: the longest draft.
     """
+
+    has_all_paths = False
 
     def __init__(self, runner: ModelRunner, num_tokens: int) -> None:
         self._runner = runner
@@ -73,6 +82,16 @@ class MtpDrafter:
         self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
     ) -> list[list[int]]:
         """See `OwnDrafter`; no ids for anybody where the cache has no room."""
+        return first_ranks(self.rank(sessions, samplings, num_tokens, 1))
+
+    def rank(
+        self,
+        sessions: Sequence[Session],
+        samplings: Sequence[Sampling],
+        num_tokens: int,
+        num_ranks: int,
+    ) -> list[Ranked]:
+        """See `RankingDrafter`; nothing for anybody where the cache has no room."""
         starts = [each.num_head_tokens for each in sessions]
         num_tokens = reserve(self._runner, sessions, starts, num_tokens)
         if not num_tokens:
@@ -81,10 +100,10 @@ class MtpDrafter:
         if num_rows > self._runner.max_num_batched_tokens:
             self._write({each: each.num_computed_tokens for each in sessions})
         spans = {each: (each.num_head_tokens, len(each.tokens)) for each in sessions}
-        ids = draw_steps(self._runner, spans, samplings, _states(spans), num_tokens)
+        ranked = draw_steps(self._runner, spans, samplings, _states(spans), num_tokens, num_ranks)
         for session, (_, length) in spans.items():
             _note_written(session, length)
-        return ids
+        return ranked
 
     def _leave_out(self, session: Session, stop: int) -> None:
         """Rows before `stop` will never be computed: blocks without any have zeros."""

@@ -1,8 +1,8 @@
 """Drafts that the target makes itself, by heads on its states or by its own first layers.
 
 They cost no step of another engine and no message: after a verdict the session's next row and its
-draft are in the next pass. Who drafts: `heads.py`, `mtp.py`,
-`early_exit.py`; how much: `lengths.py`.
+draft are in the next pass. Who drafts: `heads.py`, `mtp.py`, `early_exit.py`; how much:
+`lengths.py`, and `trees.py` where drafts have several candidates for a place.
 
 A draft is sampled as the target samples, with the noise of its positions, so under `coupled` the
 text is what it would be without. Under a rule that asks what a token was sampled from, the
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from models.engine.drafting.early_exit import ExitDrafter
 from models.engine.drafting.heads import HeadsDrafter
 from models.engine.drafting.lengths import DraftLengths
 from models.engine.drafting.mtp import MtpDrafter
+from models.engine.drafting.side_paths import keep_side_states
+from models.engine.drafting.steps import Ranked
+from models.engine.drafting.trees import DraftTrees, Shape, num_common, num_places, plant
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 from models.sampling.draft_probs import certain_row
@@ -42,6 +45,7 @@ class Drafted(NamedTuple):
 class _Round(NamedTuple):
     jobs: list[Job]
     num_tokens: int  # of each draft
+    num_tree_rows: int  # 0: they are chains
     began_s: float
     is_usual: bool  # its drafts follow others, so there was nothing to make up for
 
@@ -82,6 +86,23 @@ class OwnDrafter(Protocol):
         ...
 
 
+@runtime_checkable
+class RankingDrafter(OwnDrafter, Protocol):
+    """One that knows further candidates, so that drafts may be trees."""
+
+    has_all_paths: bool  # candidates of a place go with any before them, not with first ones only
+
+    def rank(
+        self,
+        sessions: Sequence[Session],
+        samplings: Sequence[Sampling],
+        num_tokens: int,
+        num_ranks: int,
+    ) -> list[Ranked]:
+        """What `draw` gives, with the likeliest candidates of each place by rank."""
+        ...
+
+
 class OwnDrafts:
     """Drafts for all sessions of an engine whose runner has what drafts.
 
@@ -105,13 +126,30 @@ class OwnDrafts:
             self._drafter = ExitDrafter(runner, layer.num_tokens)
         self._clock = clock
         self._lengths = DraftLengths(self._drafter.num_tokens, times)
+        self._ranking: RankingDrafter | None = None
+        self._trees: DraftTrees | None = None
+        if runner.takes_trees and isinstance(self._drafter, RankingDrafter):
+            self._ranking = self._drafter
+            has_all_paths = self._drafter.has_all_paths
+            self._trees = DraftTrees(self._lengths, times, has_all_paths=has_all_paths)
         self._last: _Round | None = None
+
+    def fix(self, num_tokens: int, num_tree_rows: int) -> None:
+        """Have all drafts of one size, whatever pays, to count what it brings.
+
+        Args:
+            num_tokens: of chains, as long as there are; 0: no drafts.
+            num_tree_rows: of trees in their place; 0: chains.
+        """
+        self._lengths.fixed = min(num_tokens, self._drafter.num_tokens)
+        if self._trees is not None:
+            self._trees.fixed = num_tree_rows
 
     def keep_states(self, rows: Sequence[PlannedRows]) -> None:
         """Keep those of the pass of `rows` that has just been computed."""
         states = self._runner.hidden
         if states is not None:
-            self._drafter.keep_states(rows, states)
+            self._drafter.keep_states(rows, keep_side_states(rows, states))
 
     def fill_blocks(self, sessions: Sequence[Session]) -> None:
         """See `OwnDrafter`."""
@@ -119,10 +157,14 @@ class OwnDrafts:
         is_fixed = any(session.own_length for session in sessions)
         self._drafter.fill_blocks(sessions, is_used=is_used or is_fixed)
 
-    def note(self, num_drafted: int, num_accepted: int) -> None:
-        """See `DraftLengths`; a message may ask for longer drafts than these."""
-        longest = self._drafter.num_tokens
-        self._lengths.note(min(num_drafted, longest), min(num_accepted, longest))
+    def note(self, job: Job, tokens: Sequence[int]) -> None:
+        """A job's draft is verified: the target's tokens, the one after the accepted ones last."""
+        drafted = [ids[0] for ids in job.candidates] or job.draft
+        longest = self._drafter.num_tokens  # a message may ask for longer drafts
+        drafted = drafted[: min(len(tokens), longest)]  # nothing is known of what would follow
+        self._lengths.note(len(drafted), num_common(drafted, tokens))
+        if self._trees is not None and job.mask is None and not job.draft_rows:
+            self._trees.note(job.candidates[:longest], tokens)  # others never have trees
 
     @torch.inference_mode()
     def draft(self, wanted: Sequence[Drafted], max_rows: int) -> None:
@@ -140,7 +182,7 @@ class OwnDrafts:
         if chosen:
             self._draft_chosen(chosen, max_rows, is_alone=not by_length)
         for length, fixed in by_length.items():
-            self._draw(fixed, min(length, self._drafter.max_tokens, max_rows - 1))
+            self._draw(fixed, min(length, self._drafter.max_tokens, max_rows - 1), [])
 
     def _draft_chosen(self, wanted: Sequence[Drafted], max_rows: int, *, is_alone: bool) -> None:
         """Drafts as long as pays. Nothing is learnt of time where others' come beside them."""
@@ -148,31 +190,45 @@ class OwnDrafts:
         jobs = [each.job for each in wanted]
         last, num_tokens = self._last, min(self._lengths.choose(len(jobs)), max_rows - 1)
         if last is not None and last.jobs == jobs and last.is_usual:  # a new one came by message
-            self._lengths.note_round(len(jobs), last.num_tokens, began_s - last.began_s)
+            self._note_round(last, began_s - last.began_s)
         is_usual = is_alone and (num_tokens == 0 or (last is not None and last.num_tokens > 0))
-        self._last = _Round(jobs, num_tokens, began_s, is_usual)
-        self._draw(wanted, num_tokens)
+        shape = [] if self._trees is None else self._trees.choose(len(jobs), num_tokens)
+        num_tokens = min(num_places(shape) or num_tokens, max_rows - 1)
+        self._last = _Round(jobs, num_tokens, len(shape), began_s, is_usual)
+        self._draw(wanted, num_tokens, shape)
         if is_usual and num_tokens > 0:
             self._lengths.note_drafting(num_tokens, self._clock() - began_s)
 
-    def _draw(self, wanted: Sequence[Drafted], num_tokens: int) -> None:
+    def _draw(self, wanted: Sequence[Drafted], num_tokens: int, shape: Shape) -> None:
         if num_tokens < 1:
             return
-        sessions = [each.session for each in wanted]
-        drafts = self._drafter.draw(sessions, [_terms(each) for each in sessions], num_tokens)
-        for each, tokens in zip(wanted, drafts, strict=True):
-            self._give(each, tokens)
+        ranked = self._rank([each.session for each in wanted], num_tokens, shape)
+        for each, candidates in zip(wanted, ranked, strict=True):
+            self._give(each, candidates, shape)
 
-    def _give(self, drafted: Drafted, tokens: list[int]) -> None:
+    def _note_round(self, last: _Round, taken_s: float) -> None:
+        if last.num_tree_rows and self._trees is not None:
+            self._trees.note_round(len(last.jobs), last.num_tree_rows, taken_s)
+        else:
+            self._lengths.note_round(len(last.jobs), last.num_tokens, taken_s)
+
+    def _rank(self, sessions: Sequence[Session], num_tokens: int, shape: Shape) -> list[Ranked]:
+        samplings = [_terms(each) for each in sessions]
+        num_ranks = 1 if self._trees is None else self._trees.num_ranks(shape)
+        if num_ranks > 1 and self._ranking is not None:
+            return self._ranking.rank(sessions, samplings, num_tokens, num_ranks)
+        drawn = self._drafter.draw(sessions, samplings, num_tokens)
+        return [[[token] for token in tokens] for tokens in drawn]
+
+    def _give(self, drafted: Drafted, candidates: Ranked, shape: Shape) -> None:
         session, job = drafted.session, drafted.job
         length = len(session.tokens)
         pool = self._runner.pool
         longest = min(self._runner.max_model_len - 1, pool.num_blocks * pool.block_size)
-        tokens = tokens[: max(0, longest - length)]
-        for place, token in enumerate(tokens):
-            if token in session.opened.eos_ids:  # nothing follows it
-                tokens = tokens[:place]
-                break
+        candidates = candidates[: max(0, longest - length)]
+        tree = plant(session, shape, candidates)
+        tokens = tree.first_path
+        job.candidates, job.tree = candidates, tree if len(tree) > 1 + len(tokens) else None
         session.rewrite(length, tokens)
         job.draft, job.num_logits = tokens, 1 + len(tokens)
         job.has_own_draft = bool(tokens)

@@ -11,8 +11,16 @@ from models.device import fetch
 from models.engine.runner import ModelRunner, SequenceRows
 from models.kv.block_pool import OutOfBlocks
 from models.protocol.messages import Sampling
-from models.sampling.draws import draw_from_logits
+from models.sampling.draws import rank_from_logits
 from models.scheduler.sessions import Session
+
+# Candidates of a session's draft, by place and rank: the first of each place are its draft.
+Ranked = list[list[int]]
+
+
+def first_ranks(ranked: Sequence[Ranked]) -> list[list[int]]:
+    """The draft of each session."""
+    return [[ids[0] for ids in each] for each in ranked]
 
 
 def has_newest_state(session: Session) -> bool:
@@ -53,8 +61,11 @@ def draw_steps(
     samplings: Sequence[Sampling],
     states: Tensor | None,
     num_tokens: int,
-) -> list[list[int]]:
-    """`num_tokens` ids behind each session's tokens. Waits for the device once.
+    num_ranks: int = 1,
+) -> list[Ranked]:
+    """Candidates for `num_tokens` ids behind each session's tokens. Waits for the device once.
+
+    Each token follows the first candidates for those before it.
 
     Args:
         runner: has what drafts.
@@ -62,17 +73,19 @@ def draw_steps(
         samplings: of each session.
         states: [rows, F] for these; None: none are taken.
         num_tokens: that `reserve` has said.
+        num_ranks: candidates for each.
     """
     lengths = [length for _, length in spans.values()]
     rows = [rows_of(each, *span, num_logits=1) for each, span in spans.items()]
     logits, states = runner.draft_pass(rows, states)
-    drawn = [draw_from_logits(logits, samplings, lengths)]
+    ranked = [rank_from_logits(logits, samplings, lengths, num_ranks)]
     for step in range(1, num_tokens):
         rows = [
             SequenceRows(each.table, length + step - 1, [0], 1)
             for each, length in zip(spans, lengths, strict=True)
         ]
-        logits, states = runner.draft_pass(rows, states, drawn[-1])
-        drawn.append(draw_from_logits(logits, samplings, [length + step for length in lengths]))
-    ids: list[list[int]] = fetch(torch.stack(drawn, dim=1))
+        logits, states = runner.draft_pass(rows, states, ranked[-1][:, 0].contiguous())
+        positions = [length + step for length in lengths]
+        ranked.append(rank_from_logits(logits, samplings, positions, num_ranks))
+    ids: list[Ranked] = fetch(torch.stack(ranked, dim=1))
     return ids

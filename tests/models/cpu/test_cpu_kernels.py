@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from models.cpu.kernels import compiling
 from models.cpu.kernels.compiling import Call, float_bits
-from models.cpu.kernels.parameters import NUM_COMMON, NUM_ROWS, POSITIONS, SLOTS
+from models.cpu.kernels.parameters import NUM_COMMON, NUM_ROWS, POSITIONS
 from models.cpu.ops import (
     HeadNorms,
     LayerKeys,
     PassTable,
     Rotation,
     Store,
+    StorePlan,
     buffer,
     norm,
     rotate_and_store,
@@ -81,7 +82,14 @@ class Layer:
         self.mixed = random(num_rows, num_heads * head_dim).to(dtype)
         slots = torch.randperm(20 * block_size, generator=torch.Generator().manual_seed(2))
         self.slots = slots[:num_rows]
+        # Some rows are stored once more, the first of them twice.
+        rows = [0, 0, 3, num_rows // 2, num_rows - 1]
+        self.shared = torch.tensor(rows), slots[num_rows : num_rows + len(rows)].clone()
         self.block_size = block_size
+
+    def with_shared(self, rows: Tensor) -> Tensor:
+        """Those of all slots: rows [R, ...] and after them those that are stored once more."""
+        return torch.cat((rows, rows[self.shared[0]]))
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -90,8 +98,9 @@ class Layer:
         return heads.split([self.num_heads, self.num_key_heads, self.num_key_heads], 1)
 
     def stored(self) -> tuple[Tensor, Tensor]:
-        """Keys and values in the slots of the rows, [R, K, D], and nothing anywhere else."""
-        blocks, offsets = self.slots // self.block_size, self.slots % self.block_size
+        """Keys and values in the slots of the rows, [R + n, K, D], and nothing anywhere else."""
+        slots = torch.cat((self.slots, self.shared[1]))
+        blocks, offsets = slots // self.block_size, slots % self.block_size
         keys = self.places.keys[blocks, :, :, offsets]
         values = self.places.values[blocks, :, offsets]
         for everything, some in ((self.places.keys, keys), (self.places.values, values)):
@@ -105,10 +114,11 @@ class Layer:
 def test_store(dtype: torch.dtype, num_threads: int, head_dim: int, block_size: int) -> None:
     layer = Layer(dtype, head_dim, block_size, num_rows=70)
     _, key, value = layer.parts
-    Store(layer.places, num_threads)(key.transpose(0, 1), value.transpose(0, 1), layer.slots)
+    plan = StorePlan(layer.slots, *layer.shared)
+    Store(layer.places, num_threads)(key.transpose(0, 1), value.transpose(0, 1), plan)
     keys, values = layer.stored()
-    assert torch.equal(keys, key)
-    assert torch.equal(values, value)
+    assert torch.equal(keys, layer.with_shared(key))
+    assert torch.equal(values, layer.with_shared(value))
 
 
 def rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -139,8 +149,9 @@ def test_rotate_and_store(
         query, key = normed(query, weights[0]), normed(key, weights[1])
     table = PassTable()
     table.values[NUM_ROWS] = num_rows
-    for field, rows in ((POSITIONS, positions), (SLOTS, layer.slots), (buffer(0), layer.mixed)):
-        table.put(field, rows)
+    table.put(POSITIONS, positions)
+    table.put(buffer(0), layer.mixed)
+    StorePlan(layer.slots, *layer.shared).enter(table)
     rotation = Rotation(cosines, signed, norms)
     rotate_and_store(layer.places, layer.num_heads, rotation, table, buffer(0)).run(num_threads)
     at = (cosines[positions], sines[positions])
@@ -148,8 +159,8 @@ def test_rotate_and_store(
     # What a norm rounded to the other side is subtracted from something of its size.
     atol = 2**-7 if has_norms else 2e-6
     assert_same(layer.parts[0], rotated(query, *at), atol)
-    assert_same(keys, rotated(key, *at), atol)
-    assert torch.equal(values, value)
+    assert_same(keys, layer.with_shared(rotated(key, *at)), atol)
+    assert torch.equal(values, layer.with_shared(value))
 
 
 def test_one_thread_where_torch_has_no_openmp_of_gnu(monkeypatch: pytest.MonkeyPatch) -> None:

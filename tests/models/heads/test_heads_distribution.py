@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.engine.drafting.lengths import DraftLengths
+from models.engine.drafting.trees import DraftTrees, Shape
 from models.protocol.messages import Verification
 from tests.cases.distribution import CASES, exact_distribution, p_value
 from tests.cases.models.eagle3 import early, write_eagle3
@@ -22,6 +23,13 @@ NUM_SESSIONS = 1500
 _WIDTH = 32  # of the target
 
 
+SHAPES: dict[str, Shape] = {
+    "chain": [],
+    "tree": [(-1, 0), (0, 0), (-1, 1), (1, 0), (0, 1), (-1, 2), (1, 1)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -32,9 +40,15 @@ _WIDTH = 32  # of the target
     ],
 )
 def test_the_targets_distribution(
-    kind: str, name: str, rule: Verification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    name: str,
+    rule: Verification,
+    shape: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
+    monkeypatch.setattr(DraftTrees, "choose", lambda self, num_sessions, length: SHAPES[shape])
     target = distribution_checkpoint("target")
     if kind == "mtp":
         heads = write_mtp(tmp_path, repeating(target, scale=0.1))

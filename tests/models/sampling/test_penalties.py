@@ -161,3 +161,15 @@ def test_counts_that_are_sent_by_place_are_the_same():
     assert torch.equal(scattered(rows, cpu), counts_on(rows, cpu))
     nothing = scattered([rows[2]], cpu)
     assert (nothing.shape, int(nothing.sum())) == ((1, VOCAB_SIZE), 0)
+
+
+def test_counts_of_another_text_leave_those_of_this_one() -> None:
+    """Rows of a side path of a draft see its tokens in place of the draft's."""
+    history = TokenHistory(8, 2, [1, 2, 3, 4, 4])
+    side = history.side_rows(3, [4, 4], [5, 3, 5], 2)
+    other = TokenHistory(8, 2, [1, 2, 3, 5, 3, 5])
+    for found, expected in zip(side, other.rows(5, [5], 2), strict=True):
+        assert found.generated.tolist() == expected.generated.tolist()
+        assert found.prompt.tolist() == expected.prompt.tolist()
+    [now] = history.rows(5, [], 1)
+    assert now.generated.tolist() == [0, 0, 0, 1, 2, 0, 0, 0]

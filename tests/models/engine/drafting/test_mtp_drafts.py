@@ -9,6 +9,8 @@ import pytest
 
 from models.engine.drafting.lengths import DraftLengths
 from models.engine.drafting.mtp import MtpDrafter
+from models.engine.drafting.steps import first_ranks
+from models.engine.drafting.trees import DraftTrees
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
@@ -32,20 +34,23 @@ def client(name: str, prompt: list[int], target: Link, **changes: Any) -> Client
     return Client(name, prompt, GREEDY, 40, target, **terms)
 
 
-@pytest.fixture
-def drafts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+@pytest.fixture(params=[[], [(-1, 0), (-1, 1), (0, 0), (2, 0)]], ids=["chain", "tree"])
+def drafts(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[list[int], list[int]]]:
     """Text and draft of all drafts that are made, each as long as can be."""
     monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_STEPS)
     made: list[tuple[list[int], list[int]]] = []
-    draw = MtpDrafter.draw
+    rank = MtpDrafter.rank
 
-    def note(self, sessions, samplings, num_tokens):
+    def note(self, sessions, samplings, num_tokens, num_ranks):
         texts = [list(session.tokens.ids) for session in sessions]
-        drawn = draw(self, sessions, samplings, num_tokens)
-        made.extend(zip(texts, drawn, strict=True))
-        return drawn
+        ranked = rank(self, sessions, samplings, num_tokens, num_ranks)
+        made.extend(zip(texts, first_ranks(ranked), strict=True))
+        return ranked
 
-    monkeypatch.setattr(MtpDrafter, "draw", note)
+    monkeypatch.setattr(MtpDrafter, "rank", note)
+    monkeypatch.setattr(DraftTrees, "choose", lambda self, num_sessions, length: request.param)
     return made
 
 

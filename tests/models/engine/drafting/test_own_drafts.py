@@ -13,6 +13,7 @@ import torch
 from msgspec import structs
 
 from models.engine.drafting.lengths import DraftLengths
+from models.engine.drafting.trees import DraftTrees, Shape
 from models.engine.runner import ModelRunner, SequenceRows
 from models.engine.target import TargetEngine
 from models.grammar.masks import MaskSource, NoMaskSource
@@ -70,10 +71,23 @@ KINDS = ("medusa", "mtp", "eagle3", "early exit")
 assert NUM_HEADS == NUM_STEPS
 
 
-@pytest.fixture
-def all_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All heads draft in every pass, whatever they cost."""
+# Behind first candidates alone, and behind any.
+CATERPILLAR = [(-1, 0), (0, 0), (-1, 1), (1, 0), (0, 1), (-1, 2), (1, 1)]
+BUSH = [(-1, 0), (-1, 1), (0, 0), (1, 0), (0, 1), (2, 0), (3, 1), (1, 2)]
+
+
+@pytest.fixture(params=["chain", "tree"])
+def all_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """All heads draft in every pass, whatever they cost: chains or trees."""
     monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_HEADS)
+
+    def choose(self: DraftTrees, num_sessions: int, length: int) -> Shape:
+        if request.param == "chain":
+            return []
+        return BUSH if self.has_all_paths else CATERPILLAR
+
+    monkeypatch.setattr(DraftTrees, "choose", choose)
+    return str(request.param)
 
 
 def texts_of(
