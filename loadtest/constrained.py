@@ -40,7 +40,7 @@ from models.protocol.messages import Grammar, Sampling
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.session import Services
+from router.services import Services
 from router.types import Finished, GenerationRequest
 
 _EPOCH = 1

@@ -42,7 +42,7 @@ from models.text.tokenizer import Tokenizer
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.session import Services
+from router.services import Services
 from router.types import Finished, GenerationRequest
 
 if TYPE_CHECKING:

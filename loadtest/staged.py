@@ -35,7 +35,7 @@ from router.drafters.draft_model import POOL
 from router.drafters.repeats.text_memory import TextMemory
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
-from router.session import Services
+from router.services import Services
 from router.types import Finished, GenerationRequest
 
 _EPOCH = 1

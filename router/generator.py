@@ -17,7 +17,8 @@ from router.choosing import run_choice
 from router.limits import SessionLimits, SpeculationLimits
 from router.loop import run_session
 from router.remote.check import check_grammar
-from router.session import Services, Session, open_session
+from router.services import Services
+from router.session import Session, open_session
 from router.types import (
     Delta,
     Detokenizer,

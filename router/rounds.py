@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from models.costs.running_mean import running_mean
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from router.planning.adaptive import PlannedSession
 from router.planning.costs import PassCosts
@@ -26,6 +27,7 @@ HEADS = DrafterTraits(
     cost=DraftCost.FREE,
     prior_acceptance={"structured": 0.6, "free": 0.5, "creative": 0.4},
 )
+_OWN_SHARE = 0.2  # weight of the newest step in the running mean of what the target drafts itself
 SessionPlanner = FixedPlanner | PlannedSession
 
 
@@ -64,6 +66,7 @@ class RoundWatch:
 
     Attributes:
         explains: whether each round is to say why its plan is what it is.
+        num_own_tokens: accepted of drafts of the target's own in a step without another, lately.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class RoundWatch:
         self.costs = costs
         self.planner = planner
         self.explains = False
+        self.num_own_tokens = 0.0
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt
@@ -119,6 +123,9 @@ class RoundWatch:
         if verdict.num_own_drafted:
             own = [(HEADS.name, verdict.num_own_drafted)]
             self.stats.add_acceptance(own, len(verdict.own))
+        if verdict.part > 0 or not asked.draft:
+            newest = float(len(verdict.own))
+            self.num_own_tokens = running_mean(self.num_own_tokens, newest, _OWN_SHARE)
         if not self._has_verdict:
             self._has_verdict = True
             self.stats.num_cached_tokens = verdict.num_cached_tokens

@@ -1,26 +1,23 @@
 """One request's token sequences and its sessions on target, drafters and constraint service.
 
-`open_session` makes what the loop works with and frees it again. What sessions share is in
-`Services`.
+`open_session` makes what the loop works with and frees it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 
-from models.heads.config import TargetHeads
-from models.protocol.errors import ServingError, UnsupportedGrammar
+from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.rules import RULES
 from models.protocol.token_sequence import TokenSequence
-from router.comparison import LENGTHS, DraftComparison, Replayed
+from router.comparing.replays import SessionReplays
 from router.drafters.chain import ChainTerms, NamedFree
 from router.drafters.choice import choose_drafters, draft_models, fixed_length
 from router.drafters.drafting import Drafting
@@ -32,53 +29,26 @@ from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
 from router.drafters.repeats.suffix_index import SuffixIndex
-from router.drafters.repeats.text_memory import TextMemory
 from router.drafters.side_by_side import SessionDrafters
 from router.guard import GrammarGuard, NoGrammar
-from router.limits import SessionLimits, SpeculationLimits
 from router.logprobs import LogprobsOutbox
 from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
-from router.planning.adaptive import PlannedSession, RouterPlanner
-from router.planning.costs import PassCosts
-from router.planning.draft_choice import DraftChoice
+from router.planning.adaptive import PlannedSession
 from router.planning.fixed import FixedPlanner
-from router.ports import Chooser, ConstraintPool, DrafterTraits, EnginePool, TaskClass, Verifier
+from router.ports import Chooser, DrafterTraits, EnginePool, TaskClass, Verifier
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
-from router.remote.replay import replay
 from router.remote.target import RemoteVerifier
 from router.round_log import RoundLog
 from router.rounds import RoundWatch, SessionPlanner
+from router.services import Services
 from router.stats import RoundStats
 from router.stops import StopChecker
-from router.types import Detokenizer, DraftReplay, GenerationRequest
+from router.types import Detokenizer, GenerationRequest
 
 _CREATIVE_TEMPERATURE = 1.1  # above it samples leave what either model thinks likely
 _CLOSE_TIMEOUT_S = 5.0
 _LEAD_IN = 6  # prompt tokens kept with an answer, so that its first tokens are found too
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What all sessions of a router share: pools, limits, and what was learnt of cost and fate."""
-
-    target_pool: EnginePool
-    draft_pools: Mapping[str, EnginePool]  # engines to draft with, by the name of their pool
-    constraint_pool: ConstraintPool | None
-    speculation: SpeculationLimits = field(default_factory=SpeculationLimits)
-    limits: SessionLimits = field(default_factory=SessionLimits)
-    planner: RouterPlanner = field(default_factory=lambda: RouterPlanner(PassCosts()))
-    acceptance: dict[tuple[str, TaskClass], AcceptancePool] = field(default_factory=dict)
-    memory: TextMemory = field(default_factory=TextMemory)
-    comparison: DraftComparison = field(default_factory=DraftComparison)
-    heads: TargetHeads | None = None  # that the target has been given
-    choice: DraftChoice = field(init=False)
-    closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
-
-    def __post_init__(self) -> None:
-        """The choice among draft models knows what is known of their cost and fate."""
-        choice = DraftChoice(self.planner.costs, self.acceptance, lambda: self.planner.num_sessions)
-        object.__setattr__(self, "choice", choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +65,7 @@ class Session:
     logprobs: LogprobsOutbox = field(default_factory=LogprobsOutbox)
     details: RoundLog = field(default_factory=RoundLog)
     chooser: Chooser | None = None
-    replayed: Replayed | None = None  # asks draft models what they would have drafted
+    replayed: SessionReplays | None = None  # asks draft models what they would have drafted
 
 
 @asynccontextmanager
@@ -209,7 +179,7 @@ class _Builder:
                 is_asked_for_prompt=request.sampling.num_prompt_logprobs >= 0,
             ),
             details=RoundLog(stats if request.speculation.details else None),
-            replayed=self,
+            replayed=self._replays(),
         )
 
     def _preferred(self, models: Sequence[DrafterKind]) -> str:
@@ -224,37 +194,18 @@ class _Builder:
             max_length=services.speculation.max_num_speculative_tokens,
         )
 
-    async def replays(self) -> dict[str, DraftReplay]:
-        """What each draft model that is there says along the answer so far.
-
-        Of a text under a grammar or out of a list nothing: masks of passed places are not kept. And
-        nothing where the rule gives drafts noise of their own: only shared noise foretells them.
-        """
-        found: dict[str, DraftReplay] = {}
-        request, services = self._request, self._services
-        if RULES[request.sampling.verification].depends_on_draft:
-            return found
-        if request.grammar is not None or request.choices or not self._generated:
-            return found
-        for kind in draft_models(services.speculation, services.draft_pools):
-            client = self._draft_client(kind.uses_pool, f"{request.request_id}-replay")
-            with contextlib.suppress(ServingError):  # it is away, or the text too long for it
-                num_prompt = len(request.prompt_ids)
-                found[kind.name] = await replay(
-                    client, self._committed, num_prompt, services.limits
-                )
-        return found
-
-    def learn(self, found: Mapping[str, DraftReplay]) -> None:
-        """Count what draft models would have drafted, and believe it."""
+    def _replays(self) -> SessionReplays:
         services = self._services
-        services.comparison.add(found)
-        length = min(services.speculation.max_num_speculative_tokens, LENGTHS[-1])
-        for kind in draft_models(services.speculation, services.draft_pools):
-            if kind.name in found and length > 0:
-                pool = self._pool(kind.traits)
-                for num_accepted in found[kind.name].accepted(length):
-                    pool.observe(length, num_accepted)
+        return SessionReplays(
+            request=self._request,
+            committed=self._committed,
+            models=draft_models(services.speculation, services.draft_pools),
+            client=self._draft_client,
+            limits=services.limits,
+            acceptance=self._pool,
+            comparison=services.comparison,
+            max_length=services.speculation.max_num_speculative_tokens,
+        )
 
     def remember(self) -> None:
         """Keep the answer for later requests of the same salt, if drafts are wanted at all."""

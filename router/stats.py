@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from models.protocol.messages import Timing
 from router.types import SpeculationStats, TimeSplit
 
 
 class RoundStats:
-    """Mutable during a session; `snapshot` is what the client sees."""
+    """Mutable during a session; `snapshot` is what the client sees.
 
-    def __init__(self) -> None:
-        self._started_at = time.perf_counter()
+    Args:
+        clock: seconds, monotonic; that of all times given to it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._started_at = clock()
         self.num_cached_tokens = 0  # of the prompt
         self._num_rounds = 0
         self._per_step_drafted: list[int] = []
@@ -74,7 +79,7 @@ class RoundStats:
 
     def time(self) -> TimeSplit:
         """Where the time went so far, as long as nothing is being waited for."""
-        wall_ms = (time.perf_counter() - self._started_at) * 1e3
+        wall_ms = (self._clock() - self._started_at) * 1e3
         return TimeSplit(
             draft_ms=self._draft_ms,
             verify_ms=self._verify_ms,
@@ -107,7 +112,7 @@ class RoundStats:
         )
 
     def _wait_over(self, since: float) -> float:
-        elapsed_ms = (time.perf_counter() - since) * 1e3
+        elapsed_ms = (self._clock() - since) * 1e3
         self._waited_ms += elapsed_ms
         return elapsed_ms
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from deployments.serve import instruments
-from router.comparison import ReplayCounts
+from router.comparing.comparison import ReplayCounts
 from router.planning.measured import Gain, PlannerStats
 from router.ports import TaskClass
 

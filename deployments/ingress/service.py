@@ -25,7 +25,7 @@ from models.text.tokenizer import Tokenizer
 from models.text.tools.prompt import turn_formats
 from router.generator import SpeculativeGenerator
 from router.ports import ConstraintPool, EnginePool
-from router.session import Services
+from router.services import Services
 
 _HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
 

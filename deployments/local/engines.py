@@ -25,7 +25,7 @@ from models.grammar.masks import LocalMaskSource
 from models.heads.config import target_heads
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
-from router.session import Services
+from router.services import Services
 
 _EPOCH = 1  # engines here are never replaced
 

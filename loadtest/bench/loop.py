@@ -27,7 +27,7 @@ from router.planning.acceptance import AcceptancePool
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
 from router.ports import EngineLease, EnginePool, TaskClass
-from router.session import Services
+from router.services import Services
 from router.types import Finished, GenerationRequest, SpeculationSettings, SpeculationStats
 
 Prompts = Sequence[Sequence[int]]

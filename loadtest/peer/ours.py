@@ -31,7 +31,7 @@ from models.protocol.messages import Sampling
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.session import Services
+from router.services import Services
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 
 _EPOCH = 1

@@ -14,7 +14,8 @@ from router.ports import DrafterTraits
 from router.rounds import Round, RoundWatch
 
 _NO_CHAINS = ChainTerms()
-# Expected tokens of a free draft for which plain steps are given up: the one under way is lost.
+# Expected tokens of a free draft, beside those that the target drafts itself, for which plain steps
+# are given up: the one under way is lost.
 _WORTH_A_STEP = 1.5
 
 
@@ -61,7 +62,8 @@ class Drafting:
         free = (*self._terms.front, *self._drafters.free_drafters())
         if not any(named.drafter.may_have(self._committed) for named in free):
             return False
-        return sum(self._free_chain(most, self._min_survival).survival) >= _WORTH_A_STEP
+        expected = sum(self._free_chain(most).survival)
+        return expected >= _WORTH_A_STEP + self._watch.num_own_tokens
 
     async def next_round(self, remaining_tokens: int) -> Round:
         """Plan a round of at most `remaining_tokens` and have it drafted.
@@ -80,7 +82,7 @@ class Drafting:
         # Now: while the draft is waited for, the others' plan may become another.
         why = planner.explain() if self._watch.explains else None
         self._min_survival = plan.min_survival or LEAST_SURVIVAL
-        chain = Chain(self._committed, self._terms, room, self._min_survival)
+        chain = self._chain(room)
         chain.begin()
         if plan.num_draft_tokens > 0:
             await shadow.cancel()
@@ -88,6 +90,8 @@ class Drafting:
         elif plan.num_shadow_tokens > 0:
             shadow.start(plan.num_shadow_tokens)
         chain.add_free(self._drafters.free_drafters(), drafter)
+        if plan.num_draft_tokens == 0 and sum(chain.survival) < self._watch.num_own_tokens:
+            chain = self._chain(0)  # where it is sent nothing the target drafts more by itself
         if chain.tokens:
             self._misses.end()
         elif plan.num_draft_tokens > 0:
@@ -110,8 +114,11 @@ class Drafting:
             drafter, is_ready = drafters.preferred, drafters.is_preferred_ready
         return drafter, planner.plan(drafter, room, is_ready=is_ready)
 
-    def _free_chain(self, num_tokens: int, min_survival: float) -> Chain:
-        chain = Chain(self._committed, self._terms, num_tokens, min_survival)
+    def _chain(self, room: int) -> Chain:
+        return Chain(self._committed, self._terms, room, self._min_survival)
+
+    def _free_chain(self, num_tokens: int) -> Chain:
+        chain = self._chain(num_tokens)
         chain.begin()
         chain.add_free(self._drafters.free_drafters())
         return chain

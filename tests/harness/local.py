@@ -33,7 +33,7 @@ from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
-from router.session import Services
+from router.services import Services
 from router.types import Delta, Detokenizer, Finished, GenerationRequest, SpeculationSettings
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

@@ -11,7 +11,7 @@ from models.protocol.errors import ContextTooLong, InvalidRequest, ServingError
 from models.protocol.messages import Sampling
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
-from router.session import Services
+from router.services import Services
 from router.types import Delta, Finished, GenerationRequest
 from tests.fakes.recovery import Faults, FaultyPool
 from tests.fakes.router import LetterDetokenizer, ScriptedEngine, ScriptedPool, language

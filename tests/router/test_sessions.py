@@ -28,7 +28,7 @@ from router.limits import SessionLimits, SpeculationLimits
 from router.remote.draft import RemoteDrafter
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.target import RemoteVerifier
-from router.session import Services
+from router.services import Services
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 from tests.fakes.router import (
     TIMING,

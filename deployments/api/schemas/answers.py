@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from deployments.api.writing.choice_probabilities import OfList
-from router.comparison import LENGTHS
+from router.comparing.comparison import LENGTHS
 from router.drafters.repeats.prediction import PREDICTION
 from router.types import DraftReplay, Finished, SpeculationStats
 

@@ -32,7 +32,7 @@ from models.protocol.messages import (
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.session import Services
+from router.services import Services
 from router.types import GenerationRequest
 
 _FREED_LIMIT_S = 10.0

@@ -38,7 +38,7 @@ from models.protocol.rules import COUPLED, RULES
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.session import Services
+from router.services import Services
 from router.types import GenerationRequest
 
 NUM_REQUESTS = 7

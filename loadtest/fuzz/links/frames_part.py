@@ -37,7 +37,7 @@ from models.protocol.rules import COUPLED
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
-from router.session import Services
+from router.services import Services
 
 _NUM_REQUESTS = 2
 _NUM_FRAMES = 40  # to each

@@ -30,6 +30,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "quantized": _of("quantized", speed.quantized),
     "forced": _of("forced", speed.forced),
     "heads": _of("heads", speed.heads),
+    "compare-drafts": _of("compare-drafts", speed.compare_drafts),
     "constrained": _of("constrained", speed.claims),
     "overhead": _of("overhead", speed.claims),
     "staged-349m": _of("staged-349m", speed.staged),

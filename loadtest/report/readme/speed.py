@@ -288,3 +288,29 @@ def staged(result: Result) -> str:
             ]
         )
     return "\n\n".join([table(head, rows), result.made()])
+
+
+def compare_drafts(result: Result) -> str:
+    """Two draft models on the same answers: what is foretold of each, and how soon it decides."""
+    head = ["draft model", "tokens a round", "drafted", "foretold less real", "tokens/s"]
+    rows = [
+        [
+            name,
+            f"{one['tokens_per_round']:.2f}",
+            f"{one['num_drafted']} answers",
+            _interval(one["foretold_less_real"]),
+            f"{one['tokens_per_s']:,.0f}",
+        ]
+        for name, one in result["drafts"].items()
+    ]
+    first, second = result["drafts"]
+    differences = (
+        f"{first} less {second}, in tokens a round at k = {result['k']}: on the same "
+        f"{result['num_answers']} answers {_interval(result['paired'])}, known after "
+        f"{result['num_needed']}; by a split of them {_interval(result['split'])}."
+    )
+    return "\n\n".join([table(head, rows), differences, _claims(result.content), result.made()])
+
+
+def _interval(found: Mapping[str, float]) -> str:
+    return f"{found['mean']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"

@@ -44,6 +44,7 @@ SPECULATIVE = {
     "num_guess_tokens": 9,
     "num_right_guess_tokens": 4,
     "num_spec_tokens": 3,
+    "drafts": None,
 }
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.ingress.planning_metrics import PlanningMetrics, gain_line
 from deployments.serve.instruments import Meters
-from router.comparison import ReplayCounts
+from router.comparing.comparison import ReplayCounts
 from router.planning.measured import Gain, PlannerStats
 from router.ports import TaskClass
 from router.types import DraftReplay

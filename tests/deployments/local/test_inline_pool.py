@@ -22,7 +22,7 @@ from models.protocol.token_sequence import TokenSequence
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
-from router.session import Services
+from router.services import Services
 from tests.harness.local import LocalService, make_request
 
 PROMPTS = [[5, 9, 3, 7], [300, 6, 6], [14, 90], [31, 8, 8, 8, 8]]
@@ -79,7 +79,7 @@ async def inline(target_path: str, draft_path: str) -> AsyncIterator[Inline]:
     generator = SpeculativeGenerator(services, max_model_len=256)
     try:
         yield Inline(
-            LocalService(generator, target_engine, draft_engine, None, None),  # type: ignore[arg-type]
+            LocalService(generator, target_engine, draft_engine, None, None, services),  # type: ignore[arg-type]
             target,
             draft,
             services,

@@ -23,7 +23,7 @@ from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
 from router.ports import Lease
-from router.session import Services
+from router.services import Services
 from router.types import Delta, Finished
 from tests.harness.local import IdDetokenizer, make_request
 

@@ -38,15 +38,18 @@ def test_heads_draft_and_change_no_text(served: ServedDemo) -> None:
     with openai.OpenAI(
         base_url=f"{served.base_url}/v1", api_key="none", timeout=120, max_retries=0
     ) as client:
-        for options in ({"temperature": 0}, {"temperature": 1, "seed": 5}):
+        num_drafted = 0
+        sampled = [{"temperature": 1, "seed": seed} for seed in range(5, 12)]
+        for options in ({"temperature": 0}, *sampled):
             plain, stats = ask({"enabled": False}, **options)
             assert stats["num_draft_tokens"] == 0
             text, stats = ask({}, **options)
             assert text == plain
-            assert stats["num_draft_tokens_by"]["heads"] > 0
+            num_drafted += stats["num_draft_tokens_by"].get("heads", 0)
             text, stats = ask({"drafter": "mtp", "k": 2}, **options)
             assert text == plain
             assert list(stats["num_draft_tokens_by"]) == ["heads"]
             assert stats["num_spec_tokens"] == 2
+        assert num_drafted > 0  # some are tried by then, however slow they were found to be
         with pytest.raises(openai.BadRequestError, match="one of suffix, ngram, mtp, heads here"):
             ask({"drafter": "medusa"}, temperature=0)

@@ -265,3 +265,21 @@ async def test_no_chain_changes_the_text(front: int | None, model: int | None) -
         behind=SureDrafter(3),
     )
     assert await text_of(parts) == continuation(PROMPT, 40)
+
+
+@pytest.mark.parametrize(("num_known", "is_sent"), [(2, False), (5, True)])
+async def test_a_free_draft_is_sent_where_it_promises_more_than_the_targets_own(
+    num_known: int, is_sent: bool
+) -> None:
+    """Of 2 known tokens 1.4 survive, of 5 2.7; the target's own drafts bring 2 a step."""
+    verifier = ScriptedVerifier(num_own=2)
+    parts = session(
+        Planned(0, run_on=8),
+        behind=SureDrafter(num_known, keeps=0.8),
+        verifier=verifier,
+        max_tokens=60,
+    )
+    assert await text_of(parts) == continuation(PROMPT, 60)
+    first, *later = [num_drafted for num_drafted, _ in verifier.rounds]
+    assert first == num_known  # nothing is known of the target's own yet
+    assert later == [num_known if is_sent else 0] * len(later) != []

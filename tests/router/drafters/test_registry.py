@@ -13,7 +13,7 @@ from router.drafters.draft_model import POOL
 from router.drafters.registry import DRAFTERS
 from router.generator import SpeculativeGenerator
 from router.limits import SpeculationLimits
-from router.session import Services
+from router.services import Services
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 from tests.fakes.oracle_drafter import ORACLE
 from tests.fakes.router import LetterDetokenizer, ScriptedPool, continuation

@@ -17,7 +17,7 @@ from router.limits import SessionLimits, SpeculationLimits
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.recovery import Recovery
 from router.remote.target import RemoteVerifier
-from router.session import Services
+from router.services import Services
 from router.types import Delta, Finished, GenerationRequest, SpeculationSettings
 from tests.fakes.recovery import Fault, Faults, FaultyPool, MaskedEngine, ScriptedMatchers
 from tests.fakes.router import LetterDetokenizer, ScriptedEngine, continuation
