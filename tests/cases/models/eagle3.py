@@ -18,6 +18,7 @@ LAYER_IDS = (0, 1, 1)  # of the tiny target, which has two layers
 FEW_IDS = (3, 7, 11, 19, 40, 41, 42, 97, 123, 200, 255)
 Spelling = Literal["original", "speculators"]
 _LAYER = "layers.0."
+_QUERY_NORM = f"{_LAYER}self_attn.q_norm.weight"  # of a layer like Qwen3's
 
 
 def target_of(path: Path) -> Any:
@@ -94,7 +95,7 @@ def write_eagle3(
     folder.mkdir(parents=True, exist_ok=True)
     model = target_of(target).config
     layer = {
-        "model_type": "llama",
+        "model_type": "qwen3" if _QUERY_NORM in weights else "llama",
         "hidden_size": len(weights["norm.weight"]),
         "intermediate_size": 80,
         "num_hidden_layers": 1,
@@ -195,6 +196,9 @@ class PlainEagle3:
             .transpose(0, 1)
             for name in "qkv"
         )
+        if _QUERY_NORM in self._weights:
+            query = self._norm(f"{_LAYER}self_attn.q_norm", query)
+            key = self._norm(f"{_LAYER}self_attn.k_norm", key)
         groups = config.num_attention_heads // config.num_key_value_heads
         query, key = _rotated(query), _rotated(key).repeat_interleave(groups, dim=0)
         value = value.repeat_interleave(groups, dim=0)

@@ -117,6 +117,16 @@ def test_options_of_the_newer_spelling(option: str, drafts: Drafts, tmp_path: Pa
     assert any(draft != others.draft(text, NUM_STEPS) for text, draft in drafts)
 
 
+def test_a_layer_that_norms_queries_and_keys(drafts: Drafts, tmp_path: Path) -> None:
+    weights = eagle3_weights(TARGET, seed=4)
+    generator = torch.Generator().manual_seed(9)
+    for name in ("q_norm", "k_norm"):
+        norm = 1 + 0.3 * torch.randn(16, generator=generator)
+        weights[f"layers.0.self_attn.{name}.weight"] = norm
+    run(write_eagle3(tmp_path, TARGET, weights))
+    check(drafts, PlainEagle3(TARGET, weights))
+
+
 def test_a_head_of_another_width_with_its_own_embedding(drafts: Drafts, tmp_path: Path) -> None:
     weights = eagle3_weights(TARGET, seed=4, width=48)
     run(write_eagle3(tmp_path, TARGET, weights))
