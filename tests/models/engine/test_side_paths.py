@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from models.engine.runner import ModelRunner, SequenceRows
+from models.gpu.forward import PagedBackend
 from models.kv.rows import BlockList
 from tests.fakes.engines import make_runner, random_prompt
 
@@ -102,3 +103,17 @@ def test_a_side_path_without_its_shared_rows_is_seen() -> None:
         pool.free(fresh)
     table.free()
     assert not torch.equal(*found)
+
+
+def test_where_they_cannot_be_stored_they_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on pages of a GPU."""
+    runner = make_runner()
+    monkeypatch.setattr(type(runner.backend), "stores_shared_rows", False)
+    assert not runner.takes_trees
+    table = runner.pool.new_table()
+    table.resize(3)
+    main = SequenceRows(table, 0, [1, 2, 3], 1)
+    side = SequenceRows(BlockList(runner.pool.allocate(1), 2), 1, [5], 1, shared_rows=(0,))
+    with pytest.raises(ValueError, match="side paths of drafts are not served here"):
+        runner.forward([main, side])
+    assert not PagedBackend.stores_shared_rows
