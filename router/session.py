@@ -15,7 +15,6 @@ import msgspec
 
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
-from models.protocol.rules import RULES
 from models.protocol.token_sequence import TokenSequence
 from router.comparing.replays import SessionReplays
 from router.drafters.chain import ChainTerms, NamedFree
@@ -30,6 +29,7 @@ from router.drafters.repeats.match_odds import MatchOdds
 from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
 from router.drafters.repeats.suffix_index import SuffixIndex
+from router.drafters.repeats.text_memory import may_draft_from_answers
 from router.drafters.side_by_side import SessionDrafters
 from router.drafters.smaller import SmallerDraft
 from router.guard import GrammarGuard, NoGrammar
@@ -304,19 +304,10 @@ class _Builder:
 
     def _recent_answers(self) -> Sequence[SuffixIndex]:
         """Answers of other requests that the session may draft from."""
-        if not self._may_draft_from_answers():
+        if not may_draft_from_answers(self._request.sampling):
             return ()
         recent = self._services.memory.recent(self._request.cache_salt)
         return () if recent is None else (recent,)
-
-    def _may_draft_from_answers(self) -> bool:
-        """Whether text may be drafted that is another answer.
-
-        A rule by which the text depends on the draft must not be given one that an equal seed
-        sampled: its noise would decide on what it had chosen.
-        """
-        sampling = self._request.sampling
-        return sampling.temperature == 0 or not RULES[sampling.verification].depends_on_draft
 
     def _terms(self) -> ChainTerms:
         """The chains of the session's drafts; a fixed k is of all their tokens together."""
@@ -337,7 +328,7 @@ class _Builder:
     def _prediction(self) -> PredictionDrafter | None:
         """Who drafts from the request's prediction, which may be an answer of the same seed."""
         predicted = self._request.prediction
-        if predicted is None or not self._may_draft_from_answers():
+        if predicted is None or not may_draft_from_answers(self._request.sampling):
             return None
         odds = MatchOdds(self._services.memory.predicted_odds(self._task_class()))
         return PredictionDrafter(self._committed, predicted, odds, self._eos_ids)

@@ -21,7 +21,7 @@ from deployments.engine.rank_group import RankGroup
 from deployments.link.client import LinkClient
 from deployments.link.leases import LeaseKey
 from deployments.serve.logs import is_json
-from models.engine.ended_texts import EndedText
+from models.engine.drafting.ended_texts import EndedText
 from models.protocol.messages import LeaseGrant, LeaseRequest
 from router.ports import EnginePool
 

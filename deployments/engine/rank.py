@@ -29,7 +29,7 @@ from deployments.link.leases import LeaseKey
 from deployments.link.masks import LinkMaskSource
 from deployments.link.server import LOOPBACK, LinkServer, Peer
 from deployments.serve.logs import configure_rank
-from models.engine.ended_texts import EndedText, EndedTexts
+from models.engine.drafting.ended_texts import EndedText, EndedTexts
 from models.fetch.hub import bring
 from models.protocol.messages import EngineReply, EngineRequest, LeaseGrant
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from deployments.config.live_draft import WantedDraft
-from models.engine.ended_texts import EndedText
+from models.engine.drafting.ended_texts import EndedText
 from models.protocol.errors import InternalError, ServingError
 from models.protocol.messages import Sampling
 from models.protocol.token_sequence import TokenSequence

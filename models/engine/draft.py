@@ -27,7 +27,7 @@ from torch import Tensor
 from models.costs.running_mean import running_mean
 from models.engine.base import Engine
 from models.engine.drafting.chain import ChainLink, draw_chain, is_chainable, reserve_chain
-from models.engine.ended_texts import EndedTexts
+from models.engine.drafting.ended_texts import EndedTexts
 from models.engine.jobs import Outgoing
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from models.protocol.messages import Sampling
+from models.protocol.rules import RULES
 from router.drafters.repeats.match_odds import OddsPool
 from router.drafters.repeats.suffix_index import SuffixIndex
 from router.ports import TaskClass
@@ -72,3 +74,12 @@ class TextMemory:
         index.drop_oldest()
         if index.num_texts == 0:
             del self._recent[salt]
+
+
+def may_draft_from_answers(sampling: Sampling) -> bool:
+    """Whether text may be drafted that is another answer.
+
+    A rule by which the text depends on the draft must not be given one that an equal seed sampled:
+    its noise would decide on what it had chosen.
+    """
+    return sampling.temperature == 0 or not RULES[sampling.verification].depends_on_draft

@@ -20,7 +20,7 @@ from deployments.config.schema import ModelConfig
 from deployments.engine.swap import DraftSwap
 from deployments.local.pool import LocalEnginePool
 from models.engine.draft import DraftEngine
-from models.engine.ended_texts import EndedText
+from models.engine.drafting.ended_texts import EndedText
 from models.engine.runner import ModelRunner
 from models.grammar.masks import NoMaskSource
 from router.ports import EngineLease, EnginePool

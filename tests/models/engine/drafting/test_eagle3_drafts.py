@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from models.engine.drafting.lengths import DraftLengths
-from models.engine.drafting.mtp import MtpDrafter
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
@@ -41,23 +39,6 @@ Drafts = list[tuple[list[int], list[int]]]
 def client(name: str, prompt: list[int], target: Link, **changes: Any) -> Client:
     terms: dict[str, Any] = {"own_drafts": True, "run_on": lambda: 5, **changes}
     return Client(name, prompt, GREEDY, 40, target, **terms)
-
-
-@pytest.fixture
-def drafts(monkeypatch: pytest.MonkeyPatch) -> Drafts:
-    """Text and draft of all drafts that are made, each as long as can be."""
-    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_STEPS)
-    made: Drafts = []
-    draw = MtpDrafter.draw
-
-    def note(self, sessions, samplings, num_tokens):
-        texts = [list(session.tokens.ids) for session in sessions]
-        drawn = draw(self, sessions, samplings, num_tokens)
-        made.extend(zip(texts, drawn, strict=True))
-        return drawn
-
-    monkeypatch.setattr(MtpDrafter, "draw", note)
-    return made
 
 
 def run(folder: Path, attention: str = "auto") -> None:

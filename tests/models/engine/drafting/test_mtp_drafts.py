@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 
-from models.engine.drafting.lengths import DraftLengths
-from models.engine.drafting.mtp import MtpDrafter
-from models.engine.drafting.steps import first_ranks
-from models.engine.drafting.trees import DraftTrees
 from models.engine.target import TargetEngine
 from models.grammar.masks import NoMaskSource
 from models.protocol.messages import Sampling
@@ -32,26 +28,6 @@ GREEDY = Sampling(temperature=0)
 def client(name: str, prompt: list[int], target: Link, **changes: Any) -> Client:
     terms: dict[str, Any] = {"own_drafts": True, "run_on": lambda: 5, **changes}
     return Client(name, prompt, GREEDY, 40, target, **terms)
-
-
-@pytest.fixture(params=[[], [(-1, 0), (-1, 1), (0, 0), (2, 0)]], ids=["chain", "tree"])
-def drafts(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[list[int], list[int]]]:
-    """Text and draft of all drafts that are made, each as long as can be."""
-    monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: NUM_STEPS)
-    made: list[tuple[list[int], list[int]]] = []
-    rank = MtpDrafter.rank
-
-    def note(self, sessions, samplings, num_tokens, num_ranks):
-        texts = [list(session.tokens.ids) for session in sessions]
-        ranked = rank(self, sessions, samplings, num_tokens, num_ranks)
-        made.extend(zip(texts, first_ranks(ranked), strict=True))
-        return ranked
-
-    monkeypatch.setattr(MtpDrafter, "rank", note)
-    monkeypatch.setattr(DraftTrees, "choose", lambda self, num_sessions, length: request.param)
-    return made
 
 
 @pytest.mark.parametrize("attention", ["auto", "reference"])

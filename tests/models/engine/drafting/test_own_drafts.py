@@ -242,6 +242,7 @@ def test_sessions_of_fixed_and_chosen_lengths_share_passes(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DraftLengths, "choose", lambda self, num_sessions: 2)
+    monkeypatch.setattr(DraftTrees, "choose", lambda self, num_sessions, length: [])
     target = Link(TargetEngine(runner(kind), NoMaskSource(), EPOCH))
     sampling = SAMPLINGS["sampled"]
     clients = [
