@@ -1,7 +1,11 @@
-"""What prompt lookup brings by kind of prompt: a real model over HTTP, plain, k = 5 and adaptive.
+"""What drafting brings by kind of prompt: a real model over HTTP, without a draft model.
 
     python -m models.fetch smollm2
     python -m loadtest.kinds --output loadtest/results/smollm2-kinds.json
+    python -m loadtest.kinds --heads models/demo/smollm2 --output results/smollm2-heads.json
+
+Plain, with suffix decoding at k = 5, and adaptive; with `--heads` plain, with suffix decoding, with
+heads on the target, and with both, which is what adaptive requests get then.
 
 Serves `configs/smollm2.yaml` and asks every prompt of `kinds.json` (our own words) greedily in
 each way, by turns within the prompt, so that a machine that slows down slows all ways alike. Fails
@@ -14,16 +18,18 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 from tqdm import tqdm
 
+from loadtest.bench.claims import Claim
 from loadtest.client.answers import Answer
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, complete
 from loadtest.report.interleaved import interleave, median_ratio
@@ -32,8 +38,19 @@ from loadtest.trial import frame
 
 PLAIN = "plain"
 _PROMPTS = Path(__file__).with_name("kinds.json")
-_WAYS: dict[str, dict[str, Any]] = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, "adaptive": {}}
+Ways = Mapping[str, dict[str, Any]]  # what a request says of speculation, by name
+_SUFFIX, _HEADS, _ADAPTIVE = "suffix", "heads", "adaptive"
+WAYS: Ways = {PLAIN: {"enabled": False}, "k=5": {"k": 5}, _ADAPTIVE: {}}
+WITH_HEADS: Ways = {
+    PLAIN: {"enabled": False},
+    _SUFFIX: {"drafter": "suffix"},
+    _HEADS: {"drafter": "heads"},
+    _ADAPTIVE: {},
+}
 _WARM_UP_TOKENS = 16
+_SALTS = count()
+_HEADS_GAIN = 1.5  # goal of heads alone where suffix decoding gains less than the next
+_LITTLE_GAIN = 1.2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,17 +83,34 @@ class Report(frame.Report):
         return {
             "kinds": [asdict(one) for one in self.kinds],
             "differing": self.differing,
+            "claims": [claim.record() for claim in claims_of(self.kinds)],
             "crash": self.crash,
         }
 
     def lines(self) -> Iterator[str]:
         """Tokens per second of each way, and times plain."""
-        yield f"{'kind':<12}" + "".join(f"{way:>20}" for way in _WAYS) + f"{'tokens a round':>17}"
         for one in self.kinds:
-            cells = "".join(
-                f"{one.tokens_per_s[way]:>12.1f} ({one.ratio_to_plain[way]:4.2f}x)" for way in _WAYS
+            yield f"{one.kind}: " + ", ".join(
+                f"{way} {rate:.1f} ({one.ratio_to_plain[way]:.2f}x, "
+                f"{one.tokens_per_round[way]:.2f} tokens a round)"
+                for way, rate in one.tokens_per_s.items()
             )
-            yield f"{one.kind:<12}{cells}{one.tokens_per_round['k=5']:>17.2f}"
+        yield from map(str, claims_of(self.kinds))
+
+
+def claims_of(kinds: Sequence[KindReport]) -> list[Claim]:
+    """With heads: they gain where text does not repeat, and both together are the better one."""
+    claims = []
+    for one in kinds:
+        gain = one.ratio_to_plain
+        if _HEADS not in gain:
+            continue
+        if gain[_SUFFIX] < _LITTLE_GAIN:
+            text = f"{one.kind}: heads / plain"
+            claims.append(Claim(text, gain[_HEADS], "at least", _HEADS_GAIN))
+        better = gain[_ADAPTIVE] / max(gain[_SUFFIX], gain[_HEADS])
+        claims.append(Claim(f"{one.kind}: both / the better of the two", better, "at least", 1.0))
+    return claims
 
 
 def read_prompts(path: Path = _PROMPTS) -> dict[str, list[str]]:
@@ -97,9 +131,10 @@ def read_prompts(path: Path = _PROMPTS) -> dict[str, list[str]]:
 class Chats:
     """Asks a running service, one prompt after another. Made by `chats_with`."""
 
-    def __init__(self, client: httpx.Client, model: str) -> None:
+    def __init__(self, client: httpx.Client, model: str, ways: Ways = WAYS) -> None:
         self._client = client
         self._model = model
+        self.ways = ways
 
     def ask(self, text: str, way: str, max_tokens: int) -> Answer:
         """One greedy answer, streamed.
@@ -114,14 +149,17 @@ class Chats:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "speculation": _WAYS[way],
+            "speculation": self.ways[way],
+            "cache_salt": str(next(_SALTS)),  # nothing is drafted from answers of another way
         }
         return complete(self._client, CHAT, body)
 
 
 @contextmanager
-def chats_with(config: Path, model_path: str | None, threads: int) -> Iterator[Chats]:
-    """Serve a config, another model in the target's place where one is given, until the end."""
+def chats_with(
+    config: Path, model_path: str | None, threads: int, heads: str | None = None
+) -> Iterator[Chats]:
+    """Serve a config, with another model or with heads where they are given, until the end."""
     names: list[str] = []
 
     def change(tree: Config) -> None:
@@ -129,6 +167,7 @@ def chats_with(config: Path, model_path: str | None, threads: int) -> Iterator[C
         arguments["target"] |= {
             "num_threads": threads,
             "enable_prefix_caching": False,  # the second way must read the prompt as the first
+            "heads": heads,
         }
         if model_path is not None:
             arguments["target"]["model_path"] = model_path
@@ -138,17 +177,17 @@ def chats_with(config: Path, model_path: str | None, threads: int) -> Iterator[C
         served(config, change=change, environment=POD_ENVIRONMENT) as service,
         httpx.Client(base_url=service.base_url, timeout=READ_TIMEOUT_S) as client,
     ):
-        yield Chats(client, names[0])
+        yield Chats(client, names[0], WAYS if heads is None else WITH_HEADS)
 
 
 def measure_kind(
     chats: Chats, kind: str, texts: Sequence[str], max_tokens: int, repeats: int, report: Report
 ) -> None:
     """All prompts of a kind into the report."""
-    rates: dict[str, list[float]] = {way: [] for way in _WAYS}
-    lengths: dict[str, list[float]] = {way: [] for way in _WAYS}
+    rates: dict[str, list[float]] = {way: [] for way in chats.ways}
+    lengths: dict[str, list[float]] = {way: [] for way in chats.ways}
     for number, text in enumerate(texts):
-        lines = {way: partial(chats.ask, text, way, max_tokens) for way in _WAYS}
+        lines = {way: partial(chats.ask, text, way, max_tokens) for way in chats.ways}
         answers = interleave(lines, repeats)
         if len({answer.text for given in answers.values() for answer in given}) != 1:
             report.differing.append(f"{kind} {number + 1}")
@@ -172,8 +211,10 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     """Serve, and measure kind after kind."""
     kinds = {kind: texts[: arguments.prompts] for kind, texts in read_prompts().items()}
     kinds = {kind: kinds[kind] for kind in arguments.kinds or kinds}
-    with chats_with(arguments.config, arguments.model_path, arguments.threads) as chats:
-        for way in _WAYS:  # what is made at the first pass is not measured
+    with chats_with(
+        arguments.config, arguments.model_path, arguments.threads, arguments.heads
+    ) as chats:
+        for way in chats.ways:  # what is made at the first pass is not measured
             chats.ask(kinds[next(iter(kinds))][0], way, _WARM_UP_TOKENS)
         for kind, texts in tqdm(kinds.items(), unit="kind"):
             measure_kind(chats, kind, texts, arguments.tokens, arguments.repeats, report)
@@ -192,6 +233,7 @@ def _tokens_per_round(answer: Answer) -> float:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = frame.trial_parser("loadtest.kinds", __doc__, config="smollm2.yaml")
     parser.add_argument("--model-path", help="in place of the config's target")
+    parser.add_argument("--heads", help="folder of heads that draft in the target's process")
     parser.add_argument("--kinds", nargs="+", choices=sorted(read_prompts()), help="default: all")
     parser.add_argument("--prompts", type=_positive, default=3, help="of each kind, at most")
     parser.add_argument("--tokens", type=_positive, default=96, help="of each answer, at most")

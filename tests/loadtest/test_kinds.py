@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from loadtest.client.answers import Answer
-from loadtest.kinds import Chats, Report, measure_kind, read_prompts
+from loadtest.kinds import WAYS, Chats, KindReport, Report, claims_of, measure_kind, read_prompts
 
 
 def test_prompts_are_forty_of_ten_kinds() -> None:
@@ -28,6 +28,8 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
 
 class Scripted:
     """Answers 10 tokens; drafted for in half the time, and `wrong` in another text."""
+
+    ways = WAYS
 
     def __init__(self, wrong: str = "") -> None:
         self._wrong = wrong
@@ -72,8 +74,36 @@ def test_an_answer_is_read_from_its_stream() -> None:
         return httpx.Response(200, text=stream)
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as client:
-        got = Chats(client, "m").ask("Say it", "k=5", 7)
+        chats = Chats(client, "m")
+        got = chats.ask("Say it", "k=5", 7)
+        chats.ask("Say it", "k=5", 7)
     assert (got.text, got.num_completion_tokens) == ("The end", 4)
     assert got.speculation == {"mean_acceptance_length": 2.0}
     assert asked[0]["speculation"] == {"k": 5}
     assert asked[0]["max_tokens"] == 7
+    assert asked[0]["cache_salt"] != asked[1]["cache_salt"]
+
+
+def test_heads_are_held_to_what_suffix_decoding_gains() -> None:
+    def found(kind: str, **gains: float) -> KindReport:
+        ratios = {"plain": 1.0, **gains}
+        return KindReport(
+            kind=kind,
+            num_prompts=1,
+            tokens_per_s=ratios,
+            ratio_to_plain=ratios,
+            tokens_per_round=ratios,
+        )
+
+    claims = claims_of(
+        [
+            found("writing", suffix=1.0, heads=1.6, adaptive=1.6),
+            found("extraction", suffix=2.5, heads=1.4, adaptive=2.0),
+            found("no heads", adaptive=1.0),
+        ]
+    )
+    assert [(claim.text, claim.is_met) for claim in claims] == [
+        ("writing: heads / plain", True),
+        ("writing: both / the better of the two", True),
+        ("extraction: both / the better of the two", False),
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.report.readme import decisions, peer, scenarios, speed, studies, trials
+from loadtest.report.readme import decisions, drafters, peer, scenarios, speed, studies, trials
 from loadtest.report.readme.result import Result
 
 
@@ -29,13 +29,14 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "llama-349m-18m": _of("llama-349m-18m", peer.peer),
     "quantized": _of("quantized", speed.quantized),
     "forced": _of("forced", speed.forced),
-    "heads": _of("heads", speed.heads),
-    "compare-drafts": _of("compare-drafts", speed.compare_drafts),
-    "trees": _of("trees", speed.trees),
+    "heads": _of("heads", drafters.heads),
+    "compare-drafts": _of("compare-drafts", drafters.compare_drafts),
+    "smollm2-heads": _of("smollm2-heads", drafters.kinds_with_heads),
+    "trees": _of("trees", drafters.trees),
     "constrained": _of("constrained", speed.claims),
     "overhead": _of("overhead", speed.claims),
-    "staged-349m": _of("staged-349m", speed.staged),
-    "staged-demo": _of("staged-demo", speed.staged),
+    "staged-349m": _of("staged-349m", drafters.staged),
+    "staged-demo": _of("staged-demo", drafters.staged),
     "acceptance": _of("acceptance", speed.acceptance),
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
     "guide-for-k": studies.guide,

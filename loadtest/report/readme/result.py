@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import relpath
 from pathlib import Path
@@ -72,3 +72,16 @@ def goal(value: float, relation: str, limit: float) -> str:
     """What was aimed for and whether it was reached; `relation` is `at least` or `at most`."""
     is_met = value >= limit if relation == "at least" else value <= limit
     return f"{relation} {limit:g}: {'met' if is_met else '**missed**'}"
+
+
+def claims_table(pair: Mapping[str, Any]) -> str:
+    """What was aimed for and what was measured."""
+    rows = [
+        [
+            claim["text"],
+            f"{claim['value']:.2f}",
+            goal(claim["value"], claim["relation"], claim["goal"]),
+        ]
+        for claim in pair["claims"]
+    ]
+    return table(["aim", "measured", "wanted"], rows)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import product, zip_longest
-from pathlib import Path
 from typing import Any
 
-from loadtest.report.readme.result import Result, goal, table
+from loadtest.report.readme.result import Result, claims_table, goal, table
 
 _PLACES = {
     "engine": "in one process",
@@ -41,7 +39,7 @@ def bench(result: Result) -> str:
         for place, way in dict.fromkeys((line["where"], line["way"]) for line in pair["lines"])
     ]
     speeds = table(["tokens/s", *(f"batch {batch}" for batch in batches)], rows)
-    return f"{speeds}\n\n{_claims(pair)}\n\n{result.made()}"
+    return f"{speeds}\n\n{claims_table(pair)}\n\n{result.made()}"
 
 
 def long_prompt(result: Result) -> str:
@@ -183,18 +181,6 @@ def _speeds(pair: Mapping[str, Any], place: str, way: str, batches: Sequence[int
     return [f"{found[batch]:,.0f}" if batch in found else "-" for batch in batches]
 
 
-def _claims(pair: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            claim["text"],
-            f"{claim['value']:.2f}",
-            goal(claim["value"], claim["relation"], claim["goal"]),
-        ]
-        for claim in pair["claims"]
-    ]
-    return table(["aim", "measured", "wanted"], rows)
-
-
 def _way(way: str) -> str:
     """`assisted k=5` as a reader knows it."""
     way = re.sub(r"\bk=(\d+)", r"k = \1", way)
@@ -246,87 +232,6 @@ def forced(result: Result) -> str:
     return "\n\n".join([table(head, rows), *verdicts, result.made()])
 
 
-def heads(result: Result) -> str:
-    """Tokens per second with a target's own heads, next to the same without drafts."""
-    columns = ["plain", "drafted", "gain", "tokens a pass", "accepted", "goal"]
-    head = ["heads", "prompts", "clients", *columns]
-    rows = [
-        [
-            Path(one["folder"]).name,
-            one["kind"],
-            str(one["batch"]),
-            f"{one['tokens_per_s']['plain']:,.0f}",
-            f"{one['tokens_per_s']['heads']:,.0f}",
-            f"{one['to_plain']:.2f}",
-            f"{one['tokens_per_round']:.2f}",
-            f"{one['acceptance']:.2f}",
-            "" if claim is None else goal(claim["value"], claim["relation"], claim["goal"]),
-        ]
-        for one, claim in zip_longest(result["lines"], result["claims"])
-    ]
-    return f"{table(head, rows)}\n\n{result.made()}"
-
-
-def trees(result: Result) -> str:
-    """Tokens a round of trees of drafts, next to chains of as many rows."""
-    found = {(one["folder"], one["rows"], one["temperature"]): one for one in result["lines"]}
-    temperatures = result["settings"]["temperatures"]
-    columns = [f"{way}, T = {t:g}" for t in temperatures for way in ("chain", "tree", "gain")]
-    rows = []
-    for folder, num_rows in product(result["settings"]["folders"], result["settings"]["rows"]):
-        cells = []
-        for temperature in temperatures:
-            one = found[folder, num_rows, temperature]
-            cells += [f"{one['chain']:.2f}", f"{one['tree']:.2f}"]
-            cells.append(f"{one['tree'] / one['chain']:.2f}")
-        rows.append([Path(folder).name, str(num_rows), *cells])
-    return f"{table(['heads', 'rows', *columns], rows)}\n\n{result.made()}"
-
-
 def claims(result: Result) -> str:
     """What was aimed for and what was measured."""
-    return f"{_claims(result.content)}\n\n{result.made()}"
-
-
-def staged(result: Result) -> str:
-    """What guesses for the draft model save in its passes, and what that makes of the speed."""
-    head = [f"{result['settings']['pair']}", "tokens/s", "draft passes a token", "guessed", "right"]
-    rows = []
-    for one in result["lines"]:
-        speed, passes = one["tokens_per_s"], one["passes"]
-        rows.append(
-            [
-                one["k"],
-                f"{speed['off']:,.0f} -> {speed['on']:,.0f} ({one['gain']:.2f})",
-                f"{passes['off']:.2f} -> {passes['on']:.2f}",
-                f"{one['guessed']:.0f}",
-                f"{one['right']:.0f}",
-            ]
-        )
-    return "\n\n".join([table(head, rows), result.made()])
-
-
-def compare_drafts(result: Result) -> str:
-    """Two draft models on the same answers: what is foretold of each, and how soon it decides."""
-    head = ["draft model", "tokens a round", "drafted", "foretold less real", "tokens/s"]
-    rows = [
-        [
-            name,
-            f"{one['tokens_per_round']:.2f}",
-            f"{one['num_drafted']} answers",
-            _interval(one["foretold_less_real"]),
-            f"{one['tokens_per_s']:,.0f}",
-        ]
-        for name, one in result["drafts"].items()
-    ]
-    first, second = result["drafts"]
-    differences = (
-        f"{first} less {second}, in tokens a round at k = {result['k']}: on the same "
-        f"{result['num_answers']} answers {_interval(result['paired'])}, known after "
-        f"{result['num_needed']}; by a split of them {_interval(result['split'])}."
-    )
-    return "\n\n".join([table(head, rows), differences, _claims(result.content), result.made()])
-
-
-def _interval(found: Mapping[str, float]) -> str:
-    return f"{found['mean']:+.2f} ({found['low']:+.2f} to {found['high']:+.2f})"
+    return f"{claims_table(result.content)}\n\n{result.made()}"
