@@ -106,7 +106,7 @@ def lookup_served(
 ) -> Iterator[HttpBench]:
     """Serve a target that prompt lookup drafts for, with so many places, until the block ends."""
     changes = {"target": _engine(target, dtype, threads), "router": {"max_sessions": max_num_seqs}}
-    changes["target"]["max_num_seqs"] = max_num_seqs + _SPARE_SEQS
+    changes["target"] |= {"max_num_seqs": max_num_seqs + _SPARE_SEQS, "heads": None}
     with _served(_LOOKUP_CONFIG, changes, {}) as bench:
         yield bench
 

@@ -211,6 +211,7 @@ def service_of(models: Checkpoints, threads: int, highest_k: int) -> Iterator[Se
                     "max_model_len": models.max_model_len,
                     "enable_prefix_caching": False,
                 }
+        arguments["target"]["heads"] = None  # those of the config are for its own target
         arguments["router"]["speculation"]["max_num_speculative_tokens"] = max(8, highest_k)
         arguments["router"]["timeouts"]["draft_ms"] = 10_000  # as in the process
         names.append(arguments["router"]["model_name"])

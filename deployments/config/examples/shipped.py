@@ -142,7 +142,7 @@ SMOLLM2 = Example(
     name="smollm2",
     head="""\
 A real assistant of 135M parameters, SmolLM2-135M-Instruct (Apache-2.0), without a GPU or a draft \
-model: suffix decoding drafts.
+model: suffix decoding drafts, and an MTP head in the target's own process.
 
   python -m models.fetch smollm2     once: 93 MB over the network, 270 MB on disk
   serve run configs/smollm2.yaml     then: curl http://127.0.0.1:8000/v1/models
@@ -153,8 +153,9 @@ model: suffix decoding drafts.
         {
             "target": {
                 "model_path": "smollm2-135m-instruct",
+                "heads": Remark("models/demo/smollm2", "an MTP head, see models/demo/README.md"),
                 "max_model_len": Remark(4096, "here at most 8192"),
-                "kv_cache_tokens": Remark(16384, "23 KB each"),
+                "kv_cache_tokens": Remark(16384, "24 KB each"),
                 "num_threads": Remark(1, "2 or 4 pay where cores are free"),
                 "max_num_seqs": 12,
             },
