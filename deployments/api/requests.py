@@ -47,6 +47,7 @@ class ServedModel:
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # each; text is held back up to this length
     formats: TurnFormats = field(default_factory=TurnFormats)  # of turns with tools or reasoning
+    drafters: tuple[str, ...] = ()  # that a request may name
 
     def check_name(self, name: str) -> None:
         """Check that a client means this model.

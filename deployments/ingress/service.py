@@ -23,6 +23,7 @@ from models.heads.config import TargetHeads
 from models.protocol.errors import Overloaded
 from models.text.tokenizer import Tokenizer
 from models.text.tools.prompt import turn_formats
+from router.drafters.choice import drafter_names
 from router.generator import SpeculativeGenerator
 from router.ports import ConstraintPool, EnginePool
 from router.services import Services
@@ -86,6 +87,7 @@ class RouterService:
             limits=config.timeouts,
             heads=heads,
         )
+        self._drafts, self._heads = drafts, heads
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)
         self._capture = Capture(config.capture) if config.capture.folder else None
         keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file else None
@@ -106,7 +108,12 @@ class RouterService:
             on_load=self.metrics.set_load,
         )
         self.http = HttpService(
-            model=served_model(config, tokenizer, created=int(time.time())),
+            model=served_model(
+                config,
+                tokenizer,
+                created=int(time.time()),
+                drafters=drafter_names(config.speculation, drafts, heads),
+            ),
             generator=self._generator
             if self._capture is None
             else CapturingGenerator(self._generator, self._capture),
@@ -152,7 +159,12 @@ class RouterService:
         """Apply the limits of `config`, which is the service's own but for its limits
         (`live_limits.LIVE_KEYS`). Requests that have begun keep those they began with."""
         model = self.http.model
-        self.http.model = served_model(config, model.tokenizer, created=model.created)
+        self.http.model = served_model(
+            config,
+            model.tokenizer,
+            created=model.created,
+            drafters=drafter_names(config.speculation, self._drafts, self._heads),
+        )
         self.http.body_limit_bytes = config.body_limit_bytes
         self.http.send_timeout_s = config.timeouts.token_gap_s
         self._generator.set_limits(config.speculation, config.timeouts)
@@ -163,13 +175,16 @@ class RouterService:
         )
 
 
-def served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) -> ServedModel:
+def served_model(
+    config: RouterConfig, tokenizer: Tokenizer, *, created: int, drafters: tuple[str, ...] = ()
+) -> ServedModel:
     """What the routes know of the model and its limits.
 
     Args:
         config: a resolved one.
         tokenizer: the model's.
         created: Unix time, seconds.
+        drafters: that requests may name.
     """
     return ServedModel(
         name=config.model_name,
@@ -184,4 +199,5 @@ def served_model(config: RouterConfig, tokenizer: Tokenizer, *, created: int) ->
         max_num_speculative_tokens=config.speculation.max_num_speculative_tokens,
         verification=config.speculation.verification,
         formats=turn_formats(tokenizer.templates, config.tool_call_parser, config.reasoning_parser),
+        drafters=drafters,
     )

@@ -54,6 +54,15 @@ def draft_models(allowed: SpeculationLimits, pools: Collection[str]) -> list[Dra
     return [kind for kind in kinds if kind.uses_pool and kind.is_available(allowed, pools)]
 
 
+def drafter_names(
+    allowed: SpeculationLimits, pools: Collection[str], heads: TargetHeads | None = None
+) -> tuple[str, ...]:
+    """Those that a request may name here."""
+    kinds = drafters_of(pools).values()
+    names = [kind.name for kind in kinds if kind.is_available(allowed, pools)]
+    return tuple(names if heads is None else [*names, heads.kind])
+
+
 def check_draft_names(allowed: SpeculationLimits, pools: Collection[str]) -> None:
     """Check that limits name draft models which are there.
 
@@ -106,8 +115,7 @@ def _check(
     if name is None:
         return
     if names_heads(name):
-        served = [kind.name for kind in kinds.values() if kind.is_available(allowed, pools)]
-        check_heads(wanted, heads, served)
+        check_heads(wanted, heads, drafter_names(allowed, pools))
         return
     kind = kinds.get(name)
     if kind is None:

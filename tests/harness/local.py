@@ -28,6 +28,7 @@ from models.grammar.masks import LocalMaskSource, NoMaskSource
 from models.heads.config import target_heads
 from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
+from router.drafters.choice import drafter_names
 from router.drafters.draft_model import POOL
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits, SpeculationLimits
@@ -252,9 +253,11 @@ async def demo_app(*, has_draft: bool = True, **options: Any) -> AsyncIterator[F
     tokenizer = demo_tokenizer()
     async with local_service(DEMO / "target", draft, **options) as service:
         config = RouterConfig(model_name="demo", max_model_len=options["max_model_len"])
+        shared = service.services
+        drafters = drafter_names(shared.speculation, shared.draft_pools)
         yield create_app(
             HttpService(
-                model=served_model(config, tokenizer, created=0),
+                model=served_model(config, tokenizer, created=0, drafters=drafters),
                 generator=service.generator,
                 health=HealthProbe(service.generator, tokenizer, timeout_s=5.0),
                 body_limit_bytes=config.body_limit_bytes,

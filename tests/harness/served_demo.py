@@ -23,6 +23,7 @@ from loadtest.clients.catalog import Target
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Served, served
 from models.text.tools.prompt import TurnFormats
+from router.drafters.choice import drafter_names
 from router.limits import SpeculationLimits
 from tests.harness.local import DEMO, demo_grammar_host, demo_tokenizer, local_service
 
@@ -69,8 +70,10 @@ async def demo_over_http(
         DEMO / "target", draft, grammar_host=host, speculation=speculation
     ) as service:
         health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)
+        shared = service.services
+        drafters = drafter_names(shared.speculation, shared.draft_pools)
         routes = HttpService(
-            model=model,
+            model=replace(model, drafters=drafters),
             generator=service.generator,
             health=health,
             body_limit_bytes=config.body_limit_bytes,

@@ -75,11 +75,10 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
     _take_no_empty_content(schemas["Message"])
     for request in requests:
         _limit(schemas[request.__name__]["properties"], model)
-    _bound(
-        schemas["SpeculationOptions"]["properties"]["k"],
-        "integer",
-        maximum=model.max_num_speculative_tokens,
-    )
+    speculation = schemas["SpeculationOptions"]["properties"]
+    _bound(speculation["k"], "integer", maximum=model.max_num_speculative_tokens)
+    if model.drafters:
+        _bound(speculation["drafter"], "string", enum=list(model.drafters))
     return schemas
 
 
@@ -129,7 +128,7 @@ def _limit(properties: Schema, model: ServedModel) -> None:
         _bound(properties["prompt"], "string", minLength=0 if model.tokenizer.encode("") else 1)
 
 
-def _bound(schema: Schema, kind: str, **limits: int) -> None:
+def _bound(schema: Schema, kind: str, **limits: int | list[str]) -> None:
     for part in _parts(schema):
         if part.get("type") == kind:
             part.update(limits)

@@ -72,6 +72,9 @@ async def test_a_request_is_drafted_for_by_name() -> None:
         plain = await ask(enabled=False)
         drafted = await ask(drafter="oracle", k=3)
         page = (await client.get("/metrics")).text
+        described = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    [names, _] = described["SpeculationOptions"]["properties"]["drafter"]["anyOf"]
+    assert names["enum"] == ["suffix", "ngram", "oracle"], "no draft model is served here"
     assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
     counts = drafted["metrics"]["speculative_decoding"]
     assert counts["num_draft_tokens_by"] == {"oracle": counts["num_draft_tokens"]}

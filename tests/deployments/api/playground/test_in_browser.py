@@ -245,6 +245,7 @@ async def test_tools_that_are_no_json_are_told_in_words(page: BrowserPage) -> No
 
 
 async def test_who_drafts_can_be_chosen(page: BrowserPage) -> None:
+    await page.until("document.querySelector('#drafter').length > 1")  # the page's limits are read
     names = "[...document.querySelectorAll('#drafter option')].map(each => each.value)"
     assert await page.run(names) == ["", *DRAFTERS]
     await page.fill("#prompt", STORY)
