@@ -53,7 +53,7 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
     sizes = read_sizes(folder)
     stored = {_modern(key): value for key, value in stored_weights(folder).items()}
     vocab_size, width = target_head.shape
-    token_ids = stored.pop("token_map", None)
+    token_ids = _checked_ids(folder, stored.pop("token_map", None), vocab_size)
     num_columns = vocab_size if token_ids is None else len(token_ids)
     layers, outputs = [], []
 
@@ -84,6 +84,17 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
     if {len(each) for each in outputs} != {num_columns}:
         raise ValueError(f"heads {str(folder)!r}: token_map has {num_columns} ids, lm_head others")
     return HeadWeights(layers, outputs, token_ids)
+
+
+def _checked_ids(folder: Path, token_ids: Tensor | None, vocab_size: int) -> Tensor | None:
+    """The ids that heads draft, if those are ids.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if token_ids is not None and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
+        raise ValueError(f"heads {str(folder)!r}: token_map has ids beyond {vocab_size - 1}")
+    return token_ids
 
 
 def _modern(key: str) -> str:

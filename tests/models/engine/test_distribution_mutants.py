@@ -77,7 +77,7 @@ def penalties_miss_the_draft(patch: Patch) -> None:
 
 def rules_miss_the_draft(patch: Patch) -> None:
     rows = sampler._forbidden
-    patch.setattr(sampler, "_forbidden", lambda session, at, n: rows(session, at, 1) * n)
+    patch.setattr(sampler, "_forbidden", lambda part: rows(part)[:1] * part.num_rows)
 
 
 def rules_see_the_draft_too_early(patch: Patch) -> None:
