@@ -21,7 +21,7 @@ from deployments.config.model_files import (
     num_shared_with,
 )
 from deployments.config.schema import ModelConfig, describe
-from models.config import PositiveInt, Section
+from models.config import PositiveFloat, PositiveInt, Section
 
 _KEY = "user_config: model_path"
 
@@ -42,6 +42,9 @@ class DraftUserConfig(Section):
     compare_answers: PositiveInt = Field(
         default=32, description="texts that both are asked about before that is decided"
     )
+    compare_timeout_s: PositiveFloat = Field(
+        default=3600.0, description="seconds in which so many must end, or the new one is dropped"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class WantedDraft:
     model: ModelConfig
     promote: Literal["better", "now"] = "now"
     compare_answers: int = 1
+    compare_timeout_s: float = 3600.0
 
 
 def draft_user_config(user_config: object) -> DraftUserConfig:
@@ -83,6 +87,7 @@ def wanted_draft(base: ModelConfig, user_config: object) -> WantedDraft:
         model=_in_place_of(base, Path(asked.model_path)),
         promote=asked.promote,
         compare_answers=asked.compare_answers,
+        compare_timeout_s=asked.compare_timeout_s,
     )
 
 

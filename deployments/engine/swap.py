@@ -172,10 +172,20 @@ class DraftSwap(Generic[Model]):
         await _check_answers(coming)
         if wanted.promote == "better":
             self._enter("comparing", f"{path}, on {wanted.compare_answers} answers")
-            await self._compare(coming, wanted.compare_answers)
+            await self._compare_in_time(coming, wanted)
         if coming.lost:
             raise _Dropped(coming.lost)
         self._promote(coming)
+
+    async def _compare_in_time(self, coming: Model, wanted: WantedDraft) -> None:
+        try:
+            async with asyncio.timeout(wanted.compare_timeout_s):
+                await self._compare(coming, wanted.compare_answers)
+        except TimeoutError:
+            raise _Dropped(
+                f"{self.state.new.num_answers} of {wanted.compare_answers} answers were compared "
+                f"in compare_timeout_s, {wanted.compare_timeout_s:g} s"
+            ) from None
 
     async def _compare(self, coming: Model, num_answers: int) -> None:
         """Replay texts that end on both.

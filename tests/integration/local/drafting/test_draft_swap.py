@@ -6,6 +6,7 @@ Real engines in threads; the swap is the one of a replica (`deployments.engine.s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -282,6 +283,24 @@ async def test_one_that_dies_while_it_is_compared_is_dropped(
         assert await drafts.settled() == "dropped"
         await answers(service)
         assert drafts.swap.models == [drafts.made[0]]
+
+
+async def test_without_traffic_it_is_dropped_in_time(
+    tiny_target: str,
+    tiny_draft: str,
+    good_draft: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("ray"), "propagate", True)
+    async with serving(tiny_target, tiny_draft, good_draft) as (_, drafts):
+        wanted = WantedDraft(
+            model=model_at(good_draft), promote="better", compare_answers=3, compare_timeout_s=0.2
+        )
+        drafts.swap.want(wanted)
+        assert await drafts.settled() == "dropped"
+        assert drafts.swap.models == [drafts.made[0]]
+    assert "0 of 3 answers were compared in compare_timeout_s, 0.2 s" in caplog.text
 
 
 async def test_a_newer_wish_ends_the_older_and_the_first_model_may_come_back(
