@@ -108,12 +108,7 @@ class RouterService:
             on_load=self.metrics.set_load,
         )
         self.http = HttpService(
-            model=served_model(
-                config,
-                tokenizer,
-                created=int(time.time()),
-                drafters=drafter_names(config.speculation, drafts, heads),
-            ),
+            model=self._model(config, tokenizer, created=int(time.time())),
             generator=self._generator
             if self._capture is None
             else CapturingGenerator(self._generator, self._capture),
@@ -143,6 +138,10 @@ class RouterService:
         if self._capture is not None:
             self._capture.close()
 
+    def _model(self, config: RouterConfig, tokenizer: Tokenizer, created: int) -> ServedModel:
+        drafters = drafter_names(config.speculation, self._drafts, self._heads)
+        return served_model(config, tokenizer, created=created, drafters=drafters)
+
     def _refuse_when_full(self) -> None:
         try:
             self._admission.refuse_when_full()
@@ -159,12 +158,7 @@ class RouterService:
         """Apply the limits of `config`, which is the service's own but for its limits
         (`live_limits.LIVE_KEYS`). Requests that have begun keep those they began with."""
         model = self.http.model
-        self.http.model = served_model(
-            config,
-            model.tokenizer,
-            created=model.created,
-            drafters=drafter_names(config.speculation, self._drafts, self._heads),
-        )
+        self.http.model = self._model(config, model.tokenizer, created=model.created)
         self.http.body_limit_bytes = config.body_limit_bytes
         self.http.send_timeout_s = config.timeouts.token_gap_s
         self._generator.set_limits(config.speculation, config.timeouts)

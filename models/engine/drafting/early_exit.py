@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from models.engine.drafting.steps import Ranked, draw_steps, first_ranks, reserve
+from models.engine.drafting.steps import Ranked, draw_steps, reserve
 from models.engine.runner import ModelRunner
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.scheduler.sessions import PlannedRows, Session
 
 
 class ExitDrafter:
-    """Implements `RankingDrafter`. No states are kept.
+    """Implements `OwnDrafter`. No states are kept.
 
     Args:
         runner: has the first layers.
@@ -36,12 +36,6 @@ class ExitDrafter:
     def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
         """See `OwnDrafter`: there are no keys but the model's."""
 
-    def draw(
-        self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
-    ) -> list[list[int]]:
-        """See `OwnDrafter`; no ids for anybody where the cache has no room."""
-        return first_ranks(self.rank(sessions, samplings, num_tokens, 1))
-
     def rank(
         self,
         sessions: Sequence[Session],
@@ -49,7 +43,7 @@ class ExitDrafter:
         num_tokens: int,
         num_ranks: int,
     ) -> list[Ranked]:
-        """See `RankingDrafter`; nothing for anybody where the cache has no room."""
+        """See `OwnDrafter`; nothing for anybody where the cache has no room."""
         starts = [each.num_computed_tokens for each in sessions]
         num_tokens = reserve(self._runner, sessions, starts, num_tokens)
         if not num_tokens:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.device import fetch
-from models.engine.drafting.steps import Ranked, first_ranks, has_newest_state
+from models.engine.drafting.steps import Ranked, has_newest_state
 from models.engine.runner import ModelRunner
 from models.protocol.messages import Sampling
 from models.sampling.draws import rank_from_logits
@@ -16,7 +16,7 @@ from models.scheduler.sessions import PlannedRows, Session
 
 
 class HeadsDrafter:
-    """Implements `RankingDrafter`. The heads have no keys.
+    """Implements `OwnDrafter`. The heads have no keys.
 
     Args:
         runner: has them.
@@ -46,12 +46,6 @@ class HeadsDrafter:
     def fill_blocks(self, sessions: Sequence[Session], *, is_used: bool) -> None:
         """See `OwnDrafter`: there is nothing to do."""
 
-    def draw(
-        self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
-    ) -> list[list[int]]:
-        """See `OwnDrafter`."""
-        return first_ranks(self.rank(sessions, samplings, num_tokens, 1))
-
     def rank(
         self,
         sessions: Sequence[Session],
@@ -59,7 +53,7 @@ class HeadsDrafter:
         num_tokens: int,
         num_ranks: int,
     ) -> list[Ranked]:
-        """See `RankingDrafter`."""
+        """See `OwnDrafter`."""
         places = range(num_tokens)
         newest = [each.states.take(each.states.stop - 1, each.states.stop) for each in sessions]
         logits = self._runner.head_logits(torch.cat(newest), num_tokens)

@@ -20,7 +20,6 @@ from torch import Tensor
 from models.engine.drafting.steps import (
     Ranked,
     draw_steps,
-    first_ranks,
     has_newest_state,
     reserve,
     rows_of,
@@ -31,7 +30,7 @@ from models.scheduler.sessions import PlannedRows, Session
 
 
 class MtpDrafter:
-    """Implements `RankingDrafter`.
+    """Implements `OwnDrafter`.
 
     Args:
         runner: has the layer.
@@ -78,12 +77,6 @@ class MtpDrafter:
             if session.num_head_tokens < session.num_computed_tokens:
                 self._leave_out(session, session.num_computed_tokens)
 
-    def draw(
-        self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
-    ) -> list[list[int]]:
-        """See `OwnDrafter`; no ids for anybody where the cache has no room."""
-        return first_ranks(self.rank(sessions, samplings, num_tokens, 1))
-
     def rank(
         self,
         sessions: Sequence[Session],
@@ -91,7 +84,7 @@ class MtpDrafter:
         num_tokens: int,
         num_ranks: int,
     ) -> list[Ranked]:
-        """See `RankingDrafter`; nothing for anybody where the cache has no room."""
+        """See `OwnDrafter`; nothing for anybody where the cache has no room."""
         starts = [each.num_head_tokens for each in sessions]
         num_tokens = reserve(self._runner, sessions, starts, num_tokens)
         if not num_tokens:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ class OwnDrafter(Protocol):
 
     num_tokens: int  # the longest draft
     max_tokens: int  # the longest that a message may ask for
+    has_all_paths: bool  # candidates of a place go with any before them, not with first ones only
 
     def keep_states(self, rows: Sequence[PlannedRows], states: Tensor) -> None:
         """Keep states [R, F] of the rows of a pass, as far as they are of use."""
@@ -73,25 +74,6 @@ class OwnDrafter(Protocol):
         """
         ...
 
-    def draw(
-        self, sessions: Sequence[Session], samplings: Sequence[Sampling], num_tokens: int
-    ) -> list[list[int]]:
-        """At most `num_tokens` ids behind each session's tokens, whose last row is to come next.
-
-        Args:
-            sessions: all of which `can_draft`.
-            samplings: how each is drawn; positions are those behind its tokens.
-            num_tokens: at least 1.
-        """
-        ...
-
-
-@runtime_checkable
-class RankingDrafter(OwnDrafter, Protocol):
-    """One that knows further candidates, so that drafts may be trees."""
-
-    has_all_paths: bool  # candidates of a place go with any before them, not with first ones only
-
     def rank(
         self,
         sessions: Sequence[Session],
@@ -99,7 +81,17 @@ class RankingDrafter(OwnDrafter, Protocol):
         num_tokens: int,
         num_ranks: int,
     ) -> list[Ranked]:
-        """What `draw` gives, with the likeliest candidates of each place by rank."""
+        """Candidates for at most `num_tokens` ids behind each session's tokens.
+
+        Those of rank 0 are the draft; all go with first candidates before them, unless
+        `has_all_paths`.
+
+        Args:
+            sessions: all of which `can_draft`; their last row is to come next.
+            samplings: how each is drawn; positions are those behind its tokens.
+            num_tokens: at least 1.
+            num_ranks: candidates of a place, the likeliest first.
+        """
         ...
 
 
@@ -126,10 +118,8 @@ class OwnDrafts:
             self._drafter = ExitDrafter(runner, layer.num_tokens)
         self._clock = clock
         self._lengths = DraftLengths(self._drafter.num_tokens, times)
-        self._ranking: RankingDrafter | None = None
         self._trees: DraftTrees | None = None
-        if runner.takes_trees and isinstance(self._drafter, RankingDrafter):
-            self._ranking = self._drafter
+        if runner.takes_trees:
             has_all_paths = self._drafter.has_all_paths
             self._trees = DraftTrees(self._lengths, times, has_all_paths=has_all_paths)
         self._last: _Round | None = None
@@ -215,10 +205,7 @@ class OwnDrafts:
     def _rank(self, sessions: Sequence[Session], num_tokens: int, shape: Shape) -> list[Ranked]:
         samplings = [_terms(each) for each in sessions]
         num_ranks = 1 if self._trees is None else self._trees.num_ranks(shape)
-        if num_ranks > 1 and self._ranking is not None:
-            return self._ranking.rank(sessions, samplings, num_tokens, num_ranks)
-        drawn = self._drafter.draw(sessions, samplings, num_tokens)
-        return [[[token] for token in tokens] for tokens in drawn]
+        return self._drafter.rank(sessions, samplings, num_tokens, num_ranks)
 
     def _give(self, drafted: Drafted, candidates: Ranked, shape: Shape) -> None:
         session, job = drafted.session, drafted.job

@@ -18,11 +18,6 @@ from models.scheduler.sessions import Session
 Ranked = list[list[int]]
 
 
-def first_ranks(ranked: Sequence[Ranked]) -> list[list[int]]:
-    """The draft of each session."""
-    return [[ids[0] for ids in each] for each in ranked]
-
-
 def has_newest_state(session: Session) -> bool:
     """Whether the state is there that gave its newest token, whose row is the next."""
     newest = len(session.tokens) - 1

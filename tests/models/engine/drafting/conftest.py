@@ -6,7 +6,6 @@ import pytest
 
 from models.engine.drafting.lengths import DraftLengths
 from models.engine.drafting.mtp import MtpDrafter
-from models.engine.drafting.steps import first_ranks
 from models.engine.drafting.trees import DraftTrees
 from tests.cases.models import eagle3, mtp
 
@@ -26,7 +25,7 @@ def drafts(
     def note(self, sessions, samplings, num_tokens, num_ranks):
         texts = [list(session.tokens.ids) for session in sessions]
         ranked = rank(self, sessions, samplings, num_tokens, num_ranks)
-        made.extend(zip(texts, first_ranks(ranked), strict=True))
+        made.extend(zip(texts, [[ids[0] for ids in each] for each in ranked], strict=True))
         return ranked
 
     monkeypatch.setattr(MtpDrafter, "rank", note)
