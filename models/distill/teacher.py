@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 
 from models.distill.batches import Batch
 
+_PART_PLACES = 256  # whose logits of the whole vocabulary are there at once
+
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -68,19 +70,22 @@ class Teacher:
     @torch.no_grad()
     def look(self, batch: Batch) -> Lesson:
         """What a batch teaches."""
-        model: Any = self.model
         weights = batch.weights[:, 1:]
         is_learnt = weights > 0
         numbers = torch.full(weights.shape, -1)
         numbers[is_learnt] = torch.arange(int(is_learnt.sum()))
         states = self._states(batch.input_ids)
-        with fast_products():
-            logits = model.get_output_embeddings()(states[:, :-1][is_learnt])
-        log_probs = torch.log_softmax(logits.float(), dim=-1)
-        if self.draft_ids is not None:
-            log_probs = log_probs[:, self.draft_ids]
+        parts = [self._log_probs(each) for each in states[:, :-1][is_learnt].split(_PART_PLACES)]
+        log_probs = torch.cat(parts)
         columns = self._column_of[batch.input_ids[:, 1:][is_learnt]]
         return Lesson(batch.input_ids, states, weights, numbers, log_probs, columns)
+
+    def _log_probs(self, states: Tensor) -> Tensor:
+        model: Any = self.model
+        with fast_products():
+            logits = model.get_output_embeddings()(states).float()
+        drafted = logits if self.draft_ids is None else logits[:, self.draft_ids]
+        return drafted - logits.logsumexp(dim=-1, keepdim=True)
 
     def _states(self, input_ids: Tensor) -> Tensor:
         keys = [row.numpy().tobytes() for row in input_ids]
