@@ -24,6 +24,7 @@ from deployments.api.observer import CLIENT_GONE
 from deployments.config.schema import AppConfig
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
+from deployments.engine.swap_meters import SwapMeters
 from deployments.ingress.metrics import RequestMetrics
 from deployments.ingress.planning_metrics import PlanningMetrics
 from deployments.serve.instruments import Declaration, Meters
@@ -280,7 +281,7 @@ def test_errors_of_clients_and_full_queues_are_no_errors_of_ours() -> None:
 
 def test_alerts_ask_for_what_is_measured() -> None:
     mirror = Names()
-    for make in (RequestMetrics, EngineMeters, ConstraintMeters):
+    for make in (RequestMetrics, EngineMeters, SwapMeters, ConstraintMeters):
         make(Meters({"model_name": "x"}, mirror))
     PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict, {})
     asked = {
