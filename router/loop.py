@@ -71,8 +71,11 @@ async def run_session(session: Session) -> AsyncGenerator[Delta, None]:
                 watch.note_emitted()
                 if taken.finish_reason is not None:
                     return
-                # Others began to draft, so plan with them; or a draft came up that costs no step.
-                if watch.planner.is_awaited or session.drafting.is_awaited:
+                # Others began to draft, so plan with them; or a draft came up that costs no step,
+                # and the step under way is not the last one anyway.
+                if watch.planner.is_awaited:
+                    break
+                if verdict.part + 1 < run_on and session.drafting.is_awaited:
                     break
 
 

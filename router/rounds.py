@@ -67,6 +67,8 @@ class RoundWatch:
     Attributes:
         explains: whether each round is to say why its plan is what it is.
         num_own_tokens: accepted of drafts of the target's own in a step without another, lately.
+        num_accepted: of the draft of the round under way, as far as it is known.
+        load: rows of others in the newest pass, and its sessions.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class RoundWatch:
         self.planner = planner
         self.explains = False
         self.num_own_tokens = 0.0
+        self.num_accepted = 0
+        self.load = (0, 1)
         self._since = 0.0  # when the loop began to wait
         self._has_verdict = False
         self._is_prefill = True  # the round has the target read the prompt
@@ -123,6 +127,7 @@ class RoundWatch:
         """The target is asked for a round's verdicts."""
         self._is_prefill = not self._has_verdict
         self._asked_of = self._replica()
+        self.num_accepted = 0
         self._since = time.perf_counter()
 
     def note_verdict(self, asked: Round, verdict: Verdict) -> None:
@@ -143,7 +148,7 @@ class RoundWatch:
         # another replica was looked for, which has to read all there is.
         self._is_prefill = self._is_prefill or self._replica() != self._asked_of
         if not self._is_prefill:
-            self._observe_pass(verdict)
+            self._observe_pass(asked, verdict)
         if verdict.part == 0 and asked.draft:
             self._observe_draft(asked, verdict)
 
@@ -166,14 +171,17 @@ class RoundWatch:
             self.planner.observe_round(asked.plan, self._num_tokens, elapsed_ms)
         self._num_tokens, self._emit_ms = 0, 0.0
 
-    def _observe_pass(self, verdict: Verdict) -> None:
+    def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
         timing = verdict.timing
+        num_drafted = verdict.num_own_drafted + (0 if verdict.part else len(asked.draft))
+        self.load = (max(0, timing.num_rows - 1 - num_drafted), max(1, timing.num_sessions))
         is_news = self.costs.observe_pass(timing.num_rows, timing.pass_ms)
         if is_news and verdict.part == 0:  # one of each round says who else is there
             self.planner.observe_pass(timing)
 
     def _observe_draft(self, asked: Round, verdict: Verdict) -> None:
         num_accepted, draft = verdict.num_accepted, asked.draft
+        self.num_accepted = num_accepted
         self.stats.add_acceptance(
             [(segment.drafter.name, segment.num_tokens) for segment in asked.segments], num_accepted
         )

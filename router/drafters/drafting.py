@@ -66,6 +66,16 @@ class Drafting:
         expected = sum(self._free_chain(most).survival)
         return expected >= _WORTH_A_STEP + self._watch.num_own_tokens
 
+    def _cost_of(self, num_tokens: int) -> float:
+        """What a free draft costs where a message is sent anyway, in tokens of plain steps.
+
+        Its rows, and what the target drafts itself, which it does not beside another draft.
+        """
+        watch = self._watch
+        num_beside, num_sessions = watch.load
+        rows = watch.costs.rows_price(num_tokens, num_beside + 1, num_sessions)
+        return rows + watch.num_own_tokens
+
     async def next_round(self, remaining_tokens: int) -> Round:
         """Plan a round of at most `remaining_tokens` and have it drafted.
 
@@ -74,6 +84,8 @@ class Drafting:
         """
         planner, shadow = self._watch.planner, self._shadow
         self._watch.end_round()
+        if self._watch.num_accepted > 0:  # one that was wrong is as good as none
+            self._misses.end()
         if (outcome := shadow.outcome()) is not None:
             planner.observe_shadow(*outcome)
         planned_at = time.perf_counter()
@@ -91,12 +103,12 @@ class Drafting:
         elif plan.num_shadow_tokens > 0:
             shadow.start(plan.num_shadow_tokens)
         chain.add_free(self._drafters.free_drafters(), drafter)
-        if plan.num_draft_tokens == 0 and sum(chain.survival) < self._watch.num_own_tokens:
-            chain = self._chain(0)  # where it is sent nothing the target drafts more by itself
-        if chain.tokens:
-            self._misses.end()
-        elif plan.num_draft_tokens > 0:
-            plan = self._misses.next_plan(plan)
+        is_free = all(segment.drafter.is_free for segment in chain.segments)
+        is_chosen = plan.mode is not None or plan.num_draft_tokens == 0  # live, not a fixed k
+        if is_free and is_chosen and sum(chain.survival) < self._cost_of(len(chain.tokens)):
+            chain = self._chain(0)  # the target alone makes more
+        if not chain.tokens and plan.num_draft_tokens > 0:
+            plan = self._misses.next_plan(plan, self._watch.num_own_tokens)
         return Round(
             plan=plan,
             planned_at=planned_at,

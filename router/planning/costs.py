@@ -107,6 +107,16 @@ class PassCosts:
         """Expected time of a target pass of so many rows."""
         return self._passes.at(num_rows)
 
+    def rows_price(self, num_rows: int, num_beside: int, num_sessions: int) -> float:
+        """What so many further rows of a pass cost, in tokens of plain steps; 0.0: not known.
+
+        The pass has `num_beside` rows of `num_sessions` sessions, all of whom wait for it.
+        """
+        alone_ms = self.pass_ms(num_beside)
+        if alone_ms <= 0.0:
+            return 0.0
+        return num_sessions * (self.pass_ms(num_beside + num_rows) - alone_ms) / alone_ms
+
     def step_ms(self, name: str, num_sessions: float) -> float:
         """Expected time of a step of the drafter `name` for so many sessions."""
         costs = self._drafters.get(name)

@@ -7,6 +7,8 @@ from enum import Enum
 import msgspec
 
 PLAIN_STEPS = (8, 32)  # how far the target goes on alone when k = 0 was chosen: first, at most
+_MANY_OWN = 0.2  # tokens a step, accepted of the target's own drafts
+_OWN_STEPS = 2  # that it goes on alone after the first miss where it has so many
 
 
 class Mode(Enum):
@@ -76,19 +78,25 @@ class RoundPlan(msgspec.Struct, frozen=True):
 
 
 class Misses:
-    """Plans in place of those whose draft did not come or was empty.
+    """Plans in place of those whose draft did not come, was empty, or was not worth its cost.
 
     The target goes on alone, a step further after every second miss (1, 1, 2, 2, 3, ... steps):
     where nothing ever matches, a round comes to cost what it costs without a drafter, and where
-    there have been matches the next one is noticed soon.
+    there have been matches the next one is noticed soon. Where the target drafts itself and is
+    right, a message costs it more and a match brings less: it goes twice as far each time.
     """
 
     def __init__(self) -> None:
-        self._num_misses = 0  # in a row
+        self._num_misses = 0  # since a draft was last right
 
-    def next_plan(self, missed: RoundPlan) -> RoundPlan:
-        """The plan of a round after one more miss, in place of the plan that was `missed`."""
+    def next_plan(self, missed: RoundPlan, num_own_tokens: float = 0.0) -> RoundPlan:
+        """The plan of a round after one more miss, in place of the plan that was `missed`.
+
+        `num_own_tokens` are accepted a step of what the target drafts itself.
+        """
         run_on = min(1 + self._num_misses // 2, PLAIN_STEPS[0])
+        if num_own_tokens >= _MANY_OWN:
+            run_on = min(_OWN_STEPS << min(self._num_misses, 8), PLAIN_STEPS[1])
         self._num_misses += 1
         return RoundPlan(
             0,
@@ -102,5 +110,5 @@ class Misses:
         )
 
     def end(self) -> None:
-        """A draft came: the next miss is the first again."""
+        """A draft was right: the next miss is the first again."""
         self._num_misses = 0

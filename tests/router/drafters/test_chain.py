@@ -18,7 +18,7 @@ from router.guard import NoGrammar
 from router.loop import run_session
 from router.planning.costs import PassCosts
 from router.planning.fixed import FixedPlanner
-from router.planning.round_plan import RoundPlan
+from router.planning.round_plan import Mode, RoundPlan
 from router.ports import DraftCost, DrafterTraits, FreeDraft
 from router.rounds import RoundWatch
 from router.session import Session
@@ -79,6 +79,16 @@ class Planned(FixedPlanner):
 
     def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
         self.seen.append((drafter.name, num_drafted, num_accepted))
+
+
+class Together(Planned):
+    """Plans as for sessions that draft together, where k is chosen live."""
+
+    def plan(
+        self, drafter: DrafterTraits | None, max_draft_tokens: int, *, is_ready: bool = True
+    ) -> RoundPlan:
+        plan = super().plan(drafter, max_draft_tokens, is_ready=is_ready)
+        return msgspec.structs.replace(plan, mode=Mode.DRAFTING)
 
 
 def session(
@@ -255,6 +265,25 @@ async def test_each_is_credited_with_what_was_looked_at(
     assert stats.per_step_accepted == (sum(accepted.values()),)
 
 
+class KnowsAfterOdd(Sure):
+    """Knows nothing after an even number of generated tokens."""
+
+    def look(self, text: TokenSequence, num_tokens: int) -> FreeDraft:
+        is_odd = (len(text) - len(PROMPT)) % 2
+        return super().look(text, num_tokens) if is_odd else FreeDraft()
+
+
+@pytest.mark.parametrize(("run_on", "second"), [(1, (0, 1)), (2, (3, 2))])
+async def test_the_last_step_of_a_run_is_not_interrupted(
+    run_on: int, second: tuple[int, int]
+) -> None:
+    """Of one step beside the first nothing is left to be saved: the next look sees more."""
+    verifier = ScriptedVerifier()
+    parts = session(Planned(0, run_on=run_on), front=KnowsAfterOdd(3), verifier=verifier)
+    assert await text_of(parts) == continuation(PROMPT, 40)
+    assert verifier.rounds[:2] == [(0, run_on), second]
+
+
 @pytest.mark.parametrize("front", [None, 0, 1, 2])
 @pytest.mark.parametrize("model", [None, 0, 2])
 async def test_no_chain_changes_the_text(front: int | None, model: int | None) -> None:
@@ -265,6 +294,40 @@ async def test_no_chain_changes_the_text(front: int | None, model: int | None) -
         behind=SureDrafter(3),
     )
     assert await text_of(parts) == continuation(PROMPT, 40)
+
+
+@pytest.mark.parametrize(("num_own", "is_sent"), [(0, True), (1, True), (2, False)])
+async def test_a_free_draft_that_was_planned_must_promise_more_too(
+    num_own: int, is_sent: bool
+) -> None:
+    """Of 2 known tokens 1.4 survive. The plan is that of sessions together, not a fixed k."""
+    parts = session(Together(2), behind=SureDrafter(2, keeps=0.8))
+    parts.watch.num_own_tokens = float(num_own)
+    asked = await parts.drafting.next_round(40)
+    assert (len(asked.draft), asked.plan.is_missed) == ((2, False) if is_sent else (0, True))
+    fixed = session(Planned(2), behind=SureDrafter(2, keeps=0.8))
+    fixed.watch.num_own_tokens = float(num_own)
+    assert len((await fixed.drafting.next_round(40)).draft) == 2
+
+
+@pytest.mark.parametrize(("rows_ms", "is_sent"), [(36.0, True), (38.0, False)])
+async def test_a_free_draft_must_be_worth_its_rows(rows_ms: float, *, is_sent: bool) -> None:
+    """Of 5 known tokens 2.69 survive; a pass of one row takes 10 ms, of six rows 36 or 38."""
+    parts = session(Together(5), behind=SureDrafter(5, keeps=0.8))
+    for num_rows, pass_ms in ((1, 10.0), (6, rows_ms)):
+        parts.watch.costs.observe_pass(num_rows, pass_ms)
+    assert bool((await parts.drafting.next_round(40)).draft) is is_sent
+
+
+async def test_a_wrong_draft_counts_as_a_miss() -> None:
+    """The target goes on for longer after each, as where no draft came."""
+    parts = session(Together(1), behind=SureDrafter(0))
+    runs = [(await parts.drafting.next_round(40)).plan.run_on for _ in range(3)]
+    parts.watch.num_accepted = 0  # a draft that was wrong
+    runs.append((await parts.drafting.next_round(40)).plan.run_on)
+    parts.watch.num_accepted = 1
+    runs.append((await parts.drafting.next_round(40)).plan.run_on)
+    assert runs == [1, 1, 2, 2, 1]
 
 
 @pytest.mark.parametrize(("num_known", "is_sent"), [(2, False), (5, True)])

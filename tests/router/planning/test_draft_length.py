@@ -53,6 +53,13 @@ def test_misses_in_a_row_let_the_target_go_on_ever_further() -> None:
     assert misses.next_plan(missed).run_on == 1
 
 
+def test_a_target_that_drafts_itself_goes_on_for_longer_after_a_miss() -> None:
+    misses, missed = Misses(), RoundPlan(3, 0)
+    assert [misses.next_plan(missed, 0.5).run_on for _ in range(6)] == [2, 4, 8, 16, 32, 32]
+    misses.end()
+    assert [misses.next_plan(missed, 0.1).run_on for _ in range(3)] == [1, 1, 2]
+
+
 def test_a_missed_round_is_held_against_what_was_promised() -> None:
     promise = Promise(num_tokens=3.0, depth=3, engine_ms=20.0, round_ms=24.0)
     plan = Misses().next_plan(RoundPlan(3, 0, mode=Mode.DRAFTING, promise=promise))
