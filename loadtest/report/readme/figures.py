@@ -9,12 +9,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loadtest.report.readme import decisions, drafters, peer, scenarios, speed, studies, trials
-from loadtest.report.readme.result import Result
+from loadtest.report.readme.result import RESULTS, Result
 
 
 def _of(name: str, render: Callable[[Result], str]) -> Callable[[Path], str]:
     """The figure that `render` makes of the result called `name`."""
     return lambda seen_from: render(Result.load(name, seen_from))
+
+
+def _when_kept(name: str, render: Callable[[Result], str]) -> Callable[[Path], str]:
+    """The same of a result that may not have been measured yet."""
+
+    def shown(seen_from: Path) -> str:
+        if not (RESULTS / f"{name}.json").is_file():
+            return "No result is kept yet."
+        return render(Result.load(name, seen_from))
+
+    return shown
 
 
 FIGURES: Mapping[str, Callable[[Path], str]] = {
@@ -27,6 +38,8 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "kinds": _of("smollm2-kinds", speed.kinds),
     "llama-smollm2": _of("llama-smollm2", peer.peer),
     "llama-349m-18m": _of("llama-349m-18m", peer.peer),
+    "llama-demo": _when_kept("llama-demo", peer.peer),
+    "llama-349m-18m-tasks": _when_kept("llama-349m-18m-tasks", peer.peer),
     "quantized": _of("quantized", speed.quantized),
     "forced": _of("forced", speed.forced),
     "heads": _of("heads", drafters.heads),

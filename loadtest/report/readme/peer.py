@@ -9,6 +9,8 @@ from loadtest.report.readme.result import Result, goal, table
 
 _PLACES = {"engine": "in one process", "http": "over HTTP"}
 _PLAIN = "plain"
+_NO_DRAFT, _ANY = "k = 0", "best drafted"
+_KINDS = {"draft ": "draft model", "ngram": "n-grams"}  # by how ways are called
 
 Line = Mapping[str, Any]
 
@@ -18,21 +20,15 @@ def peer(result: Result) -> str:
     groups: dict[tuple[str, int, str], list[Line]] = {}
     for line in result["lines"]:
         groups.setdefault((line["where"], line["threads"], line["task"]), []).append(line)
-    sides = list(dict.fromkeys(line["side"] for line in result["lines"]))
-    columns = [
-        (side, is_plain)
-        for side in sides
-        for is_plain in (True, False)
-        if any(_fits(line, side, is_plain) for line in result["lines"])
-    ]
+    columns = _columns(result["lines"])
     head = [
         "tokens/s",
-        *(f"{side}, {'k = 0' if is_plain else 'best drafted'}" for side, is_plain in columns),
+        *(f"{side}, {kind}" for side, kind in columns),
     ]
     rows = [
         [
             f"{_PLACES[where]}, {threads} thread{'s' if threads > 1 else ''}, {task}",
-            *(_best(lines, side, is_plain) for side, is_plain in columns),
+            *(_best(lines, side, kind) for side, kind in columns),
         ]
         for (where, threads, task), lines in sorted(groups.items())
     ]
@@ -40,17 +36,39 @@ def peer(result: Result) -> str:
     return f"{table(head, rows)}\n\n{_claims(result)}\n\n{made}"
 
 
-def _best(lines: Sequence[Line], side: str, is_plain: bool) -> str:
-    found = [line for line in lines if _fits(line, side, is_plain)]
+def _columns(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """Of each side plain decoding and the best drafted way, or the best of each kind it has."""
+    columns: list[tuple[str, str]] = []
+    for side in dict.fromkeys(line["side"] for line in lines):
+        kinds = sorted({_kind(line) for line in lines if line["side"] == side})
+        drafted = [kind for kind in kinds if kind != _NO_DRAFT]
+        columns += [(side, kind) for kind in kinds if kind == _NO_DRAFT]
+        columns += [
+            (side, kind) for kind in (drafted if len(drafted) > 1 else [_ANY][: len(drafted)])
+        ]
+    return columns
+
+
+def _kind(line: Line) -> str:
+    """What drafts: nothing, a draft model, n-grams, or what the side chooses."""
+    way = str(line["way"])
+    if way == _PLAIN:
+        return _NO_DRAFT
+    return next((kind for start, kind in _KINDS.items() if way.startswith(start)), _ANY)
+
+
+def _best(lines: Sequence[Line], side: str, kind: str) -> str:
+    found = [
+        line
+        for line in lines
+        if line["side"] == side
+        and (_kind(line) == kind or (kind == _ANY and _kind(line) != _NO_DRAFT))
+    ]
     if not found:
         return "-"
     best = max(found, key=lambda line: float(line["tokens_per_s"]))
     rate = f"{best['tokens_per_s']:.0f}"
-    return rate if is_plain else f"{rate} ({best['way']})"
-
-
-def _fits(line: Line, side: str, is_plain: bool) -> bool:
-    return line["side"] == side and (line["way"] == _PLAIN) == is_plain
+    return rate if kind == _NO_DRAFT else f"{rate} ({best['way']})"
 
 
 def _claims(result: Result) -> str:

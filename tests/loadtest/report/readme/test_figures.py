@@ -76,6 +76,25 @@ def changed(name: str, change: Any) -> Result:
     return Result(name, content, ROOT)
 
 
+def test_a_peers_draft_model_and_its_n_grams_have_columns_of_their_own() -> None:
+    def add(content: dict[str, Any]) -> None:
+        line = next(each for each in content["lines"] if each["way"].startswith("draft "))
+        content["lines"].append({**line, "way": "ngram-mod 4", "tokens_per_s": 12.3})
+
+    head, _, *rows = peer(changed("llama-349m-18m", add)).split("\n")
+    assert "| llama.cpp, k = 0 | llama.cpp, draft model | llama.cpp, n-grams |" in head
+    assert "ours, best drafted" in head
+    assert sum("| 12 (ngram-mod 4) |" in row for row in rows) == 1
+    assert any("(draft k=8)" in row and "| - |" in row for row in rows)
+
+
+def test_a_figure_may_wait_for_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.report.readme.figures.RESULTS", tmp_path)
+    assert FIGURES["llama-demo"](ROOT) == "No result is kept yet."
+    with pytest.raises(OSError, match="nowhere"):
+        Result.load("nowhere", ROOT)
+
+
 def test_a_single_gap_over_the_limit_is_missed_although_its_median_is_not() -> None:
     def widen(content: dict[str, Any]) -> None:
         for line in content["lines"]:
