@@ -129,7 +129,7 @@ class EngineConfig(Section):
         min_length=1,
         description="of a target: folder of an MTP head, an EAGLE-3 head or of Medusa heads, which "
         "draft in its own process, with each verdict; checkpoint: the MTP layer that lies in "
-        "model_path itself; on a CPU, one rank",
+        "model_path itself; on a CPU",
     )
 
     early_exit: int | None = Field(
@@ -137,7 +137,7 @@ class EngineConfig(Section):
         ge=1,
         description="of a target: so many of its first layers draft in its own process, with its "
         "last norm and output layer; pays where the checkpoint was trained for it; in place of "
-        "heads; on a CPU, one rank",
+        "heads; on a CPU",
     )
 
     batch_invariant: bool = Field(
@@ -197,11 +197,8 @@ class EngineConfig(Section):
         name = "early_exit" if self.heads is None else "heads"
         if self.heads is not None and self.early_exit is not None:
             raise ValueError("heads and early_exit both draft in the target: give one of them")
-        if self.device.split(":")[0] != "cpu" or self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"{name} is served on device cpu with tensor_parallel_size 1 only so far, got "
-                f"device {self.device!r} and tensor_parallel_size {self.tensor_parallel_size}"
-            )
+        if self.device.split(":")[0] != "cpu":
+            raise ValueError(f"{name} is served on device cpu only so far, got {self.device!r}")
         if self.attention == "varlen":
             raise ValueError(f"{name} is served with attention auto or reference, got 'varlen'")
         return self

@@ -50,6 +50,7 @@ class Checkpoint:
     eos_ids: tuple[int, ...]  # ids that end a generation, as the checkpoint's own files name them
     quantization: QuantizationName | None  # the config's, or what the weights are stored in
     has_scales: bool  # linear layers that are stored in float8 hold its numbers, and `scales`
+    ranks: TensorParallel | None = None  # those that share the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         eos_ids=eos_ids,
         quantization=config.quantization,
         has_scales=keeps_scales,
+        ranks=ranks,
     )
 
 

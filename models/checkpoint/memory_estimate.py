@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from models.checkpoint.architecture import refuse_unsupported
@@ -24,11 +23,16 @@ from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig, QuantizationName
 from models.heads.config import CHECKPOINT, heads_kind, num_key_layers
+from models.heads.draft_ids import Words
+from models.heads.eagle3 import Eagle3Parts
 from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpParts, read_mtp
 from models.heads.mtp_checkpoint import read_own_mtp
 from models.layers.quantization import FP8_SCALE_BYTES, can_round_to_fp8, int8_bytes
+from models.layers.shapes import shapes_of
+from models.parallel.layers import refuse_undivided
+from models.parallel.plan import layer_plan
 
 # Styles of transformers' plans by which a rank keeps a share of a tensor; all others are copied.
 _DIVIDED = ("colwise", "rowwise")
@@ -53,7 +57,7 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
     config = as_stored(config, hf_config)
-    model = _shapes(unscaled(hf_config), config.dtype)
+    model = shapes_of(unscaled(hf_config), getattr(torch, config.dtype))
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
     weight_bytes = _weight_bytes(model, config, itemsize, partial(kept_whole, hf_config))
@@ -66,19 +70,52 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
 
 
 def _heads_bytes(model: Any, config: EngineConfig) -> int:
+    """What drafts in the target's process; of ranks that share it the leader has most of it."""
     if config.heads is None:
         return 0
+    num_ranks, output = config.tensor_parallel_size, model.get_output_embeddings().weight
+    words = Words(0, len(output) // num_ranks, len(output))
     if config.heads == CHECKPOINT:
         own = Path(config.model_path)
         is_there = any(own.glob("*.safetensors"))  # else it is still to be fetched
-        return (read_own_mtp(own, model) if is_there else MtpParts(model)).num_bytes
+        return _mtp_bytes(read_own_mtp(own, model) if is_there else MtpParts(model), model, words)
     folder = Path(config.heads)
     kind = heads_kind(folder)
     if kind == "mtp":
-        return read_mtp(folder, model).num_bytes
+        return _mtp_bytes(read_mtp(folder, model), model, words)
     if kind == "eagle3":
-        return read_eagle3(folder, model).num_bytes
-    return read_heads(folder, model.get_output_embeddings().weight).num_bytes
+        return _eagle3_bytes(read_eagle3(folder, model), model, words, config)
+    return read_heads(folder, output[: words.num], words).num_bytes
+
+
+def _mtp_bytes(parts: MtpParts, model: Any, words: Words) -> int:
+    parts.vocab_size, parts.draft_ids = words.num, words.places(parts.draft_ids)
+    return parts.num_bytes - _elsewhere(parts.layer, model, words.total // words.num)
+
+
+def _eagle3_bytes(parts: Eagle3Parts, model: Any, words: Words, config: EngineConfig) -> int:
+    num_ranks = config.tensor_parallel_size
+    if num_ranks == 1:
+        return parts.num_bytes
+    layer, head = parts.layers[0], parts.lm_head.weight
+    name = f"heads {config.heads!r}"
+    refuse_undivided(name, layer, layer_plan(model.tp_plan), num_ranks)
+    ids = words.places(parts.draft_ids)
+    num_elsewhere = len(head) - (words.num if ids is None else len(ids))
+    taken = parts.num_bytes - _elsewhere(layer, model, num_ranks) - num_elsewhere * head[0].nbytes
+    if parts.embed_tokens is not None:
+        whole: int = parts.embed_tokens.weight.nbytes
+        taken -= whole - whole // num_ranks
+    return taken
+
+
+def _elsewhere(layer: nn.Module, model: Any, num_ranks: int) -> int:
+    """Bytes of a layer that is divided like the model's that other ranks have."""
+    if num_ranks == 1:
+        return 0
+    plan = layer_plan(model.tp_plan)
+    divided = [weight for name, weight in layer.named_parameters() if _is_divided(name, plan)]
+    return sum(weight.nbytes - weight.nbytes // num_ranks for weight in divided)
 
 
 def _weight_bytes(
@@ -106,14 +143,6 @@ def _saved_by_fp8(
             saved += layer.weight.numel() // num_ranks * (itemsize - 1)
             saved -= len(layer.weight) * FP8_SCALE_BYTES
     return saved
-
-
-def _shapes(hf_config: PreTrainedConfig, dtype: str) -> nn.Module:
-    with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            hf_config, dtype=getattr(torch, dtype), trust_remote_code=False
-        )
-    return model
 
 
 def _rank_bytes(model: nn.Module, world_size: int, itemsize: int) -> int:

@@ -41,16 +41,13 @@ class LaidOut:
     drafting: OwnDrafting = _NOTHING
 
 
-def lay_out(
-    checkpoint: Checkpoint, config: EngineConfig, kernel: VarlenKernel | None, *, is_shared: bool
-) -> LaidOut:
+def lay_out(checkpoint: Checkpoint, config: EngineConfig, kernel: VarlenKernel | None) -> LaidOut:
     """Lay out the weights and choose the back-end.
 
     Args:
         checkpoint: just loaded; its linear layers may be taken out of it.
         config: what it was loaded by, with the size that blocks have.
         kernel: a paged one that was found here.
-        is_shared: whether other ranks hold parts of the model.
     """
     has_kernels = cpu.uses_kernels(config, checkpoint.head_dim)
     refuse_own_products(config, checkpoint, kernel)
@@ -59,6 +56,7 @@ def lay_out(
     if kernel is not None:
         packed = _merged(checkpoint, config)
     if packed is None:
+        is_shared = checkpoint.ranks is not None
         packed = cpu.pack(checkpoint.model, config, has_kernels=has_kernels, is_shared=is_shared)
     forward = packed.forward
     drafting = make_drafting(parts, checkpoint, config, forward)

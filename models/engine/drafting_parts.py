@@ -1,12 +1,21 @@
-"""What drafts with a target in its process: read before the target is packed, made behind it."""
+"""What drafts with a target in its process: read before the target is packed, made behind it.
+
+Where ranks share the target each has its part of what drafts. A layer with keys is divided as the
+target's own are, so its keys are those of the rank's heads; an output layer by words, as the
+target's is. What is small (norms, the joining product of an MTP head) is whole on every rank, and
+what only the leader computes is there alone: the fusing of an EAGLE-3 head, the residual layers of
+Medusa heads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from models.attention.backend import DraftLayer, ModelForward
 from models.attention.early_exit import ExitForward
@@ -15,6 +24,7 @@ from models.checkpoint.loader import Checkpoint
 from models.config import EngineConfig
 from models.cpu import setup as cpu
 from models.heads.config import CHECKPOINT, heads_kind
+from models.heads.draft_ids import IdsOutput, Words
 from models.heads.eagle3 import Eagle3Forward, Eagle3Parts
 from models.heads.eagle3_folder import read_eagle3
 from models.heads.medusa import MedusaHeads
@@ -22,6 +32,10 @@ from models.heads.medusa_folder import read_heads
 from models.heads.mtp import MtpForward, MtpParts, read_mtp
 from models.heads.mtp_checkpoint import read_own_mtp
 from models.layers.linear import make_rowwise
+from models.layers.shapes import shapes_of
+from models.parallel.layers import GatheredLinear, ParallelEmbedding, divide, refuse_undivided
+from models.parallel.plan import layer_plan
+from models.parallel.ranks import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,8 @@ class DraftingParts:
     """What a config names, with its weights; at most one of them.
 
     Attributes:
-        output: [V, F] the target's output layer, where an MTP head drafts by it.
+        output: [V, F] the target's output layer, where an MTP head drafts by it; of a rank its
+            words' rows.
     """
 
     medusa: MedusaHeads | None = None
@@ -70,18 +85,73 @@ def read_parts(checkpoint: Checkpoint, config: EngineConfig) -> DraftingParts:
     if config.heads is None:
         return DraftingParts()
     model, folder = checkpoint.model, Path(config.heads)
-    output = model.get_output_embeddings().weight.detach()
-    if config.heads == CHECKPOINT:
-        return DraftingParts(mtp=read_own_mtp(Path(config.model_path), model), output=output)
-    kind = heads_kind(folder)
+    ranks, words = checkpoint.ranks, _words(checkpoint)
+    output = _output_weight(checkpoint)
+    shape = model if ranks is None else _whole_shape(model)
+    kind = "mtp" if config.heads == CHECKPOINT else heads_kind(folder)
     if kind == "eagle3":
-        return DraftingParts(eagle3=read_eagle3(folder, model))
+        eagle3 = read_eagle3(folder, shape, model.device)
+        if ranks is not None:
+            _divide_eagle3(eagle3, checkpoint, ranks, config.heads)
+        return DraftingParts(eagle3=eagle3)
     if kind == "mtp":
-        return DraftingParts(mtp=read_mtp(folder, model), output=output)
+        device = None if ranks is None else model.device
+        if config.heads == CHECKPOINT:
+            mtp = read_own_mtp(Path(config.model_path), shape, device)
+        else:
+            mtp = read_mtp(folder, shape, device)
+        if ranks is not None:
+            divide(mtp.layer, layer_plan(model.tp_plan), ranks)
+            mtp.vocab_size, mtp.draft_ids = words.num, words.places(mtp.draft_ids)
+        return DraftingParts(mtp=mtp, output=output)
+    weights = read_heads(folder, output, words)
     make_linear = cpu.linear_maker(model, config)
+    if ranks is None:
+        return DraftingParts(medusa=MedusaHeads(weights, words.num, make_linear))
+    if not ranks.is_leader:
+        weights = replace(weights, layers=[])
     return DraftingParts(
-        medusa=MedusaHeads(read_heads(folder, output), checkpoint.num_columns, make_linear)
+        medusa=MedusaHeads(weights, words.num, make_linear, ranks.gather_to_leader)
     )
+
+
+def _words(checkpoint: Checkpoint) -> Words:
+    """The ids whose logits are made here."""
+    total, ranks = checkpoint.num_columns, checkpoint.ranks
+    if ranks is None:
+        return Words(0, total, total)
+    num = total // ranks.world_size
+    return Words(ranks.rank * num, num, total)
+
+
+def _output_weight(checkpoint: Checkpoint) -> Tensor:
+    """The target's output layer, of the words here."""
+    output: Any = checkpoint.model.get_output_embeddings()
+    whole: Any = output.linear if isinstance(output, GatheredLinear) else output
+    weight: Tensor = whole.weight.detach()
+    return weight
+
+
+def _whole_shape(model: PreTrainedModel) -> PreTrainedModel:
+    config: Any = model.config
+    return shapes_of(config, model.dtype, config._attn_implementation)
+
+
+def _divide_eagle3(
+    parts: Eagle3Parts, checkpoint: Checkpoint, ranks: TensorParallel, folder: str
+) -> None:
+    """Keep what this rank has of a head."""
+    words, head = _words(checkpoint), parts.lm_head.weight.detach()
+    plan = layer_plan(checkpoint.model.tp_plan)
+    refuse_undivided(f"heads {folder!r}", parts.layers[0], plan, ranks.world_size)
+    divide(parts.layers[0], plan, ranks)
+    own = IdsOutput(words.rows(head, parts.draft_ids), words.places(parts.draft_ids), words.num)
+    parts.lm_head, parts.draft_ids = GatheredLinear(own, ranks, leader_only=True), None
+    if parts.embed_tokens is not None:
+        rows = words.rows(parts.embed_tokens.weight.detach(), None)
+        parts.embed_tokens = ParallelEmbedding(rows, ranks)
+    if not ranks.is_leader:
+        parts.leave_fusing()
 
 
 def make_drafting(
@@ -114,10 +184,23 @@ def _with_mtp(
     forward.keep_hidden()
     window = checkpoint.windows[-1]  # it is as the last one
     make_linear = cpu.linear_maker(checkpoint.model, config)
-    layer = cpu.fuse_mtp(parts, output, forward, window, make_linear)
-    return OwnDrafting(
-        layer=layer or MtpForward(parts, checkpoint.model, output), windows=(window,)
-    )
+    fused = cpu.fuse_mtp(parts, output, forward, window, make_linear)
+    if fused is not None:
+        return OwnDrafting(layer=fused, windows=(window,))
+    layer = MtpForward(parts, checkpoint.model, _mtp_output(parts, output, checkpoint))
+    if make_linear is not None:
+        make_rowwise(parts, make_linear)
+    return OwnDrafting(layer=layer, windows=(window,))
+
+
+def _mtp_output(parts: MtpParts, output: Tensor, checkpoint: Checkpoint) -> nn.Module:
+    """The target's own, or the rows of it that the head drafts."""
+    if parts.draft_ids is None:
+        whole: nn.Module = checkpoint.model.get_output_embeddings()
+        return whole
+    own = IdsOutput(output[parts.draft_ids], parts.draft_ids, len(output))
+    ranks = checkpoint.ranks
+    return own if ranks is None else GatheredLinear(own, ranks, leader_only=True)
 
 
 def _with_eagle3(

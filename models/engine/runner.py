@@ -6,7 +6,7 @@ so prefill, decode and verification are the same pass. Rolling back needs no cal
 written to the slots of their positions, and what lies after them is never read.
 
 Several ranks may share the model (`parallel`): then each holds a runner, the leader's `forward`
-announces its pass, and the followers compute it in `follow`.
+announces its pass, and the followers compute it in `follow`. So it is with what drafts here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.checkpoint.loader import kv_bytes_per_token, load_checkpoint
 from models.config import EngineConfig
-from models.device import wait_for
+from models.device import fetch, wait_for
 from models.engine.backends import LaidOut, lay_out
 from models.engine.profiling import measured_share
 from models.engine.self_test import is_batch_invariant
@@ -29,7 +29,8 @@ from models.gpu.memory import CudaMemory
 from models.heads.config import num_key_layers
 from models.kv.block_pool import BlockPool
 from models.kv.budget import num_kv_blocks
-from models.kv.rows import SequenceRows
+from models.kv.rows import SequenceRows, copied_blocks, entered_blocks, with_ids
+from models.parallel.message import ClearKeys, DraftPass, HeadPass, Pass, Work
 from models.parallel.ranks import TensorParallel
 from models.protocol.messages import Sampling
 
@@ -71,7 +72,7 @@ class ModelRunner:
         self.kv_bytes_per_token = kv_bytes_per_token(
             checkpoint, self.dtype.itemsize, num_key_layers(config.heads)
         )
-        laid_out = lay_out(checkpoint, config, kernel, is_shared=ranks is not None)
+        laid_out = lay_out(checkpoint, config, kernel)
         self.layers = laid_out.packed.forward  # to look at, not to change
         drafting = laid_out.drafting
         self.heads, self.draft_layer = drafting.heads, drafting.layer
@@ -119,7 +120,7 @@ class ModelRunner:
         self._check(sequences)
         if self._ranks is not None:
             assert drawn_ids is None, "other ranks cannot see ids that the host does not know"
-            self._ranks.announce(sequences, self.pool.block_size)
+            self._ranks.announce(Pass(list(sequences)), self.pool.block_size)
         return self._drawable(self._compute(sequences, drawn_ids))
 
     def capture_chains(self) -> None:
@@ -175,8 +176,8 @@ class ModelRunner:
 
     @property
     def takes_trees(self) -> bool:
-        """Whether drafts may have side paths: not where ranks share a model, nor on pages."""
-        return self._ranks is None and self.backend.stores_shared_rows
+        """Whether drafts may have side paths: not on pages."""
+        return self.backend.stores_shared_rows
 
     @property
     def hidden(self) -> Tensor | None:
@@ -184,6 +185,7 @@ class ModelRunner:
         hidden = self.layers.hidden if self.keeps_hidden else None
         return None if hidden is None else self._states_of(hidden)
 
+    @torch.inference_mode()
     def head_logits(self, hidden: Tensor, num_heads: int) -> Tensor:
         """What the first heads say follows the token that each state [S, F] has given.
 
@@ -191,7 +193,11 @@ class ModelRunner:
             [S * num_heads, vocab_size] float32, of each state its heads in order.
         """
         assert self.heads is not None, "head_logits() without heads"
-        return self._drawable(self.heads.logits(hidden, num_heads).flatten(0, 1))
+        states = self.heads.states(hidden, num_heads)
+        if self._ranks is not None:
+            self._ranks.announce(HeadPass(tuple(states.shape)))
+            states = self._ranks.hand_out(states)
+        return self._drawable(self.heads.logits(states).flatten(0, 1))
 
     @torch.inference_mode()
     def draft_pass(
@@ -217,16 +223,19 @@ class ModelRunner:
         layer = self.draft_layer
         assert layer is not None, "draft_pass() without a layer that drafts"
         self._check(sequences)
-        if self.backend.reads_unwritten:
-            self._clear_new_blocks(sequences, of_heads=layer.takes_states)
-        if states is not None:
-            layer.take(states)
-        logits = self.backend.logits(sequences, drawn_ids, layer)
-        return self._drawable(logits), layer.hidden
+        if self._ranks is not None:
+            if drawn_ids is not None:  # which other ranks cannot see
+                sequences, drawn_ids = with_ids(sequences, fetch(drawn_ids)), None
+            work = DraftPass(list(sequences), 0 if states is None else states.shape[1])
+            self._ranks.announce(work, self.pool.block_size)
+            states = None if states is None else self._ranks.hand_out(states)
+        return self._drawable(self._compute_drafts(sequences, states, drawn_ids)), layer.hidden
 
     def clear_draft_keys(self, block_ids: list[int]) -> None:
         """Have zeros in these blocks for keys of the layer that drafts."""
         if block_ids:
+            if self._ranks is not None:
+                self._ranks.announce(ClearKeys(block_ids))
             self.backend.storage.clear_blocks(block_ids, of_heads=True)
 
     def are_finite(self, block_ids: list[int]) -> bool:
@@ -245,11 +254,7 @@ class ModelRunner:
         """What computes attention here, and the graphs that passes are replayed from; for logs."""
         if not isinstance(self.backend, PagedBackend):
             return f"{self.backend.name}, blocks of {self.pool.block_size}"
-        graphs = self.graphs
-        return (
-            f"{self.backend.name} kernel, pages of {self.pool.block_size}, {graphs.num_graphs} "
-            f"graphs in {graphs.num_bytes / 2**20:.0f} MiB"
-        )
+        return f"{self.backend.name} kernel, pages of {self.pool.block_size}, {self.graphs}"
 
     @property
     def graphs(self) -> GraphsKept:
@@ -272,8 +277,8 @@ class ModelRunner:
             RuntimeError: another rank is gone or was silent for too long.
         """
         assert self._ranks is not None, "follow() without other ranks"
-        while (sequences := self._ranks.next_pass()) is not None:
-            self._compute(sequences)
+        while (work := self._ranks.next_work()) is not None:
+            self._follow(work, self._ranks)
 
     def close(self) -> None:
         """Let the followers go. Idempotent; nothing to do for a model that is not shared."""
@@ -281,11 +286,41 @@ class ModelRunner:
             self._ranks.close()
 
     @torch.inference_mode()
+    def _follow(self, work: Work, ranks: TensorParallel) -> None:
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        match work:
+            case Pass(sequences):
+                self._compute(sequences)
+            case DraftPass(sequences):
+                states = ranks.handed_out(like, work.shape) if work.width else None
+                self._compute_drafts(sequences, states)
+            case HeadPass(shape):
+                assert self.heads is not None, "the leader has heads"
+                self.heads.logits(ranks.handed_out(like, shape))
+            case ClearKeys(block_ids):
+                self.backend.storage.clear_blocks(block_ids, of_heads=True)
+
+    @torch.inference_mode()
     def _compute(
         self, sequences: Sequence[SequenceRows], drawn_ids: Tensor | None = None
     ) -> Tensor:
         self._prepare_blocks(sequences)
         return self.backend.logits(sequences, drawn_ids)
+
+    @torch.inference_mode()
+    def _compute_drafts(
+        self,
+        sequences: Sequence[SequenceRows],
+        states: Tensor | None,
+        drawn_ids: Tensor | None = None,
+    ) -> Tensor:
+        layer = self.draft_layer
+        assert layer is not None, "the leader has a layer that drafts"
+        if self.backend.reads_unwritten:
+            self._clear_new_blocks(sequences, of_heads=layer.takes_states)
+        if states is not None:
+            layer.take(states)
+        return self.backend.logits(sequences, drawn_ids, layer)
 
     def _prepare_blocks(self, sequences: Sequence[SequenceRows]) -> None:
         self._copy_blocks(sequences)
@@ -348,13 +383,9 @@ class ModelRunner:
 
         A block may have been given up by its owner and be another's now: it is copied as it was.
         """
-        copied = [one for one in sequences if one.copied_block is not None]
-        if copied:
-            size = self.pool.block_size
-            self.backend.storage.copy_blocks(
-                [one.copied_block for one in copied if one.copied_block is not None],
-                [one.table.block_ids[one.start // size] for one in copied],
-            )
+        sources, targets = copied_blocks(sequences, self.pool.block_size)
+        if sources:
+            self.backend.storage.copy_blocks(sources, targets)
 
     def _clear_new_blocks(
         self, sequences: Sequence[SequenceRows], *, of_heads: bool = False
@@ -364,14 +395,6 @@ class ModelRunner:
         Rows of them that this pass does not write are read, hidden by the mask, and would spoil
         the result if a former owner had left a NaN there. Later blocks of a table are not read.
         """
-        size = self.pool.block_size
-        entered = [
-            sequence.table.block_ids[index]
-            for sequence in sequences
-            for index in range(
-                -(-sequence.first_written // size),
-                -(-(sequence.start + len(sequence.token_ids)) // size),
-            )
-        ]
+        entered = entered_blocks(sequences, self.pool.block_size)
         if entered:
             self.backend.storage.clear_blocks(entered, of_heads=of_heads)

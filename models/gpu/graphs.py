@@ -128,6 +128,9 @@ class GraphsKept:
     def __add__(self, other: GraphsKept) -> GraphsKept:
         return GraphsKept(self.num_graphs + other.num_graphs, self.num_bytes + other.num_bytes)
 
+    def __str__(self) -> str:
+        return f"{self.num_graphs} graphs in {self.num_bytes / 2**20:.0f} MiB"
+
 
 Key = TypeVar("Key", bound=Hashable)
 

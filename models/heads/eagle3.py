@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from models.heads.draft_ids import on_all_ids
 from models.heads.eagle3_config import Eagle3Config
+from models.layers.shapes import shapes_of
 
 
 class Eagle3Parts(nn.Module):
@@ -56,7 +56,7 @@ class Eagle3Parts(nn.Module):
                 if config.fc_norm
                 else None
             )
-            self.fc = nn.Linear(num_states * target.hidden_size, width, bias=False)
+            self.fc: Any = nn.Linear(num_states * target.hidden_size, width, bias=False)
             layer = inner.layers[0]
             layer.hidden_norm = norm(width)
             for name in ("q_proj", "k_proj", "v_proj"):
@@ -66,10 +66,14 @@ class Eagle3Parts(nn.Module):
             layer.self_attn.layer_idx = target.num_hidden_layers
             self.layers = nn.ModuleList([layer])
             self.norm = norm(width)
-            self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
-            self.embed_tokens = (
+            self.lm_head: Any = nn.Linear(width, config.draft_vocab_size, bias=False)
+            self.embed_tokens: Any = (
                 nn.Embedding(target.vocab_size, width) if config.has_embedding else None
             )
+
+    def leave_fusing(self) -> None:
+        """Forget what fuses states: of ranks that share the target its leader does."""
+        self.fc, self.input_norm, self.fc_norm = nn.Identity(), None, None
 
     @property
     def num_bytes(self) -> int:
@@ -92,8 +96,7 @@ class Eagle3Forward:
         self._layer: Any = parts.layers[0]
         self._vocab_size: int = model.config.vocab_size
         self.num_tokens, self.num_bytes = parts.config.num_tokens, parts.num_bytes
-        embedding: Any = parts.embed_tokens or model.get_input_embeddings()
-        self._embedding: Tensor = embedding.weight.detach()
+        self._embedding: Any = parts.embed_tokens or model.get_input_embeddings()
         self._rotary: Any = parts.make_rotary(parts.config.layer).to(model.device)
         self._states = self.hidden = torch.empty(0)
 
@@ -120,7 +123,7 @@ class Eagle3Forward:
     ) -> Tensor:
         """See `DraftLayer`."""
         parts, layer = self._parts, self._layer
-        tokens = layer.input_layernorm(F.embedding(token_ids, self._embedding))
+        tokens = layer.input_layernorm(self._embedding(token_ids))
         normed = layer.hidden_norm(self._states)
         rows = torch.cat([tokens, normed], dim=-1).unsqueeze(0)
         places = self._rotary(rows, position_ids=positions.unsqueeze(0))
@@ -140,11 +143,5 @@ class Eagle3Forward:
 def _one_layer(config: PreTrainedConfig, model: PreTrainedModel) -> Any:
     """Shapes of a model of this one layer, whose attention is the target's."""
     target: Any = model.config
-    with torch.device("meta"):
-        shape: Any = AutoModelForCausalLM.from_config(
-            config,
-            dtype=model.dtype,
-            attn_implementation=target._attn_implementation,
-            trust_remote_code=False,
-        )
+    shape: Any = shapes_of(config, model.dtype, target._attn_implementation)
     return shape.model

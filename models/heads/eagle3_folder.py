@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -23,12 +24,15 @@ from models.heads.folder import stored_weights
 from models.layers.family import refuse_other_families
 
 
-def read_eagle3(folder: Path, model: PreTrainedModel) -> Eagle3Parts:
-    """The head of a folder for a target, in its type and on its device.
+def read_eagle3(
+    folder: Path, model: PreTrainedModel, device: torch.device | None = None
+) -> Eagle3Parts:
+    """The head of a folder for a target, in its type.
 
     Args:
         folder: of the head.
         model: the target, or its shape on the meta device.
+        device: of the weights; None: the model's.
 
     Raises:
         ValueError: the folder holds no such head, or one for another target; names the key.
@@ -40,7 +44,7 @@ def read_eagle3(folder: Path, model: PreTrainedModel) -> Eagle3Parts:
     config = read_eagle3_config(folder, target, has_embedding="embed_tokens.weight" in stored)
     parts = Eagle3Parts(config, model)
     ids = _draft_ids(name, stored, config.draft_vocab_size, target.vocab_size)
-    weights = {}
+    weights, device = {}, device or model.device
     for key, weight in parts.state_dict().items():
         found = stored.pop(key, None)
         if found is None:
@@ -50,12 +54,12 @@ def read_eagle3(folder: Path, model: PreTrainedModel) -> Eagle3Parts:
                 f"{name}: {key} has shape {list(found.shape)}, its config and the target need "
                 f"{list(weight.shape)}"
             )
-        weights[key] = found.to(model.device, model.dtype)
+        weights[key] = found.to(device, model.dtype)
     if stored:
         raise ValueError(f"{name} has {min(stored)}, which is no part of an EAGLE-3 head")
     parts.load_state_dict(weights, assign=True)
     parts.requires_grad_(requires_grad=False).eval()
-    parts.draft_ids = None if ids is None else ids.to(model.device)
+    parts.draft_ids = ids if ids is None or device.type == "meta" else ids.to(device)
     return parts
 
 

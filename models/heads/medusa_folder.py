@@ -19,6 +19,7 @@ from pathlib import Path
 from torch import Tensor
 
 from models.heads.config import read_sizes
+from models.heads.draft_ids import Words
 from models.heads.folder import stored_weights
 
 
@@ -28,8 +29,9 @@ class HeadWeights:
 
     Attributes:
         layers: of each head its residual layers, a weight [F, F] and a bias [F] or None each.
-        outputs: of each head the layer that gives its logits, [V, F]; one for all: the same.
-        token_ids: [V] what the columns of the logits mean; None: ids themselves.
+        outputs: of each head the layer that gives its logits, [V, F]; one for all: the same. Of
+            ranks that share the target each has the rows of its words.
+        token_ids: [V] what the columns of the logits mean, among these words; None: ids themselves.
     """
 
     layers: list[list[tuple[Tensor, Tensor | None]]]
@@ -44,17 +46,23 @@ class HeadWeights:
         return sum(each.nbytes for each in tensors.values())
 
 
-def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
-    """The heads of a folder for a target whose logits are given by `target_head` [V, F].
+def read_heads(folder: Path, target_head: Tensor, words: Words | None = None) -> HeadWeights:
+    """The heads of a folder for a target.
+
+    Args:
+        folder: of the heads.
+        target_head: [V, F] gives the target's logits; of `words` alone where they are not all.
+        words: whose logits are made here; None: all.
 
     Raises:
         ValueError: the folder holds no such heads, or heads for another target; names the key.
     """
     sizes = read_sizes(folder)
     stored = {_modern(key): value for key, value in stored_weights(folder).items()}
-    vocab_size, width = target_head.shape
-    token_ids = _checked_ids(folder, stored.pop("token_map", None), vocab_size)
-    num_columns = vocab_size if token_ids is None else len(token_ids)
+    width = target_head.shape[1]
+    words = words or Words(0, len(target_head), len(target_head))
+    token_ids = _checked_ids(folder, stored.pop("token_map", None), words.total)
+    num_columns = words.total if token_ids is None else len(token_ids)
     layers, outputs = [], []
 
     def taken(key: str, shape: tuple[int, ...]) -> Tensor:
@@ -68,8 +76,11 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
             )
         return found.to(target_head.dtype)
 
-    own = target_head if token_ids is None else target_head[token_ids]
-    shared = stored.pop("lm_head.weight", own).to(target_head.dtype)
+    places = words.places(token_ids)
+    if "lm_head.weight" in stored:
+        shared = words.rows(taken("lm_head.weight", (num_columns, width)), token_ids)
+    else:
+        shared = target_head if places is None else target_head[places]
     for head in range(sizes.num_heads):
         residuals = []
         for layer in range(sizes.num_layers):
@@ -78,12 +89,13 @@ def read_heads(folder: Path, target_head: Tensor) -> HeadWeights:
             residuals.append((taken(f"{name}.weight", (width, width)), bias))
         layers.append(residuals)
         name = f"lm_heads.{head}.weight"
-        outputs.append(taken(name, (num_columns, width)) if name in stored else shared)
+        is_own = name in stored
+        outputs.append(
+            words.rows(taken(name, (num_columns, width)), token_ids) if is_own else shared
+        )
     if stored:
         raise ValueError(f"heads {str(folder)!r} has {min(stored)}, which is no part of Medusa's")
-    if {len(each) for each in outputs} != {num_columns}:
-        raise ValueError(f"heads {str(folder)!r}: token_map has {num_columns} ids, lm_head others")
-    return HeadWeights(layers, outputs, token_ids)
+    return HeadWeights(layers, outputs, places)
 
 
 def _checked_ids(folder: Path, token_ids: Tensor | None, vocab_size: int) -> Tensor | None:

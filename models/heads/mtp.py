@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from models.heads.config import proposed_tokens, read_heads_config
-from models.heads.draft_ids import draft_ids, on_all_ids
+from models.heads.draft_ids import draft_ids
 from models.heads.folder import stored_weights
 from models.layers.family import refuse_other_families
 
@@ -40,12 +40,13 @@ class MtpParts(nn.Module):
 
     Args:
         model: the target, or its shape on the meta device; its last layer says what the head's is.
+        device: of the weights; None: the model's.
 
     Raises:
         ValueError: the target is not of a family whose layers are known.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, device: torch.device | None = None) -> None:
         super().__init__()
         config: Any = model.config
         refuse_other_families(model, "MTP heads")
@@ -63,6 +64,8 @@ class MtpParts(nn.Module):
         self.vocab_size = len(output.weight)
         self.draft_ids: Tensor | None = None  # [N]; None: all
         self.num_tokens = 1
+        if device is not None:
+            self.to_empty(device=device)
 
     def named_weights(self) -> dict[str, nn.Parameter]:
         """By the keys of the folder, without their prefix."""
@@ -84,8 +87,8 @@ class MtpParts(nn.Module):
         return weight[:, :width].contiguous(), weight[:, width:].contiguous()
 
 
-def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
-    """The MTP head of a folder for a target, in its type and on its device.
+def read_mtp(folder: Path, model: PreTrainedModel, device: torch.device | None = None) -> MtpParts:
+    """The MTP head of a folder for a target, in its type and on its device or another.
 
     Raises:
         ValueError: the folder holds no such head, or one for another target; names the key.
@@ -94,7 +97,7 @@ def read_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     name = f"heads {str(folder)!r}"
     if (num_layers := config.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"{name}: num_nextn_predict_layers must be 1, got {num_layers!r}")
-    parts = MtpParts(model)
+    parts = MtpParts(model, device)
     parts.num_tokens = proposed_tokens(name, config, 1)
     stored = stored_weights(folder)
     parts.draft_ids = draft_ids(name, stored.pop("d2t", None), parts.vocab_size)
@@ -137,20 +140,16 @@ class MtpForward:
     """`DraftLayer` by transformers' own layer.
 
     Args:
-        parts: as they were read.
-        model: the target, which its embedding and output layer are asked of.
-        output: [V, F] the weight that this layer was made of.
+        parts: as they were read, or this rank's share of their layer.
+        model: the target, which its embedding is asked of.
+        output: makes logits [n, V] of states [n, F].
     """
 
     takes_states = True
 
-    def __init__(self, parts: MtpParts, model: PreTrainedModel, output: Tensor) -> None:
-        self._parts, self._model, self._vocab_size = parts, model, len(output)
-        self.num_tokens = parts.num_tokens
-        self.num_bytes = parts.num_bytes
-        self._output: Tensor | None = None  # rows of the output layer that are wanted
-        if parts.draft_ids is not None:
-            self._output = output[parts.draft_ids]
+    def __init__(self, parts: MtpParts, model: PreTrainedModel, output: nn.Module) -> None:
+        self._parts, self._model, self._output = parts, model, output
+        self.num_tokens, self.num_bytes = parts.num_tokens, parts.num_bytes
         self._states = self.hidden = torch.empty(0)
 
     def take(self, states: Tensor) -> None:
@@ -170,6 +169,5 @@ class MtpForward:
         places = inner.rotary_emb(rows, position_ids=positions.unsqueeze(0))
         rows = parts.layer(rows, position_embeddings=places, paged=paged, use_cache=False)[0]
         self.hidden = parts.final_layernorm(rows if keep is None else rows[keep])
-        whole: Any = model.get_output_embeddings()
-        logits = whole(self.hidden) if self._output is None else self.hidden @ self._output.T
-        return on_all_ids(logits.float(), parts.draft_ids, self._vocab_size)
+        logits: Tensor = self._output(self.hidden)
+        return logits.float()

@@ -38,12 +38,15 @@ _QWEN_NAMES = {
 _COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's own
 
 
-def read_own_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
-    """The MTP layer of a target's checkpoint, in the target's type and on its device.
+def read_own_mtp(
+    folder: Path, model: PreTrainedModel, device: torch.device | None = None
+) -> MtpParts:
+    """The MTP layer of a target's checkpoint, in the target's type.
 
     Args:
         folder: of the target.
         model: the target, or its shape on the meta device.
+        device: of the weights; None: the model's.
 
     Raises:
         ValueError: it has none, or one that is not served; names the key.
@@ -52,7 +55,7 @@ def read_own_mtp(folder: Path, model: PreTrainedModel) -> MtpParts:
     config = read_heads_config(folder)
     if (num_layers := config.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"{name}: num_nextn_predict_layers must be 1, got {num_layers!r}")
-    parts, target = MtpParts(model), model.config
+    parts, target = MtpParts(model, device), model.config
     deepseek = f"model.layers.{target.num_hidden_layers}."
     stored = stored_under(folder, (deepseek, _QWEN))
     if not stored:

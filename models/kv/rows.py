@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.kv.block_pool import BlockTable
 
@@ -64,3 +64,36 @@ def further_slots(
         rows += sequence.shared_rows
         slots += sequence.slots(sequence.first_written, sequence.start, block_size)
     return rows, slots
+
+
+def copied_blocks(
+    sequences: Sequence[SequenceRows], block_size: int
+) -> tuple[list[int], list[int]]:
+    """Blocks that sequences begin with copies of, and where the copies go."""
+    pairs = [
+        (each.copied_block, each.table.block_ids[each.start // block_size])
+        for each in sequences
+        if each.copied_block is not None
+    ]
+    return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+def entered_blocks(sequences: Sequence[SequenceRows], block_size: int) -> list[int]:
+    """Blocks that a pass enters at their first slot: those that sessions just got."""
+    return [
+        sequence.table.block_ids[index]
+        for sequence in sequences
+        for index in range(
+            -(-sequence.first_written // block_size), sequence.num_blocks_read(block_size)
+        )
+    ]
+
+
+def with_ids(sequences: Sequence[SequenceRows], ids: Sequence[int]) -> list[SequenceRows]:
+    """The same rows with these token ids, of all of them in order."""
+    made, start = [], 0
+    for sequence in sequences:
+        stop = start + len(sequence.token_ids)
+        made.append(replace(sequence, token_ids=list(ids[start:stop])))
+        start = stop
+    return made

@@ -57,9 +57,9 @@ class GatheredLinear(nn.Module):
         leader_only: followers get none: for logits, which only the leader samples from.
     """
 
-    def __init__(self, linear: nn.Linear, ranks: Ranks, *, leader_only: bool) -> None:
+    def __init__(self, linear: nn.Module, ranks: Ranks, *, leader_only: bool) -> None:
         super().__init__()
-        self.linear: nn.Module = linear
+        self.linear = linear
         self._ranks = ranks
         self._leader_only = leader_only
 
@@ -120,6 +120,52 @@ class ParallelEmbedding(nn.Module):
         is_own = (local >= 0) & (local < len(self.weight))
         rows = nn.functional.embedding(local.where(is_own, 0), self.weight)
         return self._ranks.sum(rows.masked_fill_(~is_own.unsqueeze(-1), 0))
+
+
+def refuse_undivided(name: str, layer: nn.Module, plan: dict[str, str], world_size: int) -> None:
+    """Check that so many ranks can share a layer.
+
+    Args:
+        name: what it is of, for the refusal.
+        layer: with plain linear layers.
+        plan: style by module name, as of `parallel.plan.layer_plan`.
+        world_size: how many ranks.
+
+    Raises:
+        ValueError: a size is not divisible; names it.
+    """
+    for part, linear in layer.named_modules():
+        style = plan.get(part, "")
+        if type(linear) is nn.Linear and style in _COLUMN_STYLES + _ROW_STYLES:
+            size = linear.out_features if style in _COLUMN_STYLES else linear.in_features
+            if size % world_size:
+                raise ValueError(
+                    f"{name}: tensor_parallel_size {world_size} does not divide the {size} "
+                    f"of {part}"
+                )
+
+
+def divide(layer: nn.Module, plan: dict[str, str], ranks: Ranks) -> None:
+    """Keep, in place, this rank's share of a layer that it was given whole.
+
+    Args:
+        layer: with plain linear layers, which `refuse_undivided` has not refused.
+        plan: style by module name, as of `parallel.plan.layer_plan`.
+        ranks: who shares the layer.
+    """
+    for name, linear in layer.named_modules():
+        style = plan.get(name, "")
+        if type(linear) is nn.Linear and style in _COLUMN_STYLES + _ROW_STYLES:
+            dim = 0 if style in _COLUMN_STYLES else 1
+            linear.weight = _own_part(linear.weight, dim, ranks)
+            if linear.bias is not None and dim == 0:
+                linear.bias = _own_part(linear.bias, dim, ranks)
+    make_local(layer, plan, ranks)
+
+
+def _own_part(whole: Tensor, dim: int, ranks: Ranks) -> nn.Parameter:
+    part = whole.detach().chunk(ranks.world_size, dim=dim)[ranks.rank]
+    return nn.Parameter(part.clone(memory_format=torch.contiguous_format), requires_grad=False)
 
 
 def make_local(model: nn.Module, plan: dict[str, str], ranks: Ranks) -> None:

@@ -47,6 +47,12 @@ def tensor_parallel_plan(hf_config: PreTrainedConfig) -> dict[str, str]:
     return {**base, **(getattr(model_class, "_tp_plan", None) or {})}
 
 
+def layer_plan(plan: dict[str, str]) -> dict[str, str]:
+    """Style by module name within one decoder layer, of the plan of a whole model."""
+    inner = [(name.partition("layers.*."), style) for name, style in plan.items()]
+    return {name: style for (_, found, name), style in inner if found}
+
+
 def divides_heads(plan: dict[str, str]) -> bool:
     """Whether each rank has only its share of the attention heads."""
     return any(

@@ -1,7 +1,8 @@
 """The ranks that share one model, and what they say to each other: passes, sums, columns.
 
 Each rank is a process with one device. Rank 0 is the leader: it announces every pass
-(`message`), all ranks compute it together, and only the leader gets the logits. Tensors go
+(`message`) and every step of drafting, all ranks compute it together, and only the leader gets the
+logits. Tensors go
 over NCCL on CUDA and over gloo on a CPU; announcements always go over gloo, whose waits need no
 device. An announcement comes at least every `KEEP_ALIVE_S` seconds, so a follower's wait has a
 limit although an idle leader has nothing to compute.
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.kv.rows import SequenceRows
-from models.parallel.message import FRAME_INTS, Idle, Pass, PassMessage, Stop, decode, encode
+from models.parallel.message import FRAME_INTS, Idle, PassMessage, Stop, Work, decode, encode
 
 KEEP_ALIVE_S = 1.0
 
@@ -135,27 +134,27 @@ class TensorParallel:
 
     # --- announcements: the leader sends, followers receive, in the same order
 
-    def announce(self, sequences: Sequence[SequenceRows], block_size: int) -> None:
-        """Tell the followers what all ranks compute next. Leader only."""
-        self._send(Pass(list(sequences)), block_size)
+    def announce(self, work: Work, block_size: int = 1) -> None:
+        """Tell the followers what all ranks do next; `block_size` of passes. Leader only."""
+        self._send(work, block_size)
 
     def keep_alive(self) -> None:
         """Tell the followers that the leader lives, if they heard nothing lately. Leader only."""
         if self._is_open and time.monotonic() - self._announced_s >= KEEP_ALIVE_S:
             self._send(Idle(), 1)
 
-    def next_pass(self) -> list[SequenceRows] | None:
-        """What to compute next; None: the leader has stopped. Followers only.
+    def next_work(self) -> Work | None:
+        """What to do next; None: the leader has stopped. Followers only.
 
         Raises:
             RuntimeError: the leader is gone or was silent for too long.
         """
         while True:
             message = self._receive()
-            if isinstance(message, Pass):
-                return message.sequences
             if isinstance(message, Stop):
                 return None
+            if not isinstance(message, Idle):
+                return message
 
     def _send(self, message: PassMessage, block_size: int) -> None:
         ints = encode(message, block_size)
@@ -194,6 +193,18 @@ class TensorParallel:
         if bias is not None:
             total = total.add_(bias)
         return total.to(part.dtype)
+
+    def hand_out(self, tensor: Tensor) -> Tensor:
+        """Give the followers a tensor, which they take by `handed_out`. Leader only."""
+        tensor = tensor.contiguous()
+        dist.broadcast(tensor, 0, group=self._tensors)
+        return tensor
+
+    def handed_out(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """What the leader hands out, of this shape and of the type of `like`. Followers only."""
+        tensor = like.new_empty(shape)
+        dist.broadcast(tensor, 0, group=self._tensors)
+        return tensor
 
     def gather_columns(self, columns: Tensor) -> Tensor:
         """[..., C] of each rank -> [..., C * world_size], in rank order, on every rank."""

@@ -25,11 +25,10 @@ from models.config import DtypeName, EngineConfig
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
-from models.grammar.masks import NoMaskSource
 from models.kv.rows import SequenceRows
 from models.parallel.ranks import RankWaits, TensorParallel
 from models.protocol.messages import EngineReply, EngineRequest
-from tests.fakes.engines import EPOCH
+from tests.fakes.engines import EPOCH, ScriptedMasks
 from tests.harness.kv_memory import kv_bytes
 
 WAIT_S = 100.0
@@ -123,7 +122,7 @@ class Leader:
     def __init__(self, kind: str, runner: ModelRunner) -> None:
         make: Any = DraftEngine if kind == "draft" else TargetEngine
         self._runner = runner
-        self._engine = make(runner, NoMaskSource(), EPOCH)
+        self._engine = make(runner, ScriptedMasks(), EPOCH)
         self._tables: dict[str, Any] = {}
 
     def sizes(self) -> dict[str, Any]:
@@ -151,6 +150,12 @@ class Leader:
 
     def step(self) -> list[EngineReply]:
         return [reply for _, reply in self._engine.step()]
+
+    def fix_drafts(self, num_tokens: int, num_tree_rows: int) -> None:
+        self._engine.own_drafts.fix(num_tokens, num_tree_rows)
+
+    def num_preemptions(self) -> int:
+        return int(self._engine.stats().num_preemptions)
 
     def check_blocks(self) -> None:
         self._runner.pool.check([*self._engine.block_tables(), *self._tables.values()])

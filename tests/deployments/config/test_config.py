@@ -44,8 +44,8 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
             "draft.heads: only a target drafts by heads",
         ),
         (
-            {"target": {"model_path": "x", "heads": "y", "tensor_parallel_size": 2}},
-            "target: .*heads is served on device cpu with tensor_parallel_size 1 only",
+            {"target": {"model_path": "x", "heads": "y", "device": "cuda"}},
+            "target: .*heads is served on device cpu only so far, got 'cuda'",
         ),
         (
             {"target": {"model_path": "x", "heads": "y", "attention": "varlen"}},
@@ -57,7 +57,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         ),
         (
             {"target": {"model_path": "x", "early_exit": 1, "device": "cuda"}},
-            "target: .*early_exit is served on device cpu .* only so far, got device 'cuda'",
+            "target: .*early_exit is served on device cpu only so far, got 'cuda'",
         ),
         (
             {"target": {"model_path": "x", "early_exit": 1, "heads": "y"}},
@@ -79,7 +79,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
         "quantization",
         "quantization-device",
         "heads-of-a-draft",
-        "heads-ranks",
+        "heads-gpu",
         "heads-paged",
         "early-exit-of-a-draft",
         "early-exit-gpu",
@@ -92,6 +92,15 @@ def test_bad_key_is_refused_with_its_path(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         AppConfig.model_validate(tree(tmp_path) | extra)
+
+
+@pytest.mark.parametrize("own", [{"heads": "y"}, {"early_exit": 1}])
+def test_what_drafts_in_the_target_may_be_shared_by_ranks(
+    tmp_path: Path, own: dict[str, Any]
+) -> None:
+    target = {"model_path": "x", "tensor_parallel_size": 2, **own}
+    config = AppConfig.model_validate(tree(tmp_path) | {"target": target})
+    assert config.target.tensor_parallel_size == 2
 
 
 @pytest.mark.parametrize("key", ["tool_call_parser", "reasoning_parser"])

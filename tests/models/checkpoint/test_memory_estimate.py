@@ -26,7 +26,7 @@ def loaded_sizes(config: EngineConfig, ranks: TensorParallel | None = None) -> S
     loaded = load_checkpoint(config, ranks)
     num_values = loaded.num_layers * loaded.num_key_heads * loaded.head_dim
     itemsize = 4 if config.dtype == "float32" else 2
-    laid_out = lay_out(loaded, config, None, is_shared=ranks is not None)
+    laid_out = lay_out(loaded, config, None)
     return laid_out.packed.weight_bytes, 2 * num_values * itemsize
 
 

@@ -51,7 +51,7 @@ def config(**changes: Any) -> EngineConfig:
 
 def laid_out(noted: list[Any]) -> LaidOut:
     on_cpu = config()
-    made = lay_out(load_checkpoint(on_cpu), on_cpu, None, is_shared=False)
+    made = lay_out(load_checkpoint(on_cpu), on_cpu, None)
 
     def backend(num_blocks: int) -> Any:
         real = made.backend(num_blocks)

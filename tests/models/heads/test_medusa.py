@@ -39,7 +39,7 @@ def test_heads_with_outputs_of_their_own(write, tmp_path: Path) -> None:
     read = read_heads(write(tmp_path / "heads", weights), TARGET_HEAD)
     heads = MedusaHeads(read, VOCAB)
     assert len(heads) == NUM_HEADS
-    logits = heads.logits(STATES, 2)
+    logits = heads.logits(heads.states(STATES, 2))
     assert logits.shape == (5, 2, VOCAB)
     for head in range(2):
         expected = plain_logits(weights, head, own[f"lm_heads.{head}.weight"])
@@ -51,7 +51,8 @@ def test_heads_with_outputs_of_their_own(write, tmp_path: Path) -> None:
 def test_heads_that_share_the_targets_output(tmp_path: Path) -> None:
     weights = residuals(WIDTH)
     read = read_heads(write_new(tmp_path, weights, original_lm_head=True), TARGET_HEAD)
-    logits = MedusaHeads(read, VOCAB).logits(STATES, NUM_HEADS)
+    heads = MedusaHeads(read, VOCAB)
+    logits = heads.logits(heads.states(STATES, NUM_HEADS))
     for head in range(NUM_HEADS):
         expected = plain_logits(weights, head, TARGET_HEAD)
         torch.testing.assert_close(logits[:, head], expected)
@@ -63,7 +64,8 @@ def test_heads_over_a_part_of_the_vocabulary(tmp_path: Path) -> None:
     own = outputs(len(ids), WIDTH)
     weights = residuals(WIDTH) | own
     folder = write_new(tmp_path, weights | {"token_map": ids}, truncated_vocab_size=3)
-    logits = MedusaHeads(read_heads(folder, TARGET_HEAD), VOCAB).logits(STATES, 1)[:, 0]
+    heads = MedusaHeads(read_heads(folder, TARGET_HEAD), VOCAB)
+    logits = heads.logits(heads.states(STATES, 1))[:, 0]
     expected = plain_logits(weights, 0, own["lm_heads.0.weight"])
     torch.testing.assert_close(logits[:, ids], expected)
     assert bool((logits.isfinite().sum(dim=1) == len(ids)).all())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -24,66 +22,19 @@ from models.heads.config import TargetHeads, target_heads
 from models.heads.mtp_checkpoint import read_own_mtp
 from models.protocol.messages import Sampling
 from tests.cases.models.mtp import PREFIX, mtp_weights, repeating, write_mtp
+from tests.cases.models.own_mtp import as_deepseek, as_qwen, write_with
 from tests.fakes.engines import EPOCH, Client, Link, random_prompt, run_clients, tiny_checkpoint
 
 TARGET = tiny_checkpoint(noise=0.0)
-DEEPSEEK = {
-    "token_layernorm": "enorm",
-    "hidden_layernorm": "hnorm",
-    "input_proj": "eh_proj",
-    "final_layernorm": "shared_head.norm",
-}
-QWEN = {
-    "token_layernorm": "pre_fc_norm_embedding",
-    "hidden_layernorm": "pre_fc_norm_hidden",
-    "input_proj": "fc",
-    "final_layernorm": "norm",
-}
-
-
-def as_deepseek(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Behind the two layers of the tiny target, with the copies that such checkpoints have."""
-    target = load_file(TARGET / "model.safetensors")
-    made = {
-        f"model.layers.2.{_named(key, DEEPSEEK, '')}": _joined(key, value)
-        for key, value in weights.items()
-    }
-    made["model.layers.2.embed_tokens.weight"] = target["model.embed_tokens.weight"].clone()
-    made["model.layers.2.shared_head.head.weight"] = target["lm_head.weight"].clone()
-    return made
-
-
-def as_qwen(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"mtp.{_named(key, QWEN, 'layers.0.')}": _joined(key, v) for key, v in weights.items()}
-
-
-def _named(key: str, names: dict[str, str], layer: str) -> str:
-    part = key.removeprefix(PREFIX).removesuffix(".weight")
-    return f"{names[part]}.weight" if part in names else f"{layer}{key.removeprefix(PREFIX)}"
-
-
-def _joined(key: str, value: Tensor) -> Tensor:
-    """The embedding's half first."""
-    if not key.endswith("input_proj.weight"):
-        return value
-    width = len(value)
-    return torch.cat([value[:, width:], value[:, :width]], dim=1).contiguous()
-
-
 SPELLINGS: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
-    "deepseek": as_deepseek,
+    "deepseek": partial(as_deepseek, TARGET),
     "qwen": as_qwen,
 }
 
 
 def write_target(folder: Path, further: dict[str, Tensor], **config: object) -> Path:
     """The tiny target with further weights in its file."""
-    shutil.copytree(TARGET, folder)
-    fields = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(fields | config))
-    weights = load_file(folder / "model.safetensors") | further
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return write_with(folder, TARGET, further, **config)
 
 
 def config_of(target: Path, heads: str | None, attention: str = "auto") -> EngineConfig:
@@ -212,7 +163,7 @@ def test_other_weights_are_refused_by_name(
 
 
 def test_another_output_layer_is_refused(tmp_path: Path) -> None:
-    weights = as_deepseek(mtp_weights(TARGET))
+    weights = as_deepseek(TARGET, mtp_weights(TARGET))
     weights["model.layers.2.shared_head.head.weight"][3, 4] += 1
     own = write_target(tmp_path / "own", weights)
     with pytest.raises(ValueError, match=r"shared_head\.head\.weight must be equal to the target"):

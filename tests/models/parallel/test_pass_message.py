@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models.kv.block_pool import BlockPool
 from models.kv.rows import SequenceRows
-from models.parallel.message import Idle, Pass, Stop, decode, encode
+from models.parallel.message import (
+    ClearKeys,
+    DraftPass,
+    HeadPass,
+    Idle,
+    Pass,
+    PassMessage,
+    Stop,
+    decode,
+    encode,
+)
 
 BLOCK_SIZE = 4
 
@@ -22,29 +34,43 @@ def passes(draw: st.DrawFn) -> Pass:
         table.resize(start + len(token_ids) + draw(st.integers(0, 9)))
         num_logits = draw(st.integers(0, len(token_ids)))
         copied = draw(st.none() | st.integers(0, 199))
-        rows.append(SequenceRows(table, start, token_ids, num_logits, copied))
+        shared = tuple(draw(st.lists(st.integers(0, 99), max_size=3)))
+        rows.append(SequenceRows(table, start, token_ids, num_logits, copied, shared))
     return Pass(rows)
+
+
+def check_rows(read: Sequence[SequenceRows], sent: Sequence[SequenceRows]) -> None:
+    for one, got in zip(sent, read, strict=True):
+        assert (got.start, got.token_ids, got.num_logits) == (
+            one.start,
+            one.token_ids,
+            one.num_logits,
+        )
+        assert (got.copied_block, got.shared_rows) == (one.copied_block, one.shared_rows)
+        stop = one.start + len(one.token_ids)
+        assert got.table.num_tokens == stop
+        assert got.table.block_ids == one.table.block_ids[: -(-stop // BLOCK_SIZE)]
 
 
 @given(passes())
 def test_followers_get_what_the_pass_needs(message: Pass) -> None:
     read = decode(encode(message, BLOCK_SIZE))
     assert isinstance(read, Pass)
-    assert len(read.sequences) == len(message.sequences)
-    for sent, got in zip(message.sequences, read.sequences, strict=True):
-        assert (got.start, got.token_ids, got.num_logits, got.copied_block) == (
-            sent.start,
-            sent.token_ids,
-            sent.num_logits,
-            sent.copied_block,
-        )
-        stop = sent.start + len(sent.token_ids)
-        assert got.table.num_tokens == stop
-        assert got.table.block_ids == sent.table.block_ids[: -(-stop // BLOCK_SIZE)]
+    check_rows(read.sequences, message.sequences)
 
 
-@pytest.mark.parametrize("message", [Idle(), Stop()])
-def test_signals_survive(message: Idle | Stop) -> None:
+@given(passes(), st.integers(0, 8192))
+def test_steps_of_drafting_say_what_states_follow(message: Pass, width: int) -> None:
+    read = decode(encode(DraftPass(message.sequences, width), BLOCK_SIZE))
+    assert isinstance(read, DraftPass)
+    check_rows(read.sequences, message.sequences)
+    assert read.shape == (sum(len(each.token_ids) for each in message.sequences), width)
+
+
+@pytest.mark.parametrize(
+    "message", [Idle(), Stop(), HeadPass((3, 4, 4096)), ClearKeys([7, 0, 199]), ClearKeys([])]
+)
+def test_all_else_survives(message: PassMessage) -> None:
     assert decode(encode(message, BLOCK_SIZE)) == message
 
 
