@@ -151,6 +151,24 @@ class Leader:
     def step(self) -> list[EngineReply]:
         return [reply for _, reply in self._engine.step()]
 
+    def draft_logits(self, prompt: list[int]) -> list[Any]:
+        """Of a head behind a prompt, and behind its own tokens without the first block's keys."""
+        runner, end = self._runner, len(prompt)
+        table = runner.pool.new_table()
+        table.resize(end + 2)
+        runner.forward([SequenceRows(table, 0, prompt, 1)])
+        assert runner.hidden is not None
+        rows = [SequenceRows(table, 1, prompt[1:], 1)]
+        logits, states = runner.draft_pass(rows, runner.hidden[:-1])
+        found = [logits.numpy()]
+        runner.clear_draft_keys(table.block_ids[:1])
+        for place in (end, end + 1):
+            rows = [SequenceRows(table, place, [0], 1)]
+            logits, states = runner.draft_pass(rows, states, logits.argmax(dim=-1))
+            found.append(logits.numpy())
+        table.free()
+        return found
+
     def fix_drafts(self, num_tokens: int, num_tree_rows: int) -> None:
         self._engine.own_drafts.fix(num_tokens, num_tree_rows)
 

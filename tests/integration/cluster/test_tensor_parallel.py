@@ -112,8 +112,10 @@ class Held:
     channel: LinkChannel[EngineRequest, EngineReply]
 
 
-async def text_of(lease: EngineLease | Held, session_id: str, seq: int = 1) -> list[int]:
-    """The target's own text on PROMPT."""
+async def text_of(
+    lease: EngineLease | Held, session_id: str, seq: int = 1, own_length: int = 0
+) -> list[int]:
+    """The target's own text on PROMPT; it may draft so many tokens at a time itself."""
     header: dict[str, Any] = {"session_id": session_id, "epoch": lease.grant.endpoint.epoch}
     lease.channel.send(
         Open(**header, sampling=Sampling(temperature=0), eos_ids=[], prompt_len=len(PROMPT))
@@ -127,6 +129,8 @@ async def text_of(lease: EngineLease | Held, session_id: str, seq: int = 1) -> l
             tokens=PROMPT,
             draft=[],
             run_on=NUM_TOKENS - 1,
+            own_drafts=own_length > 0,
+            own_length=own_length,
         )
     )
     tokens: list[int] = []
@@ -134,8 +138,10 @@ async def text_of(lease: EngineLease | Held, session_id: str, seq: int = 1) -> l
         async with asyncio.timeout(WAIT_S):
             verdict = await lease.channel.receive()
         assert isinstance(verdict, Verdict), verdict
-        tokens.append(verdict.token)
-    return tokens
+        if verdict.seq == seq:
+            assert verdict.part == 0 or verdict.num_own_drafted == own_length
+            tokens += [*verdict.own, verdict.token]
+    return tokens[:NUM_TOKENS]
 
 
 async def stats_become(**wanted: Any) -> None:
@@ -208,20 +214,25 @@ async def test_lease_of_a_dead_router_ends(links: LinkClient) -> None:
     await stats_become(num_leases=0, num_sessions=0)
 
 
-async def test_a_pass_that_hangs_loses_the_group(links: LinkClient, model_path: str) -> None:
+@pytest.mark.parametrize("own_length", [0, 2], ids=["plain", "early exit"])
+async def test_a_pass_that_hangs_loses_the_group(
+    links: LinkClient, model_path: str, expected: list[int], own_length: int
+) -> None:
     """The follower's process is stopped, but only the pass has a short limit here."""
-    group = RankGroup("target", model(model_path, stall_timeout_s=WAIT_S, step_timeout_s=2.0), LINK)
+    limits: dict[str, Any] = {"stall_timeout_s": WAIT_S, "step_timeout_s": 2.0}
+    served = model(model_path, **limits, early_exit=1 if own_length else None)
+    group = RankGroup("target", served, LINK)
     try:
         grant = (await group.start())[0].grant
         assert grant is not None
         watch = asyncio.create_task(group.watch())
         await group.leader.admit.remote("h", links.public_key)
         lease = Held(grant, links.channel(grant.endpoint, "h", EngineReply))
-        await text_of(lease, "h")
+        assert await text_of(lease, "h", own_length=own_length) == expected
         os.kill(group.pids[1], signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
-                await text_of(lease, "h", seq=2)
+                await text_of(lease, "h", seq=2, own_length=own_length)
         assert not watch.done()
         async with asyncio.timeout(WAIT_S):
             reason = await watch

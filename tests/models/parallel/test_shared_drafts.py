@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,7 +21,7 @@ from models.engine.target import TargetEngine
 from models.protocol.messages import Sampling
 from tests.cases.models.eagle3 import eagle3_weights, early, write_eagle3
 from tests.cases.models.medusa import residuals, write_new
-from tests.cases.models.mtp import repeating, write_mtp
+from tests.cases.models.mtp import mtp_weights, repeating, write_mtp
 from tests.cases.models.own_mtp import as_qwen, write_with
 from tests.cases.tiny_llama import write_tiny_llama
 from tests.fakes.engines import (
@@ -51,8 +52,9 @@ MAX_TICKS = 3000
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
     "sampled": Sampling(temperature=0.05, seed=5),
-    "truncated": Sampling(temperature=0.05, top_k=20, top_p=0.9, min_p=0.01, seed=6),
-    "penalised": Sampling(temperature=0.05, seed=7, presence_penalty=0.01),
+    "shaped": Sampling(
+        temperature=0.05, top_k=20, top_p=0.9, min_p=0.01, presence_penalty=0.01, seed=6
+    ),
 }
 KINDS = ("medusa", "mtp", "checkpoint", "eagle3", "early exit")
 Engines = dict[int, SharedEngine]
@@ -271,6 +273,31 @@ def test_ranks_without_a_word_of_the_heads(
             engine.ranks[0].call("fix_drafts", NUM_TOKENS, 0)
         assert compare(engines, plain, prompts_of(5, 16, 70), SAMPLINGS["greedy"]) > 0
         assert engines[4].stop() == [0] * 4
+
+
+def random_head(kind: str, target: Path, folder: Path) -> Path:
+    """A layer that says more than what it is given, with norms of queries and keys or without."""
+    if kind == "mtp":
+        return write_mtp(folder, mtp_weights(target, seed=4))
+    weights = eagle3_weights(target, seed=4, width=48 if kind == "narrow eagle3" else None)
+    if kind == "narrow eagle3":
+        for name in ("q_norm", "k_norm"):
+            norm = weights["norm.weight"][:16].clone()
+            weights[f"layers.0.self_attn.{name}.weight"] = norm
+    return write_eagle3(folder, target, weights)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "narrow eagle3"])
+def test_a_step_of_all_ranks_is_that_of_one(kind: str, target: Path, tmp_path: Path) -> None:
+    key = {"heads": str(random_head(kind, target, tmp_path))}
+    found = []
+    for size in (1, 4):
+        with shared_engine("target", size, target, **LIMITS | key) as engine:
+            logits = engine.ranks[0].call("draft_logits", random_prompt(3, 40))
+            found.append(torch.from_numpy(np.concatenate(logits)))
+    alone, shared = found
+    assert alone.shape == (3, VOCAB_SIZE)
+    torch.testing.assert_close(shared, alone, rtol=0, atol=1e-4)
 
 
 def test_a_head_that_ranks_cannot_share_is_refused_by_its_size(
