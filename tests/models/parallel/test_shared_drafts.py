@@ -20,6 +20,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.protocol.messages import Sampling
 from tests.cases.models.eagle3 import eagle3_weights, early, write_eagle3
+from tests.cases.models.llama_family import CONFIGS, write
 from tests.cases.models.medusa import residuals, write_new
 from tests.cases.models.mtp import mtp_weights, repeating, write_mtp
 from tests.cases.models.own_mtp import as_qwen, write_with
@@ -287,16 +288,29 @@ def random_head(kind: str, target: Path, folder: Path) -> Path:
     return write_eagle3(folder, target, weights)
 
 
+def step_logits(target: Path, heads: Path, size: int) -> torch.Tensor:
+    """Of the first steps of a draft, [3, V]."""
+    with shared_engine("target", size, target, **LIMITS, heads=str(heads)) as engine:
+        logits = engine.ranks[0].call("draft_logits", random_prompt(3, 40))
+    return torch.from_numpy(np.concatenate(logits))
+
+
 @pytest.mark.parametrize("kind", ["mtp", "eagle3", "narrow eagle3"])
 def test_a_step_of_all_ranks_is_that_of_one(kind: str, target: Path, tmp_path: Path) -> None:
-    key = {"heads": str(random_head(kind, target, tmp_path))}
-    found = []
-    for size in (1, 4):
-        with shared_engine("target", size, target, **LIMITS | key) as engine:
-            logits = engine.ranks[0].call("draft_logits", random_prompt(3, 40))
-            found.append(torch.from_numpy(np.concatenate(logits)))
-    alone, shared = found
+    heads = random_head(kind, target, tmp_path)
+    alone, shared = (step_logits(target, heads, size) for size in (1, 4))
     assert alone.shape == (3, VOCAB_SIZE)
+    torch.testing.assert_close(shared, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "llama-own-head-size", "mistral-window", "qwen2", "qwen3"]
+)
+def test_a_step_behind_any_of_the_family(name: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    write(CONFIGS[name], target)
+    heads = write_mtp(tmp_path / "heads", mtp_weights(target, seed=4))
+    alone, shared = (step_logits(target, heads, size) for size in (1, 2))
     torch.testing.assert_close(shared, alone, rtol=0, atol=1e-4)
 
 
