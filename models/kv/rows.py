@@ -84,7 +84,8 @@ def entered_blocks(sequences: Sequence[SequenceRows], block_size: int) -> list[i
         sequence.table.block_ids[index]
         for sequence in sequences
         for index in range(
-            -(-sequence.first_written // block_size), sequence.num_blocks_read(block_size)
+            -(-sequence.first_written // block_size),
+            -(-(sequence.start + len(sequence.token_ids)) // block_size),
         )
     ]
 
