@@ -44,7 +44,8 @@ class Segment:
 class Round:
     """What one round has the target do. `draft_probs` are those of exactly this draft.
 
-    `why` explains the plan, where the request asks for it.
+    `candidates` are beside its tokens, by place and rank; of them `side_tokens`, as (place, token),
+    are verified. `why` explains the plan, where the request asks for it.
     """
 
     plan: RoundPlan
@@ -52,7 +53,17 @@ class Round:
     draft: Sequence[int] = ()
     draft_probs: DraftProbs | None = None
     segments: Sequence[Segment] = ()  # of the draft, in order
+    candidates: Sequence[Sequence[int]] = ()
+    side_tokens: Sequence[tuple[int, int]] = ()
     why: Explanation | None = None
+
+    def drafter_at(self, place: int) -> DrafterTraits:
+        """Who drafted the token at a place of the draft."""
+        for segment in self.segments:
+            if place < segment.num_tokens:
+                return segment.drafter
+            place -= segment.num_tokens
+        raise ValueError(f"the draft has {len(self.draft)} tokens, none at place {place}")
 
 
 class RoundWatch:
@@ -134,7 +145,7 @@ class RoundWatch:
         """A verdict of the round came; its first says what became of the draft."""
         self.stats.add_verdict(self._since, verdict.timing)
         self._asked = asked
-        self._num_tokens += 1 + verdict.num_accepted + len(verdict.own)
+        self._num_tokens += 1 + verdict.num_accepted + len(verdict.own) + len(verdict.side)
         if verdict.num_own_drafted:
             own = [(HEADS.name, verdict.num_own_drafted)]
             self.stats.add_acceptance(own, len(verdict.own))
@@ -185,9 +196,15 @@ class RoundWatch:
         self.stats.add_acceptance(
             [(segment.drafter.name, segment.num_tokens) for segment in asked.segments], num_accepted
         )
+        if verdict.num_side_drafted and asked.side_tokens:
+            drafter = asked.drafter_at(asked.side_tokens[0][0])
+            self.stats.add_side(drafter.name, verdict.num_side_drafted, len(verdict.side))
         # A drafted eos that the target samples too comes back as its token: it was right as well.
-        is_eos_right = num_accepted < len(draft) and draft[num_accepted] == verdict.token
+        said = (*verdict.side, verdict.token)[0]
+        is_eos_right = num_accepted < len(draft) and draft[num_accepted] == said
         num_right = num_accepted + is_eos_right
+        if not is_eos_right and num_accepted < len(asked.candidates):
+            self._observe_beside(asked, num_accepted, said)
         for segment in asked.segments:
             if segment.is_planned:
                 self.planner.observe(
@@ -196,6 +213,12 @@ class RoundWatch:
             num_right -= segment.num_tokens
             if num_right < 0:  # what follows was never looked at
                 return
+
+    def _observe_beside(self, asked: Round, place: int, said: int) -> None:
+        """The drafted token at a place was wrong: was a candidate beside it right?"""
+        if ids := asked.candidates[place]:
+            rank = ids.index(said) if said in ids else None
+            self.planner.observe_beside(asked.drafter_at(place), rank)
 
 
 def _num_common(guess: Sequence[int], drafted: Sequence[int]) -> int:

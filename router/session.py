@@ -18,7 +18,7 @@ from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.comparing.replays import SessionReplays
 from router.drafters.chain import ChainTerms, NamedFree
-from router.drafters.choice import choose_drafters, draft_models, fixed_length
+from router.drafters.choice import choose_drafters, draft_models, fixed_length, max_side_tokens
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
@@ -171,7 +171,7 @@ class _Builder:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            drafting=self._drafting(watch),
+            drafting=self._drafting(watch, verifier),
             verifier=verifier,
             chooser=verifier,
             guard=guard,
@@ -254,12 +254,12 @@ class _Builder:
         settled, edge = self._estimate(FORCED), self._estimate(FORCED_EDGE)
         return ForcedText(len(self._committed), settled, edge)
 
-    def _drafting(self, watch: RoundWatch) -> Drafting:
+    def _drafting(self, watch: RoundWatch, verifier: RemoteVerifier) -> Drafting:
         drafters, guesses, smaller = self._drafters(), None, self._smaller_draft()
         if self._guesses or smaller is not None:
             pool = self._services.memory.guess_odds(self._task_class())
             guesses = Guesses(drafters, MatchOdds(pool), watch.costs, smaller)
-        return Drafting(drafters, self._committed, watch, self._terms(), guesses)
+        return Drafting(drafters, self._committed, watch, self._terms(verifier), guesses)
 
     @property
     def _guesses(self) -> bool:
@@ -309,13 +309,16 @@ class _Builder:
         recent = self._services.memory.recent(self._request.cache_salt)
         return () if recent is None else (recent,)
 
-    def _terms(self) -> ChainTerms:
+    def _terms(self, verifier: RemoteVerifier) -> ChainTerms:
         """The chains of the session's drafts; a fixed k is of all their tokens together."""
+        most = max_side_tokens(self._request, self._services.speculation, self._fixed)
         return ChainTerms(
             front=self._front(),
             max_tokens=self._max_draft_tokens(),
             max_free_tokens=self._num_free_tokens(),
             survival=lambda drafter, num: self._estimates[drafter.name].survival(num),
+            max_side_tokens=lambda: most if verifier.takes_trees else 0,
+            beside=lambda drafter: self._estimates[drafter.name].beside.rates(),
         )
 
     def _front(self) -> tuple[NamedFree, ...]:

@@ -91,7 +91,10 @@ class LocalEngines:
 
     def _add(self, name: str, engine: DraftEngine | TargetEngine, runner: ModelRunner) -> None:
         self._pools[name] = self._device.pool(
-            engine, epoch=_EPOCH, max_model_len=runner.max_model_len
+            engine,
+            epoch=_EPOCH,
+            max_model_len=runner.max_model_len,
+            takes_trees=runner.takes_trees,
         )
 
     def _masks(self) -> LocalMaskSource:

@@ -302,7 +302,9 @@ def name_of(k: int | None) -> str:
 def _pool(
     device: InlineDevice, engine: DraftEngine | TargetEngine, runner: ModelRunner
 ) -> InlinePool:
-    return device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
+    return device.pool(
+        engine, epoch=_EPOCH, max_model_len=runner.max_model_len, takes_trees=runner.takes_trees
+    )
 
 
 def make_request(

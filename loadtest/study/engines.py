@@ -237,7 +237,9 @@ class Engines:
         )
 
     def _pool(self, engine: DraftEngine | TargetEngine, runner: ModelRunner) -> InlinePool:
-        return self._device.pool(engine, epoch=_EPOCH, max_model_len=runner.max_model_len)
+        return self._device.pool(
+            engine, epoch=_EPOCH, max_model_len=runner.max_model_len, takes_trees=runner.takes_trees
+        )
 
 
 def _lookup_limits(way: Way) -> SpeculationLimits:

@@ -21,6 +21,7 @@ from models.engine.base import Engine
 from models.engine.choices.forks import Forks, Weighing
 from models.engine.choices.scoring import draw_choice
 from models.engine.drafting.own import Drafted, OwnDrafts
+from models.engine.drafting.trees import num_common
 from models.engine.jobs import Outgoing
 from models.engine.logprobs import note_logprobs
 from models.engine.notices import QUEUED_INTERVAL_S
@@ -29,6 +30,7 @@ from models.engine.sampler import verify_rows
 from models.grammar.masks import MaskSource
 from models.protocol.messages import Choose, Chosen, EngineQuestion, Verdict, Verify
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
+from models.sampling.draft_tree import DraftTree, with_side_tokens
 from models.sampling.verification import (
     Acceptance,
     accept_in_tree,
@@ -110,6 +112,7 @@ class TargetEngine(Engine):
             num_logits=len(draft) + 1,
             steps_left=message.run_on,
             draft=draft,
+            tree=self._side_tree(session, message, draft),
             draft_rows=draft_rows[: len(draft)],
             drafts_itself=message.own_drafts and self.own_drafts is not None,
         )
@@ -144,6 +147,20 @@ class TargetEngine(Engine):
         self._window.note_message(session.session_id, job.ready_s, job.num_logits)
         session.committed_len = length
         self._jobs.start(session, job)
+
+    def _side_tree(self, session: Session, message: Verify, draft: list[int]) -> DraftTree | None:
+        """The draft with the message's side tokens, where these can be verified; else None.
+
+        Masks are those of one path, and a rule that asks for distributions takes one draft.
+        """
+        opened = session.opened
+        if (
+            not self._runner.takes_trees
+            or opened.constraint is not None
+            or needs_draft_probs(opened.sampling)
+        ):
+            return None
+        return with_side_tokens(message.tokens[-1], draft, message.side_tokens, opened.eos_ids)
 
     def _draft_rows(self, session: Session, message: Verify) -> list[DraftRow]:
         """What the draft's tokens were sampled from; empty where the rule does not ask.
@@ -262,26 +279,29 @@ class TargetEngine(Engine):
     def _answer_verdict(
         self, session: Session, job: Job, verdict: Acceptance, *, is_last: bool
     ) -> None:
-        own: list[int] = []
-        if job.has_own_draft and self.own_drafts is not None:
-            last = len(session.tokens) - 1  # the verdict's own token is there already
-            own = session.tokens.ids[last - verdict.num_accepted : last]
-            self.own_drafts.note(job, [*own, verdict.token])
+        last = len(session.tokens) - 1  # the verdict's own token is there already
+        accepted = session.tokens.ids[last - verdict.num_accepted : last]
+        is_own = job.has_own_draft
+        if is_own and self.own_drafts is not None:
+            self.own_drafts.note(job, [*accepted, verdict.token])
+        num_first = num_common(job.draft, accepted)  # of the first path
         self._jobs.answer(
             session,
             Verdict(
                 session_id=session.session_id,
                 seq=job.seq,
                 part=job.part,
-                num_accepted=0 if job.has_own_draft else verdict.num_accepted,
+                num_accepted=0 if is_own else num_first,
                 token=verdict.token,
                 is_last=is_last,
                 timing=job.take_timing(self._clock()),
                 logprobs=job.logprobs[: verdict.num_accepted + 1],
                 prompt_logprobs=self._prompt_logprobs(session, job),
                 num_cached_tokens=session.take_cached_tokens(),
-                own=own,
-                num_own_drafted=job.num_drafted if job.has_own_draft else 0,
+                own=accepted if is_own else [],
+                num_own_drafted=job.num_drafted if is_own else 0,
+                side=[] if is_own else accepted[num_first:],
+                num_side_drafted=0 if is_own else job.num_side_rows,
             ),
         )
 

@@ -25,11 +25,16 @@ from models.protocol.choosing import Chosen as Chosen
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.grammars import Grammar as Grammar  # most know it from here
 from models.protocol.grammars import GrammarCheck, GrammarChecked
+from models.protocol.leases import Endpoint as Endpoint
+from models.protocol.leases import LeaseGrant as LeaseGrant
+from models.protocol.leases import LeaseRequest as LeaseRequest
 from models.protocol.parts import Timing as Timing
 from models.protocol.parts import TokenLogprobs as TokenLogprobs
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
+MAX_SIDE_TOKENS = 64  # beside a draft's, which are rows of the same pass
+MAX_RANKS = 8  # candidates for a place of a draft
 Verification = str  # the name of one of `rules.RULES`
 Cut = Literal["", "eos", "mask_late", "mask_missing", "context", "starved", "deadline"]
 
@@ -76,35 +81,6 @@ class DraftProbs(msgspec.Struct, frozen=True, kw_only=True):
     probs: bytes  # [num_tokens * num_pairs] float32
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a link server listens. `public_key` is its CURVE key (Z85)."""
-
-    address: str  # "tcp://10.0.0.7:41234"
-    public_key: str
-    epoch: int
-
-
-class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks a replica to admit one session from the router that owns `public_key` (CURVE, Z85)."""
-
-    session_id: str
-    public_key: str
-
-
-class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """First item of a lease: where the replica's link listens and what it serves.
-
-    `asker_key` is the CURVE key with which this engine asks constraint services for masks; the
-    router introduces it there (`GrammarOpen.peers`). Empty for a constraint replica.
-    """
-
-    endpoint: Endpoint
-    asker_key: str = ""
-    max_model_len: int = 0  # tokens; 0 for a constraint replica
-    batch_invariant: bool = False
-    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: unknown
-
-
 # --- router -> engine -------------------------------------------------------------------------
 
 
@@ -128,6 +104,8 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
 
     With `replays` the answer has the token that the model says after each token of `guess`, and
     before the first: each given those of the guess before it, whether they are its own or not.
+
+    With `num_ranks` above 1 the answer may have `candidates` as well, which cost no step.
     """
 
     session_id: str
@@ -140,6 +118,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     deadline_ms: float  # from arrival; then the answer is what has been drafted
     guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
     replays: bool = False
+    num_ranks: int = 1  # candidates for each place, its drafted token the first
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
@@ -151,6 +130,10 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
 
     An engine with heads may draft for those steps itself, where `own_drafts` allows it: then a step
     brings several tokens.
+
+    `side_tokens` are (place, token): what else may stand at that place of the draft, which ends
+    there then. They are left out where they cannot be verified (`LeaseGrant.takes_trees`), where
+    there is no room for their rows, under a constraint, and by rules that ask for distributions.
     """
 
     session_id: str
@@ -164,6 +147,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     draft_probs: DraftProbs | None = None  # if the rule needs them; None: each came for certain
     own_drafts: bool = False
     own_length: int = 0  # tokens of each of these, where they fit; 0: as many as pay
+    side_tokens: list[tuple[int, int]] = []
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
@@ -181,6 +165,9 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
 
     `context`: the text is as long as the draft model can ever read. `starved`: other sessions hold
     the KV blocks it needs, which will pass.
+
+    `candidates`: for each place, where it was asked for and is known, the tokens that are likeliest
+    to stand there if the drafted one does not, the likeliest first.
     """
 
     session_id: str
@@ -190,6 +177,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, tag="proposal"):
     step_ms: float  # what one draft step costs now
     draft_probs: DraftProbs | None = None  # if the rule needs them
     cut: Cut = ""
+    candidates: list[list[int]] = []
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
@@ -201,6 +189,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
 
     Of a draft that the engine made itself (`Verify.own_drafts`) `own` are the tokens accepted: they
     commit before `token`. It may have been a tree: `num_own_drafted` counts tokens of all paths.
+
+    `side` is the side token that was accepted behind these `num_accepted`, if any: it commits
+    before `token`. `num_side_drafted` were verified.
     """
 
     session_id: str
@@ -215,6 +206,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     num_cached_tokens: int = 0  # found in the prefix cache since the session's last verdict
     own: list[int] = []
     num_own_drafted: int = 0
+    side: list[int] = []
+    num_side_drafted: int = 0
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):

@@ -67,6 +67,7 @@ class Job:
     draft_rows: list[DraftRow] = field(default_factory=list)  # where it came from; `rejection` only
     guess: list[int] = field(default_factory=list)  # of what the draft will say; its rows' tokens
     replays: bool = False  # its answer is what is said in each row of the guess
+    num_ranks: int = 1  # candidates to name for each place of its draft
     drafts_itself: bool = False  # its plain steps may verify drafts of the engine's own
     has_own_draft: bool = False  # `draft` is one
     part: int = 0

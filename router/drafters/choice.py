@@ -11,11 +11,12 @@ from itertools import islice
 
 from models.heads.config import TargetHeads
 from models.protocol.errors import InvalidRequest
+from models.protocol.rules import RULES
 from router.drafters.heads import check_heads, names_heads
 from router.drafters.kind import DrafterKind
 from router.drafters.registry import drafters_of
 from router.limits import SpeculationLimits
-from router.types import SpeculationSettings
+from router.types import GenerationRequest, SpeculationSettings
 
 
 def choose_drafters(
@@ -128,3 +129,22 @@ def _check(
         raise InvalidRequest(
             f"speculation.drafter: {name!r} {kind.absence}", param="speculation.drafter"
         )
+
+
+def max_side_tokens(
+    request: GenerationRequest, allowed: SpeculationLimits, fixed: int | None
+) -> int:
+    """Tokens beside a draft model's drafts that a target may verify; 0: drafts are chains.
+
+    Masks are those of one path, and a rule that asks for distributions takes one draft.
+
+    Args:
+        request: what is generated.
+        allowed: the limits of the deployment.
+        fixed: k of the session, which its drafts are then measured by; None: it is chosen live.
+    """
+    sampling = request.sampling
+    needs_probs = sampling.temperature > 0 and RULES[sampling.verification].needs_draft_probs
+    if fixed is not None or request.grammar is not None or needs_probs:
+        return 0
+    return allowed.max_num_side_tokens

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.chain import LEAST_SURVIVAL, Chain, ChainTerms
+from router.drafters.chain import LEAST_SURVIVAL, NUM_RANKS, Chain, ChainTerms
 from router.drafters.guesses import Guesses
 from router.drafters.shadow import ShadowDraft
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
@@ -114,6 +114,8 @@ class Drafting:
             planned_at=planned_at,
             draft=chain.tokens,
             draft_probs=chain.draft_probs,
+            candidates=chain.candidates,
+            side_tokens=chain.side_tokens(),
             segments=chain.segments,
             why=why,
         )
@@ -142,7 +144,8 @@ class Drafting:
         if num_tokens == 0:
             return
         guess, guess_ms = await self._guess(chain.text, num_tokens)
-        proposals = await self._drafters.propose(chain.text, num_tokens, guess)
+        num_ranks = NUM_RANKS if self._terms.max_side_tokens() else 1
+        proposals = await self._drafters.propose(chain.text, num_tokens, guess, num_ranks)
         for named in proposals:
             self._watch.note_proposal(
                 named.drafter, named.proposal, named.elapsed_ms, named.guess, guess_ms

@@ -8,6 +8,9 @@ long not seen, it takes from the position before, and of the first one from the 
 where short drafts begin to stand, longer ones look worth it again. Positions from `_NUM_POSITIONS`
 on share one estimate (Kaplan-Meier with a tied tail).
 
+Where a drafted token is wrong, one of the candidates beside it may be right. How often each of them
+is, by its rank, is nearly the same at every place (`RankHits`).
+
 A drafter that copies has no draft where nothing repeats. In which share of the passes that are to
 have one there is one is estimated in the same way, apart from what becomes of it: rows and tokens
 of a round are expected by both.
@@ -25,6 +28,8 @@ _POOL_WEIGHT = 20.0  # observations a session needs to outweigh its pool
 _PRIOR_WEIGHT = 20.0  # observations a pool needs to outweigh its start
 _PRESENCE_WEIGHT = 20.0  # passes that a pool needs to outweigh that each has a draft
 _NUM_POSITIONS = 4
+# Of candidates beside a wrong token, by rank; the demo's draft model has (0.45, 0.13, 0.12).
+_PRIOR_HITS = (0.4, 0.12, 0.06)
 
 
 class _Hazards:
@@ -62,17 +67,40 @@ class _Presence:
         self.had = keep * self.had + (num_missed == 0)
 
 
+class RankHits:
+    """How often the candidate of each rank is right, the drafted token being wrong."""
+
+    def __init__(self) -> None:
+        self._num_wrong = _PRIOR_WEIGHT
+        self._hits = [_PRIOR_WEIGHT * share for share in _PRIOR_HITS]
+
+    def observe(self, rank: int | None) -> None:
+        """A drafted token was wrong, and the candidate of this rank right; None: none of them."""
+        self._num_wrong = _POOL_FORGETTING * self._num_wrong + 1.0
+        self._hits = [_POOL_FORGETTING * hits for hits in self._hits]
+        if rank is not None and rank < len(self._hits):
+            self._hits[rank] += 1.0
+
+    def rates(self) -> list[float]:
+        """By rank, from the likeliest on; a rank that is not there is never right."""
+        return [hits / self._num_wrong for hits in self._hits]
+
+
 class AcceptancePool:
     """What all sessions of one drafter and task class have seen.
 
     Args:
         prior: acceptance per position before anything was observed.
+
+    Attributes:
+        beside: of candidates beside its drafts.
     """
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
         self._hazards = _Hazards(_POOL_FORGETTING)
         self._presence = _Presence(_POOL_FORGETTING)
+        self.beside = RankHits()
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Take in one round: `num_accepted` of `num_drafted` tokens were accepted."""
@@ -111,6 +139,11 @@ class AcceptanceEstimate:
             return
         self._hazards.observe(num_drafted, num_accepted)
         self._pool.observe(num_drafted, num_accepted)
+
+    @property
+    def beside(self) -> RankHits:
+        """Of candidates beside its drafts, in all sessions."""
+        return self._pool.beside
 
     def observe_presence(self, num_missed: int) -> None:
         """A draft was asked for: it came (0), or the target went on alone for so many passes."""

@@ -51,6 +51,9 @@ class FixedPlanner:
     def observe(self, drafter: DrafterTraits, num_drafted: int, num_accepted: int) -> None:
         """A fixed length learns nothing, here and below."""
 
+    def observe_beside(self, drafter: DrafterTraits, rank: int | None) -> None:
+        """See `observe`."""
+
     def observe_shadow(self, num_drafted: int, num_matched: int, elapsed_ms: float) -> None:
         """See `observe`."""
 

@@ -193,6 +193,7 @@ async def local_service(
         epoch=1,
         max_model_len=max_model_len,
         kv_cache_tokens=pool.num_blocks * pool.block_size,
+        takes_trees=target_runner.takes_trees,
     )
     draft = draft_pool = None
     if draft_path is not None:

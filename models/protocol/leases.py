@@ -1,0 +1,35 @@
+"""Where a process listens, and the right to keep a session there. Needs msgspec only."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a link server listens. `public_key` is its CURVE key (Z85)."""
+
+    address: str  # "tcp://10.0.0.7:41234"
+    public_key: str
+    epoch: int
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks a replica to admit one session from the router that owns `public_key` (CURVE, Z85)."""
+
+    session_id: str
+    public_key: str
+
+
+class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """First item of a lease: where the replica's link listens and what it serves.
+
+    `asker_key` is the CURVE key with which this engine asks constraint services for masks; the
+    router introduces it there (`GrammarOpen.peers`). Empty for a constraint replica.
+    """
+
+    endpoint: Endpoint
+    asker_key: str = ""
+    max_model_len: int = 0  # tokens; 0 for a constraint replica
+    batch_invariant: bool = False
+    kv_cache_tokens: int = 0  # most tokens that one session can have room for; 0: unknown
+    takes_trees: bool = False  # whether side tokens of drafts are verified here
