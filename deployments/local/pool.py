@@ -115,7 +115,7 @@ class LocalEnginePool:
     Args:
         engine: a draft or target engine; the pool's thread owns it from `start` on.
         epoch: the epoch the engine was made with.
-        max_model_len, kv_cache_tokens, takes_trees: published in the grant.
+        max_model_len, kv_cache_tokens: published in the grant.
         max_sessions: leases at a time; a further one waits for its turn.
         idle_timeout_s: leases of sessions silent for longer end.
     """
@@ -127,7 +127,6 @@ class LocalEnginePool:
         epoch: int,
         max_model_len: int,
         kv_cache_tokens: int = 0,
-        takes_trees: bool = False,
         max_sessions: int = 256,
         idle_timeout_s: float = 600.0,
     ) -> None:
@@ -136,7 +135,6 @@ class LocalEnginePool:
             asker_key="local",
             max_model_len=max_model_len,
             kv_cache_tokens=kv_cache_tokens,
-            takes_trees=takes_trees,
         )
         self._port = _LocalPort()
         self._loop = EngineLoop(engine, self._port, idle_timeout_s=idle_timeout_s)

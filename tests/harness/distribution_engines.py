@@ -37,6 +37,7 @@ _BATCH = 250  # sessions at a time; the planner's work grows with the square of 
 _NOISE = 0.1  # of weights that are about 0.2
 _NO_NOTICES_S = 1e6
 _BLOCK_SIZE = 16  # one block holds a whole session
+_BLOCKS_EACH = 10  # and as many more side paths of its draft
 
 
 @cache
@@ -78,7 +79,7 @@ def _runner(name: str, heads: str | None = None) -> ModelRunner:
             heads=heads,
             dtype="float32",
             max_model_len=_BLOCK_SIZE,
-            kv_cache_tokens=_BLOCK_SIZE * _BATCH,
+            kv_cache_tokens=_BLOCK_SIZE * _BATCH * _BLOCKS_EACH,
             block_size=_BLOCK_SIZE,
             max_num_batched_tokens=2 * _BLOCK_SIZE * _BATCH,
             num_threads=1,
@@ -98,6 +99,7 @@ class Run:
 
     texts: list[tuple[int, ...]] = field(default_factory=list)
     first_stood: list[bool] = field(default_factory=list)
+    num_side: int = 0  # tokens accepted beside drafts
 
 
 def run_sessions(
@@ -107,12 +109,16 @@ def run_sessions(
     num_sessions: int,
     *,
     is_target_masked: bool = True,
+    num_ranks: int = 1,
 ) -> Run:
-    """Sessions with the seeds 0, 1, ..., in rounds of up to k draft tokens."""
+    """Sessions with the seeds 0, 1, ..., in rounds of up to k draft tokens.
+
+    With `num_ranks` above 1 candidates beside them are verified as well.
+    """
     run = Run()
     for first in range(0, num_sessions, _BATCH):
         seeds = range(first, min(first + _BATCH, num_sessions))
-        _run_batch(run, case, rule, k, seeds, is_target_masked=is_target_masked)
+        _run_batch(run, case, rule, (k, num_ranks), seeds, is_target_masked=is_target_masked)
     return run
 
 
@@ -120,7 +126,7 @@ def _run_batch(
     run: Run,
     case: Case,
     rule: Verification,
-    k: int,
+    size: tuple[int, int],
     seeds: range,
     *,
     is_target_masked: bool,
@@ -143,16 +149,18 @@ def _run_batch(
         draft.submit(opened, seed)
     for seq in range(1, NUM_TOKENS + 1):
         open_seeds = [seed for seed, text in texts.items() if not _is_done(case, text)]
-        proposals = _propose(draft, case, seq, open_seeds, texts, k)
+        proposals = _propose(draft, case, seq, open_seeds, texts, size)
         for seed in open_seeds:
             proposal = proposals[seed]
             message = verifying(str(seed), seq, texts[seed], proposal.tokens, proposal.draft_probs)
-            target.submit(message, seed)
+            side = [(i, token) for i, ids in enumerate(proposal.candidates) for token in ids]
+            target.submit(msgspec.structs.replace(message, side_tokens=side), seed)
         for seed, verdict in answers(target).items():
             assert isinstance(verdict, Verdict), verdict
-            accepted = proposals[seed].tokens[: verdict.num_accepted]
+            accepted = [*proposals[seed].tokens[: verdict.num_accepted], *verdict.side]
             texts[seed] += [*accepted, verdict.token]
-            if seq == 1 and k > 0:  # an eos that stands is the verdict's own token
+            run.num_side += len(verdict.side)
+            if seq == 1 and size[0] > 0:  # an eos that stands is the verdict's own token
                 first = (*accepted, verdict.token)[0]
                 run.first_stood.append(first == proposals[seed].tokens[0])
     for text in texts.values():
@@ -220,6 +228,7 @@ class _Looked:
 
     tokens: list[int]
     draft_probs: None = None
+    candidates: Sequence[list[int]] = ()
 
 
 def _propose(
@@ -228,12 +237,14 @@ def _propose(
     seq: int,
     seeds: Sequence[int],
     texts: dict[int, list[int]],
-    k: int,
+    size: tuple[int, int],
 ) -> dict[int, Proposal] | dict[int, _Looked]:
+    k, num_ranks = size
     if case.is_certain or k == 0:
         return {seed: _Looked(certain_draft(texts[seed], k)) for seed in seeds}
     for seed in seeds:
-        engine.submit(proposing(str(seed), seq, texts[seed], k), seed)
+        message = proposing(str(seed), seq, texts[seed], k)
+        engine.submit(msgspec.structs.replace(message, num_ranks=num_ranks), seed)
     proposals: dict[int, Proposal] = {}
     for seed, proposal in answers(engine).items():
         assert isinstance(proposal, Proposal), proposal

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from fastapi import FastAPI
 
 from deployments.api.health import HealthProbe
@@ -193,7 +194,9 @@ async def local_service(
         epoch=1,
         max_model_len=max_model_len,
         kv_cache_tokens=pool.num_blocks * pool.block_size,
-        takes_trees=target_runner.takes_trees,
+    )
+    target_pool.grant = msgspec.structs.replace(
+        target_pool.grant, takes_trees=target_runner.takes_trees
     )
     draft = draft_pool = None
     if draft_path is not None:
