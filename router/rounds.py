@@ -59,10 +59,11 @@ class Round:
 
     def drafter_at(self, place: int) -> DrafterTraits:
         """Who drafted the token at a place of the draft."""
+        end = 0
         for segment in self.segments:
-            if place < segment.num_tokens:
+            end += segment.num_tokens
+            if place < end:
                 return segment.drafter
-            place -= segment.num_tokens
         raise ValueError(f"the draft has {len(self.draft)} tokens, none at place {place}")
 
 

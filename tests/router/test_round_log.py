@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from models.protocol.messages import Verdict
@@ -139,3 +140,19 @@ def test_times_of_rounds_add_up_to_the_sessions() -> None:
 
 def test_nobody_asks() -> None:
     assert RoundLog().of(asked(), verdict(2), taken(3)) is None
+
+
+@pytest.mark.parametrize("side", [[], [77]])
+def test_tokens_beside_a_draft_are_told_as_a_part_of_their_own(side: list[int]) -> None:
+    """Behind two forced tokens and the model's first: what the token after them is from."""
+    of = dataclasses.replace(asked(), side_tokens=[(3, 77), (3, 78)])
+    said = msgspec.structs.replace(verdict(3), side=side, num_side_drafted=2)
+    details = told(RoundLog(RoundStats()), of, said, taken(4 + len(side)))
+    parts = [(one.drafter, one.num_tokens, one.num_accepted) for one in details.round.segments]
+    assert parts == [
+        *(("forced", 2, 2), ("draft_model", 3, 1), ("suffix", 2, 0)),
+        ("draft_model", 2, len(side)),
+    ]
+    model = ["draft_model"] * (1 + len(side))
+    assert [origin.source for origin in details.origins] == ["forced"] * 2 + model + [TARGET]
+    assert details.round.num_tokens == 4 + len(side)
