@@ -192,7 +192,9 @@ async def test_nothing_is_learnt_where_the_target_says_what_was_drafted() -> Non
 )
 def test_which_sessions_may_have_them(changes: dict[str, object], expected: int) -> None:
     sampling = msgspec.structs.replace(Sampling(), **changes)
-    request = GenerationRequest("r", tuple(PROMPT), sampling, (0,), max_tokens=9)
+    request = GenerationRequest(
+        request_id="r", prompt_ids=tuple(PROMPT), sampling=sampling, eos_ids=(0,), max_tokens=9
+    )
     assert max_side_tokens(request, SpeculationLimits(), None) == expected
     assert max_side_tokens(request, SpeculationLimits(), 4) == 0, "a fixed k is of chains"
     off = SpeculationLimits(max_num_side_tokens=0)
