@@ -42,7 +42,7 @@ from router.drafters.kind import before_eos
 
 FOLDERS = ("models/demo/mtp", "models/demo/heads")
 DRAFT = "models/demo/draft"
-NOISE = (0.0, 0.5)  # in the draft model's weights, in shares of their spread
+NOISE = (0.0, 0.35)  # in the draft model's weights, in shares of their spread
 TEMPERATURES = (0.0, 1.0)
 NUM_ROWS = (2, 3, 4, 6, 8, 12)
 CHAIN, TREE = "chain", "tree"

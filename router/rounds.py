@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+import msgspec
+
 from models.costs.running_mean import running_mean
 from models.protocol.messages import DraftProbs, Proposal, Verdict
 from router.planning.adaptive import PlannedSession
@@ -184,10 +186,15 @@ class RoundWatch:
         self._num_tokens, self._emit_ms = 0, 0.0
 
     def _observe_pass(self, asked: Round, verdict: Verdict) -> None:
-        timing = verdict.timing
-        num_drafted = verdict.num_own_drafted + (0 if verdict.part else len(asked.draft))
+        timing, num_side_rows = verdict.timing, verdict.timing.num_side_rows
+        num_drafted = verdict.num_own_drafted + verdict.num_side_drafted
+        num_drafted += 0 if verdict.part else len(asked.draft)
         self.load = (max(0, timing.num_rows - 1 - num_drafted), max(1, timing.num_sessions))
-        is_news = self.costs.observe_pass(timing.num_rows, timing.pass_ms)
+        if num_side_rows and not verdict.num_own_drafted:
+            is_news = self.costs.observe_side_rows(timing.num_rows, num_side_rows, timing.pass_ms)
+            timing = msgspec.structs.replace(timing, num_rows=timing.num_rows - num_side_rows)
+        else:
+            is_news = self.costs.observe_pass(timing.num_rows, timing.pass_ms)
         if is_news and verdict.part == 0:  # one of each round says who else is there
             self.planner.observe_pass(timing)
 

@@ -357,6 +357,7 @@ class TargetEngine(Engine):
                 owner = self._forks.owner(planned.session)
                 num_own[owner] = num_own.get(owner, 0) + planned.num_rows
         num_rows = sum(planned.num_pass_rows for planned in rows)
+        num_side_rows = sum(planned.num_side_rows for planned in rows)
         for owner, num in num_own.items():
             if owner.job is not None:
-                owner.job.end_pass(duration_s, num, num_rows, len(rows))
+                owner.job.end_pass(duration_s, num, num_rows, len(rows), num_side_rows)

@@ -82,6 +82,7 @@ class Job:
     pass_ms: float = 0.0
     mask_ms: float = 0.0
     num_rows: int = 0  # of its last pass, all sessions together
+    num_pass_side_rows: int = 0  # of these, those of side paths
     num_sessions: int = 0  # in its last pass
     num_rows_done: int = 0  # its own, of all its passes
 
@@ -100,12 +101,17 @@ class Job:
         return len(self.draft) if self.tree is None else len(self.tree) - 1
 
     def end_pass(
-        self, duration_s: float, num_own_rows: int, num_rows: int, num_sessions: int
+        self,
+        duration_s: float,
+        num_own_rows: int,
+        num_rows: int,
+        num_sessions: int,
+        num_side_rows: int = 0,
     ) -> None:
         """Note what that pass took and held, for this job and in all."""
         self.num_rows_done += num_own_rows
         self.pass_ms += duration_s * 1e3
-        self.num_rows = num_rows
+        self.num_rows, self.num_pass_side_rows = num_rows, num_side_rows
         self.num_sessions = num_sessions
 
     def take_timing(self, now: float) -> Timing:
@@ -116,6 +122,7 @@ class Job:
             pass_ms=self.pass_ms,
             mask_ms=self.mask_ms,
             num_rows=self.num_rows,
+            num_side_rows=self.num_pass_side_rows,
             num_sessions=self.num_sessions,
         )
         self.since_s, self.pass_ms, self.mask_ms = now, 0.0, 0.0

@@ -10,7 +10,8 @@ product of survivals is at least what a row of the pass must bring (`RoundPlan.m
 
 A draft model may name candidates beside its tokens. One of them is right only if all tokens before
 its place are and the drafted one there is not, and how often it is right then is known by its rank:
-those that are worth a row by the same price are verified as side tokens, and the draft is a tree.
+those that are worth a row (`RoundPlan.min_side_survival`) are verified as side tokens, and the
+draft is a tree.
 
 Coupled verification takes any draft. Where drafts travel with the distributions that their tokens
 were sampled from, a free token's has that token alone: it was chosen for certain, given the text
@@ -147,15 +148,15 @@ class Chain:
         if proposal.cut == "eos":
             self.room = 0
 
-    def side_tokens(self) -> list[tuple[int, int]]:
-        """Candidates that are worth a row, the likeliest first: (place, token)."""
+    def side_tokens(self, min_survival: float) -> list[tuple[int, int]]:
+        """Candidates that survive with at least that, the likeliest first: (place, token)."""
         found: list[tuple[float, int, int]] = []
         before = 1.0
         for place, (ids, alive) in enumerate(zip(self.candidates, self.survival, strict=False)):
             found += [
                 ((alive - before) * share, place, token)  # less how likely it is
                 for token, share in zip(ids, self._beside, strict=False)
-                if (before - alive) * share >= self._min_survival
+                if (before - alive) * share >= min_survival
             ]
             before = alive
         most = self._terms.max_side_tokens()

@@ -115,7 +115,7 @@ class Drafting:
             draft=chain.tokens,
             draft_probs=chain.draft_probs,
             candidates=chain.candidates,
-            side_tokens=chain.side_tokens(),
+            side_tokens=chain.side_tokens(plan.min_side_survival),
             segments=chain.segments,
             why=why,
         )

@@ -138,6 +138,11 @@ def test_chains_and_trees_share_passes() -> None:
     texts, clients = texts_of(make_runner(), SAMPLED, num_ranks=lambda i: 1 + i % 3, num_sessions=5)
     assert texts == plain
     assert [num_side([client]) > 0 for client in clients] == [False, True, True, False, True]
+    for verdict in (one for client in clients for one in client.verdicts):
+        timing = verdict.timing  # of all in the pass
+        assert verdict.num_side_drafted <= timing.num_side_rows < timing.num_rows
+    of_chains = [verdict.timing.num_side_rows for verdict in clients[3].verdicts]
+    assert max(of_chains) > 0, "it shared no pass with a tree"
 
 
 @pytest.mark.parametrize("kind", ["medusa", "mtp", "eagle3", "early exit"])
