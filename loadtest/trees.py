@@ -7,8 +7,10 @@ folder of heads, each temperature and each number of draft rows: as chains, as l
 and as trees. How often each rank is right is learnt from other prompts before. Fails where a text
 depends on the way. Every number is a function of the weights, so it is the same on any machine.
 
-A draft model drafts a chain, with candidates beside its tokens; it does so in an engine of its own,
-once as it is and once with noise in its weights, so that it is more often wrong.
+    python -m loadtest.trees --folders --noise 0 0.35 --output loadtest/results/trees-draft.json
+
+A draft model drafts a chain in an engine of its own, with candidates beside its tokens: once as it
+is, and with noise in its weights, of a share of their spread, so that it is more often wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ from router.drafters.kind import before_eos
 
 FOLDERS = ("models/demo/mtp", "models/demo/heads")
 DRAFT = "models/demo/draft"
-NOISE = (0.0, 0.35)  # in the draft model's weights, in shares of their spread
 TEMPERATURES = (0.0, 1.0)
 NUM_ROWS = (2, 3, 4, 6, 8, 12)
 CHAIN, TREE = "chain", "tree"
@@ -269,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folders", nargs="*", default=list(FOLDERS), help="of heads")
     parser.add_argument("--draft", default=DRAFT, help="a draft model")
     parser.add_argument(
-        "--noise", nargs="*", type=float, default=list(NOISE), help="in its weights"
+        "--noise", nargs="*", type=float, default=[], help="in its weights; a run for each"
     )
     parser.add_argument("--temperatures", nargs="+", type=float, default=list(TEMPERATURES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(NUM_ROWS), help="of a draft")

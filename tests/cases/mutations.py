@@ -67,7 +67,15 @@ def engine_messages(session_id: str, epoch: int, seq: int, rng: random.Random) -
     )
     return [
         opening,
-        Propose(**header, seq=seq, base_len=0, tokens=prompt, num_draft_tokens=3, deadline_ms=50.0),
+        Propose(
+            **header,
+            seq=seq,
+            base_len=0,
+            tokens=prompt,
+            num_draft_tokens=3,
+            deadline_ms=50.0,
+            num_ranks=rng.choice([1, 4]),
+        ),
         Verify(
             **header,
             seq=seq,
@@ -76,6 +84,7 @@ def engine_messages(session_id: str, epoch: int, seq: int, rng: random.Random) -
             draft=draft,
             run_on=2,
             draft_probs=rng.choice([None, probs]),
+            side_tokens=rng.choice([[], [(0, 5), (2, 7)]]),
         ),
         Close(session_id=session_id, epoch=epoch),
     ]

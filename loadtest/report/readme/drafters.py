@@ -52,14 +52,15 @@ def trees(result: Result) -> str:
     temperatures = result["settings"]["temperatures"]
     columns = [f"{way}, T = {t:g}" for t in temperatures for way in ("chain", "tree", "gain")]
     rows = []
-    for folder, num_rows in product(result["settings"]["folders"], result["settings"]["rows"]):
+    names = dict.fromkeys(one["folder"] for one in result["lines"])
+    for folder, num_rows in product(names, result["settings"]["rows"]):
         cells = []
         for temperature in temperatures:
             one = found[folder, num_rows, temperature]
             cells += [f"{one['chain']:.2f}", f"{one['tree']:.2f}"]
             cells.append(f"{one['tree'] / one['chain']:.2f}")
         rows.append([Path(folder).name, str(num_rows), *cells])
-    return f"{table(['heads', 'rows', *columns], rows)}\n\n{result.made()}"
+    return f"{table(['drafter', 'rows', *columns], rows)}\n\n{result.made()}"
 
 
 def compare_drafts(result: Result) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from models.engine import sampler, target
+from models.engine import target
 from models.engine.draft import DraftEngine
 from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
@@ -383,13 +383,8 @@ def with_keys_of_the_draft(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_noise_of_another_position(patch: pytest.MonkeyPatch) -> None:
-    parts = sampler._parts
-
-    def moved(*arguments: Any) -> list[Any]:
-        found = parts(*arguments)
-        return [part._replace(position=part.position + (part is not found[0])) for part in found]
-
-    patch.setattr(sampler, "_parts", moved)
+    path = DraftTree.path_tokens
+    patch.setattr(DraftTree, "path_tokens", lambda tree, row: path(tree, row)[:-1])
 
 
 def with_any_side_token(patch: pytest.MonkeyPatch) -> None:
