@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,8 +22,7 @@ from loadtest.trees import (
     measure_draft,
     places_of,
 )
-from models.engine import target
-from models.sampling.draft_tree import DraftTree
+from tests.cases.wrong_trees import take_any_leaf
 
 
 @pytest.mark.slow
@@ -70,15 +67,7 @@ def test_so_do_those_of_a_draft_model_that_is_often_wrong(
 def test_a_text_that_depends_on_the_way_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deliberate mistake: a token beside the draft is taken where the draft is rejected."""
-    accept = target.accept_in_tree
-
-    def first_leaf(tree: DraftTree, drawn: Sequence[int], eos_ids: Any) -> tuple[list[int], int]:
-        rows, token = accept(tree, drawn, eos_ids)
-        leaves = [row for row in range(len(tree)) if tree.parents[row] == rows[-1] != row - 1]
-        return ([*rows, leaves[0]], drawn[leaves[0]]) if leaves else (rows, token)
-
-    monkeypatch.setattr(target, "accept_in_tree", first_leaf)
+    take_any_leaf(monkeypatch)
     prompts = demo_prompts(8)
     with pytest.raises(TextDiffers, match="tree of 6 rows at temperature 1"):
         measure_draft(draft_model(0.5, tmp_path), 1.0, (6,), (prompts[:4], prompts[4:]), 20)

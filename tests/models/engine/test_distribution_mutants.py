@@ -7,20 +7,19 @@ tried here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from models.engine import sampler, target
+from models.engine import sampler
 from models.protocol.messages import Sampling
 from models.sampling import draft_probs, verification
-from models.sampling.draft_tree import DraftTree
 from models.sampling.noise import DOMAIN_DRAFT, DOMAIN_TEST, DOMAIN_TOKEN
 from models.sampling.penalties import TokenHistory
 from tests.cases.distribution import CASES, Case, exact_distribution, p_value
+from tests.cases.wrong_trees import take_any_leaf
 from tests.harness.distribution_engines import distribution_checkpoint, run_sessions
 
 Patch = pytest.MonkeyPatch
@@ -147,18 +146,10 @@ def test_nothing_is_seen_where_nothing_is_broken(case: Case) -> None:
 def test_a_token_beside_a_draft_that_the_target_did_not_sample_is_seen(
     monkeypatch: Patch,
 ) -> None:
-    """Where a draft is rejected, the first token beside it is taken in its place."""
-    accept = target.accept_in_tree
-
-    def any_leaf(tree: DraftTree, drawn: Sequence[int], eos_ids: Any) -> tuple[list[int], int]:
-        rows, token = accept(tree, drawn, eos_ids)
-        leaves = [row for row in range(len(tree)) if tree.parents[row] == rows[-1] != row - 1]
-        return ([*rows, leaves[0]], drawn[leaves[0]]) if leaves else (rows, token)
-
     def p_with_side_tokens() -> float:
         run = run_sessions(PLAIN, "coupled", 2, NUM_SESSIONS, num_ranks=3)
         return p_value(run.texts, exact_distribution(distribution_checkpoint("target"), PLAIN))
 
     assert p_with_side_tokens() > 1e-3
-    monkeypatch.setattr(target, "accept_in_tree", any_leaf)
+    take_any_leaf(monkeypatch)
     assert p_with_side_tokens() < 1e-6

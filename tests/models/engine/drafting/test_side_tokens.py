@@ -23,8 +23,9 @@ from models.protocol.messages import (
     Verdict,
     Verify,
 )
-from models.sampling.draft_tree import DraftTree
+from models.sampling.draft_tree import DraftTree, with_side_tokens
 from tests.cases.messages import opening, proposing, verifying
+from tests.cases.wrong_trees import take_any_leaf
 from tests.fakes.engines import (
     CONSTRAINT,
     EOS_ID,
@@ -387,19 +388,8 @@ def with_noise_of_another_position(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DraftTree, "path_tokens", lambda tree, row: path(tree, row)[:-1])
 
 
-def with_any_side_token(patch: pytest.MonkeyPatch) -> None:
-    accept = target.accept_in_tree
-
-    def first_leaf(tree: DraftTree, drawn: Sequence[int], eos_ids: Any) -> tuple[list[int], int]:
-        rows, token = accept(tree, drawn, eos_ids)
-        leaves = [row for row in range(len(tree)) if tree.parents[row] == rows[-1] != row - 1]
-        return ([*rows, leaves[0]], drawn[leaves[0]]) if leaves else (rows, token)
-
-    patch.setattr(target, "accept_in_tree", first_leaf)
-
-
 def with_its_parent_a_place_late(patch: pytest.MonkeyPatch) -> None:
-    made = target.with_side_tokens
+    made = with_side_tokens
 
     def late(anchor: int, draft: Any, side_tokens: Any, eos_ids: Any) -> DraftTree | None:
         tree = made(anchor, draft, side_tokens, eos_ids)
@@ -417,7 +407,7 @@ def with_its_parent_a_place_late(patch: pytest.MonkeyPatch) -> None:
     [
         with_keys_of_the_draft,
         with_noise_of_another_position,
-        with_any_side_token,
+        take_any_leaf,
         with_its_parent_a_place_late,
     ],
 )
