@@ -142,8 +142,20 @@ def test_chains_and_trees_share_passes() -> None:
     for verdict in (one for client in clients for one in client.verdicts):
         timing = verdict.timing  # of all in the pass
         assert verdict.num_side_drafted <= timing.num_side_rows < timing.num_rows
-    of_chains = [verdict.timing.num_side_rows for verdict in clients[3].verdicts]
-    assert max(of_chains) > 0, "it shared no pass with a tree"
+
+
+def test_everybody_in_a_pass_is_told_of_its_side_rows() -> None:
+    engine = TargetEngine(make_runner(), NoMaskSource(), EPOCH)
+    for name in ("chain", "tree"):
+        engine.submit(opening(name, SAMPLED, len(PROMPT)), None)
+        engine.submit(verifying(name, 1, PROMPT, []), None)
+    tokens = {reply.session_id: reply.token for reply in answers(engine)}
+    for name, side_tokens in (("chain", []), ("tree", [(0, 5), (1, 6), (1, 7)])):
+        message = verifying(name, 2, [*PROMPT, tokens[name]], [1, 2], base_len=len(PROMPT))
+        engine.submit(msgspec.structs.replace(message, side_tokens=side_tokens), None)
+    timings = {verdict.session_id: verdict.timing for verdict in answers(engine)}
+    assert len(timings) == 2
+    assert {(t.num_rows, t.num_side_rows, t.num_sessions) for t in timings.values()} == {(9, 3, 2)}
 
 
 @pytest.mark.parametrize("kind", ["medusa", "mtp", "eagle3", "early exit"])
