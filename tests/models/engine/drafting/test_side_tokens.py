@@ -249,7 +249,7 @@ def test_the_last_place_of_the_context() -> None:
 def test_where_paths_beside_a_draft_cannot_be_verified_it_is_a_chain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As with ranks that share a model, and on pages of a GPU."""
+    """As on pages of a GPU."""
     plain, _ = texts_of(make_runner(), SAMPLED, k=0)
     made = make_runner()
     monkeypatch.setattr(type(made.backend), "stores_shared_rows", False)
