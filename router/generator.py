@@ -15,6 +15,8 @@ from models.protocol.grammars import GrammarChecked
 from models.protocol.messages import Grammar
 from router.choosing import run_choice
 from router.limits import SessionLimits, SpeculationLimits
+from router.lookahead.loop import run_lookahead
+from router.lookahead.session import open_lookahead
 from router.loop import run_session
 from router.remote.check import check_grammar
 from router.services import Services
@@ -45,6 +47,10 @@ class SpeculativeGenerator:
     ) -> AsyncGenerator[Delta | Finished, None]:
         """See `types.Generator.generate`."""
         self._check(request)
+        if request.lookahead is not None:
+            async for item in self._looking_ahead(request, detokenizer):
+                yield item
+            return
         async with (
             open_session(request, self._services, detokenizer) as session,
             aclosing(_run(request, session)) as deltas,
@@ -61,6 +67,27 @@ class SpeculativeGenerator:
                 num_completion_tokens=session.stops.num_tokens,
                 num_cached_tokens=session.watch.stats.num_cached_tokens,
                 speculation=stats,
+            )
+
+    async def _looking_ahead(
+        self, request: GenerationRequest, detokenizer: Detokenizer
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        async with (
+            open_lookahead(request, self._services, detokenizer) as session,
+            aclosing(run_lookahead(session)) as deltas,
+        ):
+            finish_reason: FinishReason | None = None
+            async for delta in deltas:
+                yield delta
+                finish_reason = delta.finish_reason
+            assert finish_reason is not None, "a text ended without a reason"
+            yield Finished(
+                finish_reason=finish_reason,
+                num_prompt_tokens=len(request.prompt_ids),
+                num_completion_tokens=session.stops.num_tokens,
+                num_cached_tokens=session.target.num_cached_tokens,
+                speculation=SpeculationStats(),
+                lookahead=await session.stats(),
             )
 
     async def _compared(self, request: GenerationRequest, session: Session) -> SpeculationStats:

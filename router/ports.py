@@ -30,6 +30,7 @@ from models.protocol.messages import (
     Proposal,
     Verdict,
 )
+from models.protocol.rewards import TextScore
 from models.protocol.token_sequence import TokenSequence
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -219,6 +220,27 @@ class Constrainer(Protocol):
 
         Raises:
             Unavailable: the constraint replica is lost and no other was to be had in time.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free the session on the other side. Idempotent; never raises."""
+        ...
+
+
+class Scorer(Protocol):
+    """Asks the reward of one session how texts do."""
+
+    async def score(
+        self, text: str, lookaheads: Sequence[str], ends: Sequence[bool]
+    ) -> list[TextScore]:
+        """Score `text` with each of the look-aheads behind it; `ends`: nothing can follow them.
+
+        Safe to repeat: the same texts have the same scores.
+
+        Raises:
+            InvalidRequest: the reward is refused, or it failed or was too slow for these texts.
+            Unavailable: nobody answers.
         """
         ...
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
 from router.planning.adaptive import PlannedSession
 from router.planning.fixed import FixedPlanner
 from router.ports import Chooser, DrafterTraits, EnginePool, TaskClass, Verifier
+from router.remote.closing import close_in_time
 from router.remote.engine import EngineClient, OpenTemplate
 from router.remote.grammar import RemoteConstrainer
 from router.remote.target import RemoteVerifier
@@ -49,7 +49,6 @@ from router.stops import StopChecker
 from router.types import Detokenizer, GenerationRequest
 
 _CREATIVE_TEMPERATURE = 1.1  # above it samples leave what either model thinks likely
-_CLOSE_TIMEOUT_S = 5.0
 _SMALLER_ODDS = 0.8  # that a draft model says what a smaller one says, before any was seen
 _LEAD_IN = 6  # prompt tokens kept with an answer, so that its first tokens are found too
 
@@ -92,26 +91,10 @@ async def open_session(
         yield session
     finally:
         builder.remember()
-        await _close_in_time(session, services.closings)
-
-
-async def _close_in_time(session: Session, closings: set[asyncio.Task[None]]) -> None:
-    """Free the session, bounded in time, also while this task is being cancelled."""
-    session.watch.end_round()
-    session.watch.planner.leave(len(session.generated))
-    closing = asyncio.create_task(_close(session), name="session-close")
-    closings.add(closing)
-    closing.add_done_callback(closings.discard)
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await asyncio.shield(closing)
-    except TimeoutError:
-        closing.cancel()
-
-
-async def _close(session: Session) -> None:
-    parts = (session.drafting, session.verifier, session.guard)
-    await asyncio.gather(*(part.close() for part in parts), return_exceptions=True)
+        session.watch.end_round()
+        session.watch.planner.leave(len(session.generated))
+        parts = (session.drafting, session.verifier, session.guard)
+        await close_in_time(parts, services.closings)
 
 
 class _Builder:

@@ -6,7 +6,7 @@ one `Finished`. It knows no HTTP and no transport; pools and detokeniser are han
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -26,6 +26,70 @@ class SpeculationSettings:
     drafter: str | None = None  # by its name; None: the deployment's choice
     details: bool = False  # tell every round; the sampling must ask for logprobs as well
     compare: bool = False  # tell what each draft model would have drafted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadSettings:
+    """How a request wants its text to be steered by a reward; see `router/lookahead`.
+
+    The text is another one than without: it trades likelihood for reward.
+
+    Args:
+        method: `cdlh` rolls candidates out with the target, `cdsl` verifies drafts first.
+        reward: JSON text of the reward and its parameters.
+        text_of: the text that the client sees of generated tokens.
+        length: tokens of a draft, and of a roll-out behind its candidate.
+        candidates: next tokens that are rolled out, the likeliest.
+        accept_threshold: share of a draft that must be accepted for it to be judged.
+        reward_threshold: that a judged draft must earn to be kept.
+        reward_weight: what a whole reward is worth, in nats of a candidate's log-probability.
+        generation: what the target does where a draft is not kept: `lookahead` rolls candidates
+            out, `plain` takes its own next token.
+        rollout: `greedy`, or `sampled` by the request's sampling.
+        commits_rollout: whether a candidate is committed with its roll-out (cheaper, blinder).
+        budget: target passes that may be spent before the text goes on plainly; 0: as many as it
+            takes.
+    """
+
+    method: Literal["cdsl", "cdlh"]
+    reward: str
+    text_of: Callable[[Sequence[int]], str]
+    length: int = 8
+    candidates: int = 4
+    accept_threshold: float = 0.5
+    reward_threshold: float = 0.5
+    reward_weight: float = 8.0
+    generation: Literal["lookahead", "plain"] = "lookahead"
+    rollout: Literal["greedy", "sampled"] = "greedy"
+    commits_rollout: bool = False
+    budget: int = 0
+    seed: int | None = None  # of sampled roll-outs; None: the request's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadStats:
+    """What looking ahead cost for one request, and what came of it.
+
+    Args:
+        num_target_passes: verifications and single steps of the target; a pass that steps several
+            roll-outs at once counts once for each.
+        num_draft_steps: tokens that the draft model drafted.
+        num_rollouts: candidates that were rolled out.
+        num_reward_calls: questions to the reward, each of all texts of one step.
+        states: how often each state was visited (`router/lookahead/loop.py`).
+        score: of the whole text by its reward (soft satisfaction).
+        is_met: whether the whole text meets the constraint (hard satisfaction).
+        is_budget_spent: whether the text's end was written plainly for that.
+    """
+
+    num_target_passes: int
+    num_draft_steps: int
+    num_rollouts: int
+    num_reward_calls: int
+    states: Mapping[str, int]
+    score: float
+    is_met: bool
+    is_budget_spent: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +117,7 @@ class GenerationRequest:
     cache_salt: str = ""
     prediction: PredictedText | None = None  # what the client says the answer mostly repeats
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    lookahead: LookaheadSettings | None = None  # there is no grammar and no choice then
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +325,7 @@ class Finished:
     num_completion_tokens: int
     num_cached_tokens: int = 0  # of the prompt, found in the first target's prefix cache
     speculation: SpeculationStats
+    lookahead: LookaheadStats | None = None  # of a request that asks for it
 
 
 class Detokenizer(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from deployments.api.lookahead.asked import lookahead_of, rule_of
 from deployments.api.prompts import chat_prompt, checked_ids, choice_ids, predicted_text, text_ids
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_grammar
@@ -178,12 +179,14 @@ def _prepare(
     _check_choices(request.n, model)
     # A raw prompt's text goes on; an answer's begins anew.
     after = prompt_ids if isinstance(request, CompletionRequest) else ()
+    lookahead = lookahead_of(request, model.tokenizer, after)
     choices = choice_ids(request, model.tokenizer, after)
     grammar = asked_grammar(request.response_format, request.structured_outputs)
+    verification = rule_of(request, model.verification)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
-        sampling=sampling_of(request, model.tokenizer, model.verification, max_tokens),
+        sampling=sampling_of(request, model.tokenizer, verification, max_tokens),
         eos_ids=model.tokenizer.eos_ids,
         max_tokens=max_tokens,
         stop=_checked_stop(request.stop, model),
@@ -194,6 +197,7 @@ def _prepare(
         includes_stop=request.include_stop_str_in_output,
         cache_salt=request.cache_salt or "",
         speculation=_speculation(request, model),
+        lookahead=lookahead,
     )
 
 

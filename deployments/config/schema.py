@@ -95,6 +95,21 @@ class GrammarServiceConfig(LeaseConfig):
         default=HostLimits().max_sessions,
         description="sessions (leases) that one replica holds at once",
     )
+    reward_cpu_s: PositiveFloat = Field(
+        default=1.0,
+        description="CPU seconds that a reward of look-aheads may take to answer once; then 400",
+    )
+    reward_memory_mb: PositiveInt = Field(
+        default=128, description="MB of memory that it may take for that; then 400"
+    )
+    reward_timeout_s: PositiveFloat = Field(
+        default=10.0, description="for one answer of a reward; then 400"
+    )
+    reward_classifiers: dict[str, str] = Field(
+        default_factory=dict,
+        description="classifiers that requests may name as rewards, as {NAME: FOLDER}: checkpoints "
+        "of transformers for sequence classification, on every node of this deployment",
+    )
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -61,23 +62,33 @@ _ALARM_FACTOR = 30.0
 _MAX_REPLY_BYTES = 1 << 20  # of mask rows gathered before they are sent
 
 
+Loaded = TypeVar("Loaded")
+
+
 @dataclass(frozen=True)
-class Child:
-    """What a child has when it is ready to serve."""
+class Child(Generic[Loaded]):
+    """What a child has when it is ready to serve; `loaded` is what it serves with."""
 
     link: socket.socket
     frames: FrameReader
     page: ProgressPage
     config: ConstraintConfig
-    compiler: GrammarCompiler
+    loaded: Loaded
 
     def send(self, entries: list[ChildEntry]) -> None:
         """Send answers as one frame."""
         _send(self.link, entries)
 
 
-def run_child(serve: Callable[[Child], None]) -> None:
-    """Take up the socket and the page named on the command line, and serve until it closes."""
+def run_child(
+    load: Callable[[ConstraintConfig], Loaded], serve: Callable[[Child[Loaded]], None]
+) -> None:
+    """Take up the socket and the page named on the command line, and serve until it closes.
+
+    Args:
+        load: what the child serves with; OSError or ValueError: it cannot serve.
+        serve: until the socket closes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; parents decide
     link = socket.socket(fileno=int(sys.argv[1]))
     page = ProgressPage(int(sys.argv[2]))
@@ -85,26 +96,30 @@ def run_child(serve: Callable[[Child], None]) -> None:
     # A parent that is gone is no error: an answer would have no reader.
     with link, contextlib.suppress(ConnectionError, BrokenPipeError):
         try:
-            _begin(link, page, serve)
+            _begin(link, page, load, serve)
         except MemoryError:
             os._exit(OUT_OF_MEMORY_EXIT)
 
 
-def _begin(link: socket.socket, page: ProgressPage, serve: Callable[[Child], None]) -> None:
+def _begin(
+    link: socket.socket,
+    page: ProgressPage,
+    load: Callable[[ConstraintConfig], Loaded],
+    serve: Callable[[Child[Loaded]], None],
+) -> None:
     frames = FrameReader(link)
     first = frames.next()
     if first is None:
         return
     config = msgspec.msgpack.decode(first, type=ConstraintConfig)
-    limit_memory(config.memory_limit_mb << 20)
     try:
-        compiler = load_compiler(config)
+        loaded = load(config)
     except (OSError, ValueError) as error:
         _send(link, [(0, ChildFailed(message=str(error)))])
         return
-    warm_up()
-    _send(link, [(0, ChildReady(row_bytes=compiler.row_bytes))])
-    serve(Child(link, frames, page, config, compiler))
+    row_bytes = loaded.row_bytes if isinstance(loaded, GrammarCompiler) else 0
+    _send(link, [(0, ChildReady(row_bytes=row_bytes))])
+    serve(Child(link, frames, page, config, loaded))
 
 
 def _send(link: socket.socket, entries: list[ChildEntry]) -> None:
@@ -112,16 +127,17 @@ def _send(link: socket.socket, entries: list[ChildEntry]) -> None:
 
 
 def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
-    """The compiler for the configured tokenizer.
+    """The compiler for the configured tokenizer, in a process that has limited memory from now on.
 
     Raises:
         OSError: the tokenizer file cannot be read.
         ValueError: it is not a tokenizer, or vocabulary size and eos ids do not fit it.
     """
+    limit_memory(config.memory_limit_mb << 20)
     path = Path(config.tokenizer_path)
     if path.is_dir():
         path = path / "tokenizer.json"
-    return GrammarCompiler(
+    compiler = GrammarCompiler(
         VocabularyInfo(
             tokenizer_json=path.read_text(encoding="utf-8"),
             vocab_size=config.vocab_size,
@@ -129,6 +145,8 @@ def load_compiler(config: ConstraintConfig) -> GrammarCompiler:
         ),
         SchemaLimits(max_schema_bytes=config.max_schema_bytes),
     )
+    warm_up()
+    return compiler
 
 
 def lower_priority(niceness: int, thread_id: int = 0) -> None:
@@ -182,17 +200,17 @@ class _SessionServer:
     """The thread that answers: requests in their order, those of a session whose grammar is being
     compiled after that."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Child[GrammarCompiler]) -> None:
         config = child.config
         self._child = child
         self._page = child.page
         self._decoder = msgspec.msgpack.Decoder(list[ConstraintRequest])
         limits = HostLimits(max_cached_grammars=config.cache_size, max_sessions=config.max_sessions)
-        self._host = GrammarHost(child.compiler, limits)
+        self._host = GrammarHost(child.loaded, limits)
         self._memory = MemoryGuard(
             self._host, config.memory_limit_mb << 20, config.compile_memory_mb << 20
         )
-        self._thread = _CompileThread(child.compiler, child.page.compiling, config.niceness)
+        self._thread = _CompileThread(child.loaded, child.page.compiling, config.niceness)
         self._alarm_s = _ALARM_FACTOR * config.mask_timeout_s
         self._num_requests = 0
         # Requests that wait for a grammar, by it and in order; and which sessions those are of.
@@ -285,4 +303,4 @@ def _refused(request: ConstraintRequest, message: str) -> GrammarRefused:
 
 
 if __name__ == "__main__":
-    run_child(lambda child: _SessionServer(child).run())
+    run_child(load_compiler, lambda child: _SessionServer(child).run())

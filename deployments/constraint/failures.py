@@ -14,6 +14,7 @@ from models.protocol.messages import (
     MaskMiss,
     MaskRequest,
 )
+from models.protocol.rewards import RewardRefused, RewardScore
 
 
 def full(num_waiting: int) -> str:
@@ -36,6 +37,13 @@ def failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
         case GrammarOpen() | GrammarCheck():
             return GrammarRefused(
                 session_id=request.session_id, message=reason, is_client_error=False
+            )
+        case RewardScore():
+            return RewardRefused(
+                session_id=request.session_id,
+                seq=request.seq,
+                message=reason,
+                is_client_error=False,
             )
         case GrammarClose():
             return None

@@ -56,6 +56,10 @@ class ConstraintConfig:
     cache_size: int  # compiled grammars in each child
     max_schema_bytes: int
     max_sessions: int  # in each child
+    reward_cpu_s: float  # CPU time that a reward may take for one question
+    reward_memory_mb: int  # memory, likewise
+    reward_timeout_s: float  # wall-clock, likewise
+    reward_classifiers: dict[str, str]  # folders by the names that requests give
     start_timeout_s: float = 60.0  # until a child has read the tokenizer
     max_queue: int = 4096  # unanswered messages of each child
     # Of trials and compiles, above that of masks. As much as the engines put on top of theirs on
@@ -65,11 +69,14 @@ class ConstraintConfig:
     def __post_init__(self) -> None:
         for name in (
             *("num_children", "cache_size", "max_schema_bytes", "max_sessions", "max_queue"),
-            "compile_memory_mb",
+            *("compile_memory_mb", "reward_memory_mb"),
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        for name in ("compile_cpu_s", "compile_timeout_s", "mask_timeout_s", "start_timeout_s"):
+        for name in (
+            *("compile_cpu_s", "compile_timeout_s", "mask_timeout_s", "start_timeout_s"),
+            *("reward_cpu_s", "reward_timeout_s"),
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be above 0")
         if self.memory_limit_mb < 128:

@@ -45,6 +45,7 @@ from deployments.constraint.pipe import (
 
 SESSIONS = "deployments.constraint.child"
 CANARY = "deployments.constraint.canary"
+REWARDS = "deployments.constraint.reward_child"
 
 Reply = Callable[[Any], None]  # with the kind of `ChildReply` that belongs to the request
 _GRACE_S = 2.0  # for a child that is ending by itself

@@ -24,8 +24,10 @@ from ray.serve.schema import ReplicaRank
 from deployments.config.live_limits import refuse_any, take_user_config
 from deployments.config.model_files import read_vocab_size
 from deployments.config.schema import GrammarServiceConfig, LinkConfig
+from deployments.constraint.failures import failed
 from deployments.constraint.meters import ConstraintMeters
 from deployments.constraint.pipe import ConstraintConfig
+from deployments.constraint.reward_workers import RewardWorkers
 from deployments.constraint.workers import ConstraintWorkers, children_config
 from deployments.link.leases import LeaseBook, LeaseKey
 from deployments.link.server import LOOPBACK, AsyncLinkServer, Peer
@@ -40,10 +42,10 @@ from models.protocol.messages import (
     ConstraintRequest,
     GrammarClose,
     GrammarOpen,
-    GrammarRefused,
     LeaseGrant,
     LeaseRequest,
 )
+from models.protocol.rewards import RewardScore
 from models.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("ray.serve")
@@ -74,6 +76,9 @@ class ConstraintReplica:
         )
         await asyncio.to_thread(bring, Path(model_path), logger.info, weights=False)
         self._workers = ConstraintWorkers(workers_config(service, model_path))
+        self._rewards = RewardWorkers(workers_config(service, model_path))
+        if service.reward_classifiers:  # loading them takes seconds
+            self._rewards.begin()
         logger.info("constraint: starting %d children", service.num_children)
         started_s = time.monotonic()
         await self._workers.start()
@@ -146,13 +151,19 @@ class ConstraintReplica:
         self._metering.cancel()
         await self._server.close()
         await self._workers.stop()
+        await self._rewards.stop()
 
     def _on_messages(self, peer: Peer, messages: list[ConstraintRequest]) -> None:
         self._leases.touch(message.session_id for message in messages)
         for message in messages:
-            needs_lease = isinstance(message, GrammarOpen | GrammarCheck)
+            needs_lease = isinstance(message, GrammarOpen | GrammarCheck | RewardScore)
             if needs_lease and message.session_id not in self._leases:
-                self._server.reply(peer, _no_lease(message.session_id))
+                answer = failed(message, "the session holds no lease on this replica")
+                assert answer is not None
+                self._server.reply(peer, answer)
+                continue
+            if isinstance(message, RewardScore):
+                self._rewards.submit(message, partial(self._server.reply, peer))
                 continue
             if isinstance(message, GrammarOpen):
                 for public_key in message.peers:
@@ -188,14 +199,6 @@ def workers_config(service: GrammarServiceConfig, model_path: str) -> Constraint
         tokenizer_path=model_path,
         vocab_size=read_vocab_size(Path(model_path)),
         eos_ids=Tokenizer.load(model_path).eos_ids,
-    )
-
-
-def _no_lease(session_id: str) -> GrammarRefused:
-    return GrammarRefused(
-        session_id=session_id,
-        message="the session holds no lease on this replica",
-        is_client_error=False,
     )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from deployments.config.fault import Fault
 from deployments.config.model_files import read_vocab_size
 from deployments.config.schema import AppConfig, ModelConfig
+from deployments.constraint.reward_workers import RewardWorkers
+from deployments.constraint.workers import children_config
 from deployments.local.inline import InlineDevice, InlinePool
 from deployments.local.pool import LocalConstraintPool
 from models.engine.draft import DraftEngine
@@ -60,7 +62,15 @@ class LocalEngines:
                     vocabulary, SchemaLimits(max_schema_bytes=service.max_schema_bytes)
                 ),
                 HostLimits(max_cached_grammars=service.cache_size),
-            )
+            ),
+            rewards=RewardWorkers(
+                children_config(
+                    service,
+                    tokenizer_path=config.router.tokenizer_path,
+                    vocab_size=vocabulary.vocab_size,
+                    eos_ids=vocabulary.eos_ids,
+                )
+            ),
         )
         self._device = InlineDevice()
         self._pools: dict[str, InlinePool] = {}

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from deployments.constraint.failures import failed
+from deployments.constraint.reward_workers import RewardWorkers
 from deployments.engine.loop import Engine, EngineLoop, LoopStats
 from deployments.link.mailbox import Mailbox
 from models.grammar.masks import GrammarHandler
@@ -29,6 +31,7 @@ from models.protocol.messages import (
     GrammarCommit,
     LeaseGrant,
 )
+from models.protocol.rewards import RewardScore
 
 logger = logging.getLogger(__name__)
 
@@ -245,10 +248,15 @@ class LocalConstraintPool:
     """Implements `router.ports.ConstraintPool` over a grammar host in this process.
 
     `host` is the same host with a lock around it: give `LocalMaskSource(pool.host)` to the engines.
+    Rewards are a stranger's code: they have a process of their own here too, from the first
+    question on. Without `rewards` those are refused.
     """
 
-    def __init__(self, host: GrammarHandler, *, epoch: int = 1) -> None:
+    def __init__(
+        self, host: GrammarHandler, *, rewards: RewardWorkers | None = None, epoch: int = 1
+    ) -> None:
         self.host = LockedHost(host)
+        self._rewards = rewards
         self.grant = LeaseGrant(
             endpoint=Endpoint(address="local", public_key="", epoch=epoch), asker_key=""
         )
@@ -281,11 +289,16 @@ class LocalConstraintPool:
     async def close(self) -> None:
         """Stop the host's thread. Idempotent."""
         self.fail("the pool is closed")
+        if self._rewards is not None:
+            await self._rewards.stop()
         await asyncio.to_thread(self._worker.shutdown)
 
     def _forward(
         self, channel: LocalChannel[ConstraintRequest, ConstraintReply], message: ConstraintRequest
     ) -> None:
+        if isinstance(message, RewardScore):
+            self._score(channel, message)
+            return
         # Tokens are committed in less time than another thread takes to hear of them.
         if isinstance(message, GrammarCommit):
             replies = self.host.handle_at_once([message])
@@ -293,6 +306,14 @@ class LocalConstraintPool:
                 channel.loop.call_soon(_deliver, [(channel, reply) for reply in replies])
                 return
         self._worker.submit(self._answer, channel, message)
+
+    def _score(
+        self, channel: LocalChannel[ConstraintRequest, ConstraintReply], question: RewardScore
+    ) -> None:
+        if self._rewards is not None:
+            self._rewards.submit(question, channel.mailbox.put)
+        elif (refusal := failed(question, "there are no rewards in this process")) is not None:
+            channel.mailbox.put(refusal)
 
     def _answer(
         self, channel: LocalChannel[ConstraintRequest, ConstraintReply], message: ConstraintRequest

@@ -30,6 +30,7 @@ from models.protocol.leases import LeaseGrant as LeaseGrant
 from models.protocol.leases import LeaseRequest as LeaseRequest
 from models.protocol.parts import Timing as Timing
 from models.protocol.parts import TokenLogprobs as TokenLogprobs
+from models.protocol.rewards import RewardRefused, RewardScore, RewardScored
 from models.protocol.rules import COUPLED, check_name
 
 MAX_DRAFT_TOKENS = 64  # the highest k that can be configured; a pass has one row more
@@ -378,7 +379,9 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
 EngineQuestion = Propose | Verify | Choose  # what has an answer
 EngineRequest = Open | EngineQuestion | Close
 EngineReply = Proposal | Verdict | Chosen | Queued | NeedPrefix | NeedOpen | Failed
-ConstraintRequest = GrammarOpen | GrammarCommit | GrammarClose | MaskRequest | GrammarCheck
+ConstraintRequest = (
+    GrammarOpen | GrammarCommit | GrammarClose | MaskRequest | GrammarCheck | RewardScore
+)
 ConstraintReply = (
     GrammarReady
     | GrammarRefused
@@ -387,4 +390,6 @@ ConstraintReply = (
     | GrammarChecked
     | Masks
     | MaskMiss
+    | RewardScored
+    | RewardRefused
 )

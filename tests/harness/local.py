@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
 from deployments.config.schema import RouterConfig
+from deployments.constraint.reward_workers import RewardWorkers
 from deployments.ingress.service import served_model
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
 from models.config import DtypeName, EngineConfig, QuantizationName
@@ -25,7 +26,7 @@ from models.engine.runner import ModelRunner
 from models.engine.target import TargetEngine
 from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
-from models.grammar.masks import LocalMaskSource, NoMaskSource
+from models.grammar.masks import GrammarHandler, LocalMaskSource, NoMaskSource
 from models.heads.config import target_heads
 from models.protocol.messages import Grammar, Sampling, Verification
 from models.text.tokenizer import Tokenizer
@@ -141,7 +142,8 @@ async def local_service(
     draft_path: Path | None,
     *,
     dtype: DtypeName = "bfloat16",
-    grammar_host: GrammarHost | None = None,
+    grammar_host: GrammarHandler | None = None,
+    rewards: RewardWorkers | None = None,
     limits: SessionLimits | None = None,
     speculation: SpeculationLimits | None = None,
     kv_cache_tokens: int = 8192,
@@ -182,7 +184,9 @@ async def local_service(
             )
         )
 
-    constraint_pool = None if grammar_host is None else LocalConstraintPool(grammar_host)
+    constraint_pool = (
+        None if grammar_host is None else LocalConstraintPool(grammar_host, rewards=rewards)
+    )
     masks = (
         NoMaskSource if constraint_pool is None else partial(LocalMaskSource, constraint_pool.host)
     )

@@ -74,6 +74,25 @@ class Usage(TokenCounts):
     completion_tokens_details: CompletionTokensDetails
 
 
+class LookaheadUsage(BaseModel):
+    """What look-ahead decoding cost, and what came of it."""
+
+    target_passes: int  # verifications, and single steps of the text and of each roll-out
+    draft_steps: int
+    rollouts: int
+    reward_calls: int
+    states: dict[str, int]  # visits
+    soft_satisfaction: float  # score of the whole text by its reward, from 0 to 1
+    hard_satisfaction: bool  # whether the whole text meets the constraint
+    budget_spent: bool  # the text's end was written plainly for that
+
+
+class UsageWithLookahead(Usage):
+    """Tokens of one request whose text a reward steered."""
+
+    lookahead: LookaheadUsage
+
+
 class DraftComparison(BaseModel):
     """What one draft model would have drafted along the answer, each token given all before it."""
 
@@ -184,7 +203,7 @@ class ChatCompletion(Answer):
     created: int
     model: str
     choices: list[ChatChoice | ChatChoiceOfList]
-    usage: Usage
+    usage: UsageWithLookahead | Usage
     prompt_logprobs: PromptLogprobs | None = None
     seed: int
     metrics: Metrics
@@ -306,7 +325,7 @@ def usage_of(finished: Finished) -> Usage:
     """All tokens of a request in OpenAI's words."""
     stats, name = finished.speculation, PREDICTION.name
     num_accepted = stats.num_accepted_by.get(name, 0)
-    return Usage(
+    usage = Usage(
         prompt_tokens=finished.num_prompt_tokens,
         completion_tokens=finished.num_completion_tokens,
         total_tokens=finished.num_prompt_tokens + finished.num_completion_tokens,
@@ -316,6 +335,19 @@ def usage_of(finished: Finished) -> Usage:
             rejected_prediction_tokens=stats.num_drafted_by.get(name, 0) - num_accepted,
         ),
     )
+    if (ahead := finished.lookahead) is None:
+        return usage
+    found = LookaheadUsage(
+        target_passes=ahead.num_target_passes,
+        draft_steps=ahead.num_draft_steps,
+        rollouts=ahead.num_rollouts,
+        reward_calls=ahead.num_reward_calls,
+        states=dict(ahead.states),
+        soft_satisfaction=ahead.score,
+        hard_satisfaction=ahead.is_met,
+        budget_spent=ahead.is_budget_spent,
+    )
+    return UsageWithLookahead(lookahead=found, **dict(usage))
 
 
 def metrics_of(stats: SpeculationStats) -> Metrics:

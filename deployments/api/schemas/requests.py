@@ -5,7 +5,8 @@ in `bodies.py`, limits that come from the config in `requests.py`, the shapes of
 in `answers.py`. Types are strict (no "1" for 1) and unknown fields are refused, so that a misspelt
 parameter never passes silently. Extensions to OpenAI's own fields: `top_k`, `min_p`,
 `repetition_penalty`, `ignore_eos`, `min_tokens`, `bad_words`, `stop_token_ids`, `prompt_logprobs`,
-`include_stop_str_in_output`, `structured_outputs` and `cache_salt` (vLLM's words), `speculation`.
+`include_stop_str_in_output`, `structured_outputs` and `cache_salt` (vLLM's words), `speculation`
+and `lookahead`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
+from deployments.api.lookahead.fields import LookaheadOptions
 from deployments.api.schemas.chat_fields import Prediction, TemplateSettings
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
 from deployments.api.schemas.message_fields import Message
@@ -194,6 +196,7 @@ class GenerationFields(BodyFields):
     ignore_eos: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
+    lookahead: LookaheadOptions | None = None
 
 
 class ChatCompletionRequest(GenerationFields):

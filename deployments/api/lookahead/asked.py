@@ -1,0 +1,131 @@
+"""From a body's `lookahead` to the router's settings; what does not go with it is refused by name.
+
+Candidates are the target's likeliest tokens before any processor: they know no mask, no penalty and
+no bias. And the text is not the target's own, so nothing that explains that is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+from deployments.api.lookahead.fields import LookaheadOptions
+from deployments.api.schemas.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+)
+from deployments.api.schemas.strict_fields import shown
+from models.protocol.errors import InvalidRequest
+from models.protocol.rules import COUPLED, REJECTION
+from models.text.tokenizer import Tokenizer
+from router.types import LookaheadSettings
+
+_MAX_REWARD_BYTES = 65_536
+_RULES = {"hard": COUPLED.name, "speculative_sampling": REJECTION.name}
+_LEFT_ALONE = (  # fields that must keep their defaults
+    *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("min_tokens", "bad_words", "prompt_logprobs", "response_format", "structured_outputs"),
+)
+_LEFT_ALONE_BY_CHAT = ("logprobs", "top_logprobs", "tools", "prediction")
+_LEFT_ALONE_IN_TEXT = ("logprobs", "echo")
+_LEFT_ALONE_IN_SPECULATION = ("enabled", "k", "verification", "details", "compare")
+
+
+def lookahead_of(
+    request: GenerationFields, tokenizer: Tokenizer, after: Sequence[int]
+) -> LookaheadSettings | None:
+    """What the request asks for; None: nothing.
+
+    Args:
+        request: the body.
+        tokenizer: of the model.
+        after: token ids whose text the answer continues.
+
+    Raises:
+        InvalidRequest: fields do not go together, or the reward is too large.
+    """
+    asked = request.lookahead
+    if asked is None or asked.method == "off":
+        return None
+    _check_alone(request)
+    if asked.verification == "speculative_sampling" and request.temperature == 0.0:
+        raise InvalidRequest(
+            "lookahead.verification: speculative_sampling needs a temperature above 0 (got 0)",
+            param="lookahead.verification",
+        )
+    return LookaheadSettings(
+        method=asked.method,
+        reward=_reward(asked),
+        text_of=_text_of(tokenizer, after),
+        length=asked.length,
+        candidates=asked.candidates,
+        accept_threshold=asked.accept_threshold,
+        reward_threshold=asked.reward_threshold,
+        reward_weight=asked.reward_weight,
+        generation=asked.generation,
+        rollout=asked.rollout,
+        commits_rollout=asked.commit == "rollout",
+        budget=asked.budget or 0,
+        seed=None if asked.seed is None else asked.seed % 2**64,
+    )
+
+
+def rule_of(request: GenerationFields, default: str) -> str:
+    """The rule by which drafts are verified: the look-ahead's, where there are any."""
+    asked = request.lookahead
+    return default if asked is None or asked.method == "off" else _RULES[asked.verification]
+
+
+def _reward(asked: LookaheadOptions) -> str:
+    if asked.reward is None:
+        raise InvalidRequest(
+            f"lookahead.reward: is required with method {asked.method}", param="lookahead.reward"
+        )
+    text = json.dumps(asked.reward, ensure_ascii=False)
+    num_bytes = len(text.encode("utf-8", "surrogatepass"))
+    if num_bytes > _MAX_REWARD_BYTES:
+        raise InvalidRequest(
+            f"lookahead.reward: at most {_MAX_REWARD_BYTES} bytes are allowed (got {num_bytes})",
+            param="lookahead.reward",
+        )
+    return text
+
+
+def _text_of(tokenizer: Tokenizer, after: Sequence[int]) -> Callable[[Sequence[int]], str]:
+    def text_of(token_ids: Sequence[int]) -> str:
+        detokenizer = tokenizer.detokenizer(after)
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    return text_of
+
+
+def _check_alone(request: GenerationFields) -> None:
+    for field, value, wanted in _set_fields(request):
+        raise InvalidRequest(
+            f"{field}: does not go with lookahead, leave it at {shown(wanted)} "
+            f"(got {shown(value)})",
+            param=field,
+        )
+
+
+def _set_fields(request: GenerationFields) -> Iterator[tuple[str, object, object]]:
+    """Fields that would have no effect, or a wrong one: name, value, and the value for none."""
+    names: tuple[str, ...] = _LEFT_ALONE
+    if isinstance(request, ChatCompletionRequest):
+        names += _LEFT_ALONE_BY_CHAT
+    elif isinstance(request, CompletionRequest):
+        names += _LEFT_ALONE_IN_TEXT
+        if len(request.prompt) > 1:
+            yield "prompt", f"{len(request.prompt)} prompts", "one prompt"
+    for name in names:
+        value = getattr(request, name)
+        default = type(request).model_fields[name].get_default(call_default_factory=True)
+        is_free_text = name == "response_format" and value is not None and value.type == "text"
+        if value != default and not is_free_text:
+            yield name, request.model_dump(include={name}, by_alias=True)[name], default
+    options = request.speculation
+    for name in _LEFT_ALONE_IN_SPECULATION:
+        value, default = getattr(options, name), type(options).model_fields[name].default
+        if value != default:
+            yield f"speculation.{name}", value, default

@@ -1,0 +1,55 @@
+"""Rewards as they cross process borders: a question about texts, its answer. Needs msgspec only.
+
+A `RewardScore` says all that its answer depends on, so nothing is opened or kept for a session, and
+a repeat is answered anew, with the same scores.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RewardScore(msgspec.Struct, frozen=True, kw_only=True, tag="reward_score"):
+    """Score `text` with each of the look-aheads behind it, none of which may be there: "".
+
+    `reward` is the JSON text of what the request says: an object whose `kind` names the reward.
+    `ends[i]`: nothing can follow look-ahead i.
+    """
+
+    session_id: str
+    epoch: int
+    seq: int
+    reward: str
+    text: str
+    lookaheads: list[str]
+    ends: list[bool]
+
+
+class TextScore(msgspec.Struct, frozen=True, array_like=True):
+    """How well one text does; see `models.rewards.reward.Scored`."""
+
+    score: float
+    is_met: bool
+    can_be_met: bool
+
+    @property
+    def value(self) -> float:
+        """What it is worth to go on with: nothing where the constraint cannot be met any more."""
+        return self.score if self.can_be_met else 0.0
+
+
+class RewardScored(msgspec.Struct, frozen=True, kw_only=True, tag="reward_scored"):
+    """The scores, in the order of the look-aheads."""
+
+    session_id: str
+    seq: int
+    scores: list[TextScore]
+
+
+class RewardRefused(msgspec.Struct, frozen=True, kw_only=True, tag="reward_refused"):
+    """There are no scores. `is_client_error` False: ask again, or another replica."""
+
+    session_id: str
+    seq: int
+    message: str
+    is_client_error: bool

@@ -1,0 +1,90 @@
+"""What the reward is asked about: texts as the client would see them, with the tokens guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from models.protocol.rewards import TextScore
+from models.protocol.token_sequence import TokenSequence
+from router.ports import Scorer
+from router.types import GenerationRequest, LookaheadSettings
+
+
+class Judge:
+    """Scores what may follow the generated tokens of one session.
+
+    Args:
+        scorer: asks the reward.
+        request: whose text it is.
+        settings: of its look-aheads.
+        eos_ids: that end the text.
+        generated: its tokens so far.
+
+    Attributes:
+        num_calls: questions to the reward.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        request: GenerationRequest,
+        settings: LookaheadSettings,
+        eos_ids: Collection[int],
+        generated: TokenSequence,
+    ) -> None:
+        self._scorer = scorer
+        self._request = request
+        self._text_of = settings.text_of
+        self._eos_ids = eos_ids
+        self._generated = generated
+        self.num_calls = 0
+
+    async def check(self) -> None:
+        """Ask about an empty text: a reward that is refused should touch no engine.
+
+        Raises:
+            InvalidRequest: it is refused. Unavailable: nobody answers.
+        """
+        self.num_calls += 1
+        await self._scorer.score("", [""], [False])
+
+    async def scores(self, lookaheads: Sequence[Sequence[int]]) -> list[TextScore]:
+        """How the text does with each of the look-aheads.
+
+        Raises:
+            InvalidRequest, Unavailable: see `ports.Scorer.score`.
+        """
+        self.num_calls += 1
+        so_far = self._text_of(self._generated.ids)
+        shown = [self._shown([*self._generated.ids, *lookahead]) for lookahead in lookaheads]
+        text = so_far.rstrip("\ufffd")  # which may be the beginning of a character
+        if not all(whole.startswith(text) for whole, _ in shown):  # a stop string began in it
+            text = ""
+        return await self._scorer.score(
+            text, [whole[len(text) :] for whole, _ in shown], [is_end for _, is_end in shown]
+        )
+
+    async def final_score(self) -> TextScore:
+        """How the whole text does, which has ended."""
+        self.num_calls += 1
+        text, _ = self._shown(self._generated.ids)
+        [score] = await self._scorer.score(text, [""], [True])
+        return score
+
+    async def close(self) -> None:
+        """Free the session of the reward. Idempotent; never raises."""
+        await self._scorer.close()
+
+    def _shown(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """The text of tokens as a client sees it, and whether it ends with them."""
+        request = self._request
+        is_end = len(ids) >= request.max_tokens
+        if ids and ids[-1] in self._eos_ids:
+            is_end = True
+            ids = ids if request.includes_stop else ids[:-1]
+        text = self._text_of(ids)
+        found = [(text.find(stop), len(stop)) for stop in request.stop if stop in text]
+        if found:
+            start, length = min(found)
+            return text[: start + length * request.includes_stop], True
+        return text, is_end

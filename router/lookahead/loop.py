@@ -1,0 +1,134 @@
+"""Look-ahead decoding as a coroutine: text that is steered by a reward, and so another text.
+
+Constrained decoding with lookahead heuristics, CDLH (Lu et al. 2112.08726), rolls every likely
+next token out with the target and takes the one whose future earns most. Constrained decoding with
+speculative lookaheads, CDSL (Nakshatri et al. 2412.10418), has the draft model write the future:
+the target verifies it in one pass, the reward judges what stands, and both scores decide. A round
+of CDSL is in one of these states, a of the draft accepted and r the reward of what stands:
+
+    accepted         a >= a_t and r >= r_t    what stands is the text, and the target's next token
+    low_acceptance   a <  a_t                 the target generates: it foresees another text
+    low_reward       a >= a_t and r <  r_t    the target generates: its own text earns too little
+    no_draft         the draft model is away  the target generates
+
+The target generates by a step of CDLH, or plainly. None of this is exact: the distribution is not
+the target's, and no other mode of the router goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from models.protocol.messages import Verdict
+from router.lookahead.session import LookaheadSession
+from router.types import Delta
+
+_PLAIN_STEPS = 16  # at a time, once the budget is spent
+
+
+async def run_lookahead(session: LookaheadSession) -> AsyncGenerator[Delta, None]:
+    """Generate until the text ends; the last delta has the finish reason.
+
+    Raises:
+        ServingError: the session cannot go on; what was yielded before stays valid.
+    """
+    while True:
+        tokens = session.stops.until_eos(await _next_tokens(session))
+        taken = session.stops.take(tokens)
+        new = tokens[: taken.num_tokens]
+        session.committed.extend(new)
+        session.generated.extend(new)
+        yield Delta(taken.text, tuple(new), finish_reason=taken.finish_reason)
+        if taken.finish_reason is not None:
+            return
+
+
+async def _next_tokens(session: LookaheadSession) -> list[int]:
+    budget = session.settings.budget
+    if 0 < budget <= session.num_target_passes:
+        session.is_budget_spent = True
+        return await _run_plainly(session)
+    if session.settings.method == "cdsl":
+        return await _speculate(session)
+    if not session.ahead:
+        session.ahead = _likeliest(await session.target.verify(session.committed, ()))
+    session.states["lookahead"] += 1
+    return await _look_ahead(session, session.ahead)
+
+
+async def _speculate(session: LookaheadSession) -> list[int]:
+    """A round of CDSL: draft, verify, judge, decide."""
+    settings, num_left = session.settings, session.stops.remaining_tokens
+    assert session.drafter is not None, "nobody drafts"
+    proposal = await session.drafter.draft(session.committed, min(settings.length, num_left))
+    draft = [] if proposal is None else proposal.tokens
+    verdict = await session.target.verify(
+        session.committed, draft, proposal.draft_probs if proposal else None
+    )
+    stands = session.stops.until_eos([*draft[: verdict.num_accepted], verdict.token])[:num_left]
+    state = await _state(session, draft, verdict, stands)
+    session.states[state] += 1
+    if state == "accepted":
+        return stands
+    if settings.generation == "plain":
+        return stands[:1]  # the target's own next token, whatever was drafted
+    return await _look_ahead(session, _likeliest(verdict))
+
+
+async def _state(
+    session: LookaheadSession, draft: Sequence[int], verdict: Verdict, stands: Sequence[int]
+) -> str:
+    if not draft:
+        return "no_draft"
+    if acceptance(draft, verdict) < session.settings.accept_threshold:
+        return "low_acceptance"
+    [score] = await session.judge.scores([stands])
+    return "accepted" if score.value >= session.settings.reward_threshold else "low_reward"
+
+
+def acceptance(draft: Sequence[int], verdict: Verdict) -> float:
+    """Share of the draft that stands. An eos that was foreseen comes back as the target's token."""
+    num_right = verdict.num_accepted
+    num_right += num_right < len(draft) and draft[num_right] == verdict.token
+    return num_right / len(draft)
+
+
+async def _look_ahead(
+    session: LookaheadSession, candidates: Sequence[tuple[int, float]]
+) -> list[int]:
+    """A step of CDLH: roll the candidates out, score their futures, take the best.
+
+    Args:
+        session: whose text goes on.
+        candidates: next tokens with their log-probabilities, the likeliest first.
+    """
+    settings = session.settings
+    rollouts = await session.roll_out([token for token, _ in candidates])
+    futures = [
+        [token, *(step.token for step in steps)]
+        for (token, _), steps in zip(candidates, rollouts, strict=True)
+    ]
+    scores = await session.judge.scores(futures)
+    worth = [
+        logprob + settings.reward_weight * score.value
+        for (_, logprob), score in zip(candidates, scores, strict=True)
+    ]
+    best = worth.index(max(worth))  # of equals the likeliest
+    session.ahead = ()
+    if settings.commits_rollout:
+        return futures[best]
+    if rollouts[best] and (logprobs := rollouts[best][0].logprobs) is not None:
+        session.ahead = logprobs.top  # what may follow the candidate was told with its roll-out
+    return futures[best][:1]
+
+
+async def _run_plainly(session: LookaheadSession) -> list[int]:
+    num_steps = min(_PLAIN_STEPS, session.stops.remaining_tokens)
+    steps = await session.target.run(session.committed, num_steps)
+    session.states["plain"] += len(steps)
+    return [step.token for step in steps]
+
+
+def _likeliest(verdict: Verdict) -> Sequence[tuple[int, float]]:
+    """The likeliest next tokens after the committed ones, with their log-probabilities."""
+    return verdict.logprobs[0].top

@@ -1,0 +1,215 @@
+"""What one session of look-aheads works with; `open_lookahead` makes it and frees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+
+from models.protocol.errors import InvalidRequest, Unavailable
+from models.protocol.messages import Sampling
+from models.protocol.token_sequence import TokenSequence
+from router.drafters.choice import draft_models
+from router.lookahead.branch import Branch, PlainStep
+from router.lookahead.drafter import PatientDrafter
+from router.lookahead.judge import Judge
+from router.remote.closing import close_in_time
+from router.remote.draft import RemoteDrafter
+from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.rewards import RemoteScorer
+from router.remote.target import RemoteVerifier
+from router.services import Services
+from router.stops import StopChecker
+from router.types import Detokenizer, GenerationRequest, LookaheadSettings, LookaheadStats
+
+
+@dataclass(slots=True, kw_only=True)
+class LookaheadSession:
+    """What the loop works with.
+
+    `ahead` are the likeliest next tokens with their log-probabilities, where the newest roll-out
+    has told them. `states` counts those visited.
+    """
+
+    settings: LookaheadSettings
+    committed: TokenSequence  # prompt and generated tokens
+    generated: TokenSequence
+    stops: StopChecker
+    target: Branch
+    rollouts: Sequence[Branch]  # one for each candidate
+    drafter: PatientDrafter | None
+    judge: Judge
+    states: Counter[str] = field(default_factory=Counter)
+    num_rollouts: int = 0
+    ahead: Sequence[tuple[int, float]] = ()
+    is_budget_spent: bool = False
+
+    @property
+    def num_target_passes(self) -> int:
+        """Verifications and single steps so far, of the text and of all roll-outs."""
+        return sum(branch.num_passes for branch in (self.target, *self.rollouts))
+
+    async def roll_out(self, candidates: Sequence[int]) -> list[list[PlainStep]]:
+        """Have the target go on after each of the candidates, side by side in its passes."""
+        num_tokens = min(self.settings.length, self.stops.remaining_tokens - 1)
+        self.num_rollouts += len(candidates)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._roll_out(branch, candidate, num_tokens))
+                    for branch, candidate in zip(self.rollouts, candidates, strict=False)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in running]
+
+    async def _roll_out(self, branch: Branch, candidate: int, num_tokens: int) -> list[PlainStep]:
+        if self.stops.until_eos([candidate, -1]) == [candidate]:
+            return []  # nothing follows the end of a text
+        return await branch.run(self.committed.followed_by([candidate]), num_tokens)
+
+    async def stats(self) -> LookaheadStats:
+        """What it cost and what came of it, once the text has ended."""
+        score = await self.judge.final_score()
+        return LookaheadStats(
+            num_target_passes=self.num_target_passes,
+            num_draft_steps=0 if self.drafter is None else self.drafter.num_steps,
+            num_rollouts=self.num_rollouts,
+            num_reward_calls=self.judge.num_calls,
+            states=dict(self.states),
+            score=score.score,
+            is_met=score.is_met,
+            is_budget_spent=self.is_budget_spent,
+        )
+
+
+@asynccontextmanager
+async def open_lookahead(
+    request: GenerationRequest, services: Services, detokenizer: Detokenizer
+) -> AsyncGenerator[LookaheadSession, None]:
+    """Open a session for a request with `lookahead`, and free it everywhere on the way out.
+
+    The reward is asked first: a request with a bad one should touch no engine.
+
+    Raises:
+        InvalidRequest: the reward is refused, or there is no draft model to draft with.
+        Unavailable: nobody answers for rewards.
+    """
+    session = _session(request, services, detokenizer)
+    drafters = () if session.drafter is None else (session.drafter,)
+    try:
+        await session.judge.check()
+        if session.drafter is not None:
+            session.drafter.start()
+        yield session
+    finally:
+        parts = (session.target, *session.rollouts, *drafters, session.judge)
+        await close_in_time(parts, services.closings)
+
+
+def _session(
+    request: GenerationRequest, services: Services, detokenizer: Detokenizer
+) -> LookaheadSession:
+    settings = request.lookahead
+    assert settings is not None, "the request asks for no look-aheads"
+    if services.constraint_pool is None:
+        raise Unavailable("lookahead: this deployment has no constraint service, which has rewards")
+    own_ids = () if request.ignore_eos else request.eos_ids
+    eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
+    committed, generated = TokenSequence(request.prompt_ids), TokenSequence()
+
+    def branch(name: str, sampling: Sampling) -> Branch:
+        # Candidates are the likeliest tokens: the target tells them with each of its own.
+        told = msgspec.structs.replace(sampling, num_logprobs=settings.candidates)
+        client = _client(request, services, name, told, eos_ids)
+        return Branch(client, RemoteVerifier(client, services.limits), eos_ids)
+
+    return LookaheadSession(
+        settings=settings,
+        committed=committed,
+        generated=generated,
+        stops=StopChecker(
+            detokenizer,
+            eos_ids=eos_ids,
+            stop=request.stop,
+            max_tokens=request.max_tokens,
+            includes_stop=request.includes_stop,
+        ),
+        target=branch("", request.sampling),
+        rollouts=[
+            branch(f"-rollout-{index}", _of_rollouts(request.sampling, settings))
+            for index in range(settings.candidates)
+        ],
+        drafter=_drafter(request, services, committed, eos_ids),
+        judge=Judge(
+            RemoteScorer(
+                services.constraint_pool, request.request_id, settings.reward, services.limits
+            ),
+            request,
+            settings,
+            eos_ids,
+            generated,
+        ),
+    )
+
+
+def _of_rollouts(sampling: Sampling, settings: LookaheadSettings) -> Sampling:
+    if settings.rollout == "greedy":
+        return msgspec.structs.replace(sampling, temperature=0.0)
+    seed = sampling.seed if settings.seed is None else settings.seed
+    return msgspec.structs.replace(sampling, seed=seed)
+
+
+def _drafter(
+    request: GenerationRequest,
+    services: Services,
+    committed: TokenSequence,
+    eos_ids: tuple[int, ...],
+) -> PatientDrafter | None:
+    """The draft model that the request names, or the first.
+
+    Raises:
+        InvalidRequest: it is not there.
+    """
+    if request.lookahead is None or request.lookahead.method != "cdsl":
+        return None
+    models = draft_models(services.speculation, services.draft_pools)
+    name = request.speculation.drafter
+    kind = next((model for model in models if name in (None, model.name)), None)
+    if kind is None:
+        there = ", ".join(model.name for model in models) or "there is none"
+        raise InvalidRequest(
+            f"lookahead.method: cdsl needs a draft model ({there}), got drafter {name!r}",
+            param="lookahead.method",
+        )
+    limits = services.limits
+    # A draft that its deadline cuts would make the text depend on the time.
+    patient = limits.model_copy(update={"draft_ms": 1e3 * limits.token_gap_s})
+    client = _client(request, services, "", request.sampling, eos_ids, pool=kind.uses_pool)
+    return PatientDrafter(RemoteDrafter(client, patient, committed), limits.queue_wait_s)
+
+
+def _client(
+    request: GenerationRequest,
+    services: Services,
+    name: str,
+    sampling: Sampling,
+    eos_ids: tuple[int, ...],
+    *,
+    pool: str = "",
+) -> EngineClient:
+    num_prompt = len(request.prompt_ids)
+    template = OpenTemplate(
+        session_id=f"{request.request_id}{name}",
+        sampling=sampling,
+        eos_ids=eos_ids,
+        prompt_len=num_prompt,
+        cache_salt=request.cache_salt,
+        max_len=0 if pool else num_prompt + request.max_tokens,
+    )
+    engines = services.draft_pools[pool] if pool else services.target_pool
+    return EngineClient(engines, template, services.limits)

@@ -1,0 +1,33 @@
+"""Frees what a session holds elsewhere, bounded in time, also while its task is being cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class Part(Protocol):
+    """What is freed; see `router.ports`."""
+
+    async def close(self) -> None:
+        """Idempotent; never raises."""
+        ...
+
+
+async def close_in_time(parts: Iterable[Part], closings: set[asyncio.Task[None]]) -> None:
+    """Close all parts side by side. `closings` keeps the work from the garbage collector."""
+    closing = asyncio.create_task(_close(tuple(parts)), name="session-close")
+    closings.add(closing)
+    closing.add_done_callback(closings.discard)
+    try:
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await asyncio.shield(closing)
+    except TimeoutError:
+        closing.cancel()
+
+
+async def _close(parts: tuple[Part, ...]) -> None:
+    await asyncio.gather(*(part.close() for part in parts), return_exceptions=True)
