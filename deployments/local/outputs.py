@@ -14,7 +14,14 @@ from deployments.api.writing.choice_probabilities import ChoiceProbability, prob
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import unpack
 from models.text.tokenizer import Tokenizer
-from router.types import Delta, Finished, FinishReason, GenerationRequest, SpeculationStats
+from router.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    LookaheadStats,
+    SpeculationStats,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class CompletionOutput:
     logprobs: list[Logprobs] | None
     finish_reason: FinishReason
     seed: int
+    lookahead: LookaheadStats | None = None  # of a text that a reward steered
     choice_probabilities: list[ChoiceProbability] | None = None
 
 
@@ -130,6 +138,7 @@ def _output(index: int, answer: Answer, end: Finished, tokenizer: Tokenizer) -> 
         logprobs=[_named(entry, tokenizer) for entry in answer.entries] if is_asked else None,
         finish_reason=end.finish_reason,
         seed=sampling.seed,
+        lookahead=end.lookahead,
         choice_probabilities=answer.of_choices or None,
     )
 

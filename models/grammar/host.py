@@ -52,6 +52,7 @@ from models.protocol.messages import (
     MaskRequest,
     Masks,
 )
+from models.protocol.rewards import RewardRefused, RewardScore
 
 
 class GrammarHost:
@@ -101,6 +102,13 @@ class GrammarHost:
             case GrammarClose():
                 self._close(request)
                 return None
+            case RewardScore():  # never sent here: rewards have processes of their own
+                return RewardRefused(
+                    session_id=request.session_id,
+                    seq=request.seq,
+                    message="there are no rewards in this process",
+                    is_client_error=False,
+                )
 
     # --- compiled grammars --------------------------------------------------------------------
 

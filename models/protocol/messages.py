@@ -379,17 +379,7 @@ class MaskMiss(msgspec.Struct, frozen=True, kw_only=True, tag="mask_miss"):
 EngineQuestion = Propose | Verify | Choose  # what has an answer
 EngineRequest = Open | EngineQuestion | Close
 EngineReply = Proposal | Verdict | Chosen | Queued | NeedPrefix | NeedOpen | Failed
-ConstraintRequest = (
-    GrammarOpen | GrammarCommit | GrammarClose | MaskRequest | GrammarCheck | RewardScore
-)
-ConstraintReply = (
-    GrammarReady
-    | GrammarRefused
-    | GrammarCommitted
-    | GrammarStale
-    | GrammarChecked
-    | Masks
-    | MaskMiss
-    | RewardScored
-    | RewardRefused
-)
+_GrammarRequest = GrammarOpen | GrammarCommit | GrammarClose | GrammarCheck
+ConstraintRequest = _GrammarRequest | MaskRequest | RewardScore
+_GrammarReply = GrammarReady | GrammarRefused | GrammarCommitted | GrammarStale | GrammarChecked
+ConstraintReply = _GrammarReply | Masks | MaskMiss | RewardScored | RewardRefused

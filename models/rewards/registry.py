@@ -7,7 +7,7 @@ requests give as `kind`, and a factory (`reward.Factory`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -20,7 +20,8 @@ from models.rewards.words import Concepts, Words
 
 GROUP = "outrider.rewards"
 _MAX_DEPTH = 4  # of weighted sums within weighted sums
-_OWN = {
+_OfText = Concepts | Words | Length | Pattern | Readability
+_OWN: dict[str, type[_OfText]] = {
     "concepts": Concepts,
     "words": Words,
     "length": Length,
@@ -116,6 +117,7 @@ class Rewards:
             raise ValueError(f"parts[{index}].reward.{error}") from None
 
 
+@cache
 def reward_names() -> tuple[str, ...]:
     """The kinds that requests may name, by what is installed; loads none of them."""
     found = dict.fromkeys([*_OWN, "classifier", "weighted"])

@@ -72,7 +72,9 @@ class RemoteScorer:
             ends=ends,
         )
         self._lease.channel.send(question)
-        answer = await await_answer(self._lease.channel, question, self._take, self._patience)
+        answer: _Answer = await await_answer(
+            self._lease.channel, question, self._take, self._patience
+        )
         if isinstance(answer, RewardRefused):
             if answer.is_client_error:
                 message = f"lookahead.reward: {answer.message}"
@@ -84,5 +86,6 @@ class RemoteScorer:
 
     def _take(self, reply: ConstraintReply) -> _Answer | None:
         """The answer to the newest question: others are late."""
-        is_answer = isinstance(reply, _Answer) and reply.seq == self._seq
-        return reply if is_answer else None  # type: ignore[return-value]
+        if isinstance(reply, RewardScored | RewardRefused) and reply.seq == self._seq:
+            return reply
+        return None

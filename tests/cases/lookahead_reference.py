@@ -1,0 +1,164 @@
+"""CDLH and CDSL as their papers have them: one session, no engine, whole passes of transformers.
+
+What the service decides must be what this decides. Of the service it shares the noise, which is
+part of what a seed means, and the rewards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from models.rewards.reward import Reward
+from models.sampling.noise import (
+    DOMAIN_DRAFT,
+    DOMAIN_RESIDUAL,
+    DOMAIN_TEST,
+    DOMAIN_TOKEN,
+    gumbel_noise,
+    uniform,
+)
+from router.types import GenerationRequest, LookaheadSettings
+
+
+class Reference:
+    """Answers requests one by one; `states` and counts are of the newest."""
+
+    def __init__(self, target: Path, draft: Path, eos_ids: Sequence[int]) -> None:
+        self._target, self._draft = self._logits_of(target), self._logits_of(draft)
+        self._eos_ids = eos_ids
+
+    @staticmethod
+    def _logits_of(path: Path) -> Any:
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+        @cache
+        def logits(ids: tuple[int, ...]) -> torch.Tensor:  # [V] after the last id
+            with torch.inference_mode():
+                return model(torch.tensor([ids])).logits[0, -1]
+
+        return logits
+
+    def answer(self, request: GenerationRequest, reward: Reward) -> list[int]:
+        self._request, self._reward = request, reward
+        assert request.lookahead is not None
+        self._settings: LookaheadSettings = request.lookahead
+        self.states: Counter[str] = Counter()
+        self.num_draft_steps = self.num_rollouts = 0
+        self._made: list[int] = []
+        while len(self._made) < request.max_tokens and not self._is_over(self._made):
+            self._made += self._next()[: request.max_tokens - len(self._made)]
+        self.final = self._score(self._made, is_end=True)
+        return self._made
+
+    def _next(self) -> list[int]:
+        if self._settings.method == "cdlh":
+            self.states["lookahead"] += 1
+            return self._look_ahead()
+        draft = self._drafted()
+        stands = self._verified(draft)
+        state = self._state(draft, stands)
+        self.states[state] += 1
+        if state == "accepted":
+            return stands
+        return stands[:1] if self._settings.generation == "plain" else self._look_ahead()
+
+    def _state(self, draft: list[int], stands: list[int]) -> str:
+        num_right = len(stands) - 1 + (stands[-1:] == draft[len(stands) - 1 : len(stands)])
+        if num_right / len(draft) < self._settings.accept_threshold:
+            return "low_acceptance"
+        left = self._request.max_tokens - len(self._made)
+        is_enough = self._value(stands[:left]) >= self._settings.reward_threshold
+        return "accepted" if is_enough else "low_reward"
+
+    def _look_ahead(self) -> list[int]:
+        settings = self._settings
+        scores = self._target(self._ids()).log_softmax(-1)
+        best, best_worth = [-1], -torch.inf
+        for token in scores.topk(settings.candidates).indices.tolist():
+            future = [token]
+            left = self._request.max_tokens - len(self._made) - 1
+            while len(future) <= min(settings.length, left) and not self._is_over(future):
+                future.append(self._sampled(future, settings.rollout == "sampled", settings.seed))
+            self.num_rollouts += 1
+            worth = scores[token].item() + settings.reward_weight * self._value(future)
+            if worth > best_worth:
+                best, best_worth = future, worth
+        return best if settings.commits_rollout else best[:1]
+
+    def _drafted(self) -> list[int]:
+        draft: list[int] = []
+        left = self._request.max_tokens - len(self._made)
+        while len(draft) < min(self._settings.length, left) and not self._is_over(draft):
+            logits = self._draft(self._ids(draft))
+            domain = DOMAIN_DRAFT if self._is_rejection() else DOMAIN_TOKEN
+            draft.append(self._drawn(logits, draft, domain))
+        self.num_draft_steps += len(draft)
+        return draft
+
+    def _verified(self, draft: list[int]) -> list[int]:
+        """The draft's tokens that stand, and the target's next."""
+        for place, token in enumerate(draft):
+            before = draft[:place]
+            own = self._sampled(before, True)
+            if self._is_rejection():
+                heat = self._request.sampling.temperature
+                p = (self._target(self._ids(before)) / heat).softmax(-1).double()
+                q = (self._draft(self._ids(before)) / heat).softmax(-1).double()
+                noise = uniform(self._seed(), len(self._ids(before)), DOMAIN_TEST)
+                residual = (p - q).clamp(min=0).float().log()
+                is_right = noise * q[token].item() < p[token].item()
+                own = token if is_right else self._argmax(residual, before, DOMAIN_RESIDUAL)
+            if own != token or own in self._eos_ids:
+                return [*before, own]
+        return [*draft, self._sampled(draft, True)]
+
+    def _is_rejection(self) -> bool:
+        sampling = self._request.sampling
+        return sampling.verification == "rejection" and sampling.temperature > 0
+
+    def _sampled(self, after: list[int], by_request: bool, seed: int | None = None) -> int:
+        logits = self._target(self._ids(after))
+        return self._drawn(logits, after, seed=seed) if by_request else int(logits.argmax())
+
+    def _drawn(
+        self,
+        logits: torch.Tensor,
+        after: list[int],
+        domain: int = DOMAIN_TOKEN,
+        seed: int | None = None,
+    ) -> int:
+        heat = self._request.sampling.temperature
+        return self._argmax(logits / heat, after, domain, seed) if heat else int(logits.argmax())
+
+    def _argmax(
+        self, scores: torch.Tensor, after: list[int], domain: int, seed: int | None = None
+    ) -> int:
+        keys = [self._seed() if seed is None else seed], [len(self._ids(after))]
+        noise = gumbel_noise(*keys, len(scores), torch.device("cpu"), domain)
+        return int((scores + noise[0]).argmax())
+
+    def _seed(self) -> int:
+        return self._request.sampling.seed
+
+    def _ids(self, after: Sequence[int] = ()) -> tuple[int, ...]:
+        return (*self._request.prompt_ids, *self._made, *after)
+
+    def _is_over(self, tokens: Sequence[int]) -> bool:
+        return bool(tokens) and tokens[-1] in self._eos_ids
+
+    def _value(self, future: list[int]) -> float:
+        whole = [*self._made, *future]
+        is_end = len(whole) >= self._request.max_tokens or self._is_over(future)
+        scored = self._score(whole, is_end=is_end)
+        return scored.score if scored.can_be_met else 0.0
+
+    def _score(self, ids: list[int], *, is_end: bool) -> Any:
+        shown = ids[:-1] if self._is_over(ids) else ids
+        return self._reward.score(self._settings.text_of(shown), "", is_end)
