@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fakes.http import ScriptedGenerator
+from tests.harness.http_clients import client_of
+
+WORDS = {"kind": "concepts", "concepts": ["dog"]}
+STEERED = {"lookahead": {"method": "cdsl", "reward": WORDS}}
+BODY: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hi"}],
+    "temperature": 0.0,
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+async def refusal(body: dict[str, Any], url: str = "/v1/chat/completions") -> tuple[str, str]:
+    """The field and the message of a 400."""
+    async with client_of(ScriptedGenerator()) as client:
+        answer = await client.post(url, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return error["param"], error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": {"5": 1.0}},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["a"]}},
+        {"tools": [TOOL]},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"min_tokens": 3},
+        {"bad_words": ["x"]},
+        {"prompt_logprobs": 1},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_a_field_that_does_not_go_with_it(fields: dict[str, Any]) -> None:
+    [name] = fields
+    param, message = await refusal(BODY | STEERED | fields)
+    assert param == name
+    assert message.startswith(f"{name}: does not go with lookahead, leave it at ")
+
+
+@pytest.mark.parametrize(
+    "options", [{"k": 3}, {"details": True}, {"compare": True}, {"enabled": False}]
+)
+async def test_an_option_of_speculation_that_does_not_go_with_it(options: dict[str, Any]) -> None:
+    [name] = options
+    param, message = await refusal(BODY | STEERED | {"speculation": options})
+    assert param == f"speculation.{name}"
+    assert "does not go with lookahead" in message
+
+
+async def test_several_prompts_and_logprobs_of_text() -> None:
+    text = {"model": "tiny", "prompt": ["a", "b"]} | STEERED
+    assert await refusal(text, "/v1/completions") == (
+        "prompt",
+        'prompt: does not go with lookahead, leave it at "one prompt" (got "2 prompts")',
+    )
+    param, _ = await refusal(text | {"prompt": "a", "logprobs": 0}, "/v1/completions")
+    assert param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "param", "fault"),
+    [
+        ({}, "method", "required"),
+        ({"method": "beam"}, "method", "'cdsl', 'cdlh' or 'off'"),
+        ({"method": "cdsl"}, "reward", "is required with method cdsl"),
+        ({"method": "cdsl", "reward": {}}, "reward", "kind: must be one of concepts"),
+        ({"method": "cdsl", "reward": {"kind": "x"}}, "reward", 'got "x"'),
+        ({"method": "cdsl", "reward": WORDS, "length": 33}, "length", "32"),
+        ({"method": "cdsl", "reward": WORDS, "candidates": 0}, "candidates", "1"),
+        ({"method": "cdsl", "reward": WORDS, "candidates": 17}, "candidates", "16"),
+        ({"method": "cdsl", "reward": WORDS, "budget": 0}, "budget", "1"),
+        ({"method": "cdsl", "reward": WORDS, "accept_threshold": 1.5}, "accept_threshold", "1"),
+        ({"method": "cdsl", "reward": WORDS, "reward_threshold": -0.1}, "reward_threshold", "0"),
+        ({"method": "cdsl", "reward": WORDS, "beams": 2}, "beams", ""),
+        (
+            {"method": "cdsl", "reward": WORDS, "verification": "speculative_sampling"},
+            "verification",
+            "temperature above 0",
+        ),
+        (
+            {"method": "cdlh", "reward": {"kind": "words", "required": ["x" * 70_000]}},
+            "reward",
+            "at most 65536 bytes",
+        ),
+    ],
+)
+async def test_a_wrong_value_is_refused_by_name(
+    lookahead: dict[str, Any], param: str, fault: str
+) -> None:
+    named, message = await refusal(BODY | {"lookahead": lookahead})
+    assert named == f"lookahead.{param}"
+    assert message.startswith(f"lookahead.{param}: ") or "unknown" in message
+    assert fault in message
+
+
+async def test_what_the_router_is_asked() -> None:
+    generator = ScriptedGenerator()
+    asked = {"method": "cdsl", "reward": WORDS, "verification": "speculative_sampling"}
+    terms = {"length": 5, "candidates": 2, "commit": "rollout", "seed": -1, "budget": 9}
+    async with client_of(generator) as client:
+        body = BODY | {"temperature": 0.5, "lookahead": asked | terms}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        off = BODY | {"lookahead": {"method": "off"}, "n": 2}
+        assert (await client.post("/v1/chat/completions", json=off)).status_code == 200
+    steered, *others = generator.requests
+    settings = steered.lookahead
+    assert settings is not None
+    assert steered.sampling.verification == "rejection"
+    assert (settings.method, settings.length, settings.candidates) == ("cdsl", 5, 2)
+    assert (settings.commits_rollout, settings.seed, settings.budget) == (True, 2**64 - 1, 9)
+    assert settings.reward == '{"kind": "concepts", "concepts": ["dog"]}'
+    assert all(other.lookahead is None for other in others)
