@@ -38,6 +38,7 @@ class RewardWorkers:
         self._backoff = Backoff(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         self._not_before = 0.0
         self._why = ""  # the last child ended
+        self._replies: dict[tuple[str, int], Reply] = {}  # of questions that the child has
         self._watching: asyncio.Task[None] | None = None
         self._is_stopped = False
         self.num_refused = 0  # as the client's error
@@ -54,7 +55,14 @@ class RewardWorkers:
             self._watching = asyncio.get_running_loop().create_task(self._run(self._child))
 
     def submit(self, question: RewardScore, reply: Reply) -> None:
-        """Have a question answered; `reply` is called once, later, and must not raise."""
+        """Have a question answered; `reply` is called once, later, and must not raise.
+
+        One that is asked again while it is being answered is answered to the newest sender.
+        """
+        key = (question.session_id, question.seq)
+        if key in self._replies:
+            self._replies[key] = reply
+            return
         now = asyncio.get_running_loop().time()
         if self._is_stopped:
             self._reject(question, reply, "the service stops")
@@ -67,7 +75,8 @@ class RewardWorkers:
         if self._child.num_pending >= self._config.max_queue:
             self._reject(question, reply, full(self._child.num_pending))
         else:
-            self._child.send(question, partial(self._deliver, reply))
+            self._replies[key] = reply
+            self._child.send(question, partial(self._deliver, key))
 
     async def stop(self) -> None:
         """End the child; what it had not answered is answered as failed. Idempotent."""
@@ -102,11 +111,12 @@ class RewardWorkers:
             logger.warning("the process of rewards ended: %s", death.reason)
         for pending in death.unanswered:
             assert isinstance(pending.request, RewardScore)
-            self._reject(pending.request, pending.reply, f"its process ended: {death.reason}")
+            reply = self._replies.pop((pending.request.session_id, pending.request.seq))
+            self._reject(pending.request, reply, f"its process ended: {death.reason}")
 
-    def _deliver(self, reply: Reply, answer: ConstraintReply) -> None:
+    def _deliver(self, key: tuple[str, int], answer: ConstraintReply) -> None:
         self.num_refused += isinstance(answer, RewardRefused) and answer.is_client_error
-        reply(answer)
+        self._replies.pop(key)(answer)
 
     def _reject(self, question: RewardScore, reply: Reply, reason: str) -> None:
         answer = failed(question, reason)

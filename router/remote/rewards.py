@@ -35,8 +35,7 @@ class RemoteScorer:
         self._pool = pool
         self._session_id = f"{session_id}-reward"
         self._reward = reward
-        # A question is not sent again before its answer is overdue: it would be computed twice.
-        self._patience = Patience(limits.token_gap_s, limits.token_gap_s)
+        self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
         self._seq = 0

@@ -49,6 +49,18 @@ async def test_texts_are_scored_in_their_order() -> None:
         assert [score.value for score in ended.scores] == [1.0, 0.0]
 
 
+async def test_a_question_that_comes_again_is_answered_once_to_the_newest() -> None:
+    async with serving_rewards() as workers:
+        first = asyncio.ensure_future(ask(workers, CAT, "cat ", seq=10_000))
+        await asyncio.sleep(0)
+        second = await ask(workers, CAT, "cat ", seq=10_000)
+        assert isinstance(second, RewardScored)
+        assert not first.done(), "a doubled question was computed twice"
+        first.cancel()
+        third = await ask(workers, CAT, "cat ", seq=10_000)  # its answer was lost
+        assert third == second
+
+
 async def test_a_wrong_reward_is_the_clients_error() -> None:
     async with serving_rewards() as workers:
         answer = await ask(workers, {"kind": "words"})

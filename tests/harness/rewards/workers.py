@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from deployments.config.schema import GrammarServiceConfig
@@ -18,6 +19,8 @@ from models.grammar.host import GrammarHost
 from models.protocol.messages import ConstraintReply
 from models.protocol.rewards import RewardScore
 from tests.cases.grammar import EOS_IDS, PADDED_VOCAB_SIZE, small_tokenizer
+
+_SEQS = count(1)
 
 
 def reward_config(**changes: Any) -> ConstraintConfig:
@@ -46,12 +49,13 @@ async def ask(
     lookaheads: Sequence[str] = ("",),
     *,
     is_end: bool = False,
+    seq: int = 0,
 ) -> ConstraintReply:
     future: asyncio.Future[ConstraintReply] = asyncio.get_running_loop().create_future()
     question = RewardScore(
         session_id="s",
         epoch=1,
-        seq=1,
+        seq=seq or next(_SEQS),
         reward=json.dumps(reward),
         text=text,
         lookaheads=list(lookaheads),
