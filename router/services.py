@@ -14,6 +14,7 @@ from router.planning.acceptance import AcceptancePool
 from router.planning.adaptive import RouterPlanner
 from router.planning.costs import PassCosts
 from router.planning.draft_choice import DraftChoice
+from router.planning.rollout_places import RolloutPlaces
 from router.ports import ConstraintPool, EnginePool, TaskClass
 
 
@@ -31,6 +32,7 @@ class Services:
     memory: TextMemory = field(default_factory=TextMemory)
     comparison: DraftComparison = field(default_factory=DraftComparison)
     heads: TargetHeads | None = None  # that the target has been given
+    rollouts: RolloutPlaces = field(default_factory=RolloutPlaces)
     choice: DraftChoice = field(init=False)
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC
 

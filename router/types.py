@@ -65,6 +65,11 @@ class LookaheadSettings:
     budget: int = 0
     seed: int | None = None  # of sampled roll-outs; None: the request's
 
+    @property
+    def rolls_out(self) -> bool:
+        """Whether candidates are rolled out at all."""
+        return self.method == "cdlh" or self.generation == "lookahead"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadStats:

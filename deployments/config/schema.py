@@ -230,6 +230,11 @@ class RouterConfig(Section):
     max_queued_sessions: PositiveInt = Field(
         default=128, description="sessions that wait beyond that; further ones get 429"
     )
+    max_rollouts: PositiveInt = Field(
+        default=32,
+        description="roll-outs of look-aheads that one router replica runs at once, each a place "
+        "on a target beside its session's; further requests wait",
+    )
     speculation: SpeculationConfig = Field(
         default_factory=SpeculationConfig, description="when and how far to draft ahead"
     )

@@ -133,13 +133,13 @@ class CapturingGenerator:
     async def generate(
         self, request: GenerationRequest, detokenizer: Detokenizer
     ) -> AsyncGenerator[Delta | Finished, None]:
-        """See `Generator.generate`. Kept is what has ended as it should, choices aside: a text
-        out of a list is not how the model writes."""
+        """See `Generator.generate`. Kept is what has ended as it should, choices and look-aheads
+        aside: a text out of a list, or steered by a reward, is not how the model writes."""
         answer_ids: list[int] = []
         async with aclosing(self._inner.generate(request, detokenizer)) as events:
             async for event in events:
                 if isinstance(event, Delta):
                     answer_ids.extend(event.token_ids)
-                elif answer_ids and not request.choices:
+                elif answer_ids and not request.choices and request.lookahead is None:
                     self._capture.keep(request.prompt_ids, answer_ids)
                 yield event

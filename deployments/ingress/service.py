@@ -25,6 +25,7 @@ from models.text.tokenizer import Tokenizer
 from models.text.tools.prompt import turn_formats
 from router.drafters.choice import drafter_names
 from router.generator import SpeculativeGenerator
+from router.planning.rollout_places import RolloutPlaces
 from router.ports import ConstraintPool, EnginePool
 from router.services import Services
 
@@ -86,6 +87,7 @@ class RouterService:
             speculation=config.speculation,
             limits=config.timeouts,
             heads=heads,
+            rollouts=RolloutPlaces(config.max_rollouts),
         )
         self._drafts, self._heads = drafts, heads
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)

@@ -27,6 +27,7 @@ from models.grammar.masks import LocalMaskSource
 from models.heads.config import target_heads
 from models.text.tokenizer import Tokenizer
 from router.generator import SpeculativeGenerator
+from router.planning.rollout_places import RolloutPlaces
 from router.services import Services
 
 _EPOCH = 1  # engines here are never replaced
@@ -84,6 +85,7 @@ class LocalEngines:
             speculation=config.router.speculation,
             limits=config.router.timeouts,
             heads=target_heads(config.target.heads, config.target.early_exit),
+            rollouts=RolloutPlaces(config.router.max_rollouts),
         )
         self.generator = SpeculativeGenerator(services, max_model_len=config.router.max_model_len)
 

@@ -97,15 +97,18 @@ async def open_lookahead(
 
     Raises:
         InvalidRequest: the reward is refused, or there is no draft model to draft with.
+        Overloaded: too many roll-outs run already.
         Unavailable: nobody answers for rewards.
     """
     session = _session(request, services, detokenizer)
     drafters = () if session.drafter is None else (session.drafter,)
+    num_places, limits = len(session.rollouts), services.limits
     try:
         await session.judge.check()
-        if session.drafter is not None:
-            session.drafter.start()
-        yield session
+        async with services.rollouts.held(num_places, limits.queue_wait_s):
+            if session.drafter is not None:
+                session.drafter.start()
+            yield session
     finally:
         parts = (session.target, *session.rollouts, *drafters, session.judge)
         await close_in_time(parts, services.closings)
@@ -142,7 +145,7 @@ def _session(
         target=branch("", request.sampling),
         rollouts=[
             branch(f"-rollout-{index}", _of_rollouts(request.sampling, settings))
-            for index in range(settings.candidates)
+            for index in range(settings.candidates if settings.rolls_out else 0)
         ],
         drafter=_drafter(request, services, committed, eos_ids),
         judge=Judge(

@@ -70,6 +70,21 @@ def test_drafts_move_no_text_and_are_counted(llm: LLM) -> None:
     assert len(found) == 1
 
 
+def test_a_reward_steers_a_text(llm: LLM) -> None:
+    wanted = {"kind": "concepts", "concepts": ["happy", "garden"]}
+    lookahead = {"method": "cdlh", "reward": wanted, "length": 4}
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
+    [plain] = llm.chat(STORY, SamplingParams(**fields))
+    [steered] = llm.chat(STORY, SamplingParams(lookahead=lookahead, **fields))
+    found = steered.outputs[0].lookahead
+    assert plain.outputs[0].lookahead is None
+    assert found is not None
+    assert found.score >= 0.5 > sum(word in plain.outputs[0].text for word in ("happ", "garden"))
+    assert found.states == {"lookahead": len(steered.outputs[0].token_ids)}
+    with pytest.raises(InvalidRequest, match="does not go with lookahead"):
+        llm.chat(STORY, SamplingParams(lookahead=lookahead, n=2))
+
+
 def test_prompts_share_passes(llm: LLM) -> None:
     params = SamplingParams(seed=1, max_tokens=24, ignore_eos=True, speculation={"k": 0})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value, shown
 from models.rewards.registry import reward_names
@@ -23,7 +23,14 @@ def _known(reward: dict[str, Any]) -> dict[str, Any]:
 RewardField = Annotated[
     dict[str, Any],
     AfterValidator(_known),
-    Field(description="`kind` names the reward; the other fields are its parameters"),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "`kind` names the reward; the other fields are its parameters",
+            "required": ["kind"],
+            "properties": {"kind": {"type": "string", "enum": list(reward_names())}},
+        }
+    ),
 ]
 
 

@@ -74,6 +74,21 @@ def test_the_whole_demo_stays_under_three_gigabytes(demo: ServedDemo) -> None:
     assert demo.memory_bytes() < 3_000_000_000
 
 
+def test_a_reward_steers_a_text(client: openai.OpenAI) -> None:
+    wanted = {"kind": "concepts", "concepts": ["dog", "happy"]}
+    lookahead = {"method": "cdsl", "reward": wanted, "length": 4, "reward_threshold": 0.6}
+    terms: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+    plain, _ = chat(client, **terms)
+    steered, _ = chat(client, extra_body={"lookahead": lookahead}, **terms)
+    assert "happ" not in plain
+    assert "happ" in steered
+    streamed, _ = chat(client, stream=True, extra_body={"lookahead": lookahead}, **terms)
+    assert streamed == steered
+    evil = {"kind": "pattern", "pattern": "(( |[a-z])+)+!", "match": "whole"}
+    with pytest.raises(openai.BadRequestError, match=r"reward_cpu_s|reward_timeout_s"):
+        chat(client, extra_body={"lookahead": lookahead | {"reward": evil}}, **terms)
+
+
 def test_models_and_health(demo: ServedDemo, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     health = httpx.get(f"{demo.base_url}/health", timeout=20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ from models.protocol.messages import (
     EngineReply,
     EngineRequest,
 )
+from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
 from router.lookahead.loop import run_lookahead
 from router.lookahead.session import open_lookahead
+from router.planning.rollout_places import RolloutPlaces
 from router.types import GenerationRequest, LookaheadSettings
 from tests.cases.tiny_llama import write_tiny_llama
 from tests.harness.local import IdDetokenizer, LocalService, local_service, make_request
@@ -57,10 +60,32 @@ def steered(request_id: str, method: str = "cdlh", reward: Any = REWARD, **terms
     )
 
 
+class Watched:
+    """A pool whose sessions' replies are counted, by kind."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.replies: Counter[str] = Counter()
+
+    async def lease(self, session_id: str, *, timeout_s: float) -> Any:
+        lease = await self._inner.lease(session_id, timeout_s=timeout_s)
+        receive = lease.channel.receive
+
+        async def counted() -> Any:
+            reply = await receive()
+            self.replies[type(reply).__name__] += 1
+            return reply
+
+        lease.channel.receive = counted
+        return lease
+
+
 async def test_roll_outs_take_the_prompt_by_reference_and_share_passes(model: Path) -> None:
     request: GenerationRequest = steered("r")
     async with serving(model) as service:
-        services, detokenizer = service.services, IdDetokenizer()
+        watched = Watched(service.target_pool)
+        services = replace(service.services, target_pool=watched)
+        detokenizer = IdDetokenizer()
         async with open_lookahead(request, services, detokenizer) as session:
             async for _ in run_lookahead(session):
                 pass
@@ -69,8 +94,29 @@ async def test_roll_outs_take_the_prompt_by_reference_and_share_passes(model: Pa
         # Eight steps of four roll-outs, which the end of the text cuts; one for the candidates.
         assert stats.num_target_passes == 1 + 4 * (4 + 4 + 4 + 4 + 3 + 2 + 1 + 0)
         assert stats.num_rollouts == 8 * 4
-        num_passes = service.target.load().num_passes
-        assert num_passes < 0.5 * stats.num_target_passes, "roll-outs ran one after another"
+        load = service.target.load()
+        assert load.num_passes < 0.5 * stats.num_target_passes, "roll-outs ran one after another"
+        # Read once: the prompt, its end by each roll-out, and later what another of them wrote.
+        assert load.num_prefill_rows == len(PROMPT) - 1 + 4 * (len(PROMPT) - 3 * BLOCK) + 6 * 3
+        assert watched.replies["NeedPrefix"] == 0, "a roll-out did not go back by itself"
+        assert await service.freed()
+
+
+async def test_roll_outs_beyond_the_routers_places_wait(model: Path) -> None:
+    async with serving(model) as service:
+        services = replace(service.services, rollouts=RolloutPlaces(4))
+        generator = SpeculativeGenerator(services, max_model_len=256)
+        most = 0
+
+        async def answer(number: int) -> None:
+            nonlocal most
+            async for _ in generator.generate(steered(f"r{number}"), IdDetokenizer()):
+                most = max(most, service.target.stats().num_sessions)
+
+        await asyncio.gather(*(answer(number) for number in range(3)))
+        assert most == 1 + 4
+        with pytest.raises(InvalidRequest, match="at most 4 are allowed here"):
+            await anext(generator.generate(steered("s", candidates=5), IdDetokenizer()))
         assert await service.freed()
 
 
