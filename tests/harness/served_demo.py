@@ -18,6 +18,7 @@ from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
 from deployments.api.keys import ApiKeys
 from deployments.config.schema import RouterConfig
+from deployments.constraint.reward_workers import RewardWorkers
 from deployments.ingress.service import served_model
 from loadtest.clients.catalog import Target
 from loadtest.report.machine import ROOT
@@ -54,6 +55,7 @@ async def demo_over_http(
     speculation: SpeculationLimits | None = None,
     prefix: str = "",
     api_keys: ApiKeys | None = None,
+    rewards: RewardWorkers | None = None,
     **limits: Any,
 ) -> AsyncIterator[Target]:
     """Serve with real engines in this process until the block ends; `draft` None: no drafts.
@@ -67,7 +69,7 @@ async def demo_over_http(
     model = replace(model, formats=formats or model.formats)
     host = demo_grammar_host()
     async with local_service(
-        DEMO / "target", draft, grammar_host=host, speculation=speculation
+        DEMO / "target", draft, grammar_host=host, rewards=rewards, speculation=speculation
     ) as service:
         health = HealthProbe(service.generator, tokenizer, timeout_s=10.0)
         shared = service.services

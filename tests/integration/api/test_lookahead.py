@@ -14,6 +14,7 @@ import pytest
 from tests.cases.rewards.plugin import write_plugin
 from tests.harness.local import demo_app, demo_grammar_host
 from tests.harness.rewards.workers import reward_workers
+from tests.harness.served_demo import demo_over_http
 
 WORDS = {"kind": "concepts", "concepts": ["dog", "happy", "tree"]}
 PROMPT = "Write a short story about a dog and a ball."
@@ -27,13 +28,9 @@ CHAT: dict[str, Any] = {
 
 @pytest.fixture
 async def client() -> AsyncIterator[openai.AsyncOpenAI]:
-    rewards = reward_workers(reward_timeout_s=2.0)
     async with (
-        demo_app(grammar_host=demo_grammar_host(), rewards=rewards) as app,
-        httpx.AsyncClient(transport=httpx.ASGITransport(app)) as transport,
-        openai.AsyncOpenAI(
-            base_url="http://test/v1", api_key="none", http_client=transport, max_retries=0
-        ) as made,
+        demo_over_http(rewards=reward_workers()) as target,
+        openai.AsyncOpenAI(base_url=f"{target.root_url}/v1", api_key="none", max_retries=0) as made,
     ):
         yield made
 

@@ -60,7 +60,11 @@ def requests() -> list[tuple[str, GenerationRequest]]:
         way = list(WAYS)[number % len(WAYS)]
         terms, sampling = WAYS[way]
         prompt = torch.randint(2, VOCAB_SIZE, (4 + number % 5,), generator=generator).tolist()
-        options = {"method": "cdsl", "length": 3 + number % 3, "candidates": 3} | terms
+        options: dict[str, Any] = {
+            "method": "cdsl",
+            "length": 3 + number % 3,
+            "candidates": 3,
+        } | terms
         reward = (NONE_OF_THESE, CONCEPTS, BOUNDED)[number // len(WAYS) % 3]
         request = make_request(
             f"r{number}", prompt, max_tokens=9, seed=number, eos_ids=EOS_IDS, **sampling

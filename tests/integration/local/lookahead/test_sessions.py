@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.fuzz.links.lossy import FaultRates, Faults, FrameCodec, LossyPool
+from deployments.link.frames import FrameCodec
+from loadtest.fuzz.links.lossy import FaultRates, Faults, LossyPool
 from models.protocol.errors import InvalidRequest, Unavailable
 from models.protocol.messages import (
     ConstraintReply,
@@ -42,7 +43,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serving(model: Path, **options: Any) -> Any:
     """The model drafts for itself, so every draft stands."""
-    terms = {"grammar_host": grammar_host(), "rewards": reward_workers(), "block_size": BLOCK}
+    terms: dict[str, Any] = {
+        "grammar_host": grammar_host(),
+        "rewards": reward_workers(),
+        "block_size": BLOCK,
+    }
     return local_service(model, model, dtype="float32", **terms | options)
 
 
