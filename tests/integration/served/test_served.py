@@ -75,16 +75,16 @@ def test_the_whole_demo_stays_under_three_gigabytes(demo: ServedDemo) -> None:
 
 
 def test_a_reward_steers_a_text(client: openai.OpenAI) -> None:
-    wanted = {"kind": "concepts", "concepts": ["dog", "happy"]}
-    lookahead = {"method": "cdsl", "reward": wanted, "length": 4, "reward_threshold": 0.6}
-    terms: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+    wanted = {"kind": "concepts", "concepts": ["dog", "happy", "tree"]}
+    lookahead = {"method": "cdsl", "reward": wanted, "length": 4}
+    terms: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
     plain, _ = chat(client, **terms)
     steered, _ = chat(client, extra_body={"lookahead": lookahead}, **terms)
     assert "happ" not in plain
     assert "happ" in steered
     streamed, _ = chat(client, stream=True, extra_body={"lookahead": lookahead}, **terms)
     assert streamed == steered
-    evil = {"kind": "pattern", "pattern": "(( |[a-z])+)+!", "match": "whole"}
+    evil = {"kind": "pattern", "pattern": r"(\D|\D{2})+[0-9]", "match": "whole"}
     with pytest.raises(openai.BadRequestError, match=r"reward_cpu_s|reward_timeout_s"):
         chat(client, extra_body={"lookahead": lookahead | {"reward": evil}}, **terms)
 
