@@ -66,6 +66,7 @@ _TIMEOUTS = {
     "queue_timeout_s": 86_400,
     "failover_s": 0.1,  # there is no other engine
 }
+_MAX_ROLLOUTS = 1_000_000  # `Room` counts their places
 
 
 class LLM:
@@ -107,7 +108,7 @@ class LLM:
         tree: dict[str, Any] = {
             "target": shared | _section(target),
             "draft": None if draft is None else shared | _section(draft),
-            "router": {"timeouts": _TIMEOUTS} | dict(router or {}),
+            "router": {"timeouts": _TIMEOUTS, "max_rollouts": _MAX_ROLLOUTS} | dict(router or {}),
             "constraint": dict(constraint or {}),
         }
         if speculation is not None:

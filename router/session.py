@@ -109,8 +109,7 @@ class _Builder:
         self._services = services
         self._committed = TokenSequence(request.prompt_ids)
         self._generated = TokenSequence()
-        own_ids = () if request.ignore_eos else request.eos_ids
-        self._eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
+        self._eos_ids = request.end_ids
         self._kinds = choose_drafters(
             request.speculation,
             services.speculation,

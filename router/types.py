@@ -66,9 +66,10 @@ class LookaheadSettings:
     seed: int | None = None  # of sampled roll-outs; None: the request's
 
     @property
-    def rolls_out(self) -> bool:
-        """Whether candidates are rolled out at all."""
-        return self.method == "cdlh" or self.generation == "lookahead"
+    def num_rollouts(self) -> int:
+        """How many roll-outs run at once; 0: none ever do."""
+        is_needed = self.method == "cdlh" or self.generation == "lookahead"
+        return self.candidates if is_needed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,12 @@ class GenerationRequest:
     prediction: PredictedText | None = None  # what the client says the answer mostly repeats
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     lookahead: LookaheadSettings | None = None  # there is no grammar and no choice then
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end the text, each once."""
+        own_ids = () if self.ignore_eos else self.eos_ids
+        return tuple(dict.fromkeys((*own_ids, *self.stop_token_ids)))
 
 
 @dataclass(frozen=True, slots=True)

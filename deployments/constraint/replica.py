@@ -140,7 +140,10 @@ class ConstraintReplica:
     async def stats(self) -> dict[str, float]:
         """Counters for tests and status pages."""
         counters: dict[str, float] = asdict(self._workers.stats)
-        return counters | {"num_leases": len(self._leases)}
+        return counters | {
+            "num_leases": len(self._leases),
+            "rewards_refused": self._rewards.num_refused,
+        }
 
     async def __del__(self) -> None:  # Serve awaits it
         """Called by Serve when the replica is stopped."""

@@ -23,26 +23,30 @@ class Room:
     def __init__(self, load: EngineLoad, num_places: int) -> None:
         self._num_blocks = self._free_blocks = load.num_blocks
         self._block_size = load.block_size
-        self._free_places = num_places
+        self._num_places = self._free_places = num_places
         self._freed = asyncio.Condition()
 
     async def enter(self, request: GenerationRequest) -> None:
         """Wait for room for a request, however long it takes; `leave` gives it back."""
-        needed = self._needed(request)
+        num_places, num_blocks = self._needed(request)
         async with self._freed:
             await self._freed.wait_for(
-                lambda: self._free_places > 0 and self._free_blocks >= needed
+                lambda: self._free_places >= num_places and self._free_blocks >= num_blocks
             )
-            self._free_places -= 1
-            self._free_blocks -= needed
+            self._free_places -= num_places
+            self._free_blocks -= num_blocks
 
     async def leave(self, request: GenerationRequest) -> None:
         """Give back what `enter` took."""
+        num_places, num_blocks = self._needed(request)
         async with self._freed:
-            self._free_places += 1
-            self._free_blocks += self._needed(request)
+            self._free_places += num_places
+            self._free_blocks += num_blocks
             self._freed.notify_all()
 
-    def _needed(self, request: GenerationRequest) -> int:
+    def _needed(self, request: GenerationRequest) -> tuple[int, int]:
+        """Places and blocks, at most all there are: of the text, and of each of its roll-outs."""
         num_tokens = len(request.prompt_ids) + request.max_tokens
-        return min(-(-num_tokens // self._block_size), self._num_blocks)
+        num_sessions = 1 + (0 if request.lookahead is None else request.lookahead.num_rollouts)
+        num_blocks = num_sessions * -(-num_tokens // self._block_size)
+        return min(num_sessions, self._num_places), min(num_blocks, self._num_blocks)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from models.protocol.rewards import TextScore
 from models.protocol.token_sequence import TokenSequence
 from router.ports import Scorer
 from router.types import GenerationRequest, LookaheadSettings
+
+_CUT = "\ufffd"  # what the beginning of a character shows as
 
 
 class Judge:
@@ -17,7 +19,6 @@ class Judge:
         scorer: asks the reward.
         request: whose text it is.
         settings: of its look-aheads.
-        eos_ids: that end the text.
         generated: its tokens so far.
 
     Attributes:
@@ -29,13 +30,12 @@ class Judge:
         scorer: Scorer,
         request: GenerationRequest,
         settings: LookaheadSettings,
-        eos_ids: Collection[int],
         generated: TokenSequence,
     ) -> None:
         self._scorer = scorer
         self._request = request
         self._text_of = settings.text_of
-        self._eos_ids = eos_ids
+        self._eos_ids = request.end_ids
         self._generated = generated
         self.num_calls = 0
 
@@ -57,7 +57,7 @@ class Judge:
         self.num_calls += 1
         so_far = self._text_of(self._generated.ids)
         shown = [self._shown([*self._generated.ids, *lookahead]) for lookahead in lookaheads]
-        text = so_far.rstrip("\ufffd")  # which may be the beginning of a character
+        text = so_far.rstrip(_CUT)
         if not all(whole.startswith(text) for whole, _ in shown):  # a stop string began in it
             text = ""
         return await self._scorer.score(
@@ -87,4 +87,4 @@ class Judge:
         if found:
             start, length = min(found)
             return text[: start + length * request.includes_stop], True
-        return text, is_end
+        return text if is_end else text.rstrip(_CUT), is_end

@@ -17,6 +17,7 @@ from router.drafters.choice import draft_models
 from router.lookahead.branch import Branch, PlainStep
 from router.lookahead.drafter import PatientDrafter
 from router.lookahead.judge import Judge
+from router.ports import EnginePool
 from router.remote.closing import close_in_time
 from router.remote.draft import RemoteDrafter
 from router.remote.engine import EngineClient, OpenTemplate
@@ -121,15 +122,13 @@ def _session(
     assert settings is not None, "the request asks for no look-aheads"
     if services.constraint_pool is None:
         raise Unavailable("lookahead: this deployment has no constraint service, which has rewards")
-    own_ids = () if request.ignore_eos else request.eos_ids
-    eos_ids = tuple(dict.fromkeys((*own_ids, *request.stop_token_ids)))
     committed, generated = TokenSequence(request.prompt_ids), TokenSequence()
 
     def branch(name: str, sampling: Sampling) -> Branch:
         # Candidates are the likeliest tokens: the target tells them with each of its own.
         told = msgspec.structs.replace(sampling, num_logprobs=settings.candidates)
-        client = _client(request, services, name, told, eos_ids)
-        return Branch(client, RemoteVerifier(client, services.limits), eos_ids)
+        client = _client(request, services, services.target_pool, told, name)
+        return Branch(client, RemoteVerifier(client, services.limits), request.end_ids)
 
     return LookaheadSession(
         settings=settings,
@@ -137,7 +136,7 @@ def _session(
         generated=generated,
         stops=StopChecker(
             detokenizer,
-            eos_ids=eos_ids,
+            eos_ids=request.end_ids,
             stop=request.stop,
             max_tokens=request.max_tokens,
             includes_stop=request.includes_stop,
@@ -145,16 +144,15 @@ def _session(
         target=branch("", request.sampling),
         rollouts=[
             branch(f"-rollout-{index}", _of_rollouts(request.sampling, settings))
-            for index in range(settings.candidates if settings.rolls_out else 0)
+            for index in range(settings.num_rollouts)
         ],
-        drafter=_drafter(request, services, committed, eos_ids),
+        drafter=_drafter(request, services, committed) if settings.method == "cdsl" else None,
         judge=Judge(
             RemoteScorer(
                 services.constraint_pool, request.request_id, settings.reward, services.limits
             ),
             request,
             settings,
-            eos_ids,
             generated,
         ),
     )
@@ -168,18 +166,13 @@ def _of_rollouts(sampling: Sampling, settings: LookaheadSettings) -> Sampling:
 
 
 def _drafter(
-    request: GenerationRequest,
-    services: Services,
-    committed: TokenSequence,
-    eos_ids: tuple[int, ...],
-) -> PatientDrafter | None:
+    request: GenerationRequest, services: Services, committed: TokenSequence
+) -> PatientDrafter:
     """The draft model that the request names, or the first.
 
     Raises:
         InvalidRequest: it is not there.
     """
-    if request.lookahead is None or request.lookahead.method != "cdsl":
-        return None
     models = draft_models(services.speculation, services.draft_pools)
     name = request.speculation.drafter
     kind = next((model for model in models if name in (None, model.name)), None)
@@ -192,27 +185,24 @@ def _drafter(
     limits = services.limits
     # A draft that its deadline cuts would make the text depend on the time.
     patient = limits.model_copy(update={"draft_ms": 1e3 * limits.token_gap_s})
-    client = _client(request, services, "", request.sampling, eos_ids, pool=kind.uses_pool)
+    client = _client(request, services, services.draft_pools[kind.uses_pool], request.sampling)
     return PatientDrafter(RemoteDrafter(client, patient, committed), limits.queue_wait_s)
 
 
 def _client(
     request: GenerationRequest,
     services: Services,
-    name: str,
+    pool: EnginePool,
     sampling: Sampling,
-    eos_ids: tuple[int, ...],
-    *,
-    pool: str = "",
+    name: str = "",
 ) -> EngineClient:
-    num_prompt = len(request.prompt_ids)
+    num_prompt, is_target = len(request.prompt_ids), pool is services.target_pool
     template = OpenTemplate(
         session_id=f"{request.request_id}{name}",
         sampling=sampling,
-        eos_ids=eos_ids,
+        eos_ids=request.end_ids,
         prompt_len=num_prompt,
         cache_salt=request.cache_salt,
-        max_len=0 if pool else num_prompt + request.max_tokens,
+        max_len=num_prompt + request.max_tokens if is_target else 0,
     )
-    engines = services.draft_pools[pool] if pool else services.target_pool
-    return EngineClient(engines, template, services.limits)
+    return EngineClient(pool, template, services.limits)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from deployments.local.room import Room
 from models.engine.load import EngineLoad
 from models.protocol.messages import Sampling
-from router.types import GenerationRequest
+from router.types import GenerationRequest, LookaheadSettings
 
 
 def request(num_tokens: int) -> GenerationRequest:
@@ -52,3 +53,19 @@ async def test_who_goes_while_waiting_takes_nothing() -> None:
     await asyncio.gather(waiting, return_exceptions=True)
     await room.leave(request(1))
     await asyncio.wait_for(room.enter(request(1)), 1.0)
+
+
+async def test_roll_outs_have_places_and_blocks_too() -> None:
+    settings = LookaheadSettings(method="cdlh", reward="{}", text_of=str, candidates=2)
+    steered = replace(request(16), lookahead=settings)
+    room = Room(EngineLoad(num_blocks=4, block_size=16), num_places=9)
+    await asyncio.wait_for(room.enter(steered), 1.0)  # three blocks
+    second = asyncio.create_task(room.enter(steered))
+    await asyncio.wait_for(room.enter(request(16)), 1.0)
+    await room.leave(request(16))
+    await asyncio.sleep(0.01)
+    assert not second.done()
+    await room.leave(steered)
+    await asyncio.wait_for(second, 1.0)
+    narrow = Room(EngineLoad(num_blocks=99, block_size=16), num_places=2)
+    await asyncio.wait_for(narrow.enter(steered), 1.0)  # all places there are
