@@ -71,18 +71,22 @@ def test_drafts_move_no_text_and_are_counted(llm: LLM) -> None:
 
 
 def test_a_reward_steers_a_text(llm: LLM) -> None:
-    wanted = {"kind": "concepts", "concepts": ["happy", "garden"]}
+    wanted = {"kind": "concepts", "concepts": ["dog", "happy", "tree"]}
     lookahead = {"method": "cdlh", "reward": wanted, "length": 4}
-    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
-    [plain] = llm.chat(STORY, SamplingParams(**fields))
-    [steered] = llm.chat(STORY, SamplingParams(lookahead=lookahead, **fields))
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
+    story = [{"role": "user", "content": "Write a short story about a dog and a ball."}]
+    [plain] = llm.chat(story, SamplingParams(**fields))
+    steered, *others = llm.chat([story] * 12, SamplingParams(lookahead=lookahead, **fields))
+    assert texts(others) == texts([steered]) * 11
     found = steered.outputs[0].lookahead
     assert plain.outputs[0].lookahead is None
     assert found is not None
-    assert found.score >= 0.5 > sum(word in plain.outputs[0].text for word in ("happ", "garden"))
+    assert "happ" not in plain.outputs[0].text
+    assert "happ" in steered.outputs[0].text
+    assert found.score >= 2 / 3
     assert found.states == {"lookahead": len(steered.outputs[0].token_ids)}
     with pytest.raises(InvalidRequest, match="does not go with lookahead"):
-        llm.chat(STORY, SamplingParams(lookahead=lookahead, n=2))
+        llm.chat(story, SamplingParams(lookahead=lookahead, n=2))
 
 
 def test_prompts_share_passes(llm: LLM) -> None:
