@@ -48,8 +48,9 @@ class SpeculativeGenerator:
         """See `types.Generator.generate`."""
         self._check(request)
         if request.lookahead is not None:
-            async for item in self._looking_ahead(request, detokenizer):
-                yield item
+            async with aclosing(self._looking_ahead(request, detokenizer)) as items:
+                async for item in items:
+                    yield item
             return
         async with (
             open_session(request, self._services, detokenizer) as session,
