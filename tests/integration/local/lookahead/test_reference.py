@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from models.rewards.registry import Rewards
 from router.types import Finished, GenerationRequest, LookaheadSettings
-from tests.cases.lookahead_reference import Reference
+from tests.cases.lookahead.reference import Reference
 from tests.cases.tiny_llama import write_tiny_llama
 from tests.harness.local import local_service, make_request
 from tests.harness.rewards.workers import grammar_host, reward_workers
