@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import sys
@@ -142,10 +143,12 @@ class StagedBench:
             max_tokens=max_tokens,
         )
         ids: list[int] = []
-        async for event in generator.generate(request, NoText()):
-            if isinstance(event, Finished):
-                return ids, event
-            ids.extend(event.token_ids)
+        # Closed here, so that the blocks of its last session come back to the runner's pool.
+        async with contextlib.aclosing(generator.generate(request, NoText())) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    return ids, event
+                ids.extend(event.token_ids)
         raise RuntimeError("the stream ended without a finish")
 
 

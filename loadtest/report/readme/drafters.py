@@ -89,19 +89,23 @@ def compare_drafts(result: Result) -> str:
 
 def staged(result: Result) -> str:
     """What guesses for the draft model save in its passes, and what that makes of the speed."""
-    head = [f"{result['settings']['pair']}", "tokens/s", "draft passes a token", "guessed", "right"]
+    pair = str(result["settings"]["pair"])
+    head = [pair, "guesses by", "tokens/s", "draft passes a token", "guessed", "right"]
     rows = []
-    for one in result["lines"]:
-        speed, passes = one["tokens_per_s"], one["passes"]
-        rows.append(
-            [
-                one["k"],
-                f"{speed['off']:,.0f} -> {speed['on']:,.0f} ({one['gain']:.2f})",
-                f"{passes['off']:.2f} -> {passes['on']:.2f}",
-                f"{one['guessed']:.0f}",
-                f"{one['right']:.0f}",
-            ]
-        )
+    for line in result["lines"]:
+        by_way = {"on": line} | {way: line[way] for way in ("smaller",) if way in line}
+        for way, one in by_way.items():
+            speed, passes = line["tokens_per_s"], line["passes"]
+            rows.append(
+                [
+                    line["k"],
+                    {"on": "suffix decoding", "smaller": "a smaller draft model"}[way],
+                    f"{speed['off']:,.0f} -> {speed[way]:,.0f} ({one['gain']:.2f})",
+                    f"{passes['off']:.2f} -> {passes[way]:.2f}",
+                    f"{one['guessed']:.0f}",
+                    f"{one['right']:.0f}",
+                ]
+            )
     return "\n\n".join([table(head, rows), result.made()])
 
 
