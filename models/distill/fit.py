@@ -22,6 +22,8 @@ from tqdm import tqdm
 
 from models.distill.batches import Batch
 
+_TRIM_EVERY = 20  # steps
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -108,6 +110,8 @@ def fit(
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
         bar.set_postfix(loss=f"{sum(losses[-50:]) / len(losses[-50:]):.3f}", refresh=False)
+        if (step + 1) % _TRIM_EVERY == 0:
+            _return_freed_memory()
         if (step + 1) % schedule.save_every_steps == 0 or step + 1 == schedule.num_steps:
             _save_state(model, optimizer, losses, state_path)
             if saves.on_save is not None:
@@ -134,3 +138,9 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)  # M_MMAP_MAX
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def _return_freed_memory() -> None:
+    """Give free pages back: blocks of many sizes leave ever more between those in use."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
