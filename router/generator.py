@@ -28,6 +28,7 @@ from router.types import (
     FinishReason,
     GenerationRequest,
     SpeculationStats,
+    TimeSplit,
 )
 
 
@@ -87,7 +88,9 @@ class SpeculativeGenerator:
                 num_prompt_tokens=len(request.prompt_ids),
                 num_completion_tokens=session.stops.num_tokens,
                 num_cached_tokens=session.target.num_cached_tokens,
-                speculation=SpeculationStats(),
+                speculation=SpeculationStats(
+                    time=TimeSplit(grammar_ms=session.waits.time().grammar_ms)
+                ),
                 lookahead=await session.stats(),
             )
 

@@ -123,7 +123,7 @@ class GenerationRequest:
     cache_salt: str = ""
     prediction: PredictedText | None = None  # what the client says the answer mostly repeats
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
-    lookahead: LookaheadSettings | None = None  # there is no grammar and no choice then
+    lookahead: LookaheadSettings | None = None  # there are no choices then
 
     @property
     def end_ids(self) -> tuple[int, ...]:

@@ -229,8 +229,10 @@ class Engine(ABC):
                 continue
             if job.mask.failure:
                 self._on_mask_missing(session, job, job.mask.failure, is_late=False)
-            elif job.logits is not None and now - job.held_since_s >= self._mask_wait_s:
-                reason = f"no mask within {self._mask_wait_s:g} s"
+                continue
+            limit_s = self._mask_wait_s if job.mask_wait_s is None else job.mask_wait_s
+            if job.logits is not None and now - job.held_since_s >= limit_s:
+                reason = f"no mask within {limit_s:g} s"
                 self._on_mask_missing(session, job, reason, is_late=True)
 
     # --- messages -------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ class Engine(ABC):
             num_ids = self._runner.num_input_ids
             session.history = TokenHistory(num_ids, message.prompt_len, session.tokens.ids)
         if message.constraint is not None:
-            self._masks.open(message.session_id, message.constraint)
+            self._masks.open(message.session_id, message.constraint, message.matcher)
 
     def _close(self, session_id: str, epoch: int | None) -> None:
         session = self._table.close(session_id, epoch)

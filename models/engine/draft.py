@@ -121,6 +121,7 @@ class DraftEngine(Engine):
             guess=guess,
             replays=message.replays,
             num_ranks=message.num_ranks,
+            mask_wait_s=message.mask_wait_ms / 1e3 or None,
         )
         if length >= self._runner.max_model_len:
             session.job = job

@@ -2,11 +2,13 @@
 
 vLLM calls these `raw_logprobs`. They come from the target's passes alone, so they say the same
 whatever drafted and however many tokens were verified at once. Every value is a function of its
-row; only the likeliest tokens and the one asked for are kept of a row.
+row, and of its mask where a session asks for that: then it knows no tokens but those allowed. Only
+the likeliest tokens and the one asked for are kept of a row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from models.device import fetch, to_device
 from models.protocol.messages import TokenLogprobs
 from models.protocol.packed_logprobs import pack
+from models.sampling.logits import mask_logits
 from models.sampling.verification import accept_in_tree, accept_matching
 from models.scheduler.sessions import Job, Session
 
@@ -25,7 +28,7 @@ _ROWS_AT_ONCE = 64  # rows whose log-softmax is in memory together
 def token_logprobs(
     logits: Tensor,  # [R, V] float32, not changed
     tokens: Sequence[int],  # [R] the token whose probability each row gives
-    num_top: int,  # likeliest tokens to name; at most V are
+    num_top: int,  # likeliest tokens to name; at most V are, and none that is impossible
 ) -> list[TokenLogprobs]:
     """One entry per row."""
     entries: list[TokenLogprobs] = []
@@ -53,6 +56,9 @@ def note_logprobs(jobs: Sequence[tuple[Session, Job]], sampled: Sequence[Sequenc
             rows, _ = accept_in_tree(job.tree, tokens, session.opened.eos_ids)
             committed = [tokens[row] for row in rows]
             logits = job.logits[to_device(rows, job.logits.device)]
+        if session.opened.sampling.masks_logprobs and job.mask is not None:
+            # A mask is of one path: there is no tree.
+            logits = mask_logits(logits, (job.mask.rows or [])[: len(logits)])
         job.logprobs = token_logprobs(logits, committed, num_top)
 
 
@@ -86,7 +92,11 @@ def _some_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Toke
             token,
             row[0],
             int(row[1 + num_top]),
-            tuple(zip(map(int, row[2 + num_top :]), row[1 : 1 + num_top], strict=True)),
+            tuple(
+                (int(top_id), logprob)
+                for top_id, logprob in zip(row[2 + num_top :], row[1 : 1 + num_top], strict=True)
+                if logprob > -math.inf  # a mask may allow fewer
+            ),
         )
         for token, row in zip(tokens, rows, strict=True)
     ]

@@ -28,7 +28,7 @@ _MAX_ASKS = 4  # requests for one wait: each stale answer names the place to ask
 
 
 class MaskSource(Protocol):
-    """The engine's side of the mask traffic."""
+    """The engine's side of the mask traffic; sessions are those of the constraint service."""
 
     def open(self, session_id: str, endpoint: Endpoint) -> None:
         """Masks of this session come from `endpoint` now. Idempotent; never blocks."""
@@ -129,14 +129,24 @@ class MaskClient:
         self._waits: dict[int, MaskWait] = {}
         self._outgoing: list[MaskRequest] = []
         self._num_tickets = 0
+        self._matchers: dict[str, str] = {}  # by session id; several may share one
 
-    def open(self, session_id: str, endpoint: Endpoint) -> None:
-        """Masks of this session come from `endpoint` now."""
-        self._source.open(session_id, endpoint)
+    def open(self, session_id: str, endpoint: Endpoint, matcher: str = "") -> None:
+        """Masks of this session come from `endpoint` now, and there from the matcher of that id.
+
+        Without one it is the session's own. Another's is committed what the texts have in common.
+        """
+        matcher = matcher or session_id
+        if self._matchers.get(session_id, matcher) != matcher:
+            self.close(session_id)
+        self._matchers[session_id] = matcher
+        self._source.open(matcher, endpoint)
 
     def close(self, session_id: str) -> None:
-        """The session is gone; its waits have been dropped."""
-        self._source.close(session_id)
+        """The session is gone; its waits have been dropped. Idempotent."""
+        matcher = self._matchers.pop(session_id, None)
+        if matcher is not None and matcher not in self._matchers.values():
+            self._source.close(matcher)
 
     def ask(self, session: Constrained, epoch: int, num_rows: int) -> MaskWait:
         """Queue a request for the states after the last num_rows - 1, ..., 0 tokens less."""
@@ -156,7 +166,7 @@ class MaskClient:
             return
         for reply in self._source.poll(timeout_s):
             wait = self._waits.pop(reply.ticket, None)
-            if wait is None or wait.session.session_id != reply.session_id:
+            if wait is None or self._matcher(wait.session) != reply.session_id:
                 continue
             if isinstance(reply, MaskRows):
                 _learn_base(wait.session, reply.committed_len, reply.committed_hash)
@@ -181,7 +191,7 @@ class MaskClient:
         self._waits[wait.ticket] = wait
         self._outgoing.append(
             MaskRequest(
-                session_id=session.session_id,
+                session_id=self._matcher(session),
                 epoch=wait.epoch,
                 ticket=wait.ticket,
                 base_len=base_len,
@@ -190,6 +200,9 @@ class MaskClient:
                 num_rows=wait.num_rows,
             )
         )
+
+    def _matcher(self, session: Constrained) -> str:
+        return self._matchers.get(session.session_id, session.session_id)
 
     def _missed(self, wait: MaskWait, miss: MaskMiss) -> None:
         """Ask a stale wait again from where the matcher is; everything else is a failure."""

@@ -64,6 +64,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1  # the same for the prompt
+    masks_logprobs: bool = (
+        False  # those of the tokens that a constraint allows, as if there were no others
+    )
 
     def __post_init__(self) -> None:
         """Refuse a rule that is not known here (ValueError), when it is decoded as well."""
@@ -98,6 +101,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     prompt_len: int  # tokens before the first generated one; grammar state starts there
     constraint: Endpoint | None = None  # supplies the masks; None: unconstrained
     cache_salt: str = ""  # sessions share cached prefixes only with those of the same salt
+    matcher: str = ""  # session there whose matcher's masks these are; "": of this id
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
@@ -120,6 +124,9 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
     replays: bool = False
     num_ranks: int = 1  # candidates for each place, its drafted token the first
+    mask_wait_ms: float = (
+        0.0  # for late masks, before they end the draft; 0: the engine's own limit
+    )
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):

@@ -51,7 +51,7 @@ def adjust_logits(
     forbidden: Sequence[Sequence[int]] = (),
 ) -> Tensor:
     """The steps before the temperature, which most rows need none of: [R, V], may be `logits`."""
-    allowed = forbid(_masked(logits, masks), forbidden)
+    allowed = forbid(mask_logits(logits, masks), forbidden)
     return _penalised(add_bias(allowed, samplings), samplings, counts)
 
 
@@ -96,7 +96,7 @@ def _penalised(
     return scores.index_copy(0, index, changed)
 
 
-def _masked(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> Tensor:
+def mask_logits(logits: Tensor, masks: Sequence[bytes | memoryview | None]) -> Tensor:
     """Logits [R, V] with -inf where a row's mask forbids the token."""
     rows = [row for row, mask in enumerate(masks) if mask is not None]
     if not rows:

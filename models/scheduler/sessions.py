@@ -74,6 +74,7 @@ class Job:
     is_prompt: bool = False  # its rows are many; they are computed in chunks
     is_forked: bool = False  # forks of its session compute the rest
     mask: MaskWait | None = None  # of the rows above; None: unconstrained
+    mask_wait_s: float | None = None  # for it, with logits there; None: the engine's limit
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
     held_since_s: float = 0.0
@@ -142,9 +143,7 @@ class Session:
     last_active_s: float
     away_s: float = math.inf  # from its last answer to its newest message
     tokens: TokenSequence = field(default_factory=TokenSequence)
-    generated: TokenSequence = field(
-        default_factory=TokenSequence
-    )  # after the prompt; if constrained
+    generated: TokenSequence = field(default_factory=TokenSequence)  # of these, if constrained
     history: TokenHistory | None = None  # counts of its tokens; if there are penalties
     num_computed_tokens: int = 0  # first tokens whose KV rows are in the cache
     seq: int = -1

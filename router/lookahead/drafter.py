@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from models.protocol.errors import Unavailable
+from models.protocol.errors import MaskUnavailable, Unavailable
 from models.protocol.messages import Proposal
 from models.protocol.token_sequence import TokenSequence
 from router.remote.draft import RemoteDrafter
@@ -37,7 +37,11 @@ class PatientDrafter:
         self._drafter.start()
 
     async def draft(self, committed: TokenSequence, num_tokens: int) -> Proposal | None:
-        """A draft of up to `num_tokens`; None: there is none to be had."""
+        """A draft of up to `num_tokens`; None: there is none to be had.
+
+        Raises:
+            MaskUnavailable: its masks were waited for in vain.
+        """
         for _ in range(_MAX_ATTEMPTS):
             if not await self._is_ready():
                 return None
@@ -45,6 +49,8 @@ class PatientDrafter:
                 proposal = await self._drafter.propose(committed, num_tokens)
             except Unavailable:
                 continue
+            if proposal.cut == "mask_late":
+                raise MaskUnavailable("the draft model's masks did not come in time")
             self.num_steps += len(proposal.tokens)
             return proposal if proposal.tokens else None
         return None

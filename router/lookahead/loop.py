@@ -12,7 +12,9 @@ of CDSL is in one of these states, a of the draft accepted and r the reward of w
     no_draft         the draft model is away  the target generates
 
 The target generates by a step of CDLH, or plainly. None of this is exact: the distribution is not
-the target's, and no other mode of the router goes through here.
+the target's, and no other mode of the router goes through here. Under a grammar all of it is masked:
+candidates, roll-outs, drafts and verdicts; a step whose masks are lost is made again, from the same
+text and so with the same outcome.
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ async def run_lookahead(session: LookaheadSession) -> AsyncGenerator[Delta, None
         ServingError: the session cannot go on; what was yielded before stays valid.
     """
     while True:
-        tokens = session.stops.until_eos(await _next_tokens(session))
+        tokens: list[int] = []
+        async with session.guard.surviving_mask_loss():
+            state, tokens = await _next_tokens(session)
+        if not tokens:  # the masks were lost, and are to be had elsewhere now
+            continue
+        session.states[state] += len(tokens) if state == "plain" else 1
+        tokens = session.stops.until_eos(tokens)
+        await session.guard.validate(tokens)
         taken = session.stops.take(tokens)
         new = tokens[: taken.num_tokens]
         session.committed.extend(new)
@@ -43,20 +52,20 @@ async def run_lookahead(session: LookaheadSession) -> AsyncGenerator[Delta, None
             return
 
 
-async def _next_tokens(session: LookaheadSession) -> list[int]:
+async def _next_tokens(session: LookaheadSession) -> tuple[str, list[int]]:
+    """The state that is visited, and the tokens that it gives."""
     budget = session.settings.budget
     if 0 < budget <= session.num_target_passes:
         session.is_budget_spent = True
-        return await _run_plainly(session)
+        return "plain", await _run_plainly(session)
     if session.settings.method == "cdsl":
         return await _speculate(session)
     if not session.ahead:
         session.ahead = _likeliest(await session.target.verify(session.committed, ()))
-    session.states["lookahead"] += 1
-    return await _look_ahead(session, session.ahead)
+    return "lookahead", await _look_ahead(session, session.ahead)
 
 
-async def _speculate(session: LookaheadSession) -> list[int]:
+async def _speculate(session: LookaheadSession) -> tuple[str, list[int]]:
     """A round of CDSL: draft, verify, judge, decide."""
     settings, num_left = session.settings, session.stops.remaining_tokens
     assert session.drafter is not None, "nobody drafts"
@@ -67,12 +76,11 @@ async def _speculate(session: LookaheadSession) -> list[int]:
     )
     stands = session.stops.until_eos([*draft[: verdict.num_accepted], verdict.token])[:num_left]
     state = await _state(session, draft, verdict, stands)
-    session.states[state] += 1
     if state == "accepted":
-        return stands
+        return state, stands
     if settings.generation == "plain":
-        return stands[:1]  # the target's own next token, whatever was drafted
-    return await _look_ahead(session, _likeliest(verdict))
+        return state, stands[:1]  # the target's own next token, whatever was drafted
+    return state, await _look_ahead(session, _likeliest(verdict))
 
 
 async def _state(
@@ -103,6 +111,9 @@ async def _look_ahead(
         candidates: next tokens with their log-probabilities, the likeliest first.
     """
     settings = session.settings
+    if len(candidates) == 1 < settings.candidates:  # the grammar allows no other
+        session.ahead = ()
+        return [candidates[0][0]]
     rollouts = await session.roll_out([token for token, _ in candidates])
     futures = [
         [token, *(step.token for step in steps)]
@@ -125,10 +136,9 @@ async def _look_ahead(
 async def _run_plainly(session: LookaheadSession) -> list[int]:
     num_steps = min(_PLAIN_STEPS, session.stops.remaining_tokens)
     steps = await session.target.run(session.committed, num_steps)
-    session.states["plain"] += len(steps)
     return [step.token for step in steps]
 
 
 def _likeliest(verdict: Verdict) -> Sequence[tuple[int, float]]:
-    """The likeliest next tokens after the committed ones, with their log-probabilities."""
+    """The likeliest next tokens of those allowed, with their log-probabilities."""
     return verdict.logprobs[0].top

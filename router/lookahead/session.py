@@ -10,22 +10,27 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from models.protocol.errors import InvalidRequest, Unavailable
+from models.protocol.errors import InvalidRequest, MaskUnavailable, Unavailable
 from models.protocol.messages import Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.choice import draft_models
+from router.guard import GrammarGuard, NoGrammar
 from router.lookahead.branch import Branch, PlainStep
 from router.lookahead.drafter import PatientDrafter
 from router.lookahead.judge import Judge
 from router.ports import EnginePool
 from router.remote.closing import close_in_time
 from router.remote.draft import RemoteDrafter
-from router.remote.engine import EngineClient, OpenTemplate
+from router.remote.engine import EngineClient, MaskAccess, OpenTemplate
+from router.remote.grammar import RemoteConstrainer
 from router.remote.rewards import RemoteScorer
 from router.remote.target import RemoteVerifier
 from router.services import Services
+from router.stats import RoundStats
 from router.stops import StopChecker
 from router.types import Detokenizer, GenerationRequest, LookaheadSettings, LookaheadStats
+
+_MASK_WAIT_MS = 2_000.0  # that masks of a draft may be late, as long as a target waits for its own
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +49,8 @@ class LookaheadSession:
     rollouts: Sequence[Branch]  # one for each candidate
     drafter: PatientDrafter | None
     judge: Judge
+    guard: GrammarGuard | NoGrammar
+    waits: RoundStats  # for the grammar's verdicts
     states: Counter[str] = field(default_factory=Counter)
     num_rollouts: int = 0
     ahead: Sequence[tuple[int, float]] = ()
@@ -65,7 +72,8 @@ class LookaheadSession:
                     for branch, candidate in zip(self.rollouts, candidates, strict=False)
                 ]
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            # Lost masks are got over; what is not got over comes first.
+            raise min(errors.exceptions, key=_is_mask_loss) from None
         return [task.result() for task in running]
 
     async def _roll_out(self, branch: Branch, candidate: int, num_tokens: int) -> list[PlainStep]:
@@ -94,24 +102,26 @@ async def open_lookahead(
 ) -> AsyncGenerator[LookaheadSession, None]:
     """Open a session for a request with `lookahead`, and free it everywhere on the way out.
 
-    The reward is asked first: a request with a bad one should touch no engine.
+    Grammar and reward are asked first: a request with a bad one should touch no engine.
 
     Raises:
         InvalidRequest: the reward is refused, or there is no draft model to draft with.
+        UnsupportedGrammar: the grammar is refused.
         Overloaded: too many roll-outs run already.
-        Unavailable: nobody answers for rewards.
+        Unavailable: nobody answers for grammars or rewards.
     """
     session = _session(request, services, detokenizer)
     drafters = () if session.drafter is None else (session.drafter,)
     num_places, limits = len(session.rollouts), services.limits
     try:
+        await session.guard.open()
         await session.judge.check()
         async with services.rollouts.held(num_places, limits.queue_wait_s):
             if session.drafter is not None:
                 session.drafter.start()
             yield session
     finally:
-        parts = (session.target, *session.rollouts, *drafters, session.judge)
+        parts = (session.target, *session.rollouts, *drafters, session.judge, session.guard)
         await close_in_time(parts, services.closings)
 
 
@@ -123,11 +133,14 @@ def _session(
     if services.constraint_pool is None:
         raise Unavailable("lookahead: this deployment has no constraint service, which has rewards")
     committed, generated = TokenSequence(request.prompt_ids), TokenSequence()
+    masks, waits = _masks(request, services, generated), RoundStats()
 
     def branch(name: str, sampling: Sampling) -> Branch:
         # Candidates are the likeliest tokens: the target tells them with each of its own.
-        told = msgspec.structs.replace(sampling, num_logprobs=settings.candidates)
-        client = _client(request, services, services.target_pool, told, name)
+        told = msgspec.structs.replace(
+            sampling, num_logprobs=settings.candidates, masks_logprobs=True
+        )
+        client = _client(request, services, services.target_pool, told, masks, name)
         return Branch(client, RemoteVerifier(client, services.limits), request.end_ids)
 
     return LookaheadSession(
@@ -146,7 +159,9 @@ def _session(
             branch(f"-rollout-{index}", _of_rollouts(request.sampling, settings))
             for index in range(settings.num_rollouts)
         ],
-        drafter=_drafter(request, services, committed) if settings.method == "cdsl" else None,
+        drafter=(
+            _drafter(request, services, committed, masks) if settings.method == "cdsl" else None
+        ),
         judge=Judge(
             RemoteScorer(
                 services.constraint_pool, request.request_id, settings.reward, services.limits
@@ -155,7 +170,24 @@ def _session(
             settings,
             generated,
         ),
+        guard=NoGrammar() if masks is None else GrammarGuard(masks, generated, waits),
+        waits=waits,
     )
+
+
+def _masks(
+    request: GenerationRequest, services: Services, generated: TokenSequence
+) -> RemoteConstrainer | None:
+    """The matcher of the text. Roll-outs have no other: their masks are walked on copies of it."""
+    if request.grammar is None or services.constraint_pool is None:
+        return None
+    return RemoteConstrainer(
+        services.constraint_pool, request.request_id, request.grammar, generated, services.limits
+    )
+
+
+def _is_mask_loss(error: Exception) -> bool:
+    return isinstance(error, MaskUnavailable)
 
 
 def _of_rollouts(sampling: Sampling, settings: LookaheadSettings) -> Sampling:
@@ -166,7 +198,10 @@ def _of_rollouts(sampling: Sampling, settings: LookaheadSettings) -> Sampling:
 
 
 def _drafter(
-    request: GenerationRequest, services: Services, committed: TokenSequence
+    request: GenerationRequest,
+    services: Services,
+    committed: TokenSequence,
+    masks: MaskAccess | None,
 ) -> PatientDrafter:
     """The draft model that the request names, or the first.
 
@@ -183,10 +218,12 @@ def _drafter(
             param="lookahead.method",
         )
     limits = services.limits
-    # A draft that its deadline cuts would make the text depend on the time.
+    # A draft that its deadline or a late mask cuts would make the text depend on the time.
     patient = limits.model_copy(update={"draft_ms": 1e3 * limits.token_gap_s})
-    client = _client(request, services, services.draft_pools[kind.uses_pool], request.sampling)
-    return PatientDrafter(RemoteDrafter(client, patient, committed), limits.queue_wait_s)
+    pool = services.draft_pools[kind.uses_pool]
+    client = _client(request, services, pool, request.sampling, masks)
+    drafter = RemoteDrafter(client, patient, committed, _MASK_WAIT_MS)
+    return PatientDrafter(drafter, limits.queue_wait_s)
 
 
 def _client(
@@ -194,6 +231,7 @@ def _client(
     services: Services,
     pool: EnginePool,
     sampling: Sampling,
+    masks: MaskAccess | None,
     name: str = "",
 ) -> EngineClient:
     num_prompt, is_target = len(request.prompt_ids), pool is services.target_pool
@@ -204,5 +242,6 @@ def _client(
         prompt_len=num_prompt,
         cache_salt=request.cache_salt,
         max_len=num_prompt + request.max_tokens if is_target else 0,
+        matcher=request.request_id,
     )
-    return EngineClient(pool, template, services.limits)
+    return EngineClient(pool, template, services.limits, masks)

@@ -34,13 +34,25 @@ _MAX_REFUSALS = 3  # answers that nothing can be drafted here; leases in between
 
 
 class RemoteDrafter:
-    """Implements `ports.Drafter` and `ports.StagedDrafter`."""
+    """Implements `ports.Drafter` and `ports.StagedDrafter`.
+
+    Args:
+        session: on the draft model.
+        limits: of waits.
+        committed: the text.
+        mask_wait_ms: that masks may be late before they end a draft; 0: as the engine has it.
+    """
 
     def __init__(
-        self, session: EngineClient, limits: SessionLimits, committed: TokenSequence
+        self,
+        session: EngineClient,
+        limits: SessionLimits,
+        committed: TokenSequence,
+        mask_wait_ms: float = 0.0,
     ) -> None:
         self._session = session
         self._limits = limits
+        self._mask_wait_ms = mask_wait_ms
         self._committed = committed
         self._is_caught_up = False
         self._proposed_at = 0  # committed length at which the last proposal was made
@@ -223,6 +235,7 @@ class RemoteDrafter:
             deadline_ms=deadline_s * 1e3,
             guess=list(guess),
             num_ranks=num_ranks,
+            mask_wait_ms=self._mask_wait_ms,
         )
         async with aclosing(self._session.exchange(committed, build)) as replies:
             async for reply in replies:

@@ -62,6 +62,7 @@ class OpenTemplate:
     prompt_len: int
     cache_salt: str = ""
     max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
+    matcher: str = ""  # whose masks it gets, of the constraint service's sessions; "": its own
 
 
 # A message without its header: session, epoch, seq, base length and hash, tokens. Those are given
@@ -251,6 +252,7 @@ class EngineClient:
                 prompt_len=opening.prompt_len,
                 constraint=endpoint,
                 cache_salt=opening.cache_salt,
+                matcher=opening.matcher,
             )
         )
         self._opened_for = endpoint
