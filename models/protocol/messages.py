@@ -64,9 +64,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1  # the same for the prompt
-    masks_logprobs: bool = (
-        False  # those of the tokens that a constraint allows, as if there were no others
-    )
+    masks_logprobs: bool = False  # as if there were no tokens but those a constraint allows
 
     def __post_init__(self) -> None:
         """Refuse a rule that is not known here (ValueError), when it is decoded as well."""
@@ -124,9 +122,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
     guess: list[int] = []  # of the draft: its right tokens cost one pass, a wrong one changes none
     replays: bool = False
     num_ranks: int = 1  # candidates for each place, its drafted token the first
-    mask_wait_ms: float = (
-        0.0  # for late masks, before they end the draft; 0: the engine's own limit
-    )
+    mask_wait_ms: float = 0.0  # for late masks, which then end the draft; 0: the engine's limit
 
 
 class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):

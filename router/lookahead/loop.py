@@ -12,7 +12,7 @@ of CDSL is in one of these states, a of the draft accepted and r the reward of w
     no_draft         the draft model is away  the target generates
 
 The target generates by a step of CDLH, or plainly. None of this is exact: the distribution is not
-the target's, and no other mode of the router goes through here. Under a grammar all of it is masked:
+the target's, and no other mode of the router goes through here. Under a grammar all is masked:
 candidates, roll-outs, drafts and verdicts; a step whose masks are lost is made again, from the same
 text and so with the same outcome.
 """
