@@ -1,7 +1,8 @@
 """CDLH and CDSL as their papers have them: one session, no engine, whole passes of transformers.
 
 What the service decides must be what this decides. Of the service it shares the noise, which is
-part of what a seed means, and the rewards.
+part of what a seed means, the rewards, and the walk of a grammar, which here begins at the text's
+start each time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from models.grammar.compiler import CompiledGrammar
 from models.rewards.reward import Reward
 from models.sampling.noise import (
     DOMAIN_DRAFT,
@@ -24,7 +28,7 @@ from models.sampling.noise import (
     gumbel_noise,
     uniform,
 )
-from router.types import GenerationRequest, LookaheadSettings
+from router.types import Finished, GenerationRequest, LookaheadSettings
 
 
 class Reference:
@@ -45,8 +49,10 @@ class Reference:
 
         return logits
 
-    def answer(self, request: GenerationRequest, reward: Reward) -> list[int]:
-        self._request, self._reward = request, reward
+    def answer(
+        self, request: GenerationRequest, reward: Reward, grammar: CompiledGrammar | None = None
+    ) -> list[int]:
+        self._request, self._reward, self._grammar = request, reward, grammar
         assert request.lookahead is not None
         self._settings: LookaheadSettings = request.lookahead
         self.states: Counter[str] = Counter()
@@ -79,9 +85,13 @@ class Reference:
 
     def _look_ahead(self) -> list[int]:
         settings = self._settings
-        scores = self._target(self._ids()).log_softmax(-1)
+        scores = self._allowed(self._target, []).log_softmax(-1)
         best, best_worth = [-1], -torch.inf
-        for token in scores.topk(settings.candidates).indices.tolist():
+        likeliest = scores.topk(settings.candidates)
+        candidates = likeliest.indices[likeliest.values > -torch.inf].tolist()
+        if len(candidates) == 1 < settings.candidates:
+            return list(candidates)
+        for token in candidates:
             future = [token]
             left = self._request.max_tokens - len(self._made) - 1
             while len(future) <= min(settings.length, left) and not self._is_over(future):
@@ -96,7 +106,7 @@ class Reference:
         draft: list[int] = []
         left = self._request.max_tokens - len(self._made)
         while len(draft) < min(self._settings.length, left) and not self._is_over(draft):
-            logits = self._draft(self._ids(draft))
+            logits = self._allowed(self._draft, draft)
             domain = DOMAIN_DRAFT if self._is_rejection() else DOMAIN_TOKEN
             draft.append(self._drawn(logits, draft, domain))
         self.num_draft_steps += len(draft)
@@ -109,8 +119,8 @@ class Reference:
             own = self._sampled(before, True)
             if self._is_rejection():
                 heat = self._request.sampling.temperature
-                p = (self._target(self._ids(before)) / heat).softmax(-1).double()
-                q = (self._draft(self._ids(before)) / heat).softmax(-1).double()
+                p = (self._allowed(self._target, before) / heat).softmax(-1).double()
+                q = (self._allowed(self._draft, before) / heat).softmax(-1).double()
                 noise = uniform(self._seed(), len(self._ids(before)), DOMAIN_TEST)
                 residual = (p - q).clamp(min=0).float().log()
                 is_right = noise * q[token].item() < p[token].item()
@@ -124,7 +134,7 @@ class Reference:
         return sampling.verification == "rejection" and sampling.temperature > 0
 
     def _sampled(self, after: list[int], by_request: bool, seed: int | None = None) -> int:
-        logits = self._target(self._ids(after))
+        logits = self._allowed(self._target, after)
         return self._drawn(logits, after, seed=seed) if by_request else int(logits.argmax())
 
     def _drawn(
@@ -144,6 +154,16 @@ class Reference:
         noise = gumbel_noise(*keys, len(scores), torch.device("cpu"), domain)
         return int((scores + noise[0]).argmax())
 
+    def _allowed(self, model: Any, after: list[int]) -> torch.Tensor:
+        """Logits after the text and `after`, those that the grammar forbids at -inf."""
+        logits: torch.Tensor = model(self._ids(after))
+        if self._grammar is None:
+            return logits
+        state = self._grammar.start()
+        assert all(state.advance(token) for token in (*self._made, *after))
+        bits = np.unpackbits(np.frombuffer(state.row(), np.uint8), bitorder="little")
+        return logits.masked_fill(torch.from_numpy(bits[: len(logits)] == 0), -torch.inf)
+
     def _seed(self) -> int:
         return self._request.sampling.seed
 
@@ -162,3 +182,13 @@ class Reference:
     def _score(self, ids: list[int], *, is_end: bool) -> Any:
         shown = ids[:-1] if self._is_over(ids) else ids
         return self._reward.score(self._settings.text_of(shown), "", is_end)
+
+
+def check_counts(finished: Finished, reference: Reference, way: str) -> None:
+    stats = finished.lookahead
+    assert stats is not None
+    assert stats.states == reference.states, way
+    assert stats.num_draft_steps == reference.num_draft_steps, way
+    assert stats.num_rollouts == reference.num_rollouts, way
+    assert stats.score == pytest.approx(reference.final.score), way
+    assert stats.is_met == reference.final.is_met, way

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from models.rewards.registry import Rewards
-from router.types import Finished, GenerationRequest, LookaheadSettings
-from tests.cases.lookahead.reference import Reference
-from tests.cases.tiny_llama import write_tiny_llama
+from router.types import GenerationRequest, LookaheadSettings
+from tests.cases.lookahead.pair import write_pair
+from tests.cases.lookahead.reference import Reference, check_counts
 from tests.harness.local import local_service, make_request
 from tests.harness.rewards.workers import grammar_host, reward_workers
 
@@ -76,16 +75,7 @@ def requests() -> list[tuple[str, GenerationRequest]]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A tiny target, and a draft that says much of what it says."""
-    folder = tmp_path_factory.mktemp("pair")
-    target = write_tiny_llama(folder / "target", vocab_size=VOCAB_SIZE)
-    model = AutoModelForCausalLM.from_pretrained(target)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.06)
-    model.save_pretrained(folder / "draft")
-    return target, folder / "draft"
+    return write_pair(tmp_path_factory.mktemp("pair"), VOCAB_SIZE)
 
 
 @pytest.mark.slow
@@ -114,13 +104,3 @@ async def test_decisions_are_those_of_the_reference(pair: tuple[Path, Path]) -> 
     assert states["cdsl, hard, greedy"] == every_state, "the pair does not visit every state"
     assert states["cdsl, speculative sampling"] == every_state
     assert states["cdsl that keeps all"] == {"accepted"}
-
-
-def check_counts(finished: Finished, reference: Reference, way: str) -> None:
-    stats = finished.lookahead
-    assert stats is not None
-    assert stats.states == reference.states, way
-    assert stats.num_draft_steps == reference.num_draft_steps, way
-    assert stats.num_rollouts == reference.num_rollouts, way
-    assert stats.score == pytest.approx(reference.final.score), way
-    assert stats.is_met == reference.final.is_met, way
