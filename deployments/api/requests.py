@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from deployments.api.lookahead.asked import lookahead_of, rule_of
+from deployments.api.lookahead.asked import lookahead_of, rule_of, text_reader
 from deployments.api.prompts import chat_prompt, checked_ids, choice_ids, predicted_text, text_ids
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_grammar
@@ -104,6 +104,9 @@ def prepare_turn(
     prediction = predicted_text(request.prediction, model.tokenizer, model.max_model_len)
     is_mostly_free = turn.turn is not None and turn.turn.begins_free
     prepared = replace(prepared, prediction=prediction, is_mostly_free=is_mostly_free)
+    if prepared.lookahead is not None and turn.shown_ids:  # the reward reads the turn as written
+        text_of = text_reader(model.tokenizer, shown_ids=turn.shown_ids)
+        prepared = replace(prepared, lookahead=replace(prepared.lookahead, text_of=text_of))
     if turn.turn is None and prepared.choices:
         return prepared, turn
     if prepared.choices:
@@ -180,7 +183,7 @@ def _prepare(
     # A raw prompt's text goes on; an answer's begins anew.
     after = prompt_ids if isinstance(request, CompletionRequest) else ()
     lookahead = lookahead_of(request, model.tokenizer, after)
-    choices = choice_ids(request, model.tokenizer, after)
+    choices = () if lookahead else choice_ids(request, model.tokenizer, after)
     grammar = asked_grammar(request.response_format, request.structured_outputs)
     verification = rule_of(request, model.verification)
     return GenerationRequest(

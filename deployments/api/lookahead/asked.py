@@ -1,15 +1,17 @@
 """From a body's `lookahead` to the router's settings; what does not go with it is refused by name.
 
-Candidates are the target's likeliest tokens before any processor: they know no mask, no penalty and
-no bias. And the text is not the target's own, so nothing that explains that is told.
+Candidates are the likeliest tokens that the grammar allows, before any other processor: they know
+no penalty and no bias. And the text is not the target's own, so nothing that explains that is told.
+Choices are masked, as they are beside tools: there is no weighing what a reward decides.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from deployments.api.lookahead.fields import LookaheadOptions
+from deployments.api.schemas.grammar_fields import StructuredOutputs
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -25,9 +27,9 @@ _MAX_REWARD_BYTES = 65_536
 _RULES = {"hard": COUPLED.name, "speculative_sampling": REJECTION.name}
 _LEFT_ALONE = (  # fields that must keep their defaults
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("min_tokens", "bad_words", "prompt_logprobs", "response_format", "structured_outputs"),
+    *("min_tokens", "bad_words", "prompt_logprobs"),
 )
-_LEFT_ALONE_BY_CHAT = ("logprobs", "top_logprobs", "tools", "prediction")
+_LEFT_ALONE_BY_CHAT = ("logprobs", "top_logprobs", "prediction")
 _LEFT_ALONE_IN_TEXT = ("logprobs", "echo")
 _LEFT_ALONE_IN_SPECULATION = ("enabled", "k", "verification", "details", "compare")
 
@@ -57,7 +59,7 @@ def lookahead_of(
     return LookaheadSettings(
         method=asked.method,
         reward=_reward(asked),
-        text_of=_text_of(tokenizer, after),
+        text_of=text_reader(tokenizer, after),
         length=asked.length,
         candidates=asked.candidates,
         accept_threshold=asked.accept_threshold,
@@ -92,9 +94,19 @@ def _reward(asked: LookaheadOptions) -> str:
     return text
 
 
-def _text_of(tokenizer: Tokenizer, after: Sequence[int]) -> Callable[[Sequence[int]], str]:
+def text_reader(
+    tokenizer: Tokenizer, after: Sequence[int] = (), shown_ids: Collection[int] = ()
+) -> Callable[[Sequence[int]], str]:
+    """What gives the text of generated tokens.
+
+    Args:
+        tokenizer: of the model.
+        after: token ids whose text they continue.
+        shown_ids: special tokens that are part of the text.
+    """
+
     def text_of(token_ids: Sequence[int]) -> str:
-        detokenizer = tokenizer.detokenizer(after)
+        detokenizer = tokenizer.detokenizer(after, shown_ids)
         return detokenizer.push(token_ids) + detokenizer.flush()
 
     return text_of
@@ -121,11 +133,21 @@ def _set_fields(request: GenerationFields) -> Iterator[tuple[str, object, object
     for name in names:
         value = getattr(request, name)
         default = type(request).model_fields[name].get_default(call_default_factory=True)
-        is_free_text = name == "response_format" and value is not None and value.type == "text"
-        if value != default and not is_free_text:
+        if value != default:
             yield name, request.model_dump(include={name}, by_alias=True)[name], default
+    yield from _weighing_fields(request.structured_outputs)
     options = request.speculation
     for name in _LEFT_ALONE_IN_SPECULATION:
         value, default = getattr(options, name), type(options).model_fields[name].default
         if value != default:
             yield f"speculation.{name}", value, default
+
+
+def _weighing_fields(
+    outputs: StructuredOutputs | None,
+) -> Iterator[tuple[str, object, object]]:
+    if outputs is not None and outputs.exact_choices:
+        if "choice_sampling" in outputs.model_fields_set:
+            yield "structured_outputs.choice_sampling", "exact", "masked"
+        if outputs.choice_probabilities:
+            yield "structured_outputs.choice_probabilities", True, False

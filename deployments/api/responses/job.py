@@ -119,6 +119,7 @@ def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
         "top_logprobs": asked.top_logprobs if asked.include else None,
         "logit_bias": {str(token_id): bias for token_id, bias in asked.logit_bias},
         "speculation": asked.speculation,
+        "lookahead": asked.lookahead,
     }
     try:
         return ChatCompletionRequest.model_validate(fields)

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from deployments.api.lookahead.fields import LookaheadOptions
 from deployments.api.responses.items import Items
-from deployments.api.schemas.answers import Metrics
+from deployments.api.schemas.answers import LookaheadUsage, Metrics
 from deployments.api.schemas.chat_fields import TemplateSettings
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.requests import MAX_LOGPROBS, SpeculationOptions
@@ -201,6 +202,7 @@ class ResponsesRequest(BodyFields):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
     speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
+    lookahead: LookaheadOptions | None = None
 
 
 class ResponsesUsage(BaseModel):
@@ -211,6 +213,7 @@ class ResponsesUsage(BaseModel):
     output_tokens: int
     output_tokens_details: dict[str, int]
     total_tokens: int
+    lookahead: LookaheadUsage | None = None  # where a reward steered the text
 
 
 class ResponsesAnswer(BaseModel):

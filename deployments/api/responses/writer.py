@@ -13,7 +13,7 @@ import msgspec
 
 from deployments.api.responses.output import Event, Logprob, OutputItems
 from deployments.api.responses.shapes import ResponsesRequest
-from deployments.api.schemas.answers import metrics_of
+from deployments.api.schemas.answers import UsageWithLookahead, metrics_of, usage_of
 from deployments.api.schemas.logprobs import TokenNames, chat_logprob
 from deployments.api.schemas.tool_fields import mode_and_names
 from deployments.api.writing.writers import AnswerHead
@@ -190,13 +190,17 @@ class ResponsesWriter:
     def _usage(self, finished: Finished) -> dict[str, Any]:
         num_input, num_output = finished.num_prompt_tokens, finished.num_completion_tokens
         cached = {"cached_tokens": finished.num_cached_tokens, "cache_write_tokens": 0}
-        return {
+        usage: dict[str, Any] = {
             "input_tokens": num_input,
             "input_tokens_details": cached,
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": self._num_thought},
             "total_tokens": num_input + num_output,
         }
+        counted = usage_of(finished)
+        if isinstance(counted, UsageWithLookahead):
+            usage["lookahead"] = counted.lookahead.model_dump()
+        return usage
 
 
 def _choice(choice: str) -> object:

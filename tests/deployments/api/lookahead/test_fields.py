@@ -34,9 +34,6 @@ async def refusal(body: dict[str, Any], url: str = "/v1/chat/completions") -> tu
         {"presence_penalty": 0.5},
         {"repetition_penalty": 1.1},
         {"logit_bias": {"5": 1.0}},
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"choice": ["a"]}},
-        {"tools": [TOOL]},
         {"prediction": {"type": "content", "content": "x"}},
         {"min_tokens": 3},
         {"bad_words": ["x"]},
@@ -49,6 +46,62 @@ async def test_a_field_that_does_not_go_with_it(fields: dict[str, Any]) -> None:
     param, message = await refusal(BODY | STEERED | fields)
     assert param == name
     assert message.startswith(f"{name}: does not go with lookahead, leave it at ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [("choice_sampling", "exact", '"masked"'), ("choice_probabilities", True, "false")],
+)
+async def test_choices_are_masked_and_not_weighed(name: str, value: object, wanted: str) -> None:
+    param, message = await refusal(
+        BODY | STEERED | {"structured_outputs": {"choice": ["a"], name: value}}
+    )
+    assert param == f"structured_outputs.{name}"
+    assert message.startswith(f"{param}: does not go with lookahead, leave it at {wanted} (got ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice"),
+        ({"structured_outputs": {"choice": ["a", "b"], "choice_sampling": "masked"}}, "choice"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "lark"),
+    ],
+)
+async def test_a_grammar_goes_with_it(fields: dict[str, Any], kind: str | None) -> None:
+    generator = ScriptedGenerator()
+    async with client_of(generator) as client:
+        answer = await client.post("/v1/chat/completions", json=BODY | STEERED | fields)
+        assert answer.status_code == 200, answer.text
+        text = {"model": "tiny", "prompt": "x"} | STEERED
+        if "tools" not in fields:
+            answer = await client.post("/v1/completions", json=text | fields)
+            assert answer.status_code == 200, answer.text
+    for request in generator.requests:
+        assert request.lookahead is not None
+        assert request.choices == ()
+        assert (request.grammar and request.grammar.kind) == kind
+
+
+async def test_a_response_may_be_steered_too() -> None:
+    generator = ScriptedGenerator()
+    body = {"model": "tiny", "input": "hi"} | STEERED
+    async with client_of(generator) as client:
+        answer = await client.post("/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        refused = await client.post(
+            "/v1/responses", json=body | {"include": ["message.output_text.logprobs"]}
+        )
+    [request] = generator.requests
+    assert request.lookahead is not None
+    assert request.lookahead.reward == '{"kind": "concepts", "concepts": ["dog"]}'
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "include")
+    assert error["message"].startswith("include: does not go with lookahead")
 
 
 @pytest.mark.parametrize(
