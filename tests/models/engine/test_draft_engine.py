@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from msgspec import structs
@@ -266,6 +267,29 @@ def test_a_mask_that_is_a_little_late_costs_only_time() -> None:
     masks.delay_polls = 0
     submit_propose(engine, 2, PROMPT, 4)
     assert only_proposal(engine).tokens == slow.tokens
+    close_all(engine)
+
+
+def test_a_draft_may_wait_longer_for_its_masks_than_the_engine_would() -> None:
+    masks, clock = ScriptedMasks(), FakeClock()
+    engine = constrained(masks, clock)
+    message = proposing("s", 1, PROMPT, 4)
+    engine.submit(msgspec.structs.replace(message, mask_wait_ms=1_000.0), "r")
+    for _ in range(2):
+        assert engine.step() == []
+    masks.is_silent = True
+    began, replies = clock.now, []
+    while not replies:
+        replies = engine.step()
+        clock.now += 0.05
+    assert replies[0][1].cut == "mask_late"
+    assert 1.0 <= clock.now - began < 1.2
+    masks.is_silent = False
+    submit_propose(engine, 2, PROMPT, 4)  # which does not say how long
+    masks.is_silent, began = True, clock.now
+    while not engine.step():
+        clock.now += 0.05
+    assert clock.now - began < 0.2
     close_all(engine)
 
 

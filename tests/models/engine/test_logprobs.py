@@ -130,6 +130,30 @@ def test_zero_names_the_token_alone() -> None:
     assert (entry.token, entry.top) == (verdict.token, ())
 
 
+@pytest.mark.parametrize("num_top", [4, 200])
+def test_of_allowed_tokens_alone(num_top: int) -> None:
+    """As if the model had no others: rows of a draft too, each by its own mask."""
+    sampling = Sampling(temperature=0, num_logprobs=num_top, masks_logprobs=True)
+    draft = sorted(lowest_third([]))[:1]
+    engine = make_target(ScriptedMasks())
+    engine.submit(opening("s", sampling, len(PROMPT), constraint=CONSTRAINT), "r")
+    engine.submit(verifying("s", 1, PROMPT, draft, run_on=1), "r")
+    verdicts = verdicts_of(drain(engine))
+    text: list[int] = []
+    for verdict in verdicts:
+        assert len(verdict.logprobs) == verdict.num_accepted + 1
+        for entry in verdict.logprobs:
+            allowed = torch.tensor(sorted(lowest_third(text)))
+            own = reference(PROMPT + text)[-1][allowed].log_softmax(0)
+            top = own.topk(min(num_top, len(allowed)))
+            assert [token for token, _ in entry.top] == allowed[top.indices].tolist()
+            values = [value for _, value in entry.top]
+            assert values == pytest.approx(top.values.tolist(), abs=1e-4)
+            assert (entry.token, entry.rank) == (entry.top[0][0], 1)
+            text.append(entry.token)
+    assert len(text) == 2 + verdicts[0].num_accepted
+
+
 @pytest.mark.parametrize("num_rows", [1, 5, 70])
 def test_an_entry_does_not_depend_on_its_batch(num_rows: int) -> None:
     logits = 4 * torch.randn(num_rows, 1003, generator=torch.Generator().manual_seed(1))

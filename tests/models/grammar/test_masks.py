@@ -111,6 +111,40 @@ def test_endless_staleness_ends() -> None:
     assert "stale after 4 requests" in wait.failure
 
 
+def test_sessions_may_share_a_matcher_and_go_on_from_it_each_its_way() -> None:
+    source = ScriptedMasks()
+    desk = MaskClient(source)
+    desk.open("s", CONSTRAINT)
+    source.committed["s"].extend([0, 1])
+    texts = {"one": [0, 1, 2], "two": [0, 1, 5]}
+    waits = {}
+    for name, generated in texts.items():
+        desk.open(name, CONSTRAINT, "s")
+        session = SimpleNamespace(
+            session_id=name, generated=TokenSequence(generated), mask_base_len=2
+        )
+        waits[name] = desk.ask(session, CONSTRAINT.epoch, 1)
+    desk.flush()
+    desk.collect(0.0)
+    assert {request.session_id for request in source.frames[-1]} == {"s"}
+    for name, wait in waits.items():
+        assert wait.rows is not None
+        assert allowed_ids(wait.rows[0]) == lowest_third(texts[name])
+    for name in ("s", "one"):
+        desk.close(name)
+        assert source.committed, "the matcher's masks are still asked for"
+    desk.close("two")
+    assert not source.committed
+
+
+def test_a_session_may_change_its_matcher() -> None:
+    source = ScriptedMasks()
+    desk = MaskClient(source)
+    desk.open("one", CONSTRAINT, "s")
+    desk.open("one", CONSTRAINT, "t")
+    assert source.committed.keys() == {"t"}
+
+
 def test_a_dropped_wait_takes_no_reply() -> None:
     desk, session, wait = ask(ScriptedMasks(), [], 1)
     desk.drop(wait)
