@@ -12,21 +12,14 @@ from typing import Any
 
 import pytest
 
-from deployments.link.frames import FrameCodec
-from loadtest.fuzz.links.lossy import FaultRates, Faults, LossyPool
 from models.protocol.errors import InvalidRequest, Unavailable
-from models.protocol.messages import (
-    ConstraintReply,
-    ConstraintRequest,
-    EngineReply,
-    EngineRequest,
-)
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
 from router.lookahead.loop import run_lookahead
 from router.lookahead.session import open_lookahead
 from router.planning.rollout_places import RolloutPlaces
 from router.types import GenerationRequest, LookaheadSettings
+from tests.cases.lookahead.lossy import check_all_happened, faults_of_every_kind, lossy_options
 from tests.cases.tiny_llama import write_tiny_llama
 from tests.harness.local import IdDetokenizer, LocalService, local_service, make_request
 from tests.harness.rewards.workers import grammar_host, reward_workers
@@ -200,8 +193,6 @@ async def test_a_draft_model_may_be_named(model: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["cdlh", "cdsl"])
 async def test_lossy_links_change_no_text(model: Path, method: str) -> None:
-    """Every message goes through its codec, and may be lost, doubled or late; links break."""
-
     async def texts(service: LocalService) -> list[list[int]]:
         asked = [steered(f"r{i}", method, reward_threshold=i / 8) for i in range(4)]
         answers = await asyncio.gather(*(service.generate(one) for one in asked))
@@ -209,18 +200,8 @@ async def test_lossy_links_change_no_text(model: Path, method: str) -> None:
 
     async with serving(model) as service:
         expected = await texts(service)
-    faults = Faults(7, FaultRates(lose=0.05, double=0.1, delay=0.1, break_=0.3))
-    engine = (FrameCodec[Any](EngineRequest), FrameCodec[Any](EngineReply))
-    rewards = (FrameCodec[Any](ConstraintRequest), FrameCodec[Any](ConstraintReply))
-
-    def link_to(name: str, pool: Any) -> Any:
-        codecs = rewards if name == "constraint" else engine
-        return LossyPool(pool, name, faults, codecs)
-
-    limits = SessionLimits(
-        resend_interval_s=0.05, rejoin_interval_s=0.01, max_losses=60, token_gap_s=10.0
-    )
-    async with serving(model, link_to=link_to, limits=limits) as service:
+    faults = faults_of_every_kind()
+    async with serving(model, **lossy_options(faults)) as service:
         assert await texts(service) == expected
         assert await service.freed()
-    assert all(faults.counts[what] for what in ("lost", "doubled", "broken"))
+    check_all_happened(faults)
