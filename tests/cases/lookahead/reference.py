@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -28,7 +27,7 @@ from models.sampling.noise import (
     gumbel_noise,
     uniform,
 )
-from router.types import Finished, GenerationRequest, LookaheadSettings
+from router.types import GenerationRequest, LookaheadSettings
 
 
 class Reference:
@@ -182,13 +181,3 @@ class Reference:
     def _score(self, ids: list[int], *, is_end: bool) -> Any:
         shown = ids[:-1] if self._is_over(ids) else ids
         return self._reward.score(self._settings.text_of(shown), "", is_end)
-
-
-def check_counts(finished: Finished, reference: Reference, way: str) -> None:
-    stats = finished.lookahead
-    assert stats is not None
-    assert stats.states == reference.states, way
-    assert stats.num_draft_steps == reference.num_draft_steps, way
-    assert stats.num_rollouts == reference.num_rollouts, way
-    assert stats.score == pytest.approx(reference.final.score), way
-    assert stats.is_met == reference.final.is_met, way

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from tests.cases.rewards.plugin import write_plugin
 from tests.harness.local import demo_app, demo_grammar_host
 from tests.harness.rewards.workers import reward_workers
-from tests.harness.served_demo import demo_over_http
 
 WORDS = {"kind": "concepts", "concepts": ["dog", "happy", "tree"]}
 PROMPT = "Write a short story about a dog and a ball."
@@ -24,15 +22,6 @@ CHAT: dict[str, Any] = {
     "max_tokens": 32,
     "temperature": 0.0,
 }
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[openai.AsyncOpenAI]:
-    async with (
-        demo_over_http(rewards=reward_workers()) as target,
-        openai.AsyncOpenAI(base_url=f"{target.root_url}/v1", api_key="none", max_retries=0) as made,
-    ):
-        yield made
 
 
 def steered(method: str = "cdsl", reward: Any = WORDS, **fields: Any) -> dict[str, Any]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.harness.rewards.workers import reward_workers
-from tests.harness.served_demo import demo_over_http
-
 WORDS = ("dog", "happy", "tree")
-REWARD = {"kind": "words", "required": list(WORDS)}
+REWARD: Any = {"kind": "words", "required": list(WORDS)}
 PROMPT = "Write a short story about a dog and a ball."
-SCHEMA = {
+SCHEMA: Any = {
     "type": "object",
     "properties": {
         "title": {"type": "string", "minLength": 4, "maxLength": 16},
@@ -27,14 +23,14 @@ SCHEMA = {
     "required": ["title", "story", "pages"],
     "additionalProperties": False,
 }
-FORMAT = {"type": "json_schema", "json_schema": {"name": "story", "schema": SCHEMA}}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "story", "schema": SCHEMA}}
 CHAT: dict[str, Any] = {
     "model": "demo",
     "messages": [{"role": "user", "content": PROMPT}],
     "max_tokens": 96,
     "temperature": 0.0,
 }
-ADD = {
+NOTE: Any = {
     "type": "function",
     "function": {
         "name": "note",
@@ -45,15 +41,6 @@ ADD = {
         },
     },
 }
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[openai.AsyncOpenAI]:
-    async with (
-        demo_over_http(rewards=reward_workers()) as target,
-        openai.AsyncOpenAI(base_url=f"{target.root_url}/v1", api_key="none", max_retries=0) as made,
-    ):
-        yield made
 
 
 def steered(method: str = "cdsl", reward: Any = REWARD, **fields: Any) -> dict[str, Any]:
@@ -151,7 +138,7 @@ async def test_choices_patterns_and_calls(client: openai.AsyncOpenAI) -> None:
     assert re.fullmatch(r"[a-z ]{10,40}\.", answer.choices[0].text)
 
     called = await client.chat.completions.create(
-        **CHAT, tools=[ADD], tool_choice="required", extra_body=steered()
+        **CHAT, tools=[NOTE], tool_choice="required", extra_body=steered()
     )
     assert called.choices[0].message.tool_calls
     [call] = called.choices[0].message.tool_calls
