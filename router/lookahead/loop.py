@@ -13,8 +13,8 @@ of CDSL is in one of these states, a of the draft accepted and r the reward of w
 
 The target generates by a step of CDLH, or plainly. None of this is exact: the distribution is not
 the target's, and no other mode of the router goes through here. Under a grammar all is masked:
-candidates, roll-outs, drafts and verdicts; a step whose masks are lost is made again, from the same
-text and so with the same outcome.
+candidates, roll-outs, drafts and verdicts; what it forces next is taken as it is (`forced`); a step
+whose masks are lost is made again, from the same text and so with the same outcome.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ async def _next_tokens(session: LookaheadSession) -> tuple[str, list[int]]:
     if 0 < budget <= session.num_target_passes:
         session.is_budget_spent = True
         return "plain", await _run_plainly(session)
+    if session.forced:  # bytes that are certain, and tokens as models cut them: nothing to weigh
+        forced, session.forced = session.forced, ()
+        session.ahead = ()
+        return "forced", list(forced)
     if session.settings.method == "cdsl":
         return await _speculate(session)
     if not session.ahead:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from models.protocol.errors import InvalidRequest, MaskUnavailable, Unavailable
-from models.protocol.messages import Sampling
+from models.protocol.forced import Forced
+from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.choice import draft_models
 from router.guard import GrammarGuard, NoGrammar
@@ -54,12 +55,17 @@ class LookaheadSession:
     states: Counter[str] = field(default_factory=Counter)
     num_rollouts: int = 0
     ahead: Sequence[tuple[int, float]] = ()
+    forced: Sequence[int] = ()  # what the grammar lets follow, if that is certain
     is_budget_spent: bool = False
 
     @property
     def num_target_passes(self) -> int:
         """Verifications and single steps so far, of the text and of all roll-outs."""
         return sum(branch.num_passes for branch in (self.target, *self.rollouts))
+
+    def note_forced(self, tokens: Sequence[int], forced: Forced) -> None:
+        """The grammar says what must follow; at its edge tokens may merge with what is free."""
+        self.forced = forced.tokens[: forced.num_settled]
 
     async def roll_out(self, candidates: Sequence[int]) -> list[list[PlainStep]]:
         """Have the target go on after each of the candidates, side by side in its passes."""
@@ -143,7 +149,7 @@ def _session(
         client = _client(request, services, services.target_pool, told, masks, name)
         return Branch(client, RemoteVerifier(client, services.limits), request.end_ids)
 
-    return LookaheadSession(
+    session = LookaheadSession(
         settings=settings,
         committed=committed,
         generated=generated,
@@ -170,9 +176,12 @@ def _session(
             settings,
             generated,
         ),
-        guard=NoGrammar() if masks is None else GrammarGuard(masks, generated, waits),
+        guard=NoGrammar(),
         waits=waits,
     )
+    if masks is not None:
+        session.guard = GrammarGuard(masks, generated, waits, session.note_forced)
+    return session
 
 
 def _masks(
@@ -182,7 +191,12 @@ def _masks(
     if request.grammar is None or services.constraint_pool is None:
         return None
     return RemoteConstrainer(
-        services.constraint_pool, request.request_id, request.grammar, generated, services.limits
+        services.constraint_pool,
+        request.request_id,
+        request.grammar,
+        generated,
+        services.limits,
+        MAX_DRAFT_TOKENS if services.speculation.forced_text else 0,
     )
 
 

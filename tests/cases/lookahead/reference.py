@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.grammar.compiler import CompiledGrammar
+from models.grammar.compiler import CompiledGrammar, GrammarState
+from models.protocol.messages import MAX_DRAFT_TOKENS
 from models.rewards.reward import Reward
 from models.sampling.noise import (
     DOMAIN_DRAFT,
@@ -63,6 +64,9 @@ class Reference:
         return self._made
 
     def _next(self) -> list[int]:
+        if forced := self._forced():
+            self.states["forced"] += 1
+            return forced
         if self._settings.method == "cdlh":
             self.states["lookahead"] += 1
             return self._look_ahead()
@@ -158,10 +162,22 @@ class Reference:
         logits: torch.Tensor = model(self._ids(after))
         if self._grammar is None:
             return logits
-        state = self._grammar.start()
-        assert all(state.advance(token) for token in (*self._made, *after))
-        bits = np.unpackbits(np.frombuffer(state.row(), np.uint8), bitorder="little")
+        row = self._walked([*self._made, *after]).row()
+        bits = np.unpackbits(np.frombuffer(row, np.uint8), bitorder="little")
         return logits.masked_fill(torch.from_numpy(bits[: len(logits)] == 0), -torch.inf)
+
+    def _forced(self) -> list[int]:
+        if self._grammar is None:
+            return []
+        found = self._walked(self._made).forced(self._made[-1:], MAX_DRAFT_TOKENS)
+        return found.tokens[: found.num_settled]
+
+    def _walked(self, tokens: list[int]) -> GrammarState:
+        assert self._grammar is not None, "there is no grammar"
+        state = self._grammar.start()
+        for token in tokens:
+            assert state.advance(token), f"{tokens} breaks the grammar"
+        return state
 
     def _seed(self) -> int:
         return self._request.sampling.seed
