@@ -59,9 +59,8 @@ async def _next_tokens(session: LookaheadSession) -> tuple[str, list[int]]:
         session.is_budget_spent = True
         return "plain", await _run_plainly(session)
     if session.forced:  # bytes that are certain, and tokens as models cut them: nothing to weigh
-        forced, session.forced = session.forced, ()
         session.ahead = ()
-        return "forced", list(forced)
+        return "forced", list(session.forced)
     if session.settings.method == "cdsl":
         return await _speculate(session)
     if not session.ahead:

@@ -27,7 +27,7 @@ from tests.harness.rewards.workers import reward_workers
 
 NUM_PROMPTS = 192
 CHOICES = ["abba", "a cab", "12", "a", "dog 12"]
-PATTERN = r"[a-e ]{2,7}\."
+PATTERNS = (r"[a-e ]{2,7}\.", r"ca(b |d1)[a-c]{1,3}\.")  # "ca" is forced, and merges with a b
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -39,7 +39,7 @@ SCHEMA = {
 }
 GRAMMARS = (
     Grammar(kind="json_schema", text=json.dumps(SCHEMA)),
-    Grammar(kind="regex", text=PATTERN),
+    *(Grammar(kind="regex", text=pattern) for pattern in PATTERNS),
     Grammar(kind="choice", text=json.dumps(CHOICES)),
 )
 HAS_CAB = {"kind": "words", "required": ["cab"], "forbidden": ["dd"]}
@@ -60,7 +60,7 @@ def check_obeys(grammar: Grammar | None, text: str) -> None:
         assert 0 <= value["n"] <= 99, text
         assert value.keys() == {"a", "n"}
     elif grammar.kind == "regex":
-        assert re.fullmatch(PATTERN, text), text
+        assert re.fullmatch(grammar.text, text), text
     else:
         assert text in CHOICES
 
@@ -76,9 +76,9 @@ async def test_masked_decisions_are_those_of_the_reference(tmp_path: Path) -> No
             request_of(
                 number,
                 prompt,
-                (HAS_CAB, BOUNDED)[turn % 2],
+                (HAS_CAB, BOUNDED)[turn // len(GRAMMARS) % 2],
                 text_of,
-                grammar=GRAMMARS[turn % 3],
+                grammar=GRAMMARS[turn % len(GRAMMARS)],
                 max_tokens=8 if number % 9 == 0 else 24,
             )
         )
