@@ -3,6 +3,7 @@
     python -m loadtest.grow --preset 349m-18m --acceptance 0.8 --output DIR
     python -m loadtest.grow --layers 24 --hidden-size 1024 --heads 16 --kv-heads 16 --output DIR
     python -m loadtest.grow --draft-only --draft-layers 8 --acceptance 0.6 --output DIR
+    python -m loadtest.grow --source PAIR/target --preset 67m-9m --kind concepts --output DIR
 
 A source (the shipped target by default) is grown to a target and to a draft, which therefore
 compute the same function; noise on the draft's `lm_head` makes it disagree as often as asked. So
@@ -42,7 +43,7 @@ from loadtest.grow.noise_fit import (
 )
 from loadtest.grow.pair_texts import Text, draw_texts
 from loadtest.grow.source import ModelSize, Source, check_size
-from models.demo.data.mixture import SHARES
+from models.demo.data.mixture import KINDS
 
 _SHIPPED = Path(__file__).parents[2] / "models" / "demo" / "target"
 _FLAGS = {
@@ -54,7 +55,10 @@ _FLAGS = {
 }
 # Target and draft, grown from the shipped target, in the order of _FLAGS. Few draft layers, as a
 # draft's step is short only then; hidden sizes in powers of four, see grown_checkpoint.
-_PRESETS = {"349m-18m": ((25, 1024, 3072, 16, 16), (8, 256, 2304, 4, 4))}
+_PRESETS = {
+    "349m-18m": ((25, 1024, 3072, 16, 16), (8, 256, 2304, 4, 4)),
+    "67m-9m": ((8, 1024, 1024, 16, 16), (8, 256, 704, 4, 4)),
+}
 _MEASURED_PART = 2  # measuring the pair takes one prompt for so many of the fit
 _CHECKED_TEXTS = 4
 _MIXED = "mixed"
@@ -263,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kind",
         default="story",
-        choices=[*SHARES, _MIXED],
+        choices=[*KINDS, _MIXED],
         help="prompts of the texts on which acceptance is meant; stories are guessed evenly well",
     )
     parser.add_argument(

@@ -42,7 +42,7 @@ def draw_texts(
         model: a causal language model of transformers.
         path: its checkpoint's directory, for the tokenizer.
         num_texts: prompts; twice as many texts come back.
-        kind: of prompts, a key of `models.demo.data.mixture.SHARES`; None draws them by their
+        kind: of prompts, one of `models.demo.data.mixture.KINDS`; None draws them by their
         share. num_tokens: the most tokens of a reply. seed: of prompts and of sampling.
 
     Raises:

@@ -1,5 +1,5 @@
 """Measures the demo pair on held-out text and prints JSON: `python -m models.demo.evaluate --corpus
-DIR`.
+DIR`, and the pair in `concepts/` with `--task concepts`.
 
 Words, and combinations of phrasing and request, are those that training never saw. Acceptance is
 measured at positions of the target's own text, where speculation happens: greedy text for
@@ -18,11 +18,13 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.demo.data.chat import Conversation
+from models.demo.data.chat import Conversation, ask
+from models.demo.data.concepts import held_out_sets, prompt_of
 from models.demo.data.extraction import make_extraction
-from models.demo.data.mixture import SHARES, Mixture, encode
+from models.demo.data.mixture import CONCEPTS, TASKS, Mixture, encode
 from models.demo.data.tool_calls import make_tool_call
 from models.demo.training.sampling import generate
+from models.rewards.words import Concepts
 
 MAX_NEW_TOKENS = 320
 ROWS = 32
@@ -112,7 +114,7 @@ def agreement_by_kind(
 ) -> dict[str, dict[str, float]]:
     """Return greedy agreement and both acceptance rates at temperature 1, by kind and overall."""
     results: dict[str, dict[str, float]] = {}
-    for kind in SHARES:
+    for kind in mixture.shares:
         rng = random.Random(f"{seed}:{kind}")
         chats: list[Conversation] = []
         while len(chats) < max(4, count // (4 if kind == "story" else 1)):
@@ -136,7 +138,9 @@ def agreement_by_kind(
             name: round(float(torch.cat(rows).mean()), 4) for name, rows in values.items()
         }
     results["mixture"] = {
-        name: round(sum(share * results[kind][name] for kind, (share, _) in SHARES.items()), 4)
+        name: round(
+            sum(share * results[kind][name] for kind, (share, _) in mixture.shares.items()), 4
+        )
         for name in ("greedy_agreement", "rejection", "coupled")
     }
     return results
@@ -148,7 +152,7 @@ def held_out_loss(
 ) -> dict[str, dict[str, float]]:
     """Return the mean loss per reply token, in nats, of both models by kind and overall."""
     results: dict[str, dict[str, float]] = {"target": {}, "draft": {}}
-    for kind in SHARES:
+    for kind in mixture.shares:
         rng = random.Random(f"loss:{seed}:{kind}")
         rows = encode(pair.tokenizer, [mixture.draw(rng, kind) for _ in range(count)])
         for name, model in (("target", pair.target), ("draft", pair.draft)):
@@ -163,7 +167,7 @@ def held_out_loss(
             results[name][kind] = round(total / tokens, 4)
     for losses_by_kind in results.values():
         losses_by_kind["mixture"] = round(
-            sum(share * losses_by_kind[kind] for kind, (share, _) in SHARES.items()), 4
+            sum(share * losses_by_kind[kind] for kind, (share, _) in mixture.shares.items()), 4
         )
     return results
 
@@ -236,6 +240,46 @@ def _score_stories(chats: list[Conversation], ids: list[list[int]], pair: Pair) 
     return {"ended": ended / len(chats), "topics_found": round(found / max(1, named), 4)}
 
 
+def concept_coverage(
+    pair: Pair, sets: list[tuple[str, ...]], model: LlamaForCausalLM | None = None
+) -> dict[str, float]:
+    """Return how well greedy sentences use concept sets, as the reward `concepts` judges it.
+
+    `hard` is the share of sentences that use all their concepts, `soft` the mean share of concepts
+    used; `ended` and `words` are of the sentences themselves.
+    """
+    replies = pair.answer([ask(prompt_of(concepts), "") for concepts in sets], model)
+    texts = [pair.text_of(ids) for ids in replies]
+    scored = [
+        Concepts(concepts=list(concepts)).score(text, "", is_end=True)
+        for concepts, text in zip(sets, texts, strict=True)
+    ]
+    count = len(sets)
+    return {
+        "hard": sum(one.is_met for one in scored) / count,
+        "soft": round(sum(one.score for one in scored) / count, 4),
+        "ended": sum(ids[-1] == pair.tokenizer.eos_token_id for ids in replies) / count,
+        "words": round(sum(len(text.split()) for text in texts) / count, 2),
+        "distinct_texts": len(set(texts)) / count,
+    }
+
+
+def evaluate_concepts(pair: Pair, mixture: Mixture, count: int, seed: int) -> dict[str, object]:
+    """Return every figure of the card of the pair for concept sets."""
+    sets = held_out_sets(count, seed)
+    return {
+        "coverage": concept_coverage(pair, sets),
+        "coverage_by_size": {
+            size: concept_coverage(pair, some)
+            for size in sorted({len(concepts) for concepts in sets})
+            if (some := [concepts for concepts in sets if len(concepts) == size])
+        },
+        "coverage_draft_alone": concept_coverage(pair, sets, pair.draft),
+        "agreement": agreement_by_kind(pair, mixture, max(8, count // 2), seed),
+        "held_out_loss_nats_per_token": held_out_loss(pair, mixture, count, seed),
+    }
+
+
 def evaluate(pair: Pair, mixture: Mixture, count: int, seed: int) -> dict[str, object]:
     """Return every figure of the model card."""
     rng = random.Random(seed)
@@ -286,18 +330,19 @@ def main() -> None:
     parser.add_argument(
         "--corpus", type=Path, help="folder of stories and word lists; without it, our own lists"
     )
-    parser.add_argument(
-        "--pair", type=Path, default=Path(__file__).parent, help="folder of target/ and draft/"
-    )
+    parser.add_argument("--task", choices=TASKS, default="demo", help="what the pair is for")
+    parser.add_argument("--pair", type=Path, help="folder of target/ and draft/, else the task's")
     parser.add_argument("--count", type=int, default=100, help="prompts per task")
     parser.add_argument("--seed", type=int, default=1234)
     arguments = parser.parse_args()
-    mixture = Mixture.load(arguments.corpus, held_out=True)
-    print(
-        json.dumps(
-            evaluate(Pair.load(arguments.pair), mixture, arguments.count, arguments.seed), indent=2
-        )
+    mixture = Mixture.load(arguments.corpus, held_out=True, task=arguments.task)
+    is_concepts = arguments.task == CONCEPTS
+    shipped = Path(__file__).parent / ("concepts" if is_concepts else "")
+    pair = Pair.load(arguments.pair or shipped)
+    figures = (evaluate_concepts if is_concepts else evaluate)(
+        pair, mixture, arguments.count, arguments.seed
     )
+    print(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.demo.data.mixture import Mixture, make_batch
+from models.demo.data.mixture import TASKS, Mixture, make_batch
 from models.demo.training.samples import distillation_loss, make_mixed_batch, sample_replies
 from models.demo.training.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
 from models.demo.training.training import (
@@ -200,7 +200,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--target-lr", type=float, default=2e-3, help="peak rate of the target")
     parser.add_argument("--draft-lr", type=float, default=4e-3, help="peak rate of the draft")
+    parser.add_argument("--task", choices=TASKS, default="demo", help="what the text is for")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-compile", action="store_true", help="for few steps on a busy machine")
     parser.add_argument("--resume", action="store_true", help="go on from the state under --work")
     return parser.parse_args()
 
@@ -218,11 +220,12 @@ def main() -> None:
         num_sampled_tokens=arguments.sampled_tokens,
         step_tokens=arguments.step_tokens,
         resume=arguments.resume,
+        compile=not arguments.no_compile,
         start=arguments.start,
         target_lr=arguments.target_lr,
         draft_lr=arguments.draft_lr,
     )
-    make_pair(plan, Mixture.load(arguments.corpus))
+    make_pair(plan, Mixture.load(arguments.corpus, task=arguments.task))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from models.demo.data.chat import Conversation, ask
 from models.demo.data.words import article, is_held_out, plural
 
 MIN_CONCEPTS, MAX_CONCEPTS = 3, 5
-MEAN_TOKENS = 49  # of a request and its sentence, by the shipped tokenizer
+_MAX_OTHERS = 2  # words of a sentence that could be concepts and are none
+MEAN_TOKENS = 48  # of a request and its sentence, by the shipped tokenizer
 
 _LISTS = json.loads((Path(__file__).parents[1] / "concept_words.json").read_text(encoding="utf-8"))
 PEOPLE: tuple[str, ...] = tuple(_LISTS["people"])
@@ -314,8 +315,11 @@ def draw_concepts(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], 
     """
     while True:
         sentence = _sentence(rng)
+        least = max(MIN_CONCEPTS, len(sentence.words) - _MAX_OTHERS)
         most = min(MAX_CONCEPTS, len(sentence.words))
-        chosen = rng.sample(sentence.words, rng.randint(MIN_CONCEPTS, most))
+        if least > most:
+            continue
+        chosen = rng.sample(sentence.words, rng.randint(least, most))
         if not any(word in VERBS for word in chosen):
             continue
         if is_held_out(" ".join(sorted(chosen))) == held_out:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from models.demo.data.chat import Conversation
 from models.demo.data.code import make_code
+from models.demo.data.concepts import MEAN_TOKENS, make_concept_task
 from models.demo.data.corpus import read_picture_books, read_simple_stories
 from models.demo.data.extraction import make_extraction, make_record_task
 from models.demo.data.refusals import make_refusal
@@ -35,6 +36,10 @@ SHARES = {
     "refusal": (0.03, 51),
     "tool": (0.15, 258),
 }
+# What a pair may be trained on: the demo pair's mixture, or what the pair in `concepts/` is for.
+CONCEPTS = "concepts"
+TASKS = {"demo": SHARES, CONCEPTS: {CONCEPTS: (1.0, MEAN_TOKENS)}}
+KINDS = (*SHARES, CONCEPTS)
 _SECOND_TURN = 0.05  # part of the chats that begin with another, finished chat
 _UNNEEDED_TOOLS = 0.15  # part of the conversations with tools whose request needs none
 
@@ -50,17 +55,15 @@ class Mixture:
     shares: dict[str, tuple[float, int]] = field(default_factory=lambda: dict(SHARES))
 
     @classmethod
-    def load(cls, corpus: Path | None, held_out: bool = False) -> "Mixture":
-        """Read the pools and stories; `corpus` None means generated text alone."""
+    def load(cls, corpus: Path | None, held_out: bool = False, task: str = "demo") -> "Mixture":
+        """Read the pools and stories; `corpus` None means generated text alone.
+
+        `task` is a key of `TASKS`; it decides the shares.
+        """
         pools = load_pools(corpus, held_out)
-        if corpus is None:
-            return cls(pools, [], [], held_out)
-        return cls(
-            pools,
-            read_simple_stories(corpus, held_out),
-            read_picture_books(corpus, held_out),
-            held_out,
-        )
+        stories = [] if corpus is None else read_simple_stories(corpus, held_out)
+        harder = [] if corpus is None else read_picture_books(corpus, held_out)
+        return cls(pools, stories, harder, held_out, dict(TASKS[task]))
 
     def with_pieces(self, tokenizer: PreTrainedTokenizerFast) -> "Mixture":
         """Return a mixture whose made-up words use every word-like token of the tokenizer."""
@@ -69,7 +72,7 @@ class Mixture:
         return replace(self, pools=replace(self.pools, pieces=pieces))
 
     def draw(self, rng: random.Random, kind: str | None = None) -> Conversation:
-        """Return one text, of `kind` (a key of `SHARES`) or of a kind drawn by its share."""
+        """Return one text, of `kind` (one of `KINDS`) or of a kind drawn by its share."""
         if kind is None:
             frequency = [share / length for share, length in self.shares.values()]
             kind = rng.choices(list(self.shares), frequency)[0]
@@ -87,6 +90,8 @@ class Mixture:
             return make_date_task(rng)
         if kind == "refusal":
             return make_refusal(rng, self.pools)
+        if kind == CONCEPTS:
+            return make_concept_task(rng, self.held_out)
         return self._draw_with_tools(rng)
 
     def _draw_with_tools(self, rng: random.Random) -> Conversation:

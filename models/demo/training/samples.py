@@ -37,9 +37,8 @@ def sample_replies(
     bar = tqdm(total=num_tokens, desc="sampling", mininterval=5)
     while written < num_tokens:
         prompts: list[list[int]] = []
-        stories = (
-            len(samples) % (4 * SAMPLE_ROWS) < SAMPLE_ROWS
-        )  # long replies in batches of their own
+        # Long replies in batches of their own, where there are some.
+        stories = "story" in mixture.shares and len(samples) % (4 * SAMPLE_ROWS) < SAMPLE_ROWS
         while len(prompts) < SAMPLE_ROWS:
             chat = mixture.draw(rng, "story" if stories else None)
             is_long = chat.turns[-1][1].count(" ") > 60

@@ -24,6 +24,8 @@ from loadtest.grow.noise_fit import (
 from loadtest.grow.pair_texts import Text, draw_texts
 from loadtest.grow.source import Source, check_size
 from models.config import EngineConfig
+from models.demo.data.chat import ask
+from models.demo.data.concepts import held_out_sets, prompt_of
 from models.engine.runner import ModelRunner, SequenceRows
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "target"
@@ -329,6 +331,28 @@ def test_the_command_makes_a_pair(tmp_path, capsys):
         assert model.generation_config.eos_token_id == original.eos_token_id
         modes = {file.stat().st_mode for file in (output / name).iterdir()}
         assert len(modes) == 1
+
+
+def test_the_command_grows_the_pair_for_concept_sets_by_a_preset(tmp_path):
+    """The new pair is a source as the demo's is, and its own prompts are what is measured."""
+    source = DEMO.parent / "concepts" / "target"
+    words = ["--source", str(source), "--preset", "67m-9m", "--kind", "concepts"]
+    main([*words, "--output", str(tmp_path), "--texts", "8", "--tokens", "32", "--check"])
+    record = json.loads((tmp_path / "pair.json").read_text())
+    assert record["target"]["num_parameters"] == pytest.approx(67e6, rel=0.01)
+    assert record["draft"]["num_parameters"] == pytest.approx(9e6, rel=0.1)
+    assert max(record["max_logit_difference"].values()) < 1e-3
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    texts = []
+    for path in (source, tmp_path / "target"):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+        for concepts in held_out_sets(6, seed=8):
+            prompt = ask(prompt_of(concepts), "").prompt
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+            reply = model.generate(ids, max_new_tokens=48, do_sample=False, max_length=None)
+            texts.append(tokenizer.decode(reply[0, ids.shape[1] :]))
+    assert texts[:6] == texts[6:]
+    assert all(text.endswith(".<|end|>") for text in texts)
 
 
 def test_the_command_grows_a_single_checkpoint(tmp_path):
