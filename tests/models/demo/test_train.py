@@ -7,9 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models.demo import train
-from models.demo.data.mixture import Mixture
-from models.demo.training.training import Shape
+from models.demo.data.mixture import CONCEPTS, Mixture
+from models.demo.training.training import Shape, new_model, save_checkpoint
 
+SHIPPED = Path(__file__).parents[3] / "models" / "demo"
 TINY = Shape(hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16)
 
 
@@ -65,3 +66,23 @@ def test_training_goes_on_from_the_weights_and_tokens_of_a_pair(tmp_path: Path) 
         assert all(torch.equal(one[key], other[key]) for key in one)
         files = [folder / name / "tokenizer.json" for folder in (first.out, on.out)]
         assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_another_task_is_learnt_from_a_pair(tmp_path: Path) -> None:
+    """Both models learn, and what is sampled for the draft is of the task alone."""
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "target")
+    start = tmp_path / "start"
+    for seed, name in enumerate(("target", "draft")):
+        save_checkpoint(new_model(TINY, tokenizer, seed), tokenizer, start / name)
+    asked = replace(plan(tmp_path, num_steps=1), start=start)
+    train.make_pair(asked, Mixture.load(None, task=CONCEPTS))
+    samples = [tokenizer.decode(ids) for ids, _ in torch.load(asked.work / "samples.pt")]
+    assert samples
+    assert all(text.startswith("<|user|>Write one sentence with: ") for text in samples)
+    for name in ("target", "draft"):
+        one, other = (
+            AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
+            for folder in (start, asked.out)
+        )
+        assert any(not torch.equal(one[key], other[key]) for key in one)

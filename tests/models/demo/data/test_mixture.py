@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from models.demo.data.mixture import SHARES, Mixture, encode, make_batch
+from models.demo.data.mixture import CONCEPTS, KINDS, SHARES, TASKS, Mixture, encode, make_batch
 from models.demo.data.words import GLUED_WORDS, is_held_out, made_up
 
 SHIPPED = Path(__file__).parents[4] / "models" / "demo" / "target"
@@ -43,11 +43,22 @@ def test_replies_weigh_one_and_prompts_little(
     assert tokenizer.decode(ids) == chat.prompt + chat.answer + "<|end|>"
 
 
-def test_shares_add_up() -> None:
-    assert sum(share for share, _ in SHARES.values()) == pytest.approx(1.0)
+@pytest.mark.parametrize("task", TASKS)
+def test_shares_add_up(task: str) -> None:
+    assert sum(share for share, _ in TASKS[task].values()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("kind", SHARES)
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_task_draws_its_own_kinds_from_its_side_of_the_split(held_out: bool) -> None:
+    mixture = Mixture.load(None, held_out, task=CONCEPTS)
+    chats = [mixture.draw(random.Random(seed)) for seed in range(50)]
+    prefix = "Write one sentence with: "
+    assert all(chat.turns[0][1].startswith(prefix) for chat in chats)
+    sets = [chat.turns[0][1].removeprefix(prefix).rstrip(".").split(", ") for chat in chats]
+    assert all(is_held_out(" ".join(sorted(words))) == held_out for words in sets)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_stated_mean_lengths_are_near(
     kind: str, mixture: Mixture, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -56,7 +67,8 @@ def test_stated_mean_lengths_are_near(
     mean = sum(len(ids) for ids, _ in rows) / len(rows)
     # Without a corpus the stories are our short templates.
     low = 0.3 if kind == "story" else 0.75
-    assert low * SHARES[kind][1] < mean < 1.25 * SHARES[kind][1]
+    stated = (SHARES | TASKS[CONCEPTS])[kind][1]
+    assert low * stated < mean < 1.25 * stated
 
 
 def test_made_up_words_use_the_tokens_of_the_vocabulary(
