@@ -40,9 +40,9 @@ def test_files_stay_small() -> None:
         assert path.stat().st_size <= limit, f"{name} is larger than {limit} bytes"
 
 
-def test_the_demo_pair_stays_small() -> None:
-    pair = [path for path in tracked() if "models/demo/" in path.as_posix()]
-    assert sum(path.stat().st_size for path in pair) <= 45_000_000
+def test_the_demo_pairs_stay_small() -> None:
+    pairs = [path for path in tracked() if "models/demo/" in path.as_posix()]
+    assert sum(path.stat().st_size for path in pairs) <= 50_000_000
 
 
 HOUSES = ("models", "router", "deployments", "loadtest")  # what is installed

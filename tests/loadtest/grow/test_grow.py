@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from loadtest.bench.references import load_reference
 from loadtest.grow.__main__ import main
@@ -26,6 +26,7 @@ from loadtest.grow.source import Source, check_size
 from models.config import EngineConfig
 from models.demo.data.chat import ask
 from models.demo.data.concepts import held_out_sets, prompt_of
+from models.demo.training.sampling import generate
 from models.engine.runner import ModelRunner, SequenceRows
 
 DEMO = Path(__file__).parents[3] / "models" / "demo" / "target"
@@ -337,22 +338,19 @@ def test_the_command_grows_the_pair_for_concept_sets_by_a_preset(tmp_path):
     """The new pair is a source as the demo's is, and its own prompts are what is measured."""
     source = DEMO.parent / "concepts" / "target"
     words = ["--source", str(source), "--preset", "67m-9m", "--kind", "concepts"]
-    main([*words, "--output", str(tmp_path), "--texts", "8", "--tokens", "32", "--check"])
+    main([*words, "--output", str(tmp_path), "--texts", "4", "--tokens", "24", "--check"])
     record = json.loads((tmp_path / "pair.json").read_text())
     assert record["target"]["num_parameters"] == pytest.approx(67e6, rel=0.01)
     assert record["draft"]["num_parameters"] == pytest.approx(9e6, rel=0.1)
     assert max(record["max_logit_difference"].values()) < 1e-3
     tokenizer = AutoTokenizer.from_pretrained(source)
+    chats = [ask(prompt_of(concepts), "").prompt for concepts in held_out_sets(6, seed=8)]
     texts = []
     for path in (source, tmp_path / "target"):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-        for concepts in held_out_sets(6, seed=8):
-            prompt = ask(prompt_of(concepts), "").prompt
-            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-            reply = model.generate(ids, max_new_tokens=48, do_sample=False, max_length=None)
-            texts.append(tokenizer.decode(reply[0, ids.shape[1] :]))
-    assert texts[:6] == texts[6:]
-    assert all(text.endswith(".<|end|>") for text in texts)
+        model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+        texts.append([generate(model, [tokenizer(chat)["input_ids"]], 48) for chat in chats])
+    assert texts[0] == texts[1]
+    assert all(reply[-1] == tokenizer.eos_token_id for [reply] in texts[0])
 
 
 def test_the_command_grows_a_single_checkpoint(tmp_path):

@@ -62,8 +62,8 @@ def test_target_fills_in_a_record() -> None:
 
 def test_greedy_leaves_look_aheads_something_to_gain() -> None:
     """The pair for concept sets meets many sets by itself and misses many, as its card says."""
-    coverage = concept_coverage(Pair.load(DEMO / "concepts"), held_out_sets(24, seed=7))
-    assert 0.3 < coverage["hard"] < 0.9
+    coverage = concept_coverage(Pair.load(DEMO / "concepts"), held_out_sets(40, seed=7))
+    assert 0.4 <= coverage["hard"] <= 0.8
     assert coverage["hard"] < coverage["soft"] < 1.0
     assert coverage["ended"] > 0.9
     assert 5 < coverage["words"] < 25
