@@ -1,10 +1,19 @@
-"""The child process that scores texts by rewards: each question in a fork of its own (`fork.py`).
+"""The child process that scores texts by rewards, those that may run wild in forks (`fork.py`).
 
 Started as `python -m deployments.constraint.reward_child SOCKET_FD PAGE_FD`. It has loaded the
-classifiers of the config and users' rewards (entry points), and computes none itself: a fork has
-them, one question, and nothing of any other. So a reward that is slow, crashes, or takes memory
-ends its own question. Up to `_MAX_AT_ONCE` run side by side, so that it delays no other. A reward
-that was too costly is refused at once for some time.
+classifiers of the config and users' rewards (entry points). What a question is computed beside is
+decided by how far its reward can reach (`models.rewards.reach`):
+
+- One whose time its text bounds is answered here, where text and reward are short.
+- One of an installed package has a fork for each question, and nothing of any other is in it: code
+  that shares a process with a neighbour's question can change the neighbour's answer.
+- Patterns and classifiers are data. One is asked in a fork of its own until it was seen to take
+  little; then the questions that are here at a time share a fork, whose limits are tight. Where
+  that ends without an answer each of its questions is asked again by itself, with all its limits.
+
+So a reward that is slow, crashes, or takes memory ends its own question, and costs a neighbour that
+shared its fork a moment. Up to `_MAX_AT_ONCE` forks run side by side. A reward that was too costly
+is refused at once for some time.
 """
 
 from __future__ import annotations
@@ -17,6 +26,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,18 +38,50 @@ from deployments.constraint.pipe import ConstraintConfig
 from models.lru import LruDict
 from models.protocol.rewards import RewardRefused, RewardScore, RewardScored, TextScore
 from models.rewards.classifier import Classifier
+from models.rewards.reach import Reach, Span, span_of
 from models.rewards.registry import Rewards
+from models.rewards.reward import Reward
 
 _MAX_AT_ONCE = 8
 _MAX_REFUSED = 256  # rewards remembered as too costly
 _REFUSED_S = 60.0
 _MAX_MESSAGE_CHARS = 1 << 12
+_MAX_WORK = 4096.0  # of a question answered here, see `Span.work`: 0.1 s in the dearest language
+_MAX_KNOWN = 1024  # rewards whose span and cost are remembered
+_MAX_MADE = 256
+_MAX_JOINED = 8  # questions in a fork
+_SHORT_CPU_S = 0.05  # of a fork with one question: a reward that never took more is joined
+_JOINED_TIMEOUT_S = 1.0
 
 _Answer = RewardScored | RewardRefused
 
 
+@dataclass
+class _Known:
+    """What is known of a reward. `cpu_s`: the most that a fork with one question took; None: it was
+    in none, or in one with others that was ended."""
+
+    span: Span
+    cpu_s: float | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether its questions may share a fork."""
+        is_short = self.cpu_s is not None and self.cpu_s <= _SHORT_CPU_S
+        return is_short and self.span.reach is not Reach.CODE
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A question, by its number."""
+
+    number: int
+    question: RewardScore
+    digest: bytes  # of its reward
+
+
 class _RewardServer:
-    """Questions in forks, answered as these end."""
+    """Questions, answered here or in forks as these end."""
 
     def __init__(self, child: Child[Rewards]) -> None:
         config = child.config
@@ -49,9 +91,11 @@ class _RewardServer:
         )
         self._decoder = msgspec.msgpack.Decoder(list[RewardScore])
         self._num_taken = 0
-        self._waiting: deque[tuple[int, RewardScore]] = deque()
-        self._running: dict[int, tuple[int, RewardScore, Fork]] = {}  # by the fork's descriptor
+        self._waiting: deque[_Asked] = deque()
+        self._running: dict[int, tuple[list[_Asked], Fork]] = {}  # by the fork's descriptor
         self._refused: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_REFUSED)
+        self._known: LruDict[bytes, _Known] = LruDict(_MAX_KNOWN)
+        self._made: LruDict[bytes, Reward] = LruDict(_MAX_MADE)
         self._poller = select.poll()
 
     def run(self) -> None:
@@ -66,54 +110,120 @@ class _RewardServer:
             events = dict(self._poller.poll(self._pause_ms()))
             self._finish(events)
             frames = self._child.frames.take() if link.fileno() in events else []
-        for _, _, fork in self._running.values():
+        for _, fork in self._running.values():
             fork.end(is_late=True)
 
     def _take(self, frame: bytes) -> None:
         questions = self._decoder.decode(frame)
         self._child.page.take(len(questions))
         for question in questions:
-            self._waiting.append((self._num_taken, question))
+            digest = hashlib.sha256(question.reward.encode()).digest()
+            if self._known.use(digest) is None:
+                self._known[digest] = _Known(span_of(question.reward))
+            self._waiting.append(_Asked(self._num_taken, question, digest))
             self._num_taken += 1
 
     def _begin(self) -> None:
         while self._waiting and len(self._running) < _MAX_AT_ONCE:
-            number, question = self._waiting.popleft()
-            reason, until = self._refused.get(_digest(question), ("", 0.0))
-            if time.monotonic() < until:
-                self._send(number, _refused(question, reason, is_client_error=True))
-                continue
-            try:
-                fork = Fork(lambda question=question: self._scored(question), self._limits)  # type: ignore[misc]
-            except OSError as error:  # no process to be had now
-                reason = f"no process for a reward: {error.strerror}"
-                self._send(number, _refused(question, reason, is_client_error=False))
-                continue
-            self._running[fork.fileno()] = (number, question, fork)
-            self._poller.register(fork, select.POLLIN)
+            first = self._waiting.popleft()
+            if (answer := self._answer_now(first)) is not None:
+                self._send(first, answer)
+            else:
+                self._fork([first, *self._take_joined(first)])
 
-    def _scored(self, question: RewardScore) -> bytes:
-        """What the fork does; the answer, encoded."""
+    def _answer_now(self, asked: _Asked) -> _Answer | None:
+        """The answer that takes no fork; None: there is none."""
+        reason, until = self._refused.get(asked.digest, ("", 0.0))
+        if time.monotonic() < until:
+            return _refused(asked.question, reason, is_client_error=True)
+        span, question = self._of(asked).span, asked.question
+        is_here = span.reach is Reach.BOUNDED
+        if not is_here or span.work(question.text, question.lookaheads) > _MAX_WORK:
+            return None
+        if (reward := self._made.use(asked.digest)) is None:
+            try:
+                reward = self._made[asked.digest] = _made(self._child.loaded, question)
+            except (ValueError, RecursionError) as error:
+                return _refused(question, str(error), is_client_error=True)
+        return _scored(reward, question)
+
+    def _take_joined(self, first: _Asked) -> list[_Asked]:
+        """Those that wait and may share the fork of `first`."""
+        if not self._of(first).is_joined:
+            return []
+        found = [asked for asked in self._waiting if self._is_joined(asked)][: _MAX_JOINED - 1]
+        taken = {asked.number for asked in found}
+        self._waiting = deque(asked for asked in self._waiting if asked.number not in taken)
+        return found
+
+    def _is_joined(self, asked: _Asked) -> bool:
+        _, until = self._refused.get(asked.digest, ("", 0.0))
+        return self._of(asked).is_joined and time.monotonic() >= until
+
+    def _of(self, asked: _Asked) -> _Known:
+        """What is known of its reward, which others may have pushed out since it was taken."""
+        if (known := self._known.get(asked.digest)) is None:
+            known = self._known[asked.digest] = _Known(span_of(asked.question.reward))
+        return known
+
+    def _fork(self, batch: list[_Asked]) -> None:
+        limits = self._limits if len(batch) == 1 else self._joined_limits(len(batch))
+        try:
+            fork = Fork(lambda: self._answers(batch), limits)
+        except OSError as error:  # no process to be had now
+            reason = f"no process for a reward: {error.strerror}"
+            for asked in batch:
+                self._send(asked, _refused(asked.question, reason, is_client_error=False))
+            return
+        self._running[fork.fileno()] = (batch, fork)
+        self._poller.register(fork, select.POLLIN)
+
+    def _joined_limits(self, num_questions: int) -> ForkLimits:
+        """Tight: what a neighbour may lose. Whatever they end is asked again by itself."""
+        limits = self._limits
+        return ForkLimits(
+            min(limits.cpu_s, 2 * _SHORT_CPU_S * num_questions),
+            limits.memory_mb,
+            min(limits.timeout_s, _JOINED_TIMEOUT_S),
+        )
+
+    def _answers(self, batch: list[_Asked]) -> bytes:
+        """What the fork does; the answers, encoded."""
         self._child.link.close()
-        return msgspec.msgpack.encode(_answer(self._child.loaded, question))
+        rewards = self._child.loaded
+        return msgspec.msgpack.encode([_answer(rewards, asked.question) for asked in batch])
 
     def _finish(self, events: Mapping[int, int]) -> None:
         now = time.monotonic()
-        for descriptor, (number, question, fork) in list(self._running.items()):
+        for descriptor, (batch, fork) in list(self._running.items()):
             is_late = descriptor not in events
             if is_late and now < fork.late_at:
                 continue
             self._poller.unregister(descriptor)
             del self._running[descriptor]
-            self._send(number, self._outcome(question, fork.end(is_late=is_late)))
+            end = fork.end(is_late=is_late)
+            if len(batch) == 1:
+                self._send(batch[0], self._outcome(batch[0], end))
+            elif end.result:
+                answers = msgspec.msgpack.decode(end.result, type=list[_Answer])
+                for asked, answer in zip(batch, answers, strict=True):
+                    self._send(asked, answer)
+            else:  # whose doing it was will show: none of them is joined before it was alone again
+                for asked in batch:
+                    known = self._of(asked)
+                    known.cpu_s = None
+                self._waiting.extendleft(reversed(batch))
 
     def _pause_ms(self) -> float | None:
-        late_at = min((fork.late_at for _, _, fork in self._running.values()), default=None)
+        late_at = min((fork.late_at for _, fork in self._running.values()), default=None)
         return None if late_at is None else max(0.0, 1e3 * (late_at - time.monotonic())) + 1.0
 
-    def _outcome(self, question: RewardScore, end: ForkEnd) -> _Answer:
+    def _outcome(self, asked: _Asked, end: ForkEnd) -> _Answer:
+        known = self._of(asked)
+        known.cpu_s = max(known.cpu_s or 0.0, end.cpu_s)
         if end.result:
-            return msgspec.msgpack.decode(end.result, type=_Answer)
+            [answer] = msgspec.msgpack.decode(end.result, type=list[_Answer])
+            return answer
         limits = self._limits
         if end.is_late:
             reason = f"it did not answer within {limits.timeout_s:g} s (reward_timeout_s)"
@@ -123,18 +233,26 @@ class _RewardServer:
             reason = f"it ended the process it was computed in (status {end.status})"
         else:
             reason = f"it took more memory than {limits.memory_mb} MB (reward_memory_mb)"
-        self._refused[_digest(question)] = (reason, time.monotonic() + _REFUSED_S)
-        return _refused(question, reason, is_client_error=True)
+        self._refused[asked.digest] = (reason, time.monotonic() + _REFUSED_S)
+        return _refused(asked.question, reason, is_client_error=True)
 
-    def _send(self, number: int, answer: _Answer) -> None:
-        self._child.send([(number, answer)])
+    def _send(self, asked: _Asked, answer: _Answer) -> None:
+        self._child.send([(asked.number, answer)])
+
+
+def _made(rewards: Rewards, question: RewardScore) -> Reward:
+    return rewards.make(json.loads(question.reward))
 
 
 def _answer(rewards: Rewards, question: RewardScore) -> _Answer:
     try:
-        reward = rewards.make(json.loads(question.reward))
+        reward = _made(rewards, question)
     except (ValueError, RecursionError) as error:
         return _refused(question, str(error), is_client_error=True)
+    return _scored(reward, question)
+
+
+def _scored(reward: Reward, question: RewardScore) -> _Answer:
     scores = []
     try:
         for lookahead, is_end in zip(question.lookaheads, question.ends, strict=True):
@@ -160,10 +278,6 @@ def _refused(question: RewardScore, reason: str, *, is_client_error: bool) -> Re
         message=reason[:_MAX_MESSAGE_CHARS],
         is_client_error=is_client_error,
     )
-
-
-def _digest(question: RewardScore) -> bytes:
-    return hashlib.sha256(question.reward.encode()).digest()
 
 
 def load_rewards(config: ConstraintConfig) -> Rewards:

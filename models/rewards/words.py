@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cached_property
-from typing import Annotated, Self
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Self
 
 import snowballstemmer
 from pydantic import Field, model_validator
@@ -19,6 +19,7 @@ from models.rewards.reward import RewardFields, Scored
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")  # a word may have an apostrophe within
 _Word = Annotated[str, Field(min_length=1, max_length=64)]
 _Words = Annotated[list[_Word], Field(max_length=64)]
+_NUM_STEMS = 1 << 12  # remembered: words of a text come again with each of its look-aheads
 
 
 def words_of(text: str) -> list[str]:
@@ -31,6 +32,17 @@ def whole_words_of(text: str, is_end: bool) -> list[str]:
     words = words_of(text)
     is_cut = not is_end and words and text[-1:].isalnum()
     return words[:-1] if is_cut else words
+
+
+@lru_cache(maxsize=8)
+def _stemmer(language: str) -> Any:
+    return snowballstemmer.stemmer(language)
+
+
+@lru_cache(maxsize=_NUM_STEMS)
+def _stem(language: str, word: str) -> str:
+    stem: str = _stemmer(language).stemWord(word)
+    return stem
 
 
 class Concepts(RewardFields):
@@ -55,9 +67,8 @@ class Concepts(RewardFields):
     def _stems(self) -> frozenset[str]:
         return frozenset(self._stemmed(self.concepts))
 
-    def _stemmed(self, words: Iterable[str]) -> list[str]:
-        stemmer = snowballstemmer.stemmer(self.language)
-        return list(stemmer.stemWords([word.lower() for word in words]))
+    def _stemmed(self, words: Iterable[str]) -> set[str]:
+        return {_stem(self.language, word.lower()) for word in words}
 
     def score(self, text: str, lookahead: str, is_end: bool) -> Scored:
         """See `Reward.score`."""

@@ -1,0 +1,71 @@
+"""How far a reward can reach, read off its parameters: what it may be computed beside.
+
+A reward of an installed package is code: it may do anything to what shares its process. One of
+this package is data, and its code is ours. Of these, a pattern may take any time and a classifier
+takes long; the others look at each character so and so often, which bounds what they take.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+_STEMMING = frozenset({"concepts"})
+_LOOKING = frozenset({"words", "length", "readability"})
+_DATA = frozenset({"pattern", "classifier"})
+_MAX_ASKED_CHARS = 4096  # of the parameters of a reward that is looked into
+# What stemming a character takes in the dearest language, some 30 us; other looks take 0.6 at most.
+_LOOKS_A_STEM = 16
+
+
+class Reach(Enum):
+    """BOUNDED: its time is bounded by its text. DATA: ours, and may take any time. CODE: theirs."""
+
+    BOUNDED = "bounded"
+    DATA = "data"
+    CODE = "code"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a reward is made of. `num_stemming` and `num_looking` count its bounded parts."""
+
+    reach: Reach
+    num_stemming: int = 0
+    num_looking: int = 0
+
+    def work(self, text: str, lookaheads: list[str]) -> float:
+        """An upper bound of what scoring takes, in characters that are stemmed.
+
+        A text's words are stemmed once for all of its look-aheads (`words.py` remembers them).
+        """
+        num_ahead = sum(map(len, lookaheads))
+        num_looks = len(lookaheads) * len(text) + num_ahead
+        num_parts = self.num_stemming + self.num_looking
+        return self.num_stemming * (len(text) + num_ahead) + num_parts * num_looks / _LOOKS_A_STEM
+
+
+def span_of(asked: str) -> Span:
+    """The span of the reward whose JSON text a request has; CODE where that is not clear."""
+    try:
+        kinds = list(_kinds(json.loads(asked))) if len(asked) <= _MAX_ASKED_CHARS else [""]
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
+        kinds = [""]
+    if not kinds or not all(kind in _STEMMING | _LOOKING | _DATA for kind in kinds):
+        return Span(Reach.CODE)
+    if any(kind in _DATA for kind in kinds):
+        return Span(Reach.DATA)
+    num_stemming = sum(kind in _STEMMING for kind in kinds)
+    return Span(Reach.BOUNDED, num_stemming, len(kinds) - num_stemming)
+
+
+def _kinds(asked: Any) -> Iterator[str]:
+    """The kinds of a reward's parts that are not sums themselves."""
+    if asked["kind"] != "weighted":
+        yield asked["kind"] if isinstance(asked["kind"], str) else ""
+        return
+    for part in asked["parts"]:
+        yield from _kinds(part["reward"])
