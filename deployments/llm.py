@@ -66,7 +66,11 @@ _TIMEOUTS = {
     "queue_timeout_s": 86_400,
     "failover_s": 0.1,  # there is no other engine
 }
-_MAX_ROLLOUTS = 1_000_000  # `Room` counts their places
+_ROUTER = {  # a batch has no streams whose pace counts, and `Room` counts places of roll-outs
+    "timeouts": _TIMEOUTS,
+    "max_rollouts": 1_000_000,
+    "max_rollout_slowdown": 1e6,
+}
 
 
 class LLM:
@@ -108,7 +112,7 @@ class LLM:
         tree: dict[str, Any] = {
             "target": shared | _section(target),
             "draft": None if draft is None else shared | _section(draft),
-            "router": {"timeouts": _TIMEOUTS, "max_rollouts": _MAX_ROLLOUTS} | dict(router or {}),
+            "router": _ROUTER | dict(router or {}),
             "constraint": dict(constraint or {}),
         }
         if speculation is not None:

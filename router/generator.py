@@ -54,6 +54,7 @@ class SpeculativeGenerator:
                     yield item
             return
         async with (
+            self._services.rollouts.beside(),
             open_session(request, self._services, detokenizer) as session,
             aclosing(_run(request, session)) as deltas,
         ):

@@ -235,6 +235,11 @@ class RouterConfig(Section):
         description="roll-outs of look-aheads that one router replica runs at once, each a place "
         "on a target beside its session's; further requests wait",
     )
+    max_rollout_slowdown: Annotated[float, Field(gt=1)] = Field(
+        default=1.5,
+        description="how many times longer rows of look-aheads may make a pass of other streams; "
+        "those beyond wait for others to end",
+    )
     speculation: SpeculationConfig = Field(
         default_factory=SpeculationConfig, description="when and how far to draft ahead"
     )

@@ -87,7 +87,7 @@ class RouterService:
             speculation=config.speculation,
             limits=config.timeouts,
             heads=heads,
-            rollouts=RolloutPlaces(config.max_rollouts),
+            rollouts=RolloutPlaces(config.max_rollouts, config.max_rollout_slowdown),
         )
         self._drafts, self._heads = drafts, heads
         self._generator = SpeculativeGenerator(services, max_model_len=config.max_model_len)

@@ -85,7 +85,7 @@ class LocalEngines:
             speculation=config.router.speculation,
             limits=config.router.timeouts,
             heads=target_heads(config.target.heads, config.target.early_exit),
-            rollouts=RolloutPlaces(config.router.max_rollouts),
+            rollouts=RolloutPlaces(config.router.max_rollouts, config.router.max_rollout_slowdown),
         )
         self.generator = SpeculativeGenerator(services, max_model_len=config.router.max_model_len)
 

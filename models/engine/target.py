@@ -234,7 +234,8 @@ class TargetEngine(Engine):
         verdict = self._verdict(session, job, tokens)
         # The draft's accepted tokens stay, and after them goes the recovered or the bonus token.
         session.rewrite(length + verdict.num_accepted, [verdict.token])
-        session.committed_len = len(session.tokens)
+        if not session.opened.is_tentative:
+            session.committed_len = len(session.tokens)
         is_last = (
             job.steps_left == 0
             or verdict.token in eos_ids

@@ -100,6 +100,9 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
     constraint: Endpoint | None = None  # supplies the masks; None: unconstrained
     cache_salt: str = ""  # sessions share cached prefixes only with those of the same salt
     matcher: str = ""  # session there whose matcher's masks these are; "": of this id
+    # What it says is mostly taken back. It is shared once its sender names it: a shared block that
+    # a session goes back into is lost to it, and all of the block is computed again.
+    is_tentative: bool = False
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):

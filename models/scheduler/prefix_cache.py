@@ -5,7 +5,8 @@ blocks instead of computing its own. `published_blocks` maps chains of whole blo
 ids; here is which blocks of which sessions get in, and who may have them.
 
 - Only committed tokens get in (`Session.committed_len`): those the sender named as its text and
-  those the engine's own verdict settled; drafted ones never. What is not finite never gets in.
+  those the engine's own verdict settled, unless the session is tentative; drafted ones never.
+  What is not finite never gets in.
 - Live sessions publish too, a prompt while it is still being prefilled. Two sessions that
   computed the same block keep one of the two. A published block is never written.
 """

@@ -7,14 +7,16 @@ the prefix of its siblings in the target's prefix cache.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 
 from models.protocol.messages import DraftProbs, TokenLogprobs, Verdict
 from models.protocol.token_sequence import TokenSequence
 from router.ports import Verifier
 from router.remote.engine import EngineClient
+
+TakeRows = Callable[[int], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Branch:
         client: of the session.
         verifier: over the same client.
         eos_ids: that end a text.
+        take_rows: holds so many rows of the target's passes; see `RolloutPlaces.rows`.
 
     Attributes:
         num_passes: of the target for this session: verifications and single steps.
@@ -39,11 +42,16 @@ class Branch:
     """
 
     def __init__(
-        self, client: EngineClient, verifier: Verifier, eos_ids: Collection[int] = ()
+        self,
+        client: EngineClient,
+        verifier: Verifier,
+        eos_ids: Collection[int] = (),
+        take_rows: TakeRows = lambda num_rows: nullcontext(),
     ) -> None:
         self._client = client
         self._verifier = verifier
         self._eos_ids = eos_ids
+        self._take_rows = take_rows
         self._held = TokenSequence()  # what the target may have of the session
         self._start = 0  # length up to which texts are alike, most likely
         self.num_passes = 0
@@ -54,7 +62,10 @@ class Branch:
     ) -> Verdict:
         """Have a draft after `text` verified; see `ports.Verifier.verify`."""
         self._go_back(text)
-        async with aclosing(self._verifier.verify(text, draft, 0, draft_probs)) as verdicts:
+        async with (
+            self._take_rows(1 + len(draft)),
+            aclosing(self._verifier.verify(text, draft, 0, draft_probs)) as verdicts,
+        ):
             verdict = await anext(verdicts)
         self._held = text.followed_by([*draft[: verdict.num_accepted], verdict.token])
         self._count(verdict)
@@ -66,6 +77,10 @@ class Branch:
         Raises:
             Unavailable: as `ports.Verifier.verify`.
         """
+        async with self._take_rows(1):
+            return await self._run(text, num_tokens)
+
+    async def _run(self, text: TokenSequence, num_tokens: int) -> list[PlainStep]:
         steps: list[PlainStep] = []
         self._go_back(text)
         self._held = text.followed_by(())

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -141,13 +142,20 @@ def _session(
     committed, generated = TokenSequence(request.prompt_ids), TokenSequence()
     masks, waits = _masks(request, services, generated), RoundStats()
 
+    take_rows = partial(
+        services.rollouts.rows,
+        planner=services.planner,
+        timeout_s=services.limits.queue_timeout_s,
+    )
+
     def branch(name: str, sampling: Sampling) -> Branch:
         # Candidates are the likeliest tokens: the target tells them with each of its own.
         told = msgspec.structs.replace(
             sampling, num_logprobs=settings.candidates, masks_logprobs=True
         )
         client = _client(request, services, services.target_pool, told, masks, name)
-        return Branch(client, RemoteVerifier(client, services.limits), request.end_ids)
+        verifier = RemoteVerifier(client, services.limits)
+        return Branch(client, verifier, request.end_ids, take_rows)
 
     session = LookaheadSession(
         settings=settings,
@@ -255,6 +263,7 @@ def _client(
         eos_ids=request.end_ids,
         prompt_len=num_prompt,
         cache_salt=request.cache_salt,
+        is_tentative=bool(name),
         max_len=num_prompt + request.max_tokens if is_target else 0,
         matcher=request.request_id,
     )

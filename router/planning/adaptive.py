@@ -59,6 +59,12 @@ class RouterPlanner:
         return sum(len(replica.sessions) for replica in self._replicas.values())
 
     @property
+    def num_draft_rows(self) -> int:
+        """Rows of their newest passes beside one for each session, on all replicas."""
+        planned = (session for one in self._replicas.values() for session in one.sessions)
+        return sum(session.num_rows - 1 for session in planned)
+
+    @property
     def newest(self) -> str:
         """The replica that a session joined last: one that has none yet is planned with those."""
         return next(reversed(self._replicas), "")

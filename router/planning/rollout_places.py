@@ -1,25 +1,62 @@
-"""Places for roll-outs: how many of them a router runs at once, so that they leave targets room."""
+"""What look-aheads may take of the targets: places for roll-outs, and rows beside other streams.
+
+Places keep room for sessions: a request takes all of its own before it begins. Rows keep the pace
+of ordinary streams: a look-ahead takes one for each of its rows in a pass, and as many are given
+out as the streams put up with. Which roll-out goes when changes no text.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from models.protocol.errors import InvalidRequest, Overloaded
+from router.planning.adaptive import RouterPlanner
+
+_MOST_ROWS = 1 << 12  # that are looked for: more than any pass has
+
+
+class _Turns:
+    """Units that are taken together or not at all, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+        self._turn = asyncio.Lock()  # of who waits
+        self._changed = asyncio.Event()
+
+    async def take(self, number: int, has_room: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for so many; `give` gives them back. TimeoutError: there was no room in time."""
+        async with asyncio.timeout(timeout_s), self._turn:
+            while not has_room():
+                self._changed.clear()
+                await self._changed.wait()
+            self.num_taken += number
+
+    def give(self, number: int) -> None:
+        """Give back what was taken."""
+        self.num_taken -= number
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Have who waits ask again whether there is room."""
+        self._changed.set()
 
 
 class RolloutPlaces:
-    """A count of places that requests take together or not at all, in the order they come.
+    """What the look-aheads of one router take, all together.
 
     Args:
-        limit: places.
+        limit: places of roll-outs.
+        max_slowdown: how many times longer rows of look-aheads may make a pass of other streams.
     """
 
-    def __init__(self, limit: int = 32) -> None:
-        self._limit = self._num_free = limit
-        self._turn = asyncio.Lock()  # of who waits for places
-        self._freed = asyncio.Event()
+    def __init__(self, limit: int = 32, max_slowdown: float = 1.5) -> None:
+        self._limit = limit
+        self._max_slowdown = max_slowdown
+        self._places, self._rows = _Turns(), _Turns()
+        self._num_streams = 0
 
     @asynccontextmanager
     async def held(self, num_places: int, timeout_s: float) -> AsyncGenerator[None, None]:
@@ -35,12 +72,12 @@ class RolloutPlaces:
                 f"(router.max_rollouts), got {num_places}",
                 param="lookahead.candidates",
             )
+
+        def has_room() -> bool:
+            return self._places.num_taken + num_places <= self._limit
+
         try:
-            async with asyncio.timeout(timeout_s), self._turn:
-                while self._num_free < num_places:
-                    self._freed.clear()
-                    await self._freed.wait()
-                self._num_free -= num_places
+            await self._places.take(num_places, has_room, timeout_s)
         except TimeoutError:
             raise Overloaded(
                 f"{num_places} roll-outs found no place within {timeout_s:g} s, "
@@ -49,5 +86,60 @@ class RolloutPlaces:
         try:
             yield
         finally:
-            self._num_free += num_places
-            self._freed.set()
+            self._places.give(num_places)
+
+    @asynccontextmanager
+    async def beside(self) -> AsyncGenerator[None, None]:
+        """An ordinary stream runs within the block, whose pace is kept."""
+        self._num_streams += 1
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+            self._rows.look_again()
+
+    @asynccontextmanager
+    async def rows(
+        self, num_rows: int, planner: RouterPlanner, timeout_s: float
+    ) -> AsyncGenerator[None, None]:
+        """Have rows in passes within the block; one look-ahead may always have its own.
+
+        Raises:
+            Overloaded: they did not come free within `timeout_s`.
+        """
+
+        def has_room() -> bool:
+            num_taken = self._rows.num_taken
+            return num_taken == 0 or num_taken + num_rows <= self.max_rows(planner)
+
+        try:
+            await self._rows.take(num_rows, has_room, timeout_s)
+        except TimeoutError:
+            raise Overloaded(
+                f"a look-ahead found no room in passes beside {self._num_streams} streams within "
+                f"{timeout_s:g} s (router.max_rollout_slowdown)"
+            ) from None
+        try:
+            yield
+        finally:
+            self._rows.give(num_rows)
+
+    def max_rows(self, planner: RouterPlanner) -> float:
+        """Rows of look-aheads that the streams now running put up with, by what passes take.
+
+        Without streams, and before a pass of theirs was measured, any number. What more rows take
+        than were ever tried is taken to go on as it was, so that they are tried. Streams count as
+        if all were on one target, which is the least that can be allowed.
+        """
+        num_others = self._num_streams + planner.num_draft_rows
+        alone_ms = planner.costs.pass_ms(num_others)
+        if not self._num_streams or alone_ms <= 0.0:
+            return math.inf
+        low, high = 0, _MOST_ROWS  # the curve of passes never falls
+        while low < high:
+            more = (low + high + 1) // 2
+            if planner.costs.pass_ms(num_others + more) <= self._max_slowdown * alone_ms:
+                low = more
+            else:
+                high = more - 1
+        return low

@@ -61,6 +61,7 @@ class OpenTemplate:
     eos_ids: tuple[int, ...]
     prompt_len: int
     cache_salt: str = ""
+    is_tentative: bool = False
     max_len: int = 0  # tokens it may come to hold and must have room for; 0: as many as there are
     matcher: str = ""  # whose masks it gets, of the constraint service's sessions; "": its own
 
@@ -253,6 +254,7 @@ class EngineClient:
                 constraint=endpoint,
                 cache_salt=opening.cache_salt,
                 matcher=opening.matcher,
+                is_tentative=opening.is_tentative,
             )
         )
         self._opened_for = endpoint

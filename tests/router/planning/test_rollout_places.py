@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
 from models.protocol.errors import InvalidRequest, Overloaded
+from models.protocol.messages import Proposal, Timing
+from router.drafters.draft_model import DRAFT_MODEL
+from router.planning.acceptance import AcceptanceEstimate, AcceptancePool
+from router.planning.adaptive import PlannedSession, RouterPlanner
+from router.planning.costs import PassCosts
 from router.planning.rollout_places import RolloutPlaces
 
 pytestmark = pytest.mark.virtual_time
@@ -51,3 +59,100 @@ async def test_more_than_there_are_is_the_clients_error() -> None:
     with pytest.raises(InvalidRequest, match="candidates: at most 2 are allowed here"):
         async with RolloutPlaces(2).held(3, 1.0):
             pass
+
+
+def planner_of(base_ms: float = 10.0, row_ms: float = 1.0, most: int = 64) -> RouterPlanner:
+    costs = PassCosts()
+    for turn in range(9):
+        for num_rows in range(1, most + 1):
+            costs.observe_pass(num_rows, base_ms + row_ms * num_rows + 1e-6 * turn)
+    return RouterPlanner(costs)
+
+
+@asynccontextmanager
+async def streams(places: RolloutPlaces, number: int) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for _ in range(number):
+            await stack.enter_async_context(places.beside())
+        yield
+
+
+async def test_rows_are_as_many_as_streams_put_up_with() -> None:
+    places, planner = RolloutPlaces(32, max_slowdown=1.5), planner_of()
+    assert places.max_rows(planner) == math.inf  # nobody is there whose pace counts
+    async with streams(places, 4):
+        assert places.max_rows(planner) == 7  # 14 ms alone, 21 ms with 11 rows
+        assert RolloutPlaces(32).max_rows(RouterPlanner(PassCosts())) == math.inf
+        # Rows that cost nothing are free, rows that cost as much as a pass are not to be had.
+        assert places.max_rows(planner_of(10.0, 0.0)) > 1000
+        assert places.max_rows(planner_of(0.0, 10.0)) == 2
+    async with streams(places, 8):
+        assert places.max_rows(planner) in (8, 9)  # sizes are measured in cells
+    assert places.max_rows(planner) == math.inf
+
+
+async def test_more_rows_than_were_tried_are_tried() -> None:
+    places = RolloutPlaces(32, max_slowdown=2.0)
+    async with places.beside():
+        assert places.max_rows(planner_of(10.0, 0.1, most=2)) > 50
+
+
+async def test_rows_of_drafts_count_with_their_streams() -> None:
+    places, planner = RolloutPlaces(32, max_slowdown=1.5), planner_of(10.0, 0.1)
+    proposal = Proposal(
+        session_id="s", seq=0, tokens=[1], timing=Timing(pass_ms=0.1, num_sessions=1), step_ms=0.1
+    )
+    planner.costs.observe_draft(DRAFT_MODEL.traits, proposal)
+    estimate = AcceptanceEstimate(AcceptancePool(0.9))
+    session = PlannedSession(
+        planner, {DRAFT_MODEL.name: estimate}, lambda: "target", max_length=8, run_on=1
+    )
+    async with places.beside():
+        before = places.max_rows(planner)
+        k = session.plan(DRAFT_MODEL.traits, 8).num_draft_tokens
+        assert k > 1
+        assert planner.num_draft_rows == k
+        # Half of a longer pass is more, by half of what the draft adds to it.
+        assert places.max_rows(planner) == before + k // 2
+
+
+async def test_a_look_ahead_waits_for_its_rows_while_streams_run() -> None:
+    places, planner, log = RolloutPlaces(32, max_slowdown=1.5), planner_of(), list[str]()
+
+    async def look_ahead(name: str, num_rows: int, seconds: float) -> None:
+        async with places.rows(num_rows, planner, 60.0):
+            log.append(f"+{name}")
+            await asyncio.sleep(seconds)
+        log.append(f"-{name}")
+
+    async def stream(seconds: float) -> None:
+        async with streams(places, 4):  # which leave 7 rows
+            await asyncio.sleep(seconds)
+        log.append("streams end")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stream(5.5))
+        await asyncio.sleep(0)
+        for name, num_rows, seconds in (
+            ("many", 9, 1.0),  # more than there are, and nobody else has any
+            ("five", 5, 1.0),
+            ("two", 2, 2.0),
+            ("four", 4, 10.0),
+            ("eight", 8, 1.0),  # has no room beside it while streams run
+        ):
+            tasks.create_task(look_ahead(name, num_rows, seconds))
+    assert log == [
+        *("+many", "-many", "+five", "+two", "-five", "+four", "-two"),
+        *("streams end", "+eight", "-eight", "-four"),
+    ]
+
+
+async def test_rows_that_do_not_come_free_are_refused() -> None:
+    places, planner = RolloutPlaces(32, max_slowdown=1.5), planner_of()
+    async with places.beside(), places.rows(5, planner, 1.0):
+        with pytest.raises(Overloaded, match=r"beside 1 streams within 3 s \(router\.max_rollout_"):
+            async with places.rows(1, planner, 3.0):
+                pass
+        with pytest.raises(TimeoutError, match="of the block"):
+            async with RolloutPlaces(1).rows(1, planner, 3.0):
+                raise TimeoutError("of the block")

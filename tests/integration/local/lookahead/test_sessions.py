@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from models.protocol.errors import InvalidRequest, Unavailable
+from models.protocol.messages import Verdict
 from router.generator import SpeculativeGenerator
 from router.limits import SessionLimits
 from router.lookahead.loop import run_lookahead
 from router.lookahead.session import open_lookahead
 from router.planning.rollout_places import RolloutPlaces
-from router.types import GenerationRequest, LookaheadSettings
+from router.types import Delta, GenerationRequest, LookaheadSettings
 from tests.cases.lookahead.lossy import check_all_happened, faults_of_every_kind, lossy_options
 from tests.cases.tiny_llama import write_tiny_llama
 from tests.harness.local import IdDetokenizer, LocalService, local_service, make_request
@@ -49,8 +50,8 @@ def text_of(ids: Sequence[int]) -> str:
 
 
 def steered(request_id: str, method: str = "cdlh", reward: Any = REWARD, **terms: Any) -> Any:
-    max_tokens = terms.pop("max_tokens", 8)
-    request = make_request(request_id, PROMPT, max_tokens=max_tokens, seed=4)
+    max_tokens, prompt = terms.pop("max_tokens", 8), terms.pop("prompt", PROMPT)
+    request = make_request(request_id, prompt, max_tokens=max_tokens, seed=4)
     settings: dict[str, Any] = {"method": method, "length": 4, "candidates": 4} | terms
     return replace(
         request,
@@ -59,11 +60,12 @@ def steered(request_id: str, method: str = "cdlh", reward: Any = REWARD, **terms
 
 
 class Watched:
-    """A pool whose sessions' replies are counted, by kind."""
+    """A pool whose sessions' replies are counted, by kind, and what was in the passes of each."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.replies: Counter[str] = Counter()
+        self.num_beside: dict[str, list[int]] = {}  # sessions in passes of a session
 
     async def lease(self, session_id: str, *, timeout_s: float) -> Any:
         lease = await self._inner.lease(session_id, timeout_s=timeout_s)
@@ -72,6 +74,9 @@ class Watched:
         async def counted() -> Any:
             reply = await receive()
             self.replies[type(reply).__name__] += 1
+            if isinstance(reply, Verdict):
+                beside = self.num_beside.setdefault(session_id, [])
+                beside.append(reply.timing.num_sessions - 1)
             return reply
 
         lease.channel.receive = counted
@@ -98,6 +103,97 @@ async def test_roll_outs_take_the_prompt_by_reference_and_share_passes(model: Pa
         assert load.num_prefill_rows == len(PROMPT) - 1 + 4 * (len(PROMPT) - 3 * BLOCK) + 6 * 3
         assert watched.replies["NeedPrefix"] == 0, "a roll-out did not go back by itself"
         assert await service.freed()
+
+
+@pytest.mark.parametrize(("method", "reward_threshold"), [("cdlh", 0.5), ("cdsl", 0.0)])
+async def test_sessions_share_passes_and_draft_steps(
+    model: Path, method: str, reward_threshold: float
+) -> None:
+    """Eight texts take hardly more passes than one: every draft of this pair stands."""
+
+    async def passes(num_sessions: int) -> tuple[int, int, int]:
+        asked = [
+            steered(f"r{index}", method, reward_threshold=reward_threshold, max_tokens=16)
+            for index in range(num_sessions)
+        ]
+        async with serving(model) as service:
+            answers = await asyncio.gather(*(service.generate(one) for one in asked))
+            assert service.draft is not None
+            stats = [finished.lookahead for _, finished, _ in answers]
+            assert len({one.num_target_passes for one in stats if one is not None}) == 1
+            assert stats[0] is not None
+            drafted = service.draft.load().num_passes
+            return service.target.load().num_passes, drafted, stats[0].num_target_passes
+
+    alone, drafted_alone, steps = await passes(1)
+    together, drafted_together, same_steps = await passes(8)
+    assert same_steps == steps
+    assert together < 0.4 * 8 * alone
+    if method == "cdsl":
+        assert drafted_together < 0.4 * 8 * drafted_alone
+    else:
+        assert drafted_together == drafted_alone == 0
+
+
+@pytest.mark.parametrize("num_beyond", [0, 5, BLOCK - 1])
+@pytest.mark.parametrize("commits_rollout", [False, True])
+async def test_a_roll_out_reads_the_end_of_a_block_and_what_others_wrote(
+    model: Path, num_beyond: int, commits_rollout: bool
+) -> None:
+    prompt = PROMPT[: 2 * BLOCK] + [9] * num_beyond
+    async with serving(model) as service:
+        request = steered(
+            "r", prompt=prompt, max_tokens=20, commits_rollout=commits_rollout, candidates=3
+        )
+        _, finished, _ = await service.generate(request)
+        assert finished.lookahead is not None
+        num_steps = finished.lookahead.states["lookahead"]
+        assert num_steps == (4 if commits_rollout else 20)
+        # At first each roll-out reads what is beyond the last whole block of the prompt. At each
+        # later step those that lost read what the text became: a token, or a roll-out and its
+        # candidate. Where a candidate was the last token of a block, that is read again.
+        at_first = len(prompt) - 1 + 3 * max(num_beyond, 1)
+        most_each = 5 if commits_rollout else 1
+        num_filled = -(-20 // BLOCK)
+        most_later = 3 * (most_each * (num_steps - 1) + BLOCK * num_filled)
+        assert at_first - 3 <= service.target.load().num_prefill_rows <= at_first + most_later
+
+
+async def test_roll_outs_leave_an_ordinary_stream_its_pace(model: Path) -> None:
+    """Rows of look-aheads are told to the streams beside them, and no more than these put up with
+    are in their passes; who goes when changes no text."""
+
+    async def beside(places: RolloutPlaces) -> tuple[list[int], list[list[int]]]:
+        async with serving(model) as service:
+            watched = Watched(service.target_pool)
+            services = replace(service.services, target_pool=watched, rollouts=places)
+            generator = SpeculativeGenerator(services, max_model_len=1024)
+            plain = make_request("p", PROMPT[:20], max_tokens=900, enabled=False)
+            async for _ in generator.generate(steered("w", max_tokens=1), IdDetokenizer()):
+                pass  # the process of rewards takes seconds to begin
+            stream = generator.generate(plain, IdDetokenizer())
+            for _ in range(100):  # its passes were measured
+                await anext(stream)
+
+            async def rest() -> None:
+                async for _ in stream:
+                    pass
+
+            async def answer(request: GenerationRequest) -> list[int]:
+                found: list[int] = []
+                async for item in generator.generate(request, IdDetokenizer()):
+                    found += item.token_ids if isinstance(item, Delta) else []
+                return found
+
+            steered_ones = [steered(f"r{index}", max_tokens=6) for index in range(3)]
+            _, *texts = await asyncio.gather(rest(), *(answer(one) for one in steered_ones))
+            return watched.num_beside["p"], texts
+
+    free, expected = await beside(RolloutPlaces(32, max_slowdown=1e9))
+    assert max(free) >= 8, "three look-aheads of four roll-outs ran one after another"
+    kept, texts = await beside(RolloutPlaces(32, max_slowdown=1e-9))  # nothing is put up with
+    assert max(kept) == 1
+    assert texts == expected
 
 
 async def test_roll_outs_beyond_the_routers_places_wait(model: Path) -> None:
