@@ -77,6 +77,7 @@ class LookaheadStats:
     """What looking ahead cost for one request, and what came of it.
 
     Args:
+        method: as it was asked for.
         num_target_passes: verifications and single steps of the target; a pass that steps several
             roll-outs at once counts once for each.
         num_draft_steps: tokens that the draft model drafted.
@@ -86,8 +87,10 @@ class LookaheadStats:
         score: of the whole text by its reward (soft satisfaction).
         is_met: whether the whole text meets the constraint (hard satisfaction).
         is_budget_spent: whether the text's end was written plainly for that.
+        advice: what to change, by the sign of failure that calls for it (`lookahead/advice.py`).
     """
 
+    method: str
     num_target_passes: int
     num_draft_steps: int
     num_rollouts: int
@@ -96,6 +99,7 @@ class LookaheadStats:
     score: float
     is_met: bool
     is_budget_spent: bool
+    advice: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from deployments.api.observer import Sink
+from deployments.ingress.lookahead_metrics import LookaheadMetrics
 from deployments.serve.instruments import Meters
 from router.types import Finished, SpeculationStats, TimeSplit
 
@@ -174,6 +175,7 @@ class RequestMetrics(Sink):
         self._requests = _Requests(meters)
         self._tokens = _Tokens(meters)
         self._speculation = _Speculation(meters)
+        self._lookaheads = LookaheadMetrics(meters)
         self.last_progress_s = -math.inf  # time.monotonic when any choice last got something
         self._state.publish()
 
@@ -219,6 +221,8 @@ class RequestMetrics(Sink):
         self._requests.request_s.observe(after_s)
         self._tokens.add(end.num_prompt_tokens, end.num_completion_tokens)
         self._speculation.add(end.speculation)
+        if end.lookahead is not None:
+            self._lookaheads.add(end.lookahead)
 
     def failed(self, choice: int, code: str) -> None:
         """See `Sink.failed`."""

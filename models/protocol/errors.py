@@ -62,6 +62,12 @@ class UnsupportedGrammar(InvalidRequest):
     code = "unsupported_grammar"
 
 
+class UnsupportedReward(InvalidRequest):
+    """The reward is not there, has wrong parameters, fails, or takes more than it may."""
+
+    code = "unsupported_reward"
+
+
 class Overloaded(ServingError):
     """A bounded queue is full.
 

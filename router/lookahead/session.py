@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -17,6 +17,7 @@ from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.choice import draft_models
 from router.guard import GrammarGuard, NoGrammar
+from router.lookahead.advice import advice_of
 from router.lookahead.branch import Branch, PlainStep
 from router.lookahead.drafter import PatientDrafter
 from router.lookahead.judge import Judge
@@ -91,7 +92,8 @@ class LookaheadSession:
     async def stats(self) -> LookaheadStats:
         """What it cost and what came of it, once the text has ended."""
         score = await self.judge.final_score()
-        return LookaheadStats(
+        stats = LookaheadStats(
+            method=self.settings.method,
             num_target_passes=self.num_target_passes,
             num_draft_steps=0 if self.drafter is None else self.drafter.num_steps,
             num_rollouts=self.num_rollouts,
@@ -101,6 +103,7 @@ class LookaheadSession:
             is_met=score.is_met,
             is_budget_spent=self.is_budget_spent,
         )
+        return replace(stats, advice=advice_of(self.settings, stats))
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from models.protocol.errors import InternalError, InvalidRequest, Unavailable
+from models.protocol.errors import InternalError, Unavailable, UnsupportedReward
 from models.protocol.messages import ConstraintReply
 from models.protocol.rewards import RewardRefused, RewardScore, RewardScored, TextScore
 from router.limits import SessionLimits
@@ -77,7 +77,7 @@ class RemoteScorer:
         if isinstance(answer, RewardRefused):
             if answer.is_client_error:
                 message = f"lookahead.reward: {answer.message}"
-                raise InvalidRequest(message, param="lookahead.reward", code="unsupported_reward")
+                raise UnsupportedReward(message, param="lookahead.reward")
             raise Unavailable(answer.message)
         if len(answer.scores) != len(lookaheads):
             raise InternalError(f"{len(lookaheads)} texts got {len(answer.scores)} scores")

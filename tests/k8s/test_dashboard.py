@@ -24,7 +24,7 @@ BOARD = json.loads((K8S / "base" / NAME).read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = BOARD["panels"]
 SUBJECTS = (
     *("Latency against throughput", "First token", "k", "Acceptance", "Gain", "KV cache", "Queue"),
-    *("Rounds", "Rounds, predicted and actual", "Requests", "Engines", "Grammars"),
+    *("Rounds", "Rounds, predicted and actual", "Requests", "Engines", "Grammars", "Look-aheads"),
 )
 
 

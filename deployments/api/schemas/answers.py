@@ -85,6 +85,7 @@ class LookaheadUsage(BaseModel):
     soft_satisfaction: float  # score of the whole text by its reward, from 0 to 1
     hard_satisfaction: bool  # whether the whole text meets the constraint
     budget_spent: bool  # the text's end was written plainly for that
+    advice: list[str]  # settings to change, where it went wrong
 
 
 class UsageWithLookahead(Usage):
@@ -346,6 +347,7 @@ def usage_of(finished: Finished) -> Usage:
         soft_satisfaction=ahead.score,
         hard_satisfaction=ahead.is_met,
         budget_spent=ahead.is_budget_spent,
+        advice=list(ahead.advice.values()),
     )
     return UsageWithLookahead(lookahead=found, **dict(usage))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from deployments.serve.instruments import Declaration, Meters
 from deployments.serve.meters import ray_mirror
 from models.protocol.errors import Overloaded
 from models.protocol.messages import Sampling
-from router.types import GenerationRequest
+from router.types import Finished, GenerationRequest, LookaheadStats
 from tests.fakes.http import STATS, ScriptedGenerator, tiny_tokenizer
 
 REQUEST = GenerationRequest(
@@ -108,6 +109,42 @@ async def test_a_finished_request_is_counted_under_vllms_names():
     assert value("vllm:request_prompt_tokens_sum") == 4
     assert value("vllm:request_generation_tokens_sum") == 3
     assert value("outrider:request_failure_total") is None
+
+
+async def test_look_aheads_are_counted_by_method_state_and_sign():
+    metrics = made()
+    ahead = LookaheadStats(
+        method="cdsl",
+        num_target_passes=50,
+        num_draft_steps=40,
+        num_rollouts=12,
+        num_reward_calls=9,
+        states={"accepted": 3, "low_reward": 7},
+        score=0.5,
+        is_met=False,
+        is_budget_spent=True,
+        advice={"too_much_generation": "lower reward_threshold"},
+    )
+    plain = Finished(
+        finish_reason="stop",
+        num_prompt_tokens=1,
+        num_completion_tokens=1,
+        num_cached_tokens=0,
+        speculation=STATS,
+    )
+    for end in (plain, replace(plain, lookahead=ahead), replace(plain, lookahead=ahead)):
+        metrics.finished(0, end, 1.0)
+    value = Samples(metrics.text())
+    assert value("outrider:lookahead_requests_total", method="cdsl", is_met="no") == 2
+    assert value("outrider:lookahead_requests_total", is_met="yes") is None
+    assert value("outrider:lookahead_states_total", state="low_reward") == 14
+    assert value("outrider:lookahead_states_total", state="accepted") == 6
+    assert value("outrider:lookahead_advice_total", sign="too_much_generation") == 2
+    assert value("outrider:lookahead_target_passes_total") == 100
+    assert value("outrider:lookahead_draft_steps_total") == 80
+    assert value("outrider:lookahead_rollouts_total") == 24
+    assert value("outrider:lookahead_reward_calls_total") == 18
+    assert value("outrider:lookahead_budgets_spent_total") == 2
 
 
 async def test_drafts_are_counted_as_vllm_counts_them():

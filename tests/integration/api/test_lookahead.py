@@ -55,11 +55,14 @@ async def test_a_reward_steers_the_text_and_the_usage_says_how(
     assert usage["reward_calls"] > 2
     assert usage["budget_spent"] is False
     if method == "cdlh":
+        assert usage["advice"] == []
         assert usage["states"] == {"lookahead": 32}
         assert usage["draft_steps"] == 0
     else:
         assert set(usage["states"]) <= {"accepted", "low_acceptance", "low_reward"}
         assert usage["draft_steps"] > 0
+        [advice] = usage["advice"]  # most of what is drafted has not all the words
+        assert "mostly for low_reward: lower reward_threshold (0.5)" in advice
 
 
 async def test_cdsl_takes_fewer_passes_than_cdlh(client: openai.AsyncOpenAI) -> None:
