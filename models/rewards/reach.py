@@ -19,6 +19,7 @@ _DATA = frozenset({"pattern", "classifier"})
 _MAX_ASKED_CHARS = 4096  # of the parameters of a reward that is looked into
 # What stemming a character takes in the dearest language, some 30 us; other looks take 0.6 at most.
 _LOOKS_A_STEM = 16
+_LOOKS_A_SCORE = 16  # what a part takes for no text at all
 
 
 class Reach(Enum):
@@ -43,7 +44,7 @@ class Span:
         A text's words are stemmed once for all of its look-aheads (`words.py` remembers them).
         """
         num_ahead = sum(map(len, lookaheads))
-        num_looks = len(lookaheads) * len(text) + num_ahead
+        num_looks = len(lookaheads) * (len(text) + _LOOKS_A_SCORE) + num_ahead
         num_parts = self.num_stemming + self.num_looking
         return self.num_stemming * (len(text) + num_ahead) + num_parts * num_looks / _LOOKS_A_STEM
 

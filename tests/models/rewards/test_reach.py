@@ -52,8 +52,9 @@ def test_every_kind_of_this_package_is_placed() -> None:
 
 
 def test_work_counts_the_parts_and_what_each_look_ahead_brings() -> None:
-    assert Span(Reach.BOUNDED, 0, 1).work("x" * 100, ["y" * 30, "z" * 30]) == (200 + 60) / 16
-    assert Span(Reach.BOUNDED, 2, 0).work("x" * 100, ["y" * 60]) == 2 * 160 + 2 * 160 / 16
+    assert Span(Reach.BOUNDED, 0, 1).work("x" * 100, ["y" * 30, "z" * 30]) == (200 + 60) / 16 + 2
+    assert Span(Reach.BOUNDED, 2, 0).work("x" * 100, ["y" * 60]) == 2 * 160 + 2 * 160 / 16 + 2
+    assert Span(Reach.BOUNDED, 0, 1).work("", [""] * 100_000) == 100_000
 
 
 WORST = {  # for the stemmers, the splitting of words, and that of sentences

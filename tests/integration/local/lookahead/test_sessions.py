@@ -186,7 +186,8 @@ async def test_roll_outs_leave_an_ordinary_stream_its_pace(model: Path) -> None:
                 return found
 
             steered_ones = [steered(f"r{index}", max_tokens=6) for index in range(3)]
-            _, *texts = await asyncio.gather(rest(), *(answer(one) for one in steered_ones))
+            answering = asyncio.gather(*(answer(one) for one in steered_ones))
+            texts, _ = await asyncio.gather(answering, rest())
             return watched.num_beside["p"], texts
 
     free, expected = await beside(RolloutPlaces(32, max_slowdown=1e9))
