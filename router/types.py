@@ -41,12 +41,15 @@ class LookaheadSettings:
         length: tokens of a draft, and of a roll-out behind its candidate.
         candidates: next tokens that are rolled out, the likeliest.
         accept_threshold: share of a draft that must be accepted for it to be judged.
-        reward_threshold: that a judged draft must earn to be kept.
+        reward_threshold: that a judged draft must earn to be kept, unless it earns more than the
+            text without it.
         reward_weight: what a whole reward is worth, in nats of a candidate's log-probability.
         generation: what the target does where a draft is not kept: `lookahead` rolls candidates
             out, `plain` takes its own next token.
         rollout: `greedy`, or `sampled` by the request's sampling.
-        commits_rollout: whether a candidate is committed with its roll-out (cheaper, blinder).
+        commit: of the candidate that is taken: its `token`; `gain`, as much of its roll-out as
+            earns what all of it earns, where that is more than the text has; or all of the
+            `rollout` (cheaper, blinder).
         budget: target passes that may be spent before the text goes on plainly; 0: as many as it
             takes.
     """
@@ -61,7 +64,7 @@ class LookaheadSettings:
     reward_weight: float = 8.0
     generation: Literal["lookahead", "plain"] = "lookahead"
     rollout: Literal["greedy", "sampled"] = "greedy"
-    commits_rollout: bool = False
+    commit: Literal["token", "gain", "rollout"] = "token"
     budget: int = 0
     seed: int | None = None  # of sampled roll-outs; None: the request's
 

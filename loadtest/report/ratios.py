@@ -1,4 +1,4 @@
-"""Ratios of rates that were measured by turns, with 95% intervals.
+"""Ratios of rates that were measured by turns, shares, and differences, with 95% intervals.
 
 A machine's speed changes while one measures, so a ratio is taken within a turn and the median over
 turns is the figure. The best of several lines is picked on one half of the turns and compared on
@@ -11,6 +11,7 @@ or two turns has an interval too.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 _INTERVAL = (2.5, 97.5)  # percentiles
 _NUM_RESAMPLES = 2000
+_Z = 1.959964  # of the normal distribution: 95% lie within
 
 _Rates = NDArray[np.float64]
 
@@ -78,6 +80,34 @@ def ratio_to_best(
     by_even, by_odd = (_best(others, start) for start in (0, 1))
     below = [others[by_odd if turn % 2 == 0 else by_even][turn] for turn in range(num_turns)]
     return BestRatio(ratio_of(line, below, seed), (by_even, by_odd))
+
+
+def wilson(num_found: int, num_asked: int) -> Estimate:
+    """A share with Wilson's interval, which is all of 0 to 1 where nothing was asked.
+
+    Source: Wilson, J. Am. Stat. Assoc. 22 (1927) 209.
+    """
+    if not num_asked:
+        return Estimate(0.0, 0.0, 1.0)
+    num, share = num_asked, num_found / num_asked
+    middle = (share + _Z**2 / (2 * num)) / (1 + _Z**2 / num)
+    half = _Z * math.sqrt(share * (1 - share) / num + _Z**2 / (4 * num**2)) / (1 + _Z**2 / num)
+    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def mean_difference(above: Sequence[float], below: Sequence[float], seed: int = 0) -> Estimate:
+    """The mean of `above` less that of `below`, of the same questions in the same order.
+
+    Questions are drawn again as pairs (bootstrap).
+
+    Raises:
+        ValueError: there are not as many of both, or none.
+    """
+    if len(above) != len(below) or not above:
+        raise ValueError(f"both need the same questions, got {len(above)} and {len(below)}")
+    less = np.asarray(above, dtype=np.float64) - np.asarray(below, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(less), size=(_NUM_RESAMPLES, len(less)))
+    return _estimate(float(less.mean()), less[drawn].mean(axis=1))
 
 
 def _best(lines: Mapping[str, Sequence[float]], start: int) -> str:

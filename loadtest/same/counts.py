@@ -14,6 +14,7 @@ from itertools import product
 from typing import Literal
 
 from loadtest.client.prompt_file import Prompt
+from loadtest.report.ratios import wilson
 from loadtest.same.plan import Plan, Question, SideName, Way
 from loadtest.same.readings import Readings
 from loadtest.same.sides import Reading
@@ -21,7 +22,6 @@ from loadtest.same.sides import Reading
 Kind = Literal["between", "again", "crowd", "delivery"]
 Fate = Literal["same", "differs", "unsteady", "unanswered"]
 
-_Z = 1.959964  # of the normal distribution: 95% lie within
 _DOUBT = 0.05
 
 
@@ -65,16 +65,9 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Lowest and highest share that these counts leave likely.
-
-        Source: Wilson, J. Am. Stat. Assoc. 22 (1927) 209.
-        """
-        if not self.num_compared:
-            return 0.0, 1.0
-        num, share = self.num_compared, self.num_differing / self.num_compared
-        middle = (share + _Z**2 / (2 * num)) / (1 + _Z**2 / num)
-        half = _Z * math.sqrt(share * (1 - share) / num + _Z**2 / (4 * num**2)) / (1 + _Z**2 / num)
-        return max(0.0, middle - half), min(1.0, middle + half)
+        """Lowest and highest share that these counts leave likely."""
+        found = wilson(self.num_differing, self.num_compared)
+        return found.low, found.high
 
 
 def comparisons(plan: Plan) -> list[Comparison]:

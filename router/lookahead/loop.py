@@ -11,6 +11,10 @@ of CDSL is in one of these states, a of the draft accepted and r the reward of w
     low_reward       a >= a_t and r <  r_t    the target generates: its own text earns too little
     no_draft         the draft model is away  the target generates
 
+What earns more than the text did without it is kept below r_t too. What would lose the constraint
+for good, such as an end of the text without all concepts, is below every r_t; once it is lost there
+is nothing to earn, and what the target accepts is kept.
+
 The target generates by a step of CDLH, or plainly. None of this is exact: the distribution is not
 the target's, and no other mode of the router goes through here. Under a grammar all is masked:
 candidates, roll-outs, drafts and verdicts; what it forces next is taken as it is (`forced`); a step
@@ -93,8 +97,13 @@ async def _state(
         return "no_draft"
     if acceptance(draft, verdict) < session.settings.accept_threshold:
         return "low_acceptance"
-    [score] = await session.judge.scores([stands])
-    return "accepted" if score.value >= session.settings.reward_threshold else "low_reward"
+    before, score = await session.judge.scores([(), stands])
+    if score.can_be_met:
+        least = session.settings.reward_threshold
+        is_enough = score.score >= least or score.score > before.score
+    else:
+        is_enough = not before.can_be_met
+    return "accepted" if is_enough else "low_reward"
 
 
 def acceptance(draft: Sequence[int], verdict: Verdict) -> float:
@@ -129,11 +138,28 @@ async def _look_ahead(
     ]
     best = worth.index(max(worth))  # of equals the likeliest
     session.ahead = ()
-    if settings.commits_rollout:
+    if settings.commit == "rollout":
         return futures[best]
+    if settings.commit == "gain":
+        return await _gain(session, futures[best], scores[best].value)
     if rollouts[best] and (logprobs := rollouts[best][0].logprobs) is not None:
         session.ahead = logprobs.top  # what may follow the candidate was told with its roll-out
     return futures[best][:1]
+
+
+async def _gain(session: LookaheadSession, future: Sequence[int], value: float) -> list[int]:
+    """The shortest beginning of a future that is worth as much; one token where that is nothing.
+
+    What it is worth is worth it from there on too, and what follows is foreseen again.
+    """
+    beginnings = [future[:length] for length in range(len(future))]
+    without, *scores = await session.judge.scores(beginnings)
+    if value <= without.value:
+        return list(future[:1])
+    num_tokens = next(
+        (length for length, score in enumerate(scores, 1) if score.value >= value), len(future)
+    )
+    return list(future[:num_tokens])
 
 
 async def _run_plainly(session: LookaheadSession) -> list[int]:

@@ -67,7 +67,7 @@ def lookahead_of(
         reward_weight=asked.reward_weight,
         generation=asked.generation,
         rollout=asked.rollout,
-        commits_rollout=asked.commit == "rollout",
+        commit=asked.commit,
         budget=asked.budget or 0,
         seed=None if asked.seed is None else asked.seed % 2**64,
     )

@@ -47,6 +47,6 @@ class LookaheadOptions(StrictFields):
     verification: Literal["hard", "speculative_sampling"] = "hard"
     generation: Literal["lookahead", "plain"] = "lookahead"
     rollout: Literal["greedy", "sampled"] = "greedy"
-    commit: Literal["token", "rollout"] = "token"
+    commit: Literal["token", "gain", "rollout"] = "token"
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     budget: int | None = Field(default=None, ge=1, le=10**9)

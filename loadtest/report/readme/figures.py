@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from loadtest.report.readme import decisions, drafters, peer, scenarios, speed, studies, trials
+from loadtest.report.readme import (
+    decisions,
+    drafters,
+    lookahead,
+    peer,
+    scenarios,
+    speed,
+    studies,
+    trials,
+)
 from loadtest.report.readme.result import RESULTS, Result
 
 
@@ -55,6 +64,8 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
     "guide-for-k": studies.guide,
     "studies-in-short": studies.in_short,
+    "lookahead": lookahead.lookahead,
+    "lookahead-in-batches": lookahead.lookahead_in_batches,
     "scenarios": _of("scenarios", scenarios.scenarios),
     "simulated": _of("simulate", speed.simulated),
     "link-of-the-grown-pair": _of("bench-349m-18m", decisions.link),

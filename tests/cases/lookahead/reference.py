@@ -83,7 +83,10 @@ class Reference:
         if num_right / len(draft) < self._settings.accept_threshold:
             return "low_acceptance"
         left = self._request.max_tokens - len(self._made)
-        is_enough = self._value(stands[:left]) >= self._settings.reward_threshold
+        before, scored = self._scored([]), self._scored(stands[:left])
+        is_enough = scored.score >= self._settings.reward_threshold or scored.score > before.score
+        if not scored.can_be_met:
+            is_enough = not before.can_be_met
         return "accepted" if is_enough else "low_reward"
 
     def _look_ahead(self) -> list[int]:
@@ -103,7 +106,19 @@ class Reference:
             worth = scores[token].item() + settings.reward_weight * self._value(future)
             if worth > best_worth:
                 best, best_worth = future, worth
-        return best if settings.commits_rollout else best[:1]
+        if settings.commit == "gain":
+            return self._gain(best)
+        return best if settings.commit == "rollout" else best[:1]
+
+    def _gain(self, future: list[int]) -> list[int]:
+        if self._value(future) <= self._value([]):
+            return future[:1]
+        whole = self._value(future)
+        return next(
+            future[:length]
+            for length in range(1, len(future) + 1)
+            if self._value(future[:length]) >= whole
+        )
 
     def _drafted(self) -> list[int]:
         draft: list[int] = []
@@ -189,10 +204,13 @@ class Reference:
         return bool(tokens) and tokens[-1] in self._eos_ids
 
     def _value(self, future: list[int]) -> float:
+        scored = self._scored(future)
+        return scored.score if scored.can_be_met else 0.0
+
+    def _scored(self, future: list[int]) -> Any:
         whole = [*self._made, *future]
         is_end = len(whole) >= self._request.max_tokens or self._is_over(future)
-        scored = self._score(whole, is_end=is_end)
-        return scored.score if scored.can_be_met else 0.0
+        return self._score(whole, is_end=is_end)
 
     def _score(self, ids: list[int], *, is_end: bool) -> Any:
         shown = ids[:-1] if self._is_over(ids) else ids

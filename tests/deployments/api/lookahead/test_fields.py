@@ -175,6 +175,6 @@ async def test_what_the_router_is_asked() -> None:
     assert settings is not None
     assert steered.sampling.verification == "rejection"
     assert (settings.method, settings.length, settings.candidates) == ("cdsl", 5, 2)
-    assert (settings.commits_rollout, settings.seed, settings.budget) == (True, 2**64 - 1, 9)
+    assert (settings.commit, settings.seed, settings.budget) == ("rollout", 2**64 - 1, 9)
     assert settings.reward == '{"kind": "concepts", "concepts": ["dog"]}'
     assert all(other.lookahead is None for other in others)

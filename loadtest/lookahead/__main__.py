@@ -1,0 +1,309 @@
+"""Look-aheads: what CDSL costs and satisfies beside CDLH and greedy, of any pair and by task.
+
+    python -m loadtest.lookahead compare --pair models/demo --task concepts --output DIR
+    python -m loadtest.lookahead thresholds --target DIR --draft DIR --output DIR
+    python -m loadtest.lookahead tune --pair models/demo --task numeric --prompts 50
+    python -m loadtest.lookahead report --output DIR
+
+Each experiment writes DIR/EXPERIMENT-TASK.json; the page and the picture of all that are there,
+DIR/report.md and DIR/lookahead.png, are written again after each. Counts are exact and the same in
+every run; speed is measured by turns. Claims are those of the method's paper (2412.10418) for
+speed, and what must hold for satisfaction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest.lookahead import vary
+from loadtest.lookahead.batch import batch
+from loadtest.lookahead.compare import compare
+from loadtest.lookahead.drafts import drafts
+from loadtest.lookahead.page import write_page
+from loadtest.lookahead.runs import Bench, Pair
+from loadtest.lookahead.tasks import TASKS, Prompts, Side
+from loadtest.lookahead.terms import add_terms, terms_of
+from loadtest.lookahead.tune import Grid, Options, tune
+from loadtest.report.machine import ROOT
+from loadtest.report.pairs import PairPath
+from loadtest.report.readme.lookahead import aim
+from loadtest.report.record import head, write_json
+from models.fetch.known import known_model
+
+Found = dict[str, Any]
+
+
+def _compare(pair: Pair, asked: argparse.Namespace) -> Found:
+    with Bench(pair, asked.threads) as bench:
+        return compare(
+            bench,
+            _drawn(asked, "held-out"),
+            terms_of(asked),
+            speed_prompts=min(asked.speed_prompts, asked.prompts),
+            repeats=asked.repeats,
+        )
+
+
+def _thresholds(pair: Pair, asked: argparse.Namespace) -> Found:
+    with Bench(pair, asked.threads) as bench:
+        return vary.thresholds(
+            bench,
+            _drawn(asked, "validation"),
+            terms_of(asked),
+            accept=asked.accept_thresholds,
+            reward=asked.reward_thresholds,
+        )
+
+
+def _verification(pair: Pair, asked: argparse.Namespace) -> Found:
+    terms = replace(terms_of(asked), temperature=asked.temperature)
+    found = {}
+    with Bench(pair, asked.threads) as bench:
+        for name, task in TASKS.items():
+            prompts = task.draw("validation", asked.prompts, asked.at_once)
+            found[name] = vary.verification(bench, prompts, terms)
+    return {"tasks": found}
+
+
+def _lengths(pair: Pair, asked: argparse.Namespace) -> Found:
+    with Bench(pair, asked.threads) as bench:
+        return vary.lengths(
+            bench,
+            _drawn(asked, "validation"),
+            terms_of(asked),
+            values=asked.lengths,
+        )
+
+
+def _batch(pair: Pair, asked: argparse.Namespace) -> Found:
+    with Bench(pair, asked.threads) as bench:
+        return batch(
+            bench,
+            _drawn(asked, "held-out"),
+            terms_of(asked),
+            sizes=sorted(set(asked.sessions)),
+            stream_tokens=asked.stream_tokens,
+            repeats=asked.repeats,
+        )
+
+
+def _drafts(pair: Pair, asked: argparse.Namespace) -> Found:
+    return drafts(
+        pairs_of(asked),
+        _drawn(asked, "validation"),
+        terms_of(asked),
+        threads=asked.threads,
+    )
+
+
+def _tune(pair: Pair, asked: argparse.Namespace) -> Found:
+    grid = Grid(
+        lengths=asked.lengths,
+        accept_thresholds=asked.accept_thresholds,
+        reward_thresholds=asked.reward_thresholds,
+        commits=asked.commits,
+    )
+    options = Options(
+        num_prompts=asked.prompts,
+        held_out=asked.held_out,
+        within=asked.within,
+        at_once=asked.at_once,
+    )
+    with Bench(pair, asked.threads) as bench:
+        return tune(
+            bench,
+            TASKS[asked.task],
+            terms_of(asked),
+            grid,
+            options,
+        )
+
+
+def _drawn(asked: argparse.Namespace, side: Side) -> Prompts:
+    return TASKS[asked.task].draw(side, asked.prompts, asked.at_once)
+
+
+_EXPERIMENTS: Mapping[str, tuple[Callable[[Pair, argparse.Namespace], Found], str, int]] = {
+    "compare": (_compare, "greedy, CDLH, its cheaper form and CDSL on held-out prompts", 100),
+    "thresholds": (_thresholds, "a_t and r_t against satisfaction and passes", 24),
+    "verification": (_verification, "hard rejection against sampling, all tasks", 24),
+    "lengths": (_lengths, "d against cost and satisfaction", 24),
+    "batch": (_batch, "sessions at once, and an ordinary stream beside them", 16),
+    "drafts": (_drafts, "several drafts of one target; larger pairs by cost curves", 24),
+    "tune": (_tune, "pick a_t, r_t, d from validation prompts", 50),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an experiment, or write the page, from the command line."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    asked = parser.parse_args(words)
+    logging.getLogger("models").setLevel(logging.ERROR)
+    if asked.experiment == "report":
+        print(f"written: {write_page(asked.output)}")
+        return 0
+    try:
+        pair, *more = pairs_of(asked)
+        if more and asked.experiment != "drafts":
+            raise ValueError("one pair at a time: only drafts compares several")
+        run, _, _ = _EXPERIMENTS[asked.experiment]
+        found = run(pair, asked)
+    except ValueError as error:
+        parser.error(str(error))
+    result = _head(words, asked, pair) | found
+    _say(found)
+    if asked.output is not None:
+        task = "" if asked.experiment == "verification" else f"-{asked.task}"
+        write_json(asked.output / f"{asked.experiment}{task}.json", result)
+        print(f"written: {write_page(asked.output)}")
+    return 0
+
+
+def pairs_of(asked: argparse.Namespace) -> list[Pair]:
+    """The pairs of the command line.
+
+    Raises:
+        ValueError: a folder has no checkpoint, or there is a target without a draft.
+    """
+    if asked.target is None:
+        if asked.draft:
+            raise ValueError("draft: give its target too")
+        given = [PairPath.parse(text) for text in asked.pair or [str(ROOT / "models" / "demo")]]
+        return [Pair(one.label, one.path / "target", one.path / "draft") for one in given]
+    if asked.pair or not asked.draft:
+        raise ValueError("target: needs a draft beside it, and no pair")
+    target, drafts_ = _checkpoint(asked.target), [_labelled(text) for text in asked.draft]
+    return [Pair(label, target, draft) for label, draft in drafts_]
+
+
+def _checkpoint(text: str) -> Path:
+    known = known_model(text)
+    folder = Path(text) if known is None else known.folder
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{text!r} has no config.json")
+    return folder
+
+
+def _labelled(text: str) -> tuple[str, Path]:
+    label, _, folder = text.rpartition("=")
+    path = _checkpoint(folder)
+    return label or path.resolve().name, path
+
+
+def _head(words: list[str], asked: argparse.Namespace, pair: Pair) -> Found:
+    settings = {key: value for key, value in vars(asked).items() if key not in ("pair", "draft")}
+    settings |= {"pair": pair.label, "step_cost": pair.step_cost}
+    if asked.target is not None:
+        settings["target"] = pair.target.resolve().name
+    settings["terms"] = asdict(terms_of(asked))
+    return head("python -m loadtest.lookahead", words, settings)
+
+
+def _say(found: Found) -> None:
+    for line in found.get("lines", ()):
+        print(json.dumps({key: value for key, value in line.items() if key != "met"}))
+    for claim in found.get("claims", ()):
+        print(aim(claim))
+    for name, part in found.get("tasks", {}).items():
+        print(name, json.dumps(part["sampling_less_hard"]))
+    for line in found.get("priced", ()):
+        print(json.dumps(line))
+    if "lookahead" in found:
+        print('"lookahead":', json.dumps(found["lookahead"] | {"reward": "..."}))
+        print("on validation:", json.dumps(found["expected"]))
+        held = found["held_out"]
+        print(
+            f"held out: hard {held['cdsl']['hard']['value']:.2f}, of cdlh "
+            f"{held['cdlh']['hard']['value']:.2f}; cost {held['cost']:.2f} passes a token, of cdlh "
+            f"{held['cost_of_cdlh']:.2f}"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.lookahead",
+        description=(__doc__ or "").split("\n", maxsplit=1)[0],
+    )
+    kinds = parser.add_subparsers(dest="experiment", required=True)
+    for name, (_, says, num_prompts) in _EXPERIMENTS.items():
+        kind = kinds.add_parser(name, help=says)
+        _add_common(kind, num_prompts)
+        add_terms(kind)
+        _MORE.get(name, lambda kind: None)(kind)
+    report = kinds.add_parser("report", help="write the page and the picture of what is kept")
+    report.add_argument("--output", type=Path, required=True)
+    return parser
+
+
+def _add_common(kind: argparse.ArgumentParser, num_prompts: int) -> None:
+    kind.add_argument("--pair", action="append", metavar="[LABEL=]DIR", help="target/ and draft/")
+    kind.add_argument("--target", metavar="DIR", help="checkpoint, or the name of a fetched model")
+    kind.add_argument(
+        "--draft",
+        action="append",
+        metavar="[LABEL=]DIR",
+        help="beside --target; for drafts several",
+    )
+    kind.add_argument("--task", choices=tuple(TASKS), default="concepts")
+    kind.add_argument("--prompts", type=int, default=num_prompts)
+    kind.add_argument("--at-once", type=int, default=8, help="answers at a time, where it's counts")
+    kind.add_argument("--threads", type=int, default=2)
+    kind.add_argument("--output", type=Path, help="folder of the results")
+
+
+def _add_turns(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--repeats", type=int, default=3, help="of each way, by turns")
+
+
+def _add_grid(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--accept-thresholds", type=float, nargs="+", default=[0.0, 0.25, 0.5])
+    kind.add_argument("--reward-thresholds", type=float, nargs="+", default=[0.0, 0.4, 0.7, 1.0])
+
+
+def _add_compare(kind: argparse.ArgumentParser) -> None:
+    _add_turns(kind)
+    kind.add_argument("--speed-prompts", type=int, default=8, help="one at a time; 0: no speed")
+
+
+def _add_verification(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--temperature", type=float, default=0.7)
+
+
+def _add_lengths(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8, 16])
+
+
+def _add_batch(kind: argparse.ArgumentParser) -> None:
+    _add_turns(kind)
+    kind.add_argument("--sessions", type=int, nargs="+", default=[1, 2, 4, 8])
+    kind.add_argument("--stream-tokens", type=int, default=96, help="of the ordinary stream")
+
+
+def _add_tune(kind: argparse.ArgumentParser) -> None:
+    _add_grid(kind)
+    kind.add_argument("--lengths", type=int, nargs="+", default=[4, 8])
+    kind.add_argument("--commits", nargs="+", default=["token", "gain", "rollout"])
+    kind.add_argument("--held-out", type=int, default=50, help="prompts of the check")
+    kind.add_argument("--within", type=float, default=0.03, help="of CDLH's hard satisfaction")
+
+
+_MORE: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
+    "compare": _add_compare,
+    "thresholds": _add_grid,
+    "verification": _add_verification,
+    "lengths": _add_lengths,
+    "batch": _add_batch,
+    "tune": _add_tune,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What a draft's size does: counts of real pairs, priced by the cost curves of larger ones.
+
+Counts of a run say how often the target passed, over how many rows, and how often the draft
+stepped. A pair of another size that agreed as often would have the same counts, and its curves say
+what they take. That it agrees as often is an assumption: acceptance and satisfaction are of the
+pair that was run. Curves are those of a roof: weights are read once a pass, or its arithmetic takes
+longer (Williams et al., CACM 52 (2009) 65); none is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from loadtest.lookahead.compare import counts_of
+from loadtest.lookahead.runs import Bench, Pair
+from loadtest.lookahead.tasks import Prompts
+from loadtest.lookahead.terms import CDLH, CDSL, Terms
+from loadtest.simulate.engines import Machine
+
+_BYTES_A_PARAMETER = 2  # bfloat16
+_BANDWIDTH = 1.6e12  # bytes/s that reading weights reaches, of the 2.0e12 of an A100 of 80 GB
+_FLOPS = 1.5e14  # per s that products reach, of 3.1e14
+_LAUNCH_MS = 0.5  # of a pass whose kernels are launched as one graph, its samples and link
+_GB_A_DEVICE = 64  # for weights; a larger model is spread, its devices read side by side
+# Billions of parameters, target and draft: the sizes of a family that papers study, and larger.
+SIZES: Sequence[tuple[float, float]] = (
+    *((6.7, 0.125), (6.7, 0.35), (6.7, 1.3), (2.7, 0.125)),
+    *((13.0, 0.125), (30.0, 0.35), (66.0, 1.3), (175.0, 1.3), (175.0, 6.7)),
+)
+
+
+def machine_of(target: float, draft: float) -> Machine:
+    """Curves of a pair of so many billions of parameters."""
+    return Machine(
+        pass_ms=lambda rows, sessions: _pass_ms(target, rows),
+        step_ms=lambda sessions: _pass_ms(draft, sessions),
+        net_ms=0.0,
+    )
+
+
+def _pass_ms(billions: float, num_rows: int) -> float:
+    num_bytes = 1e9 * billions * _BYTES_A_PARAMETER
+    num_devices = -(-num_bytes // (1e9 * _GB_A_DEVICE))
+    read_s = num_bytes / num_devices / _BANDWIDTH
+    products_s = 2e9 * billions * num_rows / num_devices / _FLOPS
+    return _LAUNCH_MS + 1e3 * max(read_s, products_s)
+
+
+def price_ms(line: Mapping[str, Any], terms: Terms, machine: Machine) -> float:
+    """Milliseconds a token of a line of counts, at batch 1, without the reward's own time."""
+    verified, passes = line["verified_per_token"], line["passes_per_token"]
+    num_rows = 1 + (terms.length if terms.method == "cdsl" else 0)
+    return (
+        verified * machine.pass_ms(num_rows, 1)
+        + (passes - verified) * machine.pass_ms(terms.candidates, terms.candidates)
+        + line["draft_steps_per_token"] * machine.step_ms(1)
+    )
+
+
+def drafts(
+    pairs: Sequence[Pair],
+    prompts: Prompts,
+    terms: Terms,
+    threads: int,
+) -> dict[str, Any]:
+    """CDSL with each of the drafts, CDLH of the target beside it, and what pairs would take."""
+    ways, lines, priced = terms.ways(), [], []
+    cdlh: dict[str, Any] | None = None
+    for pair in pairs:
+        with Bench(pair, threads) as bench:
+            # CDLH needs no draft: once for all of them.
+            cdlh = cdlh or counts_of(bench.answer(prompts, ways[CDLH]))
+            line = {"draft": pair.label, "step_cost": pair.step_cost} | counts_of(
+                bench.answer(prompts, terms)
+            )
+        line["passes_to_cdlh"] = cdlh["passes_per_token"] / line["passes_per_token"]
+        # Where a step takes the share of a pass that its weights are of the target's.
+        cost = line["passes_per_token"] + pair.step_cost * line["draft_steps_per_token"]
+        line["by_weights"] = cdlh["passes_per_token"] / cost
+        lines.append(line)
+        for size in SIZES:
+            machine = machine_of(*size)
+            slow = price_ms(cdlh, ways[CDLH], machine)
+            fast = price_ms(line, ways[CDSL], machine)
+            priced.append(
+                {
+                    "counts_of": pair.label,
+                    "target_billions": size[0],
+                    "draft_billions": size[1],
+                    "cdlh_ms": slow,
+                    "cdsl_ms": fast,
+                    "speed_up": slow / fast,
+                }
+            )
+    return {"cdlh": cdlh, "lines": lines, "priced": priced, "terms": asdict(terms)}

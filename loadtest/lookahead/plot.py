@@ -1,0 +1,132 @@
+"""One picture of what is kept of a pair: satisfaction against passes, thresholds, d, sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+FILE = "lookahead.png"
+_PANEL_INCHES = (3.8, 3.1)
+_MOST_COLUMNS = 3
+_DPI = 90
+
+Kept = Mapping[str, Mapping[str, Any]]  # results by the names of their files
+Painter = Callable[[Any, Mapping[str, Any]], None]
+
+
+def draw(kept: Kept, folder: Path) -> bool:
+    """Write the picture; False: nothing that is kept has a panel."""
+    panels = [
+        (name, painter)
+        for name in sorted(kept)
+        if (painter := _PAINTERS.get(name.partition("-")[0])) is not None
+    ]
+    if not panels:
+        return False
+    columns = min(len(panels), _MOST_COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = Figure(
+        figsize=(_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows), layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel in axes[len(panels) :]:
+        panel.set_visible(False)
+    for panel, (name, painter) in zip(axes, panels, strict=False):
+        painter(panel, kept[name])
+        panel.set_title(name.replace("-", ", ", 1), fontsize="medium")
+        panel.grid(alpha=0.3)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(fontsize="x-small")
+    figure.savefig(folder / FILE, dpi=_DPI, metadata={"Software": None})
+    return True
+
+
+def _ways(panel: Any, result: Mapping[str, Any]) -> None:
+    """Satisfaction with its interval over passes a token, a point a way."""
+    for line in result["lines"]:
+        _point(panel, line, line["way"])
+    _label(panel, "target passes a token", "hard satisfaction")
+
+
+def _thresholds(panel: Any, result: Mapping[str, Any]) -> None:
+    """The same of every pair of thresholds; the frontier is a line."""
+    greedy, cdlh, *grid = result["lines"]
+    best = sorted((line for line in grid if line["is_best"]), key=_passes)
+    panel.plot([_passes(line) for line in best], [_hard(line) for line in best], "-", color="C2")
+    for place, a_t in enumerate(sorted({line["terms"]["accept_threshold"] for line in grid})):
+        lines = [line for line in grid if line["terms"]["accept_threshold"] == a_t]
+        panel.plot(
+            [_passes(line) for line in lines],
+            [_hard(line) for line in lines],
+            "osd^v<>"[place % 7],
+            label=f"a_t = {a_t:g}",
+        )
+        for line in lines:
+            panel.annotate(
+                f"{line['terms']['reward_threshold']:g}",
+                (_passes(line), _hard(line)),
+                fontsize="x-small",
+            )
+    _point(panel, greedy, "greedy")
+    _point(panel, cdlh, "cdlh")
+    _label(panel, "target passes a token (numbers: r_t)", "hard satisfaction")
+
+
+def _lengths(panel: Any, result: Mapping[str, Any]) -> None:
+    """Passes a token over d, satisfaction beside the points."""
+    for way in dict.fromkeys(line["way"] for line in result["lines"]):
+        lines = [line for line in result["lines"] if line["way"] == way]
+        panel.plot(
+            [line["length"] for line in lines], [_passes(line) for line in lines], "o-", label=way
+        )
+        for line in lines:
+            panel.annotate(
+                f"{_hard(line):.0%}", (line["length"], _passes(line)), fontsize="x-small"
+            )
+    _label(panel, "d, tokens of a draft and of a roll-out", "target passes a token")
+
+
+def _batch(panel: Any, result: Mapping[str, Any]) -> None:
+    """Tokens per second over sessions."""
+    lines: Sequence[Mapping[str, Any]] = result["lines"]
+    panel.plot([line["sessions"] for line in lines], [line["tokens_per_s"] for line in lines], "o-")
+    panel.set_ylim(bottom=0)
+    _label(panel, "look-ahead sessions at once", "tokens/s of all")
+
+
+_PAINTERS: Mapping[str, Painter] = {
+    "compare": _ways,
+    "thresholds": _thresholds,
+    "lengths": _lengths,
+    "batch": _batch,
+}
+
+
+def _point(panel: Any, line: Mapping[str, Any], label: str) -> None:
+    hard = line["hard"]
+    panel.errorbar(
+        [_passes(line)],
+        [hard["value"]],
+        yerr=[[hard["value"] - hard["low"]], [hard["high"] - hard["value"]]],
+        fmt="o",
+        capsize=3,
+        label=label,
+    )
+
+
+def _passes(line: Mapping[str, Any]) -> float:
+    return float(line["passes_per_token"])
+
+
+def _hard(line: Mapping[str, Any]) -> float:
+    return float(line["hard"]["value"])
+
+
+def _label(panel: Any, x_label: str, y_label: str) -> None:
+    panel.set_xlabel(x_label, fontsize="small")
+    panel.set_ylabel(y_label, fontsize="small")

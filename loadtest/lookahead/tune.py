@@ -1,0 +1,150 @@
+"""Picks a_t, r_t, d and what is committed for a task, from a few validation prompts.
+
+The rule: of all settings whose hard satisfaction is within an allowance of CDLH's, the one with the
+lowest cost; where none is, the one that satisfies most. Cost is target passes and draft steps a
+token, a step at the share of a pass that the draft's weights are of the target's. Settings are
+halved by that rule over more and more prompts (Jamieson and Talwalkar, arXiv 1502.07943), so most
+are dropped after a few; counts are exact, so the same prompts pick the same settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+from loadtest.lookahead.compare import counts_of
+from loadtest.lookahead.runs import Bench, Text
+from loadtest.lookahead.tasks import Task
+from loadtest.lookahead.terms import CDLH, Terms
+from loadtest.report.ratios import mean_difference
+
+_FIRST_PROMPTS = 8  # of the first round
+_LAST_SETTINGS = 3  # these are compared on all prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is tried."""
+
+    lengths: Sequence[int]
+    accept_thresholds: Sequence[float]
+    reward_thresholds: Sequence[float]
+    commits: Sequence[str]
+
+    def of(self, terms: Terms) -> list[Terms]:
+        """All combinations, the rest as it is."""
+        axes = product(self.lengths, self.accept_thresholds, self.reward_thresholds, self.commits)
+        return [
+            replace(terms, length=length, accept_threshold=a_t, reward_threshold=r_t, commit=commit)
+            for length, a_t, r_t, commit in axes
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How many prompts of validation and of the check, and the allowance below CDLH."""
+
+    num_prompts: int
+    held_out: int
+    within: float
+    at_once: int
+
+
+@dataclass
+class Candidate:
+    """One setting and its texts so far."""
+
+    terms: Terms
+    texts: list[Text]
+
+    def hard(self) -> float:
+        """Share of the texts that met their constraint."""
+        return sum(text.hard for text in self.texts) / len(self.texts)
+
+    def cost(self, step_cost: float) -> float:
+        """Passes a token, draft steps at their share."""
+        num_tokens = sum(len(text.token_ids) for text in self.texts)
+        return (
+            sum(text.num_passes + step_cost * text.num_draft_steps for text in self.texts)
+            / num_tokens
+        )
+
+    def rank(self, wanted: float, step_cost: float) -> tuple[float, float]:
+        """Lower is better: what it lacks of the wanted satisfaction, then its cost."""
+        return (round(max(0.0, wanted - self.hard()), 9), self.cost(step_cost))
+
+
+def tune(
+    bench: Bench,
+    task: Task,
+    terms: Terms,
+    grid: Grid,
+    options: Options,
+) -> dict[str, Any]:
+    """Pick, and check what was picked on held-out prompts.
+
+    Args:
+        bench: the pair.
+        task: whose texts are wanted.
+        terms: what the grid leaves alone; also CDLH's.
+        grid: what is tried.
+        options: how much of what.
+    """
+    num_prompts, at_once = options.num_prompts, options.at_once
+    prompts, step_cost = task.draw("validation", num_prompts, at_once), bench.pair.step_cost
+    baseline = Candidate(terms.ways()[CDLH], [])
+    candidates = [Candidate(one, []) for one in grid.of(terms)]
+    rounds = []
+    for num_asks in _rungs(num_prompts, len(candidates)):
+        for one in (baseline, *candidates):
+            new = prompts.part(len(one.texts), num_asks)
+            one.texts += bench.answer(new, one.terms).texts
+        wanted = baseline.hard() - options.within
+        candidates.sort(key=lambda one: one.rank(wanted, step_cost))
+        rounds.append({"prompts": num_asks, "settings": len(candidates), "wanted": wanted})
+        if num_asks < num_prompts:
+            candidates = candidates[: max(_LAST_SETTINGS, len(candidates) // 2)]
+    best = candidates[0]
+    checked = task.draw("held-out", options.held_out, at_once)
+    own, cdlh = (
+        bench.answer(checked, way, task.max_tokens, at_once) for way in (best.terms, baseline.terms)
+    )
+    own_counts, cdlh_counts = counts_of(own), counts_of(cdlh)
+    less = mean_difference(own_counts["met"], cdlh_counts["met"])
+    return {
+        "lookahead": {
+            name: value
+            for name, value in (best.terms.lookahead({}) or {}).items()
+            if name != "reward"
+        },
+        "expected": {
+            "hard": best.hard(),
+            "hard_of_cdlh": baseline.hard(),
+            "cost": best.cost(step_cost),
+            "cost_of_cdlh": baseline.cost(step_cost),
+        },
+        "held_out": {
+            "cdsl": own_counts,
+            "cdlh": cdlh_counts,
+            "hard_less_cdlh": asdict(less),
+            "cost": Candidate(best.terms, list(own.texts)).cost(step_cost),
+            "cost_of_cdlh": Candidate(baseline.terms, list(cdlh.texts)).cost(step_cost),
+        },
+        "rounds": rounds,
+        "last": [
+            {"terms": asdict(one.terms), "hard": one.hard(), "cost": one.cost(step_cost)}
+            for one in candidates
+        ],
+    }
+
+
+def _rungs(num_prompts: int, num_settings: int) -> list[int]:
+    """Prompts that settings have seen after each round: twice as many, up to all."""
+    rungs, num_left, num_seen = [], num_settings, min(_FIRST_PROMPTS, num_prompts)
+    while num_left > _LAST_SETTINGS and num_seen < num_prompts:
+        rungs.append(num_seen)
+        num_left = max(_LAST_SETTINGS, num_left // 2)
+        num_seen = min(2 * num_seen, num_prompts)
+    return [*rungs, num_prompts]

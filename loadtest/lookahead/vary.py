@@ -1,0 +1,83 @@
+"""One setting at a time: thresholds, the rule of verification, the length; by counts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Any
+
+from loadtest.lookahead.compare import counts_of
+from loadtest.lookahead.runs import Bench
+from loadtest.lookahead.tasks import Prompts
+from loadtest.lookahead.terms import CDLH, GREEDY, Terms
+from loadtest.report.ratios import mean_difference
+
+_RULES = ("hard", "speculative_sampling")
+
+
+def thresholds(
+    bench: Bench,
+    prompts: Prompts,
+    terms: Terms,
+    *,
+    accept: Sequence[float],
+    reward: Sequence[float],
+) -> dict[str, Any]:
+    """Every a_t with every r_t, with greedy and CDLH beside them; `is_best`: on the frontier."""
+    grid = [
+        replace(terms, accept_threshold=a_t, reward_threshold=r_t)
+        for a_t, r_t in product(accept, reward)
+    ]
+    lines = []
+    for way in [terms.ways()[GREEDY], terms.ways()[CDLH], *grid]:
+        run = bench.answer(prompts, way)
+        lines.append({"terms": asdict(way)} | counts_of(run))
+    mark_frontier(lines[2:])
+    return {"lines": lines}
+
+
+def mark_frontier(lines: Sequence[dict[str, Any]]) -> None:
+    """Mark those that no other line beats in both satisfaction and passes."""
+    for line in lines:
+        line["is_best"] = not any(
+            other["hard"]["value"] >= line["hard"]["value"]
+            and other["passes_per_token"] <= line["passes_per_token"]
+            and (other["hard"]["value"], other["passes_per_token"])
+            != (line["hard"]["value"], line["passes_per_token"])
+            for other in lines
+        )
+
+
+def verification(bench: Bench, prompts: Prompts, terms: Terms) -> dict[str, Any]:
+    """Hard rejection and speculative sampling at one temperature, a draw of each prompt.
+
+    Raises:
+        ValueError: the temperature is 0, where there is nothing to sample.
+    """
+    if terms.temperature == 0:
+        raise ValueError("temperature must be above 0: greedy texts have one rule, hard")
+    lines = []
+    for rule in _RULES:
+        run = bench.answer(prompts, replace(terms, verification=rule))
+        lines.append({"rule": rule} | counts_of(run))
+    hard, sampled = lines
+    less = mean_difference(sampled["met"], hard["met"])
+    return {"lines": lines, "sampling_less_hard": asdict(less)}
+
+
+def lengths(
+    bench: Bench,
+    prompts: Prompts,
+    terms: Terms,
+    *,
+    values: Sequence[int],
+) -> dict[str, Any]:
+    """CDLH and CDSL at several d."""
+    lines = []
+    for length in values:
+        ways = replace(terms, length=length).ways()
+        for name in (CDLH, "cdsl"):
+            run = bench.answer(prompts, ways[name])
+            lines.append({"way": name, "length": length} | counts_of(run))
+    return {"lines": lines}

@@ -1,0 +1,108 @@
+"""Experiments with look-aheads on the shipped pair: every part is there, with exact counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.lookahead.__main__ import main
+from loadtest.lookahead.runs import Bench, Pair, distinct
+from loadtest.lookahead.tasks import TASKS
+from loadtest.lookahead.terms import CDLH, CDSL, GREEDY, Terms
+from loadtest.report.machine import ROOT
+
+DEMO = ROOT / "models" / "demo"
+SHORT = ["--prompts", "2", "--length", "3", "--candidates", "2", "--threads", "1", "--at-once", "2"]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    with Bench(Pair("demo", DEMO / "target", DEMO / "draft")) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_passes_of_a_text_are_those_that_the_engine_counts(bench: Bench) -> None:
+    """One at a time; a step of CDLH is as many passes as its longest roll-out has tokens."""
+    prompts = TASKS["concepts"].draw("validation", 2)
+    for way in Terms(length=3, candidates=2).ways().values():
+        before = bench.num_passes()
+        run = bench.answer(prompts, way)
+        counted = bench.num_passes() - before
+        assert sum(text.num_passes for text in run.texts) == pytest.approx(counted, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_texts_do_not_depend_on_how_many_are_asked_at_once(bench: Bench) -> None:
+    prompts = TASKS["harmless"].draw("held-out", 3)
+    alone, together = (bench.answer(prompts.several(n), Terms(length=3)) for n in (1, 3))
+    assert [text.token_ids for text in alone.texts] == [text.token_ids for text in together.texts]
+    assert [text.states for text in alone.texts] == [text.states for text in together.texts]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_experiment_keeps_a_result_and_the_page_shows_it(tmp_path: Path) -> None:
+    more = {
+        "compare": "--repeats 1 --speed-prompts 1",
+        "thresholds": "--accept-thresholds 0 0.5 --reward-thresholds 0 1",
+        "verification": "",
+        "lengths": "--lengths 2 4",
+        "batch": "--sessions 1 2 --stream-tokens 8 --repeats 1",
+        "drafts": "",
+        "tune": "--lengths 2 --accept-thresholds 0 --reward-thresholds 0 1 --held-out 2",
+    }
+    for experiment, words in more.items():
+        assert main([experiment, *SHORT, *words.split(), "--output", str(tmp_path)]) == 0
+    kept = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
+    assert set(kept) == {
+        "verification",
+        *(f"{name}-concepts" for name in more if name != "verification"),
+    }
+    lines: dict[str, Any] = {line["way"]: line for line in kept["compare-concepts"]["lines"]}
+    assert lines[GREEDY]["states"] == {}
+    assert set(lines[CDLH]["states"]) == {"lookahead"}
+    assert lines[CDSL]["passes_per_token"] < lines[CDLH]["passes_per_token"]
+    assert all(line["logprob"] < 0 for line in lines.values())
+    assert max(line["logprob"] for line in lines.values()) == lines[GREEDY]["logprob"]
+    page = (tmp_path / "report.md").read_text()
+    for heading in ("Ways", "Thresholds", "Hard rejection", "Length d", "Batch", "Draft", "Tuned"):
+        assert f"## {heading}" in page
+    assert (tmp_path / "lookahead.png").stat().st_size > 10_000
+    assert str(tmp_path) not in page
+
+
+def test_distinct_counts_n_grams_of_all_texts() -> None:
+    assert distinct(["a b a", "a b"], 1) == 2 / 5
+    assert distinct(["a b a", "a b"], 2) == 2 / 3
+    assert distinct(["a"], 2) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        ("compare --draft x", "give its target too"),
+        ("compare --target models/demo/target", "needs a draft beside it"),
+        ("compare --pair models/demo --pair models/demo", "one pair at a time"),
+        ("compare --pair nowhere", "has no target/config.json"),
+        ("verification --temperature 0 --prompts 1", "must be above 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    words: str, refusal: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert refusal in capsys.readouterr().err
+
+
+def test_a_page_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no results"):
+        main(["report", "--output", str(tmp_path)])
