@@ -82,28 +82,37 @@ async def _speculate(session: LookaheadSession) -> tuple[str, list[int]]:
         session.committed, draft, proposal.draft_probs if proposal else None
     )
     stands = session.stops.until_eos([*draft[: verdict.num_accepted], verdict.token])[:num_left]
-    state = await _state(session, draft, verdict, stands)
+    state, kept = await _decide(session, draft, verdict, stands)
     if state == "accepted":
-        return state, stands
+        return state, kept
     if settings.generation == "plain":
         return state, stands[:1]  # the target's own next token, whatever was drafted
     return state, await _look_ahead(session, _likeliest(verdict))
 
 
-async def _state(
-    session: LookaheadSession, draft: Sequence[int], verdict: Verdict, stands: Sequence[int]
-) -> str:
+async def _decide(
+    session: LookaheadSession, draft: Sequence[int], verdict: Verdict, stands: list[int]
+) -> tuple[str, list[int]]:
+    """The state of a round, and what is kept of the draft."""
     if not draft:
-        return "no_draft"
+        return "no_draft", []
     if acceptance(draft, verdict) < session.settings.accept_threshold:
-        return "low_acceptance"
+        return "low_acceptance", []
+    kept = await _judged(session, stands)
+    return ("accepted", kept) if kept else ("low_reward", [])
+
+
+async def _judged(session: LookaheadSession, stands: list[int]) -> list[int]:
+    """What the reward keeps of what stands: all of it, as much as gains, or nothing."""
+    settings = session.settings
     before, score = await session.judge.scores([(), stands])
-    if score.can_be_met:
-        least = session.settings.reward_threshold
-        is_enough = score.score >= least or score.score > before.score
-    else:
-        is_enough = not before.can_be_met
-    return "accepted" if is_enough else "low_reward"
+    if not score.can_be_met:
+        return [] if before.can_be_met else stands
+    if score.score >= settings.reward_threshold:
+        return stands
+    if score.score <= before.score:
+        return []
+    return await _gain(session, stands, score.value) if settings.commit == "gain" else stands
 
 
 def acceptance(draft: Sequence[int], verdict: Verdict) -> float:

@@ -75,7 +75,9 @@ class Reference:
         state = self._state(draft, stands)
         self.states[state] += 1
         if state == "accepted":
-            return stands
+            stands = stands[: self._request.max_tokens - len(self._made)]
+            is_gain = 0.0 < self._value(stands) < self._settings.reward_threshold
+            return self._gain(stands) if is_gain and self._settings.commit == "gain" else stands
         return stands[:1] if self._settings.generation == "plain" else self._look_ahead()
 
     def _state(self, draft: list[int], stands: list[int]) -> str:
