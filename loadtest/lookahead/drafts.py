@@ -72,7 +72,7 @@ def drafts(
         with Bench(pair, threads) as bench:
             # CDLH needs no draft: once for all of them.
             cdlh = cdlh or counts_of(bench.answer(prompts, ways[CDLH]))
-            line = {"draft": pair.label, "step_cost": pair.step_cost} | counts_of(
+            line: dict[str, Any] = {"draft": pair.label, "step_cost": pair.step_cost} | counts_of(
                 bench.answer(prompts, terms)
             )
         line["passes_to_cdlh"] = cdlh["passes_per_token"] / line["passes_per_token"]

@@ -9,7 +9,7 @@ from typing import Any
 
 GREEDY, CDLH, CDLH_WHOLE, CDSL = "greedy", "cdlh", "cdlh, whole roll-outs", "cdsl"
 # So long that the baseline sees a sentence's end; the same for all ways.
-_LENGTH, _CANDIDATES, _WEIGHT = 8, 4, 8.0
+_LENGTH, _CANDIDATES, _WEIGHT = 8, 8, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Terms:
     length: int = _LENGTH
     candidates: int = _CANDIDATES
     accept_threshold: float = 0.0
-    reward_threshold: float = 0.0
+    reward_threshold: float = 1.0
     reward_weight: float = _WEIGHT
     generation: str = "lookahead"
     commit: str = "gain"
@@ -64,7 +64,7 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=_LENGTH, help="of a draft and of a roll-out")
     parser.add_argument("--candidates", type=int, default=_CANDIDATES)
     parser.add_argument("--accept-threshold", type=float, default=0.0, help="a_t")
-    parser.add_argument("--reward-threshold", type=float, default=0.0, help="r_t")
+    parser.add_argument("--reward-threshold", type=float, default=1.0, help="r_t")
     parser.add_argument("--reward-weight", type=float, default=_WEIGHT)
     parser.add_argument("--generation", choices=("lookahead", "plain"), default="lookahead")
     parser.add_argument(

@@ -108,9 +108,7 @@ def tune(
             candidates = candidates[: max(_LAST_SETTINGS, len(candidates) // 2)]
     best = candidates[0]
     checked = task.draw("held-out", options.held_out, at_once)
-    own, cdlh = (
-        bench.answer(checked, way, task.max_tokens, at_once) for way in (best.terms, baseline.terms)
-    )
+    own, cdlh = (bench.answer(checked, way) for way in (best.terms, baseline.terms))
     own_counts, cdlh_counts = counts_of(own), counts_of(cdlh)
     less = mean_difference(own_counts["met"], cdlh_counts["met"])
     return {
