@@ -3,7 +3,8 @@
 Counts are the same in every run of the same prompts and terms, whatever else the machine does. A
 *pass* is one of the target, for everything that is in it; a *step* is what one session or roll-out
 has of it. Passes of one text are those that follow each other: a step of CDLH has as many as its
-roll-outs have tokens, however many roll-outs share them.
+roll-outs have tokens, however many roll-outs share them. An engine that has one text may have some
+more, where roll-outs do not meet in a pass.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 GREEDY, CDLH, CDLH_WHOLE, CDSL = "greedy", "cdlh", "cdlh, whole roll-outs", "cdsl"
 # So long that the baseline sees a sentence's end; the same for all ways.
-_LENGTH, _CANDIDATES, _WEIGHT = 8, 8, 8.0
+_LENGTH, _CANDIDATES, _WEIGHT = 6, 8, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,10 @@ from loadtest.lookahead.terms import CDLH, CDSL, GREEDY, Terms
 from loadtest.report.machine import ROOT
 
 DEMO = ROOT / "models" / "demo"
-SHORT = ["--prompts", "2", "--length", "3", "--candidates", "2", "--threads", "1", "--at-once", "2"]
+SHORT = [
+    *("--prompts", "2", "--length", "3", "--candidates", "2", "--threads", "1", "--at-once", "2"),
+    *("--reward-threshold", "0"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +31,14 @@ def bench() -> Iterator[Bench]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_passes_of_a_text_are_those_that_the_engine_counts(bench: Bench) -> None:
-    """One at a time; a step of CDLH is as many passes as its longest roll-out has tokens."""
+    """One at a time. The engine has some more, where roll-outs of a step do not meet in a pass."""
     prompts = TASKS["concepts"].draw("validation", 2)
     for way in Terms(length=3, candidates=2).ways().values():
         before = bench.num_passes()
         run = bench.answer(prompts, way)
         counted = bench.num_passes() - before
-        assert sum(text.num_passes for text in run.texts) == pytest.approx(counted, rel=0.1)
+        in_a_row = sum(text.num_passes for text in run.texts)
+        assert in_a_row <= counted <= 1.25 * in_a_row, way
 
 
 @pytest.mark.slow
@@ -70,7 +74,6 @@ def test_every_experiment_keeps_a_result_and_the_page_shows_it(tmp_path: Path) -
     assert set(lines[CDLH]["states"]) == {"lookahead"}
     assert lines[CDSL]["passes_per_token"] < lines[CDLH]["passes_per_token"]
     assert all(line["logprob"] < 0 for line in lines.values())
-    assert max(line["logprob"] for line in lines.values()) == lines[GREEDY]["logprob"]
     page = (tmp_path / "report.md").read_text()
     for heading in ("Ways", "Thresholds", "Hard rejection", "Length d", "Batch", "Draft", "Tuned"):
         assert f"## {heading}" in page
