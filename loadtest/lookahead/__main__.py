@@ -27,7 +27,7 @@ from loadtest.lookahead.batch import batch
 from loadtest.lookahead.compare import compare
 from loadtest.lookahead.drafts import drafts
 from loadtest.lookahead.page import write_page
-from loadtest.lookahead.runs import Bench, Pair
+from loadtest.lookahead.runs import Pair, opened
 from loadtest.lookahead.tasks import TASKS, Prompts, Side
 from loadtest.lookahead.terms import add_terms, terms_of
 from loadtest.lookahead.tune import Grid, Options, tune
@@ -41,7 +41,7 @@ Found = dict[str, Any]
 
 
 def _compare(pair: Pair, asked: argparse.Namespace) -> Found:
-    with Bench(pair, asked.threads) as bench:
+    with opened(pair, asked.threads) as bench:
         return compare(
             bench,
             _drawn(asked, "held-out"),
@@ -52,7 +52,7 @@ def _compare(pair: Pair, asked: argparse.Namespace) -> Found:
 
 
 def _thresholds(pair: Pair, asked: argparse.Namespace) -> Found:
-    with Bench(pair, asked.threads) as bench:
+    with opened(pair, asked.threads) as bench:
         return vary.thresholds(
             bench,
             _drawn(asked, "validation"),
@@ -65,7 +65,7 @@ def _thresholds(pair: Pair, asked: argparse.Namespace) -> Found:
 def _verification(pair: Pair, asked: argparse.Namespace) -> Found:
     terms = replace(terms_of(asked), temperature=asked.temperature)
     found = {}
-    with Bench(pair, asked.threads) as bench:
+    with opened(pair, asked.threads) as bench:
         for name, task in TASKS.items():
             prompts = task.draw("validation", asked.prompts, asked.at_once)
             found[name] = vary.verification(bench, prompts, terms)
@@ -73,7 +73,7 @@ def _verification(pair: Pair, asked: argparse.Namespace) -> Found:
 
 
 def _lengths(pair: Pair, asked: argparse.Namespace) -> Found:
-    with Bench(pair, asked.threads) as bench:
+    with opened(pair, asked.threads) as bench:
         return vary.lengths(
             bench,
             _drawn(asked, "validation"),
@@ -83,7 +83,7 @@ def _lengths(pair: Pair, asked: argparse.Namespace) -> Found:
 
 
 def _batch(pair: Pair, asked: argparse.Namespace) -> Found:
-    with Bench(pair, asked.threads) as bench:
+    with opened(pair, asked.threads) as bench:
         return batch(
             bench,
             _drawn(asked, "held-out"),
@@ -116,7 +116,7 @@ def _tune(pair: Pair, asked: argparse.Namespace) -> Found:
         within=asked.within,
         at_once=asked.at_once,
     )
-    with Bench(pair, asked.threads) as bench:
+    with opened(pair, asked.threads) as bench:
         return tune(
             bench,
             TASKS[asked.task],

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from loadtest.lookahead.compare import counts_of
-from loadtest.lookahead.runs import Bench, Pair
+from loadtest.lookahead.runs import Pair, opened
 from loadtest.lookahead.tasks import Prompts
 from loadtest.lookahead.terms import CDLH, CDSL, Terms
 from loadtest.simulate.engines import Machine
@@ -69,7 +69,7 @@ def drafts(
     ways, lines, priced = terms.ways(), [], []
     cdlh: dict[str, Any] | None = None
     for pair in pairs:
-        with Bench(pair, threads) as bench:
+        with opened(pair, threads) as bench:
             # CDLH needs no draft: once for all of them.
             cdlh = cdlh or counts_of(bench.answer(prompts, ways[CDLH]))
             line: dict[str, Any] = {"draft": pair.label, "step_cost": pair.step_cost} | counts_of(

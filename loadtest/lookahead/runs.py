@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from deployments.llm import LLM, RequestOutput, SamplingParams
 from loadtest.lookahead.tasks import Ask, Prompts
@@ -93,23 +93,25 @@ class Run:
         return dict(total)
 
 
+@contextmanager
+def opened(pair: Pair, threads: int = 1) -> Iterator[Bench]:
+    """Load a pair, and free it in the end; `threads` of torch."""
+    with LLM(
+        pair.target,
+        pair.draft,
+        num_threads=threads,
+        max_model_len=_MAX_MODEL_LEN,
+        max_num_seqs=_MAX_SESSIONS,
+    ) as llm:
+        yield Bench(pair, llm)
+
+
 class Bench:
-    """A pair that is loaded. Close it, or use it as a context.
+    """A pair that is loaded."""
 
-    Args:
-        pair: checkpoints.
-        threads: of torch.
-    """
-
-    def __init__(self, pair: Pair, threads: int = 1) -> None:
+    def __init__(self, pair: Pair, llm: LLM) -> None:
         self.pair = pair
-        self._llm = LLM(
-            pair.target,
-            pair.draft,
-            num_threads=threads,
-            max_model_len=_MAX_MODEL_LEN,
-            max_num_seqs=_MAX_SESSIONS,
-        )
+        self._llm = llm
         self._rewards = Rewards()
 
     def answer(self, prompts: Prompts, terms: Terms) -> Run:
@@ -144,19 +146,6 @@ class Bench:
     def num_passes(self) -> int:
         """Of the target so far, for everybody."""
         return self._llm.loads()["target"].num_passes
-
-    def __enter__(self) -> Self:
-        """Nothing more to do."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Free the models."""
-        self._llm.close()
 
     def _answer(self, place: int, ask: Ask, terms: Terms, max_tokens: int) -> RequestOutput:
         lookahead = terms.lookahead(ask.reward)

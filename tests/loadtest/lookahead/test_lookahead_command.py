@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadtest.lookahead.__main__ import main
-from loadtest.lookahead.runs import Bench, Pair, distinct
+from loadtest.lookahead.runs import Bench, Pair, distinct, opened
 from loadtest.lookahead.tasks import TASKS
 from loadtest.lookahead.terms import CDLH, CDSL, GREEDY, Terms
 from loadtest.report.machine import ROOT
@@ -24,7 +24,7 @@ SHORT = [
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    with Bench(Pair("demo", DEMO / "target", DEMO / "draft")) as found:
+    with opened(Pair("demo", DEMO / "target", DEMO / "draft")) as found:
         yield found
 
 
