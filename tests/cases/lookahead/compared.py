@@ -23,13 +23,17 @@ EVERY_STATE = {"accepted", "low_acceptance", "low_reward"}
 _AT_ONCE = 16
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of look-aheads, of sampling
     "cdlh": ({"method": "cdlh"}, {}),
-    "cdlh that commits roll-outs": ({"method": "cdlh", "commits_rollout": True}, {}),
+    "cdlh that commits roll-outs": ({"method": "cdlh", "commit": "rollout"}, {}),
     "cdlh, sampled": ({"method": "cdlh", "rollout": "sampled", "seed": 5}, {"temperature": 0.8}),
     "cdsl, hard, greedy": ({"accept_threshold": 0.5, "reward_threshold": 0.3}, {}),
     "cdsl, hard, sampled": ({"accept_threshold": 0.25}, {"temperature": 0.7}),
     "cdsl, speculative sampling": (
         {"accept_threshold": 0.5, "rollout": "sampled"},
         {"temperature": 0.9, "verification": "rejection"},
+    ),
+    "cdsl that commits gains": (
+        {"commit": "gain", "accept_threshold": 0.2, "reward_threshold": 1.0},
+        {},
     ),
     "cdsl, plain": ({"generation": "plain", "accept_threshold": 0.0}, {}),
     "cdsl that keeps all": ({"accept_threshold": 0.0, "reward_threshold": 0.0}, {}),

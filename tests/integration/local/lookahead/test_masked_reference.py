@@ -101,4 +101,5 @@ async def test_masked_decisions_are_those_of_the_reference(tmp_path: Path) -> No
     states = states_by_way(answers)
     for way in ("cdsl, hard, greedy", "cdsl, speculative sampling"):
         assert states[way] == EVERY_STATE | {"forced"}, "the pair does not visit every state"
-    assert states["cdsl that keeps all"] == {"accepted", "forced"}
+    # At r_t = 0 all is kept but what would lose the constraint.
+    assert states["cdsl that keeps all"] == {"accepted", "forced", "low_reward"}
