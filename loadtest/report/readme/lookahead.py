@@ -13,7 +13,7 @@ Content = Mapping[str, Any]
 # By folder of `loadtest/results`, how a pair is called here.
 PAIRS: Mapping[str, str] = {
     "lookahead-smollm2": "SmolLM2-135M, 13M draft",
-    "lookahead-demo": "demo pair",
+    "lookahead-concepts": "pair for concept sets",
     "lookahead-grown": "grown pair",
 }
 _NOTHING = "No result is kept yet."
