@@ -136,24 +136,22 @@ async def test_sessions_share_passes_and_draft_steps(
 
 
 @pytest.mark.parametrize("num_beyond", [0, 5, BLOCK - 1])
-@pytest.mark.parametrize("commits_rollout", [False, True])
+@pytest.mark.parametrize("commit", ["token", "rollout"])
 async def test_a_roll_out_reads_the_end_of_a_block_and_what_others_wrote(
-    model: Path, num_beyond: int, commits_rollout: bool
+    model: Path, num_beyond: int, commit: str
 ) -> None:
     prompt = PROMPT[: 2 * BLOCK] + [9] * num_beyond
     async with serving(model) as service:
-        request = steered(
-            "r", prompt=prompt, max_tokens=20, commits_rollout=commits_rollout, candidates=3
-        )
+        request = steered("r", prompt=prompt, max_tokens=20, commit=commit, candidates=3)
         _, finished, _ = await service.generate(request)
         assert finished.lookahead is not None
         num_steps = finished.lookahead.states["lookahead"]
-        assert num_steps == (4 if commits_rollout else 20)
+        assert num_steps == (4 if commit == "rollout" else 20)
         # At first each roll-out reads what is beyond the last whole block of the prompt. At each
         # later step those that lost read what the text became: a token, or a roll-out and its
         # candidate. Where a candidate was the last token of a block, that is read again.
         at_first = len(prompt) - 1 + 3 * max(num_beyond, 1)
-        most_each = 5 if commits_rollout else 1
+        most_each = 5 if commit == "rollout" else 1
         num_filled = -(-20 // BLOCK)
         most_later = 3 * (most_each * (num_steps - 1) + BLOCK * num_filled)
         assert at_first - 3 <= service.target.load().num_prefill_rows <= at_first + most_later
