@@ -26,6 +26,7 @@ from models.rewards.registry import Rewards
 
 _MAX_MODEL_LEN = 512
 _MAX_SESSIONS = 64  # roll-outs count
+_MAX_SLOWDOWN = 1.5  # of streams beside look-aheads, as a server has it
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def opened(pair: Pair, threads: int = 1) -> Iterator[Bench]:
         num_threads=threads,
         max_model_len=_MAX_MODEL_LEN,
         max_num_seqs=_MAX_SESSIONS,
+        router={"max_rollout_slowdown": _MAX_SLOWDOWN},
     ) as llm:
         yield Bench(pair, llm)
 

@@ -151,15 +151,17 @@ def _session(
         timeout_s=services.limits.queue_timeout_s,
     )
 
-    def branch(name: str, sampling: Sampling) -> Branch:
-        # Candidates are the likeliest tokens: the target tells them with each of its own.
-        told = msgspec.structs.replace(
-            sampling, num_logprobs=settings.candidates, masks_logprobs=True
-        )
-        client = _client(request, services, services.target_pool, told, masks, name)
+    def branch(name: str, sampling: Sampling, *, tells: bool = True) -> Branch:
+        if tells:  # candidates are the likeliest tokens, told with each of the target's own
+            sampling = msgspec.structs.replace(
+                sampling, num_logprobs=settings.candidates, masks_logprobs=True
+            )
+        client = _client(request, services, services.target_pool, sampling, masks, name)
         verifier = RemoteVerifier(client, services.limits)
         return Branch(client, verifier, request.end_ids, take_rows)
 
+    # A step of CDLH goes on where the winner's roll-out told what may follow it.
+    tells = settings.method == "cdlh" and settings.commit == "token"
     session = LookaheadSession(
         settings=settings,
         committed=committed,
@@ -173,7 +175,7 @@ def _session(
         ),
         target=branch("", request.sampling),
         rollouts=[
-            branch(f"-rollout-{index}", _of_rollouts(request.sampling, settings))
+            branch(f"-rollout-{index}", _of_rollouts(request.sampling, settings), tells=tells)
             for index in range(settings.num_rollouts)
         ],
         drafter=(
