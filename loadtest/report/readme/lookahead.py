@@ -15,6 +15,7 @@ PAIRS: Mapping[str, str] = {
     "lookahead-smollm2": "SmolLM2-135M, 13M draft",
     "lookahead-concepts": "pair for concept sets",
     "lookahead-grown": "grown pair",
+    "lookahead-demo": "demo pair",
 }
 _NOTHING = "No result is kept yet."
 
