@@ -14,7 +14,8 @@ Content = Mapping[str, Any]
 PAIRS: Mapping[str, str] = {
     "lookahead-smollm2": "SmolLM2-135M, 13M draft",
     "lookahead-concepts": "pair for concept sets",
-    "lookahead-grown": "grown pair",
+    "lookahead-concepts-d16": "pair for concept sets, d = 16",
+    "lookahead-grown": "grown pair of 63M",
     "lookahead-demo": "demo pair",
 }
 _NOTHING = "No result is kept yet."
