@@ -21,12 +21,13 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import os
 import select
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -73,11 +74,15 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question, by its number."""
+    """A question, by its number. `work` of answering it here; inf: it takes a fork. `is_alone`: it
+    was in a fork with others that was ended.
+    """
 
     number: int
     question: RewardScore
     digest: bytes  # of its reward
+    work: float
+    is_alone: bool = False
 
 
 class _RewardServer:
@@ -91,6 +96,7 @@ class _RewardServer:
         )
         self._decoder = msgspec.msgpack.Decoder(list[RewardScore])
         self._num_taken = 0
+        self._here: deque[_Asked] = deque()  # to be answered without a fork
         self._waiting: deque[_Asked] = deque()
         self._running: dict[int, tuple[list[_Asked], Fork]] = {}  # by the fork's descriptor
         self._refused: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_REFUSED)
@@ -106,8 +112,9 @@ class _RewardServer:
         while frames is not None:
             for frame in frames:
                 self._take(frame)
+            self._answer_here()
             self._begin()
-            events = dict(self._poller.poll(self._pause_ms()))
+            events = dict(self._poller.poll(0.0 if self._here else self._pause_ms()))
             self._finish(events)
             frames = self._child.frames.take() if link.fileno() in events else []
         for _, fork in self._running.values():
@@ -120,36 +127,55 @@ class _RewardServer:
             digest = hashlib.sha256(question.reward.encode()).digest()
             if self._known.use(digest) is None:
                 self._known[digest] = _Known(span_of(question.reward))
-            self._waiting.append(_Asked(self._num_taken, question, digest))
+            work = self._work(digest, question)
+            asked = _Asked(self._num_taken, question, digest, work)
+            (self._here if work < math.inf else self._waiting).append(asked)
             self._num_taken += 1
+
+    def _work(self, digest: bytes, question: RewardScore) -> float:
+        """What it takes to answer a question here; inf: too much, or nobody knows."""
+        span = self._known[digest].span
+        if span.reach is not Reach.BOUNDED:
+            return math.inf
+        work = span.work(question.text, question.lookaheads)
+        if self._made.use(digest) is None:  # its own words are stemmed first
+            work += span.num_stemming * len(question.reward)
+        return work if work <= _MAX_WORK else math.inf
+
+    def _answer_here(self) -> None:
+        """Answer questions that take no fork, for a while: forks are heard and ended between."""
+        spent = 0.0
+        while self._here and spent < _MAX_WORK:
+            asked = self._here.popleft()
+            spent += asked.work
+            self._send(asked, self._refusal(asked) or self._scored_here(asked))
+
+    def _scored_here(self, asked: _Asked) -> _Answer:
+        if (reward := self._made.use(asked.digest)) is None:
+            try:
+                reward = self._made[asked.digest] = _made(self._child.loaded, asked.question)
+            except (ValueError, RecursionError) as error:
+                return _refused(asked.question, str(error), is_client_error=True)
+        return _scored(reward, asked.question)
+
+    def _refusal(self, asked: _Asked) -> RewardRefused | None:
+        """The answer to a question of a reward that was too costly lately."""
+        reason, until = self._refused.get(asked.digest, ("", 0.0))
+        if time.monotonic() < until:
+            return _refused(asked.question, reason, is_client_error=True)
+        return None
 
     def _begin(self) -> None:
         while self._waiting and len(self._running) < _MAX_AT_ONCE:
             first = self._waiting.popleft()
-            if (answer := self._answer_now(first)) is not None:
-                self._send(first, answer)
+            if (refusal := self._refusal(first)) is not None:
+                self._send(first, refusal)
             else:
                 self._fork([first, *self._take_joined(first)])
 
-    def _answer_now(self, asked: _Asked) -> _Answer | None:
-        """The answer that takes no fork; None: there is none."""
-        reason, until = self._refused.get(asked.digest, ("", 0.0))
-        if time.monotonic() < until:
-            return _refused(asked.question, reason, is_client_error=True)
-        span, question = self._of(asked).span, asked.question
-        is_here = span.reach is Reach.BOUNDED
-        if not is_here or span.work(question.text, question.lookaheads) > _MAX_WORK:
-            return None
-        if (reward := self._made.use(asked.digest)) is None:
-            try:
-                reward = self._made[asked.digest] = _made(self._child.loaded, question)
-            except (ValueError, RecursionError) as error:
-                return _refused(question, str(error), is_client_error=True)
-        return _scored(reward, question)
-
     def _take_joined(self, first: _Asked) -> list[_Asked]:
         """Those that wait and may share the fork of `first`."""
-        if not self._of(first).is_joined:
+        if not self._is_joined(first):
             return []
         found = [asked for asked in self._waiting if self._is_joined(asked)][: _MAX_JOINED - 1]
         taken = {asked.number for asked in found}
@@ -157,8 +183,8 @@ class _RewardServer:
         return found
 
     def _is_joined(self, asked: _Asked) -> bool:
-        _, until = self._refused.get(asked.digest, ("", 0.0))
-        return self._of(asked).is_joined and time.monotonic() >= until
+        may_be = self._of(asked).is_joined and not asked.is_alone
+        return may_be and self._refusal(asked) is None
 
     def _of(self, asked: _Asked) -> _Known:
         """What is known of its reward, which others may have pushed out since it was taken."""
@@ -208,11 +234,10 @@ class _RewardServer:
                 answers = msgspec.msgpack.decode(end.result, type=list[_Answer])
                 for asked, answer in zip(batch, answers, strict=True):
                     self._send(asked, answer)
-            else:  # whose doing it was will show: none of them is joined before it was alone again
-                for asked in batch:
-                    known = self._of(asked)
-                    known.cpu_s = None
-                self._waiting.extendleft(reversed(batch))
+            else:  # whose doing it was will show: each is asked again by itself
+                for asked in reversed(batch):
+                    self._of(asked).cpu_s = None
+                    self._waiting.appendleft(replace(asked, is_alone=True))
 
     def _pause_ms(self) -> float | None:
         late_at = min((fork.late_at for _, fork in self._running.values()), default=None)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from models.rewards.words import MAX_STEMMED
+
 _STEMMING = frozenset({"concepts"})
 _LOOKING = frozenset({"words", "length", "readability"})
 _DATA = frozenset({"pattern", "classifier"})
@@ -41,12 +43,19 @@ class Span:
     def work(self, text: str, lookaheads: list[str]) -> float:
         """An upper bound of what scoring takes, in characters that are stemmed.
 
-        A text's words are stemmed once for all of its look-aheads (`words.py` remembers them).
+        A text's words are stemmed once for all of its look-aheads (`words.py` remembers them), but
+        for the last one, which each of them may make another.
         """
-        num_ahead = sum(map(len, lookaheads))
+        num_ahead = sum(map(len, lookaheads)) + len(lookaheads) * _open_len(text)
         num_looks = len(lookaheads) * (len(text) + _LOOKS_A_SCORE) + num_ahead
         num_parts = self.num_stemming + self.num_looking
         return self.num_stemming * (len(text) + num_ahead) + num_parts * num_looks / _LOOKS_A_STEM
+
+
+def _open_len(text: str) -> int:
+    """Characters of the last word, if what follows may go on with it and it still has a stem."""
+    end = text[-MAX_STEMMED:]
+    return len(end) - len(end.rstrip("".join({c for c in end if c.isalnum() or c in "_'\u2019"})))
 
 
 def span_of(asked: str) -> Span:

@@ -20,6 +20,7 @@ _WORD = re.compile(r"\w+(?:['\u2019]\w+)*")  # a word may have an apostrophe wit
 _Word = Annotated[str, Field(min_length=1, max_length=64)]
 _Words = Annotated[list[_Word], Field(max_length=64)]
 _NUM_STEMS = 1 << 12  # remembered: words of a text come again with each of its look-aheads
+MAX_STEMMED = 64  # characters of a word that has a stem, as of a concept: a longer one covers none
 
 
 def words_of(text: str) -> list[str]:
@@ -68,7 +69,7 @@ class Concepts(RewardFields):
         return frozenset(self._stemmed(self.concepts))
 
     def _stemmed(self, words: Iterable[str]) -> set[str]:
-        return {_stem(self.language, word.lower()) for word in words}
+        return {_stem(self.language, word.lower()) for word in words if len(word) <= MAX_STEMMED}
 
     def score(self, text: str, lookahead: str, is_end: bool) -> Scored:
         """See `Reward.score`."""

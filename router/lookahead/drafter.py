@@ -49,8 +49,10 @@ class PatientDrafter:
                 proposal = await self._drafter.propose(committed, num_tokens)
             except Unavailable:
                 continue
-            if proposal.cut == "mask_late":
-                raise MaskUnavailable("the draft model's masks did not come in time")
+            if proposal.cut in ("mask_late", "mask_missing"):  # over once the grammar is reopened
+                raise MaskUnavailable(f"the draft model's masks were lost ({proposal.cut})")
+            if proposal.cut == "starved":  # of KV blocks: a short draft is another draft
+                continue
             self.num_steps += len(proposal.tokens)
             return proposal if proposal.tokens else None
         return None

@@ -52,9 +52,24 @@ def test_every_kind_of_this_package_is_placed() -> None:
 
 
 def test_work_counts_the_parts_and_what_each_look_ahead_brings() -> None:
-    assert Span(Reach.BOUNDED, 0, 1).work("x" * 100, ["y" * 30, "z" * 30]) == (200 + 60) / 16 + 2
-    assert Span(Reach.BOUNDED, 2, 0).work("x" * 100, ["y" * 60]) == 2 * 160 + 2 * 160 / 16 + 2
+    text = "x" * 99 + "."
+    assert Span(Reach.BOUNDED, 0, 1).work(text, ["y" * 30, "z" * 30]) == (200 + 60) / 16 + 2
+    assert Span(Reach.BOUNDED, 2, 0).work(text, ["y" * 60]) == 2 * 160 + 2 * 160 / 16 + 2
     assert Span(Reach.BOUNDED, 0, 1).work("", [""] * 100_000) == 100_000
+
+
+@pytest.mark.parametrize(("end", "num_open"), [("dog", 3), (" ", 0), ("don'", 4), ("a" * 900, 64)])
+def test_a_last_word_that_goes_on_is_stemmed_for_each_look_ahead(end: str, num_open: int) -> None:
+    span = Span(Reach.BOUNDED, 1, 0)
+    grown = span.work(f"so. {end}", ["s"] * 9) - span.work("." * (4 + len(end)), ["s"] * 9)
+    assert grown == 9 * num_open * (1 + 1 / 16)
+
+
+def test_words_longer_than_any_concept_are_not_stemmed() -> None:
+    made = Rewards().make(CONCEPTS)
+    asked = [made.score("ay" * 2000, "s" * length, is_end=False) for length in range(200)]
+    assert {scored.score for scored in asked} == {0.0}
+    assert made.score("the dogs " + "ay" * 2000, "", is_end=False).score == 1.0
 
 
 WORST = {  # for the stemmers, the splitting of words, and that of sentences
