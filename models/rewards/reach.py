@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from typing import Any
 
 from models.rewards.words import MAX_STEMMED
@@ -54,8 +55,12 @@ class Span:
 
 def _open_len(text: str) -> int:
     """Characters of the last word, if what follows may go on with it and it still has a stem."""
-    end = text[-MAX_STEMMED:]
-    return len(end) - len(end.rstrip("".join({c for c in end if c.isalnum() or c in "_'\u2019"})))
+    letters = takewhile(_is_of_a_word, reversed(text[-MAX_STEMMED:]))
+    return sum(1 for _ in letters)
+
+
+def _is_of_a_word(char: str) -> bool:
+    return char.isalnum() or char in "_'\u2019"
 
 
 def span_of(asked: str) -> Span:

@@ -26,18 +26,24 @@ class _Turns:
         self._turn = asyncio.Lock()  # of who waits
         self._changed = asyncio.Event()
 
-    async def take(self, number: int, has_room: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for so many; `give` gives them back. TimeoutError: there was no room in time."""
-        async with asyncio.timeout(timeout_s), self._turn:
-            while not has_room():
-                self._changed.clear()
-                await self._changed.wait()
-            self.num_taken += number
-
-    def give(self, number: int) -> None:
-        """Give back what was taken."""
-        self.num_taken -= number
-        self.look_again()
+    @asynccontextmanager
+    async def held(
+        self, number: int, has_room: Callable[[], bool], timeout_s: float, why: Callable[[], str]
+    ) -> AsyncGenerator[None, None]:
+        """Hold so many within the block; Overloaded with `why`: there was no room in time."""
+        try:
+            async with asyncio.timeout(timeout_s), self._turn:
+                while not has_room():
+                    self._changed.clear()
+                    await self._changed.wait()
+                self.num_taken += number
+        except TimeoutError:
+            raise Overloaded(why()) from None
+        try:
+            yield
+        finally:
+            self.num_taken -= number
+            self.look_again()
 
     def look_again(self) -> None:
         """Have who waits ask again whether there is room."""
@@ -76,17 +82,14 @@ class RolloutPlaces:
         def has_room() -> bool:
             return self._places.num_taken + num_places <= self._limit
 
-        try:
-            await self._places.take(num_places, has_room, timeout_s)
-        except TimeoutError:
-            raise Overloaded(
+        def why() -> str:
+            return (
                 f"{num_places} roll-outs found no place within {timeout_s:g} s, "
                 f"{self._limit} may run at once (router.max_rollouts)"
-            ) from None
-        try:
+            )
+
+        async with self._places.held(num_places, has_room, timeout_s, why):
             yield
-        finally:
-            self._places.give(num_places)
 
     @asynccontextmanager
     async def beside(self) -> AsyncGenerator[None, None]:
@@ -112,17 +115,14 @@ class RolloutPlaces:
             num_taken = self._rows.num_taken
             return num_taken == 0 or num_taken + num_rows <= self.max_rows(planner)
 
-        try:
-            await self._rows.take(num_rows, has_room, timeout_s)
-        except TimeoutError:
-            raise Overloaded(
+        def why() -> str:
+            return (
                 f"a look-ahead found no room in passes beside {self._num_streams} streams within "
                 f"{timeout_s:g} s (router.max_rollout_slowdown)"
-            ) from None
-        try:
+            )
+
+        async with self._rows.held(num_rows, has_room, timeout_s, why):
             yield
-        finally:
-            self._rows.give(num_rows)
 
     def max_rows(self, planner: RouterPlanner) -> float:
         """Rows of look-aheads that the streams now running put up with, by what passes take.

@@ -18,16 +18,27 @@ PAIRS: Mapping[str, str] = {
     "lookahead-grown": "grown pair of 63M",
     "lookahead-demo": "demo pair",
 }
+SPEED = "tokens/s, cdsl / cdlh"
+_BEST_SPEED = 6.0  # goal of one pair
 _NOTHING = "No result is kept yet."
 
 
 def lookahead(seen_from: Path) -> str:
     """Satisfaction and cost of every way, by pair and task; the claims behind them."""
-    blocks = []
+    blocks, speeds = [], dict[str, float]()
     for pair, task, result in _kept(seen_from, "compare"):
         head = f"{pair}, {task} ([report]({result.link_to('report.md')}))"
         aims = "; ".join(aim(claim) for claim in result["claims"])
         blocks += [f"{head}:", compared(result.content), f"{aims}.", result.made()]
+        speeds |= {
+            f"{pair}, {task}": claim["value"]
+            for claim in result["claims"]
+            if claim["text"] == SPEED
+        }
+    if speeds:
+        best = max(speeds, key=lambda name: speeds[name])
+        reached = goal(speeds[best], "at least", _BEST_SPEED)
+        blocks.append(f"{SPEED}, the best of these ({best}): {speeds[best]:.2f} ({reached}).")
     return "\n\n".join(blocks) or _NOTHING
 
 
