@@ -18,12 +18,14 @@ import asyncio
 import logging
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import Response
 from pydantic import Field
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from deployments.api.cached_value import CachedValue
 from deployments.api.edge import json_response
@@ -76,19 +78,18 @@ class Monitor:
         self._metrics = CachedValue(self._metrics_page)
         self._health = CachedValue(self._check)
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        """What Serve serves: three routes that ask for no key, as the Router's own do not."""
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-        app.add_api_route("/metrics", self.metrics, methods=["GET"])
-        app.add_api_route("/health", self.health, methods=["GET"])
-        app.add_api_route("/readyz", self.health, methods=["GET"])
+    def __serve_build_asgi_app__(self) -> Starlette:
+        """Return the routes that Serve serves. None asks for a key, as the Router's do not."""
+        routes = {"/metrics": self.metrics, "/health": self.health, "/readyz": self.health}
+        app = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+        app.router.redirect_slashes = False
         return app
 
-    async def metrics(self) -> Response:
+    async def metrics(self, _: Request) -> Response:
         """Prometheus' text: all metrics of all replicas, each with the label `replica`."""
         return Response(await self._metrics.get(), headers={"content-type": CONTENT_TYPE})
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         """200 while at least one router is healthy, else 503 with a reason."""
         status = await self._health.get()
         code = 200 if status.status == "ok" else 503

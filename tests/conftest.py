@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Read when a kernel is defined: on a machine without a GPU Triton interprets them.
 if not Path("/proc/driver/nvidia").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+_MAX_RESIDENT_BYTES = 3 * 2**30  # of one process that runs all tests
 
 
 def pytest_collection_finish() -> None:
@@ -57,6 +59,14 @@ def own_logging() -> None:
         logger.handlers = []
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Fail the test after which this process holds more than the whole suite may need."""
+    yield
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert resident < _MAX_RESIDENT_BYTES, f"the tests hold {resident / 2**30:.1f} GiB by now"
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from fastapi import Request
-from fastapi.responses import Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.request_log import RequestRecord

@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from deployments.api.bodies import parse
 from deployments.api.cached_value import CachedValue
@@ -40,7 +43,7 @@ from deployments.api.keys import ApiKeys, KeyGate
 from deployments.api.observer import ChoiceObserver, Sink
 from deployments.api.off_loop import OffLoop
 from deployments.api.pages.docs import docs_page
-from deployments.api.playground.page import add_playground
+from deployments.api.playground.page import playground_routes
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
@@ -118,37 +121,21 @@ class HttpService:
         )
 
 
-def create_app(service: HttpService, *, sends_request_id: bool = True) -> FastAPI:
-    """The ASGI application that serves `service`.
+def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starlette:
+    """Return the ASGI application that serves `service`.
 
     `sends_request_id` False: the server around it writes the `x-request-id` of the request into
     the answer, as Serve's proxy does.
     """
-    # FastAPI's own page would show none of our fields, which are not its to parse.
-    app = FastAPI(
-        title="Outrider", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-    )
+    layers = [Middleware(Edge, sends_request_id=sends_request_id)]
     if service.api_keys is not None:
-        app.add_middleware(KeyGate, keys=service.api_keys)
-    app.add_middleware(Edge, sends_request_id=sends_request_id)
-    app.add_exception_handler(HTTPException, answer_http_exception)
-    routes = _Routes(service)
-    app.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
-    app.add_api_route("/v1/completions", routes.completions, methods=["POST"])
-    app.add_api_route("/v1/responses", routes.responses, methods=["POST"])
-    app.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
-    app.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
-    app.add_api_route("/v1/grammar/check", routes.check_grammar, methods=["POST"])
-    app.add_api_route("/v1/models", routes.models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
-    app.add_api_route("/health", routes.health, methods=["GET"])
-    app.add_api_route("/livez", routes.alive, methods=["GET"])
-    app.add_api_route("/readyz", routes.health, methods=["GET"])
-    app.add_api_route("/metrics", routes.metrics, methods=["GET"])
-    app.add_api_route("/version", routes.version, methods=["GET"])
-    app.add_api_route("/openapi.json", routes.openapi, methods=["GET"])
-    add_playground(app)
-    app.add_api_route("/docs", routes.docs, methods=["GET"])
+        layers.append(Middleware(KeyGate, keys=service.api_keys))
+    app = Starlette(
+        routes=[*_Routes(service).table(), *playground_routes()],
+        middleware=layers,
+        exception_handlers={HTTPException: answer_http_exception},
+    )
+    app.router.redirect_slashes = False
     return app
 
 
@@ -161,6 +148,26 @@ class _Routes:
         # Any client may ask, and each time all replicas are asked.
         self._metrics = CachedValue(self._metrics_page)
         self._off_loop = OffLoop(timeout_s=_LONG_BODY_S)
+
+    def table(self) -> list[BaseRoute]:
+        """Return every route of the API."""
+        return [
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/v1/grammar/check", self.check_grammar, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/health", self.health),
+            Route("/livez", self.alive),
+            Route("/readyz", self.health),
+            Route("/metrics", self.metrics),
+            Route("/version", self.version),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
+        ]
 
     async def chat_completions(self, request: Request) -> Response:
         return await self._complete(request, _chat_job)
@@ -187,32 +194,32 @@ class _Routes:
             answer = answer_check(asked, self._service.check_grammar)
             return json_response((await until_disconnect(request, answer)).to_json())
 
-    async def models(self) -> Response:
+    async def models(self, _: Request) -> Response:
         return json_response(ModelList(data=[self._card()]).to_json())
 
-    async def model(self, name: str) -> Response:
-        self._service.model.check_name(name)
+    async def model(self, request: Request) -> Response:
+        self._service.model.check_name(request.path_params["name"])
         return json_response(self._card().to_json())
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Response:
         status = await self._service.health_status()
         return _status(status, 200 if status.status == "ok" else 503)
 
-    async def alive(self) -> Response:
+    async def alive(self, _: Request) -> Response:
         """This process answers; whether the engines do is what /readyz says."""
         return _status(LiveStatus())
 
-    async def metrics(self) -> Response:
+    async def metrics(self, _: Request) -> Response:
         return Response(await self._metrics.get(), headers={"content-type": CONTENT_TYPE})
 
     async def _metrics_page(self) -> bytes:
         others = self._service.other_metrics
         return self._service.metrics() + (b"" if others is None else await others())
 
-    async def version(self) -> Response:
+    async def version(self, _: Request) -> Response:
         return _status(VersionStatus(version=own_version()))
 
-    async def docs(self) -> Response:
+    async def docs(self, _: Request) -> Response:
         return docs_page()
 
     async def openapi(self, request: Request) -> Response:

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ReplicaRank
+from starlette.applications import Starlette
 
 from deployments.api.http import create_app
 from deployments.api.schemas.status import HealthStatus
@@ -85,7 +85,7 @@ class Router:
             loop.create_task(self._service.traffic.log_forever()),
         ]
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    def __serve_build_asgi_app__(self) -> Starlette:
         """What Serve serves (late-bound ingress)."""
         return create_app(self._service.http, sends_request_id=False)  # the proxy does
 

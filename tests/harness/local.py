@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import msgspec
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, create_app
@@ -254,7 +254,7 @@ async def local_service(
 
 
 @asynccontextmanager
-async def demo_app(*, has_draft: bool = True, **options: Any) -> AsyncIterator[FastAPI]:
+async def demo_app(*, has_draft: bool = True, **options: Any) -> AsyncIterator[Starlette]:
     """The application; `options` are those of `local_service`."""
     draft = DEMO / "draft" if has_draft else None
     options = {"max_model_len": 256} | options

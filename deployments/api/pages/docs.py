@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 _FILE = Path(__file__).parent / "docs.html"
 _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)

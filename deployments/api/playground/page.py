@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastapi import FastAPI, Request
-from fastapi.responses import RedirectResponse, Response
-from fastapi.routing import APIRoute
 from starlette._utils import get_route_path  # private, but the only one that cannot differ
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -43,8 +43,8 @@ class _Files(StaticFiles):
         return response
 
 
-def add_playground(app: FastAPI) -> None:
-    """Serve the page at `/` and its files below `/playground`."""
+def playground_routes() -> list[BaseRoute]:
+    """Return the routes of the page at `/` and of its files below `/playground`."""
     files = _Files(directory=_FILES)
 
     async def page(request: Request) -> Response:
@@ -52,7 +52,6 @@ def add_playground(app: FastAPI) -> None:
             return RedirectResponse(request.scope["path"] + "/")
         return await files.get_response("index.html", request.scope)
 
-    route = APIRoute("/", page, methods=["GET"])
+    route = Route("/", page)
     route.path_regex = re.compile("^/?$")  # the prefix itself too
-    app.router.routes.append(route)
-    app.mount(_MOUNT, files)
+    return [route, Mount(_MOUNT, files)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -429,3 +431,22 @@ def wait_until(condition: Any, timeout_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < end, "condition did not come true"
         time.sleep(0.002)
+
+
+# --- the application itself -----------------------------------------------------------------------
+
+
+async def test_a_dropped_application_is_freed():
+    """Some frameworks keep every route that they ever called, and the engines behind it."""
+    service = http_service(ScriptedGenerator())
+    app = create_app(service)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        assert (await client.get("/v1/models/tiny")).status_code == 200
+        assert (await client.get("/")).status_code == 200
+    freed = weakref.ref(app), weakref.ref(service.generator)
+    del app, service, client
+    gc.collect()
+    assert [one() for one in freed] == [None, None]
