@@ -26,7 +26,7 @@ from tests.harness.local import DEMO
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-LIMIT_S = 150.0
+LIMIT_S = 300.0
 NUM_STREAMS = 16
 
 

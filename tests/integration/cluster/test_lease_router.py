@@ -12,7 +12,7 @@ from ray import serve
 
 from tests.harness.private_serve import private_serve
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_REPLICAS = 2
 WAIT_S = 60.0  # Serve itself would replace a stopped replica after 90 s here: no help from there

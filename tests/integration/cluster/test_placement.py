@@ -49,11 +49,11 @@ from loadtest.service.parts import FaultService, actors
 from loadtest.service.served import Config
 from tests.harness.local import DEMO, demo_tokenizer, local_service, make_request
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KEY = "a-key-for-tests"
-START_LIMIT_S = 150.0
-WHOLE_LIMIT_S = 90.0
+START_LIMIT_S = 300.0
+WHOLE_LIMIT_S = 240.0  # a target is four processes that import torch, on two cores
 CASES = [*free_cases(2, num_tokens=80), *constrained_cases(2, num_orders=1)]
 
 

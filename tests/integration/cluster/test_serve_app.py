@@ -36,7 +36,7 @@ from router.ports import EngineLease
 from tests.harness.local import DEMO
 from tests.harness.private_serve import private_serve
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAIT_S = 60.0
 PROMPT = [11, 12, 13, 14]

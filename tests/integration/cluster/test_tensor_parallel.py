@@ -40,7 +40,7 @@ from models.protocol.messages import (
 from router.ports import EngineLease
 from tests.harness.private_serve import private_serve
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAIT_S = 90.0
 PROMPT = [11, 12, 13, 14]

@@ -17,10 +17,10 @@ from loadtest.service.cluster import ROUTER, PrivateCluster, private_cluster
 from loadtest.service.parts import APP, actors, leave_ray
 from loadtest.service.served import Config
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 REFUSED = "user_config: only Router and Draft take one"
 
 

@@ -11,7 +11,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.served import Config, served
 from tests.fakes.hub import COMMIT, REPOSITORY, hub, hub_environment
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def by_name(config: Config) -> None:

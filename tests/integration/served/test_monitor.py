@@ -12,7 +12,7 @@ import pytest
 from loadtest.report.machine import ROOT
 from loadtest.service.served import Config, Served, served
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 MONITOR = {
     "name": "monitor",

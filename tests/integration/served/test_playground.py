@@ -12,7 +12,7 @@ from loadtest.report.machine import ROOT
 from loadtest.service.served import Config, Served, served
 from tests.harness.browser.chromium import CONTROL, browser_page
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PREFIX = "/llm"
 

@@ -15,9 +15,9 @@ from loadtest.scaling.replicas import Watch, changes
 from loadtest.service.parts import FaultService
 from loadtest.service.served import Served, served
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 WAITS = re.compile(r"to shut down: (\d+) ongoing requests")
 
 

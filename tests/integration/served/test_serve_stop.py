@@ -22,7 +22,7 @@ with started(Path("configs/demo.yaml")) as service:
     time.sleep(300)
 """
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_ctrl_c_ends_it_cleanly() -> None:

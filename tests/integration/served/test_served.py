@@ -23,7 +23,7 @@ from tests.harness.served_demo import ServedDemo
 MODEL = "outrider-demo"
 STORY = [{"role": "user", "content": "Write a short story about a dog and a ball."}]
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

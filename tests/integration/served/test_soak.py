@@ -18,7 +18,7 @@ from loadtest.service.memory import OURS
 from loadtest.soak import __main__ as soak
 from tests.harness.served_demo import ServedDemo
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from loadtest.scaling.replicas import metrics_port
 from loadtest.service.parts import FaultService
 from loadtest.service.served import POD_ENVIRONMENT, Served, served
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAIT_S = 60.0
 OURS_ALONE = ("PYTHONPATH",)  # where the image has the repository
