@@ -163,6 +163,21 @@ class SpeculationLimits(Section):
         description="draft what a grammar forces (key names, punctuation, the rest of an enum's "
         "value): free tokens, found by the constraint service",
     )
+    disable_above_temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = Field(
+        default=None,
+        description="rule: no drafts for requests of a higher temperature; null: no rule, "
+        "acceptance decides",
+    )
+    disable_below_max_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="rule: no drafts for requests that may have fewer completion tokens; 0: no "
+        "rule",
+    )
+    disable_by_batch_size: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="rule: no drafts in rounds while more sessions of this router run on the same "
+        "target; a request may set a lower one; 0: no rule, measured cost decides",
+    )
     run_on_tokens: Annotated[int, Field(ge=0, le=256)] = Field(
         default=16,
         description="plain steps that the target may go on alone where nothing is drafted",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from models.heads.config import TargetHeads
 from router.comparing.comparison import DraftComparison
 from router.drafters.repeats.text_memory import TextMemory
+from router.drafters.rules import LiveSessions
 from router.limits import SessionLimits, SpeculationLimits
 from router.planning.acceptance import AcceptancePool
 from router.planning.adaptive import RouterPlanner
@@ -32,6 +33,7 @@ class Services:
     memory: TextMemory = field(default_factory=TextMemory)
     comparison: DraftComparison = field(default_factory=DraftComparison)
     heads: TargetHeads | None = None  # that the target has been given
+    live: LiveSessions = field(default_factory=LiveSessions)
     rollouts: RolloutPlaces = field(default_factory=RolloutPlaces)
     choice: DraftChoice = field(init=False)
     closings: set[asyncio.Task[None]] = field(default_factory=set)  # under way; kept from the GC

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -29,6 +29,7 @@ from router.drafters.repeats.prediction import PREDICTION, PredictionDrafter
 from router.drafters.repeats.suffix import SUFFIX
 from router.drafters.repeats.suffix_index import SuffixIndex
 from router.drafters.repeats.text_memory import may_draft_from_answers
+from router.drafters.rules import DraftRules, max_batch_size, why_never
 from router.drafters.side_by_side import SessionDrafters
 from router.drafters.smaller import SmallerDraft
 from router.guard import GrammarGuard, NoGrammar
@@ -87,8 +88,9 @@ async def open_session(
     session = builder.session(detokenizer)
     try:
         await session.guard.open()
-        session.drafting.start()
-        yield session
+        with services.live.joined(lambda: builder.replica):
+            session.drafting.start()
+            yield session
     finally:
         builder.remember()
         session.watch.end_round()
@@ -105,6 +107,9 @@ class _Builder:
     """
 
     def __init__(self, request: GenerationRequest, services: Services) -> None:
+        never = why_never(request, services.speculation)
+        if never:
+            request = replace(request, speculation=replace(request.speculation, enabled=False))
         self._request = request
         self._services = services
         self._committed = TokenSequence(request.prompt_ids)
@@ -123,16 +128,25 @@ class _Builder:
         self._estimates = {kind.name: self._estimate(kind.traits) for kind in self._kinds}
         self._forced = self._forced_text()
         self._constrainer = self._new_constrainer()
+        self._rules = DraftRules(
+            never,
+            max_batch_size(request, services.speculation),
+            lambda: services.live.num_on(self.replica),
+        )
+        self._verifier = RemoteVerifier(
+            self._target_client(), services.limits, own_length=self._own_length
+        )
+
+    @property
+    def replica(self) -> str:
+        """The target replica that the session is on now; "": none."""
+        return self._verifier.replica
 
     def session(self, detokenizer: Detokenizer) -> Session:
         """Put the session together."""
         request, services, stats = self._request, self._services, RoundStats()
-        verifier = RemoteVerifier(
-            self._target_client(), services.limits, own_length=self._own_length()
-        )
-        watch = RoundWatch(
-            stats, services.planner.costs, self._planner(verifier), lambda: verifier.replica
-        )
+        verifier = self._verifier
+        watch = RoundWatch(stats, services.planner.costs, self._planner(), lambda: self.replica)
         watch.explains = request.speculation.details
         guard: GrammarGuard | NoGrammar = NoGrammar()
         if self._constrainer is not None:
@@ -153,7 +167,7 @@ class _Builder:
                 min_tokens=request.sampling.min_tokens,
                 includes_stop=request.includes_stop,
             ),
-            drafting=self._drafting(watch, verifier),
+            drafting=self._drafting(watch),
             verifier=verifier,
             chooser=verifier,
             guard=guard,
@@ -205,7 +219,7 @@ class _Builder:
 
     def _own_length(self) -> int | None:
         """Tokens of each draft that the target makes itself, see `heads.own_length`."""
-        if self._request.choices:
+        if self._request.choices or self._rules.is_off:
             return None
         return own_length(self._request.speculation, self._services.speculation, self._fixed)
 
@@ -236,12 +250,12 @@ class _Builder:
         settled, edge = self._estimate(FORCED), self._estimate(FORCED_EDGE)
         return ForcedText(len(self._committed), settled, edge)
 
-    def _drafting(self, watch: RoundWatch, verifier: RemoteVerifier) -> Drafting:
+    def _drafting(self, watch: RoundWatch) -> Drafting:
         drafters, guesses, smaller = self._drafters(), None, self._smaller_draft()
         if self._guesses or smaller is not None:
             pool = self._services.memory.guess_odds(self._task_class())
             guesses = Guesses(drafters, MatchOdds(pool), watch.costs, smaller)
-        return Drafting(drafters, self._committed, watch, self._terms(verifier), guesses)
+        return Drafting(drafters, self._committed, watch, self._terms(), guesses, self._rules)
 
     @property
     def _guesses(self) -> bool:
@@ -291,7 +305,7 @@ class _Builder:
         recent = self._services.memory.recent(self._request.cache_salt)
         return () if recent is None else (recent,)
 
-    def _terms(self, verifier: RemoteVerifier) -> ChainTerms:
+    def _terms(self) -> ChainTerms:
         """The chains of the session's drafts; a fixed k is of all their tokens together."""
         most = max_side_tokens(self._request, self._services.speculation, self._fixed)
         return ChainTerms(
@@ -299,7 +313,7 @@ class _Builder:
             max_tokens=self._max_draft_tokens(),
             max_free_tokens=self._num_free_tokens(),
             survival=lambda drafter, num: self._estimates[drafter.name].survival(num),
-            max_side_tokens=lambda: most if verifier.takes_trees else 0,
+            max_side_tokens=lambda: most if self._verifier.takes_trees else 0,
             beside=lambda drafter: self._estimates[drafter.name].beside.rates(),
         )
 
@@ -350,7 +364,7 @@ class _Builder:
         )
         return EngineClient(pool, template, self._services.limits, self._constrainer)
 
-    def _planner(self, verifier: RemoteVerifier) -> SessionPlanner:
+    def _planner(self) -> SessionPlanner:
         services, allowed = self._services, self._services.speculation
         if self._fixed is not None:
             is_own = names_heads(self._request.speculation.drafter)
@@ -358,7 +372,7 @@ class _Builder:
         return PlannedSession(
             services.planner,
             self._estimates,
-            lambda: verifier.replica,
+            lambda: self.replica,
             max_length=allowed.max_num_speculative_tokens,
             run_on=allowed.run_on_tokens,
             task=self._task_class(),

@@ -24,6 +24,7 @@ class SpeculationSettings:
     enabled: bool = True
     num_speculative_tokens: int | None = None  # fixed k; None: chosen live
     drafter: str | None = None  # by its name; None: the deployment's choice
+    disable_by_batch_size: int = 0  # no drafts while more sessions run on its target; 0: no rule
     details: bool = False  # tell every round; the sampling must ask for logprobs as well
     compare: bool = False  # tell what each draft model would have drafted
 

@@ -273,6 +273,7 @@ def _speculation(request: GenerationFields, model: ServedModel) -> SpeculationSe
         enabled=asked.enabled,
         num_speculative_tokens=asked.k,
         drafter=asked.drafter,
+        disable_by_batch_size=asked.disable_by_batch_size or 0,
         details=asked.details,
         compare=asked.compare,
     )

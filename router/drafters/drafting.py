@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from models.protocol.token_sequence import TokenSequence
 from router.drafters.chain import LEAST_SURVIVAL, NUM_RANKS, Chain, ChainTerms
 from router.drafters.guesses import Guesses
+from router.drafters.rules import DraftRules
 from router.drafters.shadow import ShadowDraft
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.planning.round_plan import Misses, RoundPlan
@@ -29,6 +32,7 @@ class Drafting:
         watch: where it is noted what drafts cost; its planner plans.
         terms: of the chains that drafts are.
         guesses: what the drafter that costs steps is sent as a guess of its draft; None: nothing.
+        rules: that a person has set for rounds without drafts.
     """
 
     def __init__(
@@ -38,26 +42,28 @@ class Drafting:
         watch: RoundWatch,
         terms: ChainTerms = _NO_CHAINS,
         guesses: Guesses | None = None,
+        rules: DraftRules | None = None,
     ) -> None:
         self._drafters = drafters
         self._committed = committed
         self._watch = watch
         self._terms = terms
         self._guesses = guesses
+        self._rules = rules or DraftRules()
         self._shadow = ShadowDraft(drafters, committed, watch.costs)
         self._misses = Misses()
         self._min_survival = LEAST_SURVIVAL  # of the newest plan
 
     def start(self) -> None:
         """Let drafters that have to connect begin to, unless by plan nobody drafts now."""
-        if self._watch.planner.wants_drafter:
+        if not self._rules.why_off() and self._watch.planner.wants_drafter:
             self._drafters.start()
 
     @property
     def is_awaited(self) -> bool:
         """Whether a free draft has come up that is worth more than the plain step under way."""
         most = self._terms.max_free_tokens
-        if most == 0 or self._min_survival > 1.0:  # the plan wants a round without drafts
+        if self._rules.is_off or most == 0 or self._min_survival > 1.0:  # a round without drafts
             return False
         # After every plain token of every session, and mostly for nothing.
         free = (*self._terms.front, *self._drafters.free_drafters())
@@ -91,7 +97,9 @@ class Drafting:
         planned_at = time.perf_counter()
         # The round emits one token of the target's own, so a draft leaves room for it.
         room = max(0, remaining_tokens - 1)
-        drafter, plan = self._plan(room)
+        if off := self._rules.next_round():
+            room = 0
+        drafter, plan = self._plan(room, off)
         # Now: while the draft is waited for, the others' plan may become another.
         why = planner.explain() if self._watch.explains else None
         self._min_survival = plan.min_survival or LEAST_SURVIVAL
@@ -120,9 +128,11 @@ class Drafting:
             why=why,
         )
 
-    def _plan(self, room: int) -> tuple[DrafterTraits | None, RoundPlan]:
-        """The plan, and the drafter that it is for."""
+    def _plan(self, room: int, off: str) -> tuple[DrafterTraits | None, RoundPlan]:
+        """The plan, and the drafter that it is for; `off`: why a rule wants none, if one does."""
         planner, drafters = self._watch.planner, self._drafters
+        if off:
+            return None, msgspec.structs.replace(planner.plan(None, room), reason=off)
         if planner.wants_drafter:
             drafter, is_ready = drafters.next_drafter, drafters.is_ready
         else:

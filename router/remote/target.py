@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -17,12 +17,17 @@ from router.remote.recovery import Recovery
 class RemoteVerifier:
     """Implements `ports.Verifier` and `ports.Chooser`.
 
-    A lost target costs a pause: lease, open and prefix again. With an `own_length` a target that
-    has heads may draft by them: so many tokens each time, or with 0 as many as pay.
+    A lost target costs a pause: lease, open and prefix again. As far as `own_length` says so, a
+    target that has heads may draft by them: so many tokens each time, with 0 as many as pay, with
+    None none.
     """
 
     def __init__(
-        self, session: EngineClient, limits: SessionLimits, *, own_length: int | None = None
+        self,
+        session: EngineClient,
+        limits: SessionLimits,
+        *,
+        own_length: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._session = session
         self._own_length = own_length
@@ -37,13 +42,14 @@ class RemoteVerifier:
         side_tokens: Sequence[tuple[int, int]] = (),
     ) -> AsyncGenerator[Verdict, None]:
         """See `ports.Verifier.verify`."""
+        own_length = self._own_length()
         build = partial(
             Verify,
             draft=list(draft),
             run_on=run_on,
             draft_probs=draft_probs,
-            own_drafts=self._own_length is not None,
-            own_length=self._own_length or 0,
+            own_drafts=own_length is not None,
+            own_length=own_length or 0,
             side_tokens=list(side_tokens),
         )
         while True:

@@ -117,6 +117,8 @@ class SpeculationOptions(StrictFields):
     k: int | None = Field(default=None, ge=0)  # upper limit: the config's
     verification: RuleName | None = None  # None: the config's
     drafter: DrafterName | None = None  # None: the config's
+    # No drafts while more sessions run on its target; the lower of this and the config's holds.
+    disable_by_batch_size: int | None = Field(default=None, ge=1)
     details: bool = False  # tell all rounds, see `api/schemas/details.py`
     compare: bool = False  # tell what each draft model would have drafted along the answer
 

@@ -111,6 +111,11 @@ def test_what_does_not_fit_names_all_three_numbers(num_prompt, asked, param):
         ({"stop": ["a"] * 17}, "stop", "at most 16 strings are allowed (got 17)"),
         ({"stop": "a" * 257}, "stop", "at most 256 characters each are allowed (got 257)"),
         ({"speculation": {"k": 9}}, "speculation.k", "at most 8 (got 9)"),
+        (
+            {"speculation": {"disable_by_batch_size": 0}},
+            "speculation.disable_by_batch_size",
+            "greater than or equal to 1",
+        ),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of json"),
@@ -327,8 +332,8 @@ def test_the_verification_rule_is_the_servers_unless_asked_for():
 
 
 def test_speculation_settings_pass():
-    asked = {"enabled": False, "k": 3, "drafter": "ngram"}
+    asked = {"enabled": False, "k": 3, "drafter": "ngram", "disable_by_batch_size": 4}
     assert chat(speculation=asked).speculation == SpeculationSettings(
-        enabled=False, num_speculative_tokens=3, drafter="ngram"
+        enabled=False, num_speculative_tokens=3, drafter="ngram", disable_by_batch_size=4
     )
     assert completion(speculation={"k": 0}).speculation.num_speculative_tokens == 0

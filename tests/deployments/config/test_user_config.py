@@ -58,6 +58,14 @@ def test_without_it_args_hold(nothing: object) -> None:
         ({"timeouts": 5}, r"timeouts must be a mapping of keys \(got 5\)"),
         ([1], r"it must be a mapping of keys \(got \[1\]\)"),
         ({"speculation": {"prompt_lookup_min": 9}}, "at most prompt_lookup_max, 4"),
+        (
+            {"speculation": {"disable_above_temperature": 2.5}},
+            r"disable_above_temperature: .* less than or equal to 2 \(got 2.5\)",
+        ),
+        (
+            {"speculation": {"disable_by_batch_size": -1}},
+            r"disable_by_batch_size: .* greater than or equal to 0 \(got -1\)",
+        ),
         ({"max_sessions": 200}, "200 and max_queued_sessions 128 are 328 together, at most 276"),
     ],
 )
