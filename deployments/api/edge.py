@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.api.request_log import RequestRecord
 from deployments.api.schemas.requests import BodyTooLarge, ErrorAnswer, RouteError, answer_error
+from deployments.api.transport.encodings import decoder_of
 from deployments.api.writing.sse import disconnected
 from models.protocol.errors import InternalError, ServingError
 
@@ -107,28 +108,36 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The body, given up as soon as it is too long.
+    """Return the body, decoded; give it up as soon as it is too long, decoded or not.
 
     Raises:
         BodyTooLarge: by its header or by what arrived.
         ClientGone: the client went away within it.
+        InvalidRequest: it is not encoded as its header says, or in a way that is not taken.
     """
-    declared = request.headers.get("content-length", "")
-    # Python reads no number of thousands of digits; no body has so many bytes.
-    is_long = len(declared) > _MAX_LENGTH_DIGITS
-    if declared.isdecimal() and (is_long or int(declared) > limit_bytes):
-        shown = f"{declared[:_MAX_LENGTH_DIGITS]}..." if is_long else declared
-        raise BodyTooLarge(f"the body has {shown} bytes, the limit is {limit_bytes}")
-    body = bytearray()
+    _check_declared(request.headers.get("content-length", ""), limit_bytes)
+    decoder = decoder_of(request.headers.getlist("content-encoding"), limit_bytes)
+    body, num_received = bytearray(), 0
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > limit_bytes:
+        chunk = message.get("body", b"")
+        num_received += len(chunk)
+        if num_received > limit_bytes:
             raise BodyTooLarge(f"the body is longer than the limit of {limit_bytes} bytes")
+        body += await decoder.feed(chunk)
         if not message.get("more_body", False):
+            decoder.finish()
             return bytes(body)
+
+
+def _check_declared(length: str, limit_bytes: int) -> None:
+    # Python reads no number of thousands of digits; no body has so many bytes.
+    is_long = len(length) > _MAX_LENGTH_DIGITS
+    if length.isdecimal() and (is_long or int(length) > limit_bytes):
+        shown = f"{length[:_MAX_LENGTH_DIGITS]}..." if is_long else length
+        raise BodyTooLarge(f"the body has {shown} bytes, the limit is {limit_bytes}")
 
 
 async def until_disconnect(request: Request, work: Awaitable[Result]) -> Result:

@@ -2,11 +2,12 @@
 
 A request for which there is no room is refused unread. Others are read within the body limit
 (`edge.py`), parsed (`bodies.py`) and tokenised (`jobs.py`), long ones in threads (`off_loop.py`),
-run by the `Generator`, and written (`api/writing/writers.py`, `api/writing/sse.py`). The first item
-of the generator is awaited before anything is sent, so whatever fails up to then has its proper
-status; later errors end the stream with an error event. A client that goes away ends the generation
-at once. Every request leaves one line in the log (`request_log.py`). Every answer has
-the header `x-request-id`, the client's own one where it sent a sane one.
+run by the `Generator`, and written (`api/writing/`). Nothing is sent before the first item of the
+generator is there, but for signs of life where that takes long (`writing/sse.py`), so whatever
+fails up to then has its proper status; later errors end the stream with an error event. A client
+that goes away ends the generation at once. Every request leaves one line in the log
+(`request_log.py`). Every answer has the header `x-request-id`, the client's own one where it sent a
+sane one. `transport/` has what browsers and proxies between a client and the routes ask for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -47,15 +48,17 @@ from deployments.api.playground.page import playground_routes
 from deployments.api.request_log import RequestRecord
 from deployments.api.requests import ServedModel
 from deployments.api.responses.job import responses_job
-from deployments.api.running import event_stream, first_item, run_choice, whole_body
+from deployments.api.running import event_stream, run_choice, whole_body
 from deployments.api.schemas.answers import ModelCard, ModelList
 from deployments.api.schemas.grammar_check import GrammarCheckRequest, answer_check
 from deployments.api.schemas.openapi import OpenApiPage, own_version
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
 from deployments.api.tokens.work import detokenized, tokenized
-from deployments.api.writing.json_chunks import coalesced
-from deployments.api.writing.sse import ChunkedJson, EventStream
+from deployments.api.transport.cors import cors
+from deployments.api.transport.paths import PlainPaths
+from deployments.api.transport.settings import HttpConfig
+from deployments.api.writing.sse import EventStream, Waits, WholeJson
 from deployments.serve.instruments import CONTENT_TYPE
 from models.protocol.errors import DeadlineExceeded
 from router.types import GenerationRequest, Generator, GrammarChecker
@@ -93,6 +96,7 @@ class HttpService:
         body_timeout_s: how long a client may take to send its body.
         send_timeout_s: how long a client may keep a stream waiting for one write; through Serve's
             proxy no write waits: it takes all and keeps it for the client.
+        transport: what the config says of browsers and proxies.
     """
 
     model: ServedModel
@@ -109,6 +113,7 @@ class HttpService:
     api_keys: ApiKeys | None = None
     check_grammar: GrammarChecker | None = None
     body_timeout_s: float = 30.0
+    transport: HttpConfig = field(default_factory=HttpConfig)
 
     async def health_status(self) -> HealthStatus:
         """The answer of GET /health."""
@@ -127,11 +132,16 @@ def create_app(service: HttpService, *, sends_request_id: bool = True) -> Starle
     `sends_request_id` False: the server around it writes the `x-request-id` of the request into
     the answer, as Serve's proxy does.
     """
-    layers = [Middleware(Edge, sends_request_id=sends_request_id)]
+    routes = _Routes(service).table()
+    layers = [
+        *cors(service.transport.allowed_origins),
+        Middleware(Edge, sends_request_id=sends_request_id),
+        Middleware(PlainPaths, routes=routes),
+    ]
     if service.api_keys is not None:
         layers.append(Middleware(KeyGate, keys=service.api_keys))
     app = Starlette(
-        routes=[*_Routes(service).table(), *playground_routes()],
+        routes=[*routes, *playground_routes()],
         middleware=layers,
         exception_handlers={HTTPException: answer_http_exception},
     )
@@ -262,20 +272,19 @@ class _Routes:
         num_choices = len(job.requests)
         turns = asyncio.Semaphore(self._service.model.max_choices_at_once)
         items = merged([self._choice(job, index, record, turns) for index in range(num_choices)])
-        if not job.is_stream:
-            whole = whole_body(items, num_choices, job.writer)
-            return self._whole(await until_disconnect(request, whole))
-        first = await until_disconnect(request, first_item(items))
-        return EventStream(
-            event_stream(items, first, job, partial(error_body, record)),
-            send_timeout_s=self._service.send_timeout_s,
+        transport, send_timeout_s = self._service.transport, self._service.send_timeout_s
+        failed = partial(error_body, record)
+        if job.is_stream:
+            return EventStream(
+                event_stream(items, job),
+                waits=Waits(send_timeout_s, transport.heartbeat_s),
+                failed=lambda error: job.encode([job.sealed(job.failed(failed(error)))]),
+            )
+        return WholeJson(
+            partial(whole_body, items, num_choices, job.writer),
+            waits=Waits(send_timeout_s, transport.whole_heartbeat_s),
+            failed=failed,
         )
-
-    def _whole(self, chunks: list[bytes]) -> Response:
-        chunks = coalesced(chunks)
-        if len(chunks) == 1:
-            return json_response(chunks[0])
-        return ChunkedJson(chunks, send_timeout_s=self._service.send_timeout_s)
 
     def _choice(
         self, job: Job, index: int, record: RequestRecord, turns: asyncio.Semaphore

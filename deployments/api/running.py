@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 
 from deployments.api.choices import ChoiceItems
@@ -55,50 +55,29 @@ async def whole_body(items: ChoiceItems, num_choices: int, writer: Writer) -> li
     raise InternalError("the generation ended without an end")
 
 
-async def first_item(items: ChoiceItems) -> tuple[int, Delta | Finished]:
-    """The first item; what fails before it is raised here, and the items are closed."""
-    try:
-        return await anext(items)
-    except StopAsyncIteration:
-        raise InternalError("the generation ended without an end") from None
-    except BaseException:
-        await items.aclose()
-        raise
-
-
-async def event_stream(
-    items: ChoiceItems,
-    first: tuple[int, Delta | Finished],
-    job: Job,
-    error_body: Callable[[Exception], bytes],
-) -> AsyncGenerator[bytes, None]:
-    """Encoded events: one for each block of text, then the ends or one error.
+async def event_stream(items: ChoiceItems, job: Job) -> AsyncGenerator[bytes, None]:
+    """Encoded events, one for each block of text, then the ends.
 
     Args:
         items: of all choices; closed in any case.
-        first: the first of them.
         job: whose answer it is.
-        error_body: an error's body, for what broke the stream.
     """
     writer, num_choices = job.writer, len(job.requests)
     async with aclosing(items):
         bodies = writer.opening()  # sent together with the first text
         ends: dict[int, Finished] = {}
-        index, item = first
-        try:
-            while True:
-                if isinstance(item, Delta):
-                    bodies += await writer.delta(index, item)
-                else:
-                    ends[index] = item
-                    bodies += writer.closing(index, item)
-                    if len(ends) == num_choices:
-                        break
-                if bodies:
-                    yield job.encode(map(job.sealed, bodies))
-                    bodies = []
-                index, item = await anext(items)
-            bodies += writer.trailing([ends[i] for i in range(num_choices)])
-            yield job.encode(map(job.sealed, bodies)) + job.done
-        except Exception as error:  # noqa: BLE001 - the edge: the stream must end with its error
-            yield job.encode([job.sealed(job.failed(error_body(error)))])
+        async for index, item in items:
+            if isinstance(item, Delta):
+                bodies += await writer.delta(index, item)
+            else:
+                ends[index] = item
+                bodies += writer.closing(index, item)
+                if len(ends) == num_choices:
+                    break
+            if bodies:
+                yield job.encode(map(job.sealed, bodies))
+                bodies = []
+        else:
+            raise InternalError("the generation ended without an end")
+        bodies += writer.trailing([ends[i] for i in range(num_choices)])
+        yield job.encode(map(job.sealed, bodies)) + job.done

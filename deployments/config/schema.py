@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from deployments.api.schemas.names import NameOf
+from deployments.api.transport.settings import HttpConfig
 from deployments.config.keys import nested, renewed
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
@@ -240,6 +241,7 @@ class RouterConfig(Section):
         description="how many times longer rows of look-aheads may make a pass of other streams; "
         "those beyond wait for others to end",
     )
+    http: HttpConfig = Field(default_factory=HttpConfig, description="browsers and proxies")
     speculation: SpeculationConfig = Field(
         default_factory=SpeculationConfig, description="when and how far to draft ahead"
     )

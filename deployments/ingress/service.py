@@ -131,6 +131,7 @@ class RouterService:
             check_grammar=None if constraint is None else self._generator.check_grammar,
             body_limit_bytes=config.body_limit_bytes,
             send_timeout_s=config.timeouts.token_gap_s,
+            transport=config.http,
         )
 
     def close(self) -> None:

@@ -27,7 +27,12 @@ from deployments.api.schemas.answers import (
 )
 from deployments.api.schemas.grammar_check import GrammarCheckAnswer, GrammarCheckRequest
 from deployments.api.schemas.request_schemas import REF_TEMPLATE, Schema, request_schemas
-from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest, ErrorBody
+from deployments.api.schemas.requests import (
+    ACCEPTED_ENCODINGS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    ErrorBody,
+)
 from deployments.api.schemas.status import HealthStatus, LiveStatus, VersionStatus
 from deployments.api.tokens.shapes import (
     DetokenizeAnswer,
@@ -46,20 +51,21 @@ exceeds `max_tokens`, with `stream_options` without `stream: true`, with `prompt
 one that cannot be compiled, with `json_schema` in a `response_format` of another type or missing
 in its own, with two tools of one name, a `tool_choice` that is not among the tools, a `tool`
 message whose call is not before it, and when a key of `logit_bias` is no token id of the model. The
-body has a limit of bytes (413).
+body has a limit of bytes (413), before and after its Content-Encoding is undone.
 """
 _MEANINGS = {
     400: "The request is at fault: message, `param` and `code` say how.",
     401: "An API key is needed, or it is not known.",
     404: "Another model is served here, or there is no such route.",
     413: "The body is longer than the limit.",
+    415: "The body's Content-Encoding is not taken; `Accept-Encoding` lists those that are.",
     429: "There is no room now; try again after `Retry-After` seconds.",
     500: "A fault of the server, which its log explains.",
     503: "A part of the service cannot be reached now.",
     504: "A wait reached its limit.",
 }
-_OF_A_TEXT = (400, 404, 413, 429, 500, 504)
-_OF_A_COMPLETION = (400, 404, 413, 429, 500, 503, 504)
+_OF_A_TEXT = (400, 404, 413, 415, 429, 500, 504)
+_OF_A_COMPLETION = (400, 404, 413, 415, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +303,7 @@ _HEADERS: Schema = {
 _SECONDS: Schema = {"schema": {"type": "string", "pattern": "^[0-9]+$"}}
 _ERROR_HEADERS: Mapping[int, Schema] = {
     401: {"www-authenticate": {"schema": {"const": "Bearer"}}},
+    415: {"accept-encoding": {"schema": {"const": ", ".join(ACCEPTED_ENCODINGS)}}},
     429: {"retry-after": _SECONDS},
     503: {"retry-after": _SECONDS},
 }
@@ -311,7 +318,8 @@ def _success(status: int, shape: type[BaseModel] | str, streams: type[BaseModel]
     if streams is not None:
         text = (
             f"With `stream: true`: events `data: {streams.__name__}`, in the end `data: [DONE]`. "
-            "What fails after the first event ends the stream with an event `data: ErrorBody`."
+            "What fails after the first event ends the stream with an event `data: ErrorBody`. A "
+            "line that begins with a colon is a comment, sent where nothing else is for a while."
         )
         content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
     about = "As asked for." if status == 200 else "The same shape, with the reason."

@@ -264,6 +264,15 @@ class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
 
 
+ACCEPTED_ENCODINGS = ("gzip", "deflate")  # of bodies
+
+
+class UnsupportedEncoding(InvalidRequest):
+    """The body is encoded in a way that is not taken here."""
+
+    code = "unsupported_encoding"
+
+
 class RouteError(InvalidRequest):
     """No such route (404), or not with this method (405)."""
 
@@ -291,6 +300,7 @@ class ErrorAnswer:
 _STATUSES: tuple[tuple[type[ServingError], int, str], ...] = (
     (UnknownModel, 404, "invalid_request_error"),
     (BodyTooLarge, 413, "invalid_request_error"),
+    (UnsupportedEncoding, 415, "invalid_request_error"),
     (Unauthorized, 401, "invalid_request_error"),
     (ContextTooLong, 400, "invalid_request_error"),
     (UnsupportedGrammar, 400, "invalid_request_error"),
@@ -320,6 +330,8 @@ def answer_error(error: ServingError, request_id: str) -> ErrorAnswer:
         headers["retry-after"] = "1"
     elif isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
+    elif isinstance(error, UnsupportedEncoding):
+        headers["accept-encoding"] = ", ".join(ACCEPTED_ENCODINGS)
     message = error.message
     if status == 500:
         message = f"the server failed to complete this request; its log has request {request_id}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deployments.config.examples.page import Example, Remark, Tree
+from deployments.config.examples.ray_keys import KEEP_ALIVE_S
 
 
 def _scaling(
@@ -124,7 +125,7 @@ the two model paths, which may be folders at the same path on every node.
             "host": "0.0.0.0",
             "port": 8000,
             "request_timeout_s": 900,
-            "keep_alive_timeout_s": 90,
+            "keep_alive_timeout_s": KEEP_ALIVE_S,
         },
         "logging_config": {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False},
     },

@@ -13,6 +13,11 @@ _FIXED = sorted(set(SpeculationLimits.model_fields) - LIVE_KEYS["speculation"])
 _LIVE = sorted(LIVE_KEYS[""] - {"max_sessions", "max_queued_sessions", "speculation"})
 
 
+# Longer than clients and load balancers keep idle connections, 90 s by Go's default and 60 by an
+# AWS ALB's: who closes first must not be the server, or a request is sent into a closed connection.
+KEEP_ALIVE_S = 120
+
+
 def _rays(default: object) -> str:
     return f"Ray's default: {default}"
 
@@ -25,7 +30,11 @@ RAY_KEYS: dict[str, tuple[str, str]] = {
     "host": ("address that the HTTP port is bound to; 0.0.0.0: all", _rays("0.0.0.0")),
     "port": ("", _rays(8000)),
     "request_timeout_s": ("longest whole response, streams included", _rays("none")),
-    "keep_alive_timeout_s": ("idle HTTP connections are closed after this", _rays(90)),
+    "keep_alive_timeout_s": (
+        "idle HTTP connections are closed after this; more than clients and load balancers keep "
+        "theirs, many 60 or 90",
+        _rays(90),
+    ),
     "encoding": ("TEXT or JSON", _rays("TEXT")),
     "log_level": ("", _rays("INFO")),
     "enable_access_log": ("a line per HTTP request and handle call", _rays("true")),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.config.examples.page import Example, Remark, Tree
+from deployments.config.examples.ray_keys import KEEP_ALIVE_S
 
 _SERVE = {
     "proxy_location": "HeadOnly",
@@ -13,7 +14,7 @@ _SERVE = {
         "host": "127.0.0.1",
         "port": 8000,
         "request_timeout_s": 600,
-        "keep_alive_timeout_s": 60,
+        "keep_alive_timeout_s": KEEP_ALIVE_S,
     },
     "logging_config": {"encoding": "TEXT", "log_level": "INFO", "enable_access_log": False},
 }

@@ -85,7 +85,7 @@ async def test_open_routes_need_no_key(key_file, path, prefix):
         assert (await client.get(path)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/playground", "/doc", "/v2/models", "/health/", "/llm/health"])
+@pytest.mark.parametrize("path", ["/playground", "/doc", "/v2/models", "/health/x", "/llm/health"])
 async def test_what_is_not_open_needs_a_key_also_where_there_is_nothing(key_file, path):
     async with client_with(ApiKeys(key_file)) as client:
         assert (await client.get(path)).status_code == 401

@@ -212,7 +212,7 @@ async def test_an_error_before_the_first_text_has_its_status(
         ("POST", "/v1/chat/completions", b"{}", 400, "invalid_request"),
         ("POST", "/v1/completions", b'{"model":"x","prompt":"a"}', 404, "model_not_found"),
         ("POST", "/v1/embeddings", b"{}", 404, "unknown_route"),
-        ("POST", "/v1/completions/", b"{}", 404, "unknown_route"),
+        ("POST", "/v1/completions/x", b"{}", 404, "unknown_route"),
         ("GET", "/v1/completions", b"", 405, "invalid_request"),
         ("GET", "/v1/models/other", b"", 404, "model_not_found"),
         ("POST", "/v1/completions", b" " * 5000, 413, "body_too_large"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.writing.sse import DONE, EventStream, encode_events
+from deployments.api.writing.sse import DONE, EventStream, Waits, encode_events
 
 SCOPE: dict[str, Any] = {"type": "http"}
 
@@ -34,6 +34,13 @@ class Source:
             self.is_closed = True
 
 
+def stream(source: Source, *, send_timeout_s: float) -> EventStream:
+    def failed(error: Exception) -> bytes:
+        return f"failed: {error}".encode()
+
+    return EventStream(source.chunks(), waits=Waits(send_timeout_s), failed=failed)
+
+
 async def never() -> dict[str, Any]:
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
@@ -52,10 +59,11 @@ async def test_chunks_are_sent_one_by_one_and_the_source_is_closed():
         sent.append(message)
 
     source = Source()
-    await EventStream(source.chunks(), send_timeout_s=1)(SCOPE, never, send)
+    await stream(source, send_timeout_s=1)(SCOPE, never, send)
     headers = dict(sent[0]["headers"])
     assert headers[b"content-type"].startswith(b"text/event-stream")
     assert headers[b"x-accel-buffering"] == b"no"
+    assert headers[b"cache-control"] == b"no-cache, no-transform"
     assert [(m["body"], m["more_body"]) for m in sent[1:]] == [
         (b"one", True),
         (b"two", True),
@@ -79,9 +87,7 @@ async def test_a_client_that_goes_away_closes_the_source():
             gone.set()
 
     source = Source(endless=True)
-    await asyncio.wait_for(
-        EventStream(source.chunks(), send_timeout_s=1)(SCOPE, receive, send), timeout=2
-    )
+    await asyncio.wait_for(stream(source, send_timeout_s=1)(SCOPE, receive, send), timeout=2)
     assert source.is_closed
     assert sent < 10
 
@@ -94,7 +100,7 @@ async def test_a_client_that_stops_reading_closes_the_source(caplog: pytest.LogC
             await asyncio.Event().wait()
 
     source = Source(endless=True)
-    response = EventStream(source.chunks(), send_timeout_s=0.02)
+    response = stream(source, send_timeout_s=0.02)
     await asyncio.wait_for(response(SCOPE, never, send), timeout=2)
     assert source.is_closed
     assert "client took nothing for 0.02 s" in caplog.text
@@ -106,7 +112,7 @@ async def test_a_broken_connection_closes_the_source():
             raise OSError("reset")
 
     source = Source(endless=True)
-    await EventStream(source.chunks(), send_timeout_s=1)(SCOPE, never, send)
+    await stream(source, send_timeout_s=1)(SCOPE, never, send)
     assert source.is_closed
 
 
@@ -115,7 +121,7 @@ async def test_cancelling_the_response_closes_the_source():
         await asyncio.sleep(0)
 
     source = Source(endless=True)
-    task = asyncio.create_task(EventStream(source.chunks(), send_timeout_s=1)(SCOPE, never, send))
+    task = asyncio.create_task(stream(source, send_timeout_s=1)(SCOPE, never, send))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -123,11 +129,29 @@ async def test_cancelling_the_response_closes_the_source():
     assert source.is_closed
 
 
-async def test_an_error_of_the_source_is_not_swallowed():
+async def test_an_error_after_the_beginning_is_the_last_chunk():
+    sent: list[Any] = []
+
     async def send(message: Any) -> None:
-        await asyncio.sleep(0)
+        sent.append(message.get("body"))
 
     source = Source(error=RuntimeError("broken"))
-    with pytest.raises(RuntimeError, match="broken"):
-        await EventStream(source.chunks(), send_timeout_s=1)(SCOPE, never, send)
+    await stream(source, send_timeout_s=1)(SCOPE, never, send)
+    assert sent == [None, b"one", b"failed: broken", b""]
     assert source.is_closed
+
+
+async def test_an_error_before_the_beginning_is_raised_and_nothing_sent():
+    sent: list[Any] = []
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        raise RuntimeError("broken")
+        yield b""
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    response = EventStream(chunks(), waits=Waits(1.0), failed=lambda error: b"failed")
+    with pytest.raises(RuntimeError, match="broken"):
+        await response(SCOPE, never, send)
+    assert sent == []
