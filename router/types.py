@@ -41,16 +41,20 @@ class LookaheadSettings:
         text_of: the text that the client sees of generated tokens.
         length: tokens of a draft, and of a roll-out behind its candidate.
         candidates: next tokens that are rolled out, the likeliest.
+        acceptance: which drafts of `cdsl` are kept. `paper`: those of which `accept_threshold`
+            stands and that earn `reward_threshold`, whole; no other. `gain`, a rule of ours: also
+            what earns more than the text without it, but nothing that loses the constraint.
         accept_threshold: share of a draft that must be accepted for it to be judged.
-        reward_threshold: that a judged draft must earn to be kept, unless it earns more than the
-            text without it.
+        reward_threshold: that a judged draft must earn.
         reward_weight: what a whole reward is worth, in nats of a candidate's log-probability.
         generation: what the target does where a draft is not kept: `lookahead` rolls candidates
             out, `plain` takes its own next token.
         rollout: `greedy`, or `sampled` by the request's sampling.
-        commit: of the candidate that is taken: its `token`; `gain`, as much of its roll-out as
-            earns what all of it earns, where that is more than the text has; or all of the
-            `rollout` (cheaper, blinder).
+        commit: of the candidate that is taken, in `cdlh` and wherever `cdsl` looks ahead: its
+            `token`, as the papers; `gain`, as much of its roll-out as earns what all of it earns,
+            where that is more than the text has; or all of the `rollout` (cheaper, blinder). With
+            acceptance and commit `gain` a draft that is kept below `reward_threshold` is cut
+            likewise.
         budget: target passes that may be spent before the text goes on plainly; 0: as many as it
             takes.
     """
@@ -58,14 +62,15 @@ class LookaheadSettings:
     method: Literal["cdsl", "cdlh"]
     reward: str
     text_of: Callable[[Sequence[int]], str]
-    length: int = 8
-    candidates: int = 4
-    accept_threshold: float = 0.5
-    reward_threshold: float = 0.5
+    length: int = 6
+    candidates: int = 8
+    acceptance: Literal["paper", "gain"] = "gain"
+    accept_threshold: float = 0.0
+    reward_threshold: float = 1.0
     reward_weight: float = 8.0
     generation: Literal["lookahead", "plain"] = "lookahead"
     rollout: Literal["greedy", "sampled"] = "greedy"
-    commit: Literal["token", "gain", "rollout"] = "token"
+    commit: Literal["token", "gain", "rollout"] = "gain"
     budget: int = 0
     seed: int | None = None  # of sampled roll-outs; None: the request's
 
@@ -84,6 +89,8 @@ class LookaheadStats:
         method: as it was asked for.
         num_target_passes: verifications and single steps of the target; a pass that steps several
             roll-outs at once counts once for each.
+        num_verifications: those of the text itself: of its drafts, of what may follow it, and its
+            plain steps; the others are of roll-outs.
         num_draft_steps: tokens that the draft model drafted.
         num_rollouts: candidates that were rolled out.
         num_reward_calls: questions to the reward, each of all texts of one step.
@@ -96,6 +103,7 @@ class LookaheadStats:
 
     method: str
     num_target_passes: int
+    num_verifications: int
     num_draft_steps: int
     num_rollouts: int
     num_reward_calls: int

@@ -1,7 +1,9 @@
 """Look-aheads: what CDSL costs and satisfies beside CDLH and greedy, of any pair and by task.
 
     python -m loadtest.lookahead compare --pair models/demo --task concepts --output DIR
+    python -m loadtest.lookahead compare --pair DIR --paper-thresholds 0.5 1 --output DIR
     python -m loadtest.lookahead thresholds --target DIR --draft DIR --output DIR
+    python -m loadtest.lookahead drafts --target DIR --draft 1M=DIR --draft 3M=DIR --output DIR
     python -m loadtest.lookahead tune --pair models/demo --task numeric --prompts 50
     python -m loadtest.lookahead report --output DIR
 
@@ -18,18 +20,25 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from loadtest.lookahead import vary
 from loadtest.lookahead.batch import batch
-from loadtest.lookahead.compare import compare
+from loadtest.lookahead.compare import Sizes, compare, tables_of
 from loadtest.lookahead.drafts import drafts
 from loadtest.lookahead.page import write_page
 from loadtest.lookahead.runs import Pair, opened
 from loadtest.lookahead.tasks import TASKS, Prompts, Side
-from loadtest.lookahead.terms import add_terms, terms_of
+from loadtest.lookahead.terms import (
+    GAIN,
+    PAPER,
+    RECOMMENDED,
+    add_rule,
+    add_weights,
+    terms_of,
+)
 from loadtest.lookahead.tune import Grid, Options, tune
 from loadtest.report.machine import ROOT
 from loadtest.report.pairs import PairPath
@@ -38,16 +47,19 @@ from loadtest.report.record import head, write_json
 from models.fetch.known import known_model
 
 Found = dict[str, Any]
+_TABLES = (PAPER, GAIN, RECOMMENDED)
+_THRESHOLDS = (0.5, 0.5)  # a_t, r_t of the two tables that compare rules
 
 
 def _compare(pair: Pair, asked: argparse.Namespace) -> Found:
+    tables = tables_of(terms_of(asked), asked.paper_thresholds, asked.gain_thresholds)
+    speed_prompts = min(asked.speed_prompts, asked.prompts)
     with opened(pair, asked.threads) as bench:
         return compare(
             bench,
             _drawn(asked, "held-out"),
-            terms_of(asked),
-            speed_prompts=min(asked.speed_prompts, asked.prompts),
-            repeats=asked.repeats,
+            {name: tables[name] for name in asked.tables},
+            Sizes(speed_prompts=speed_prompts, repeats=asked.repeats),
         )
 
 
@@ -131,12 +143,12 @@ def _drawn(asked: argparse.Namespace, side: Side) -> Prompts:
 
 
 _EXPERIMENTS: Mapping[str, tuple[Callable[[Pair, argparse.Namespace], Found], str, int]] = {
-    "compare": (_compare, "greedy, CDLH, its cheaper form and CDSL on held-out prompts", 100),
-    "thresholds": (_thresholds, "a_t and r_t against satisfaction and passes", 24),
-    "verification": (_verification, "hard rejection against sampling, all tasks", 24),
-    "lengths": (_lengths, "d against cost and satisfaction", 24),
+    "compare": (_compare, "greedy, CDLH and CDSL with the same commit, on held-out prompts", 100),
+    "thresholds": (_thresholds, "a_t and r_t against satisfaction and passes, by both rules", 100),
+    "verification": (_verification, "hard rejection against sampling, all tasks", 100),
+    "lengths": (_lengths, "d against cost and satisfaction", 100),
     "batch": (_batch, "sessions at once, and an ordinary stream beside them", 16),
-    "drafts": (_drafts, "several drafts of one target; larger pairs by cost curves", 24),
+    "drafts": (_drafts, "several drafts of one target; larger pairs by cost curves", 100),
     "tune": (_tune, "pick a_t, r_t, d from validation prompts", 50),
 }
 
@@ -200,16 +212,15 @@ def _labelled(text: str) -> tuple[str, Path]:
 
 def _head(words: list[str], asked: argparse.Namespace, pair: Pair) -> Found:
     settings = {key: value for key, value in vars(asked).items() if key not in ("pair", "draft")}
-    settings |= {"pair": pair.label, "step_cost": pair.step_cost}
+    settings |= pair.described()
     if asked.target is not None:
         settings["target"] = pair.target.resolve().name
-    settings["terms"] = asdict(terms_of(asked))
     return head("python -m loadtest.lookahead", words, settings)
 
 
 def _say(found: Found) -> None:
-    for line in found.get("lines", ()):
-        print(json.dumps({key: value for key, value in line.items() if key != "met"}))
+    for line in _lines_of(found):
+        print(json.dumps({key: value for key, value in line.items() if key not in _BY_PROMPT}))
     for claim in found.get("claims", ()):
         print(aim(claim))
     for name, part in found.get("tasks", {}).items():
@@ -227,6 +238,14 @@ def _say(found: Found) -> None:
         )
 
 
+def _lines_of(found: Found) -> list[Found]:
+    by_rule = ([part["cdlh"], *part["lines"]] for part in found.get("rules", {}).values())
+    return [*found.get("lines", ()), *(line for lines in by_rule for line in lines)]
+
+
+_BY_PROMPT = ("met", "tokens_of_each", "passes_of_each", "steps_of_each")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.lookahead",
@@ -236,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, (_, says, num_prompts) in _EXPERIMENTS.items():
         kind = kinds.add_parser(name, help=says)
         _add_common(kind, num_prompts)
-        add_terms(kind)
+        add_weights(kind)
         _MORE.get(name, lambda kind: None)(kind)
     report = kinds.add_parser("report", help="write the page and the picture of what is kept")
     report.add_argument("--output", type=Path, required=True)
@@ -271,27 +290,41 @@ def _add_grid(kind: argparse.ArgumentParser) -> None:
 def _add_compare(kind: argparse.ArgumentParser) -> None:
     _add_turns(kind)
     kind.add_argument("--speed-prompts", type=int, default=8, help="one at a time; 0: no speed")
+    kind.add_argument("--tables", nargs="+", choices=_TABLES, default=_TABLES)
+    for name in ("paper", "gain"):
+        kind.add_argument(
+            f"--{name}-thresholds",
+            type=float,
+            nargs=2,
+            default=_THRESHOLDS,
+            metavar=("A_T", "R_T"),
+            help=f"of the table {name}",
+        )
 
 
 def _add_verification(kind: argparse.ArgumentParser) -> None:
+    add_rule(kind)
     kind.add_argument("--temperature", type=float, default=0.7)
 
 
 def _add_lengths(kind: argparse.ArgumentParser) -> None:
+    add_rule(kind)
     kind.add_argument("--lengths", type=int, nargs="+", default=[2, 4, 8, 16])
 
 
 def _add_batch(kind: argparse.ArgumentParser) -> None:
+    add_rule(kind)
     _add_turns(kind)
     kind.add_argument("--sessions", type=int, nargs="+", default=[1, 2, 4, 8])
     kind.add_argument("--stream-tokens", type=int, default=96, help="of the ordinary stream")
 
 
 def _add_tune(kind: argparse.ArgumentParser) -> None:
+    add_rule(kind)
     _add_grid(kind)
     kind.add_argument("--lengths", type=int, nargs="+", default=[4, 8])
     kind.add_argument("--commits", nargs="+", default=["token", "gain", "rollout"])
-    kind.add_argument("--held-out", type=int, default=50, help="prompts of the check")
+    kind.add_argument("--held-out", type=int, default=100, help="prompts of the check")
     kind.add_argument("--within", type=float, default=0.03, help="of CDLH's hard satisfaction")
 
 
@@ -301,6 +334,7 @@ _MORE: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "verification": _add_verification,
     "lengths": _add_lengths,
     "batch": _add_batch,
+    "drafts": add_rule,
     "tune": _add_tune,
 }
 

@@ -1,5 +1,8 @@
 """What a draft's size does: counts of real pairs, priced by the cost curves of larger ones.
 
+Each draft is told with its own size: its parameters, its weights over the target's, and what a step
+of it is measured to take beside a pass of the target.
+
 Counts of a run say how often the target passed, over how many rows, and how often the draft
 stepped. A pair of another size that agreed as often would have the same counts, and its curves say
 what they take. That it agrees as often is an assumption: acceptance and satisfaction are of the
@@ -11,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from loadtest.lookahead.compare import counts_of
-from loadtest.lookahead.runs import Pair, opened
+from deployments.llm import LLM
+from loadtest.lookahead.compare import counts_of, ratio_to
+from loadtest.lookahead.runs import Pair, opened, stream_seconds
 from loadtest.lookahead.tasks import Prompts
 from loadtest.lookahead.terms import CDLH, CDSL, Terms
 from loadtest.simulate.engines import Machine
@@ -23,6 +28,7 @@ _BYTES_A_PARAMETER = 2  # bfloat16
 _BANDWIDTH = 1.6e12  # bytes/s that reading weights reaches, of the 2.0e12 of an A100 of 80 GB
 _FLOPS = 1.5e14  # per s that products reach, of 3.1e14
 _LAUNCH_MS = 0.5  # of a pass whose kernels are launched as one graph, its samples and link
+_TIMED_PROMPT, _TIMED_TOKENS, _TIMED_RUNS = "Write a short story about a dog.", 64, 5
 _GB_A_DEVICE = 64  # for weights; a larger model is spread, its devices read side by side
 # Billions of parameters, target and draft: the sizes of a family that papers study, and larger.
 SIZES: Sequence[tuple[float, float]] = (
@@ -59,6 +65,24 @@ def price_ms(line: Mapping[str, Any], terms: Terms, machine: Machine) -> float:
     )
 
 
+def step_ms(model: Path, threads: int) -> float:
+    """Milliseconds a token that a model takes alone, one greedy text at a time: the least of some.
+
+    So what one step takes of a draft, and one pass of a row of a target, the engine included.
+    """
+    with LLM(
+        model,
+        num_threads=threads,
+        max_model_len=_TIMED_TOKENS + 64,
+        max_num_seqs=1,
+    ) as llm:
+        seconds = [
+            stream_seconds(llm, _TIMED_PROMPT, _TIMED_TOKENS, speculation={"enabled": False})
+            for _ in range(_TIMED_RUNS)
+        ]
+    return 1e3 * min(seconds) / _TIMED_TOKENS
+
+
 def drafts(
     pairs: Sequence[Pair],
     prompts: Prompts,
@@ -67,31 +91,46 @@ def drafts(
 ) -> dict[str, Any]:
     """CDSL with each of the drafts, CDLH of the target beside it, and what pairs would take."""
     ways, lines, priced = terms.ways(), [], []
+    target_ms = step_ms(pairs[0].target, threads)
     cdlh: dict[str, Any] | None = None
     for pair in pairs:
         with opened(pair, threads) as bench:
             # CDLH needs no draft: once for all of them.
             cdlh = cdlh or counts_of(bench.answer(prompts, ways[CDLH]))
-            line: dict[str, Any] = {"draft": pair.label, "step_cost": pair.step_cost} | counts_of(
-                bench.answer(prompts, terms)
-            )
-        line["passes_to_cdlh"] = cdlh["passes_per_token"] / line["passes_per_token"]
+            counts = counts_of(bench.answer(prompts, terms))
+        draft_ms = step_ms(pair.draft, threads)
+        line: dict[str, Any] = {"draft": pair.label} | pair.described() | counts
+        line |= {"step_ms": draft_ms, "measured_step_cost": draft_ms / target_ms}
+        line["passes_to_cdlh"] = asdict(ratio_to(cdlh, line))
         # Where a step takes the share of a pass that its weights are of the target's.
         cost = line["passes_per_token"] + pair.step_cost * line["draft_steps_per_token"]
         line["by_weights"] = cdlh["passes_per_token"] / cost
         lines.append(line)
-        for size in SIZES:
-            machine = machine_of(*size)
-            slow = price_ms(cdlh, ways[CDLH], machine)
-            fast = price_ms(line, ways[CDSL], machine)
-            priced.append(
-                {
-                    "counts_of": pair.label,
-                    "target_billions": size[0],
-                    "draft_billions": size[1],
-                    "cdlh_ms": slow,
-                    "cdsl_ms": fast,
-                    "speed_up": slow / fast,
-                }
-            )
-    return {"cdlh": cdlh, "lines": lines, "priced": priced, "terms": asdict(terms)}
+        priced += _priced(line, cdlh, ways)
+    return {
+        "target": pairs[0].described() | {"pass_ms": target_ms},
+        "cdlh": cdlh,
+        "lines": lines,
+        "priced": priced,
+        "terms": asdict(terms),
+    }
+
+
+def _priced(
+    line: Mapping[str, Any], cdlh: Mapping[str, Any], ways: Mapping[str, Terms]
+) -> list[dict[str, Any]]:
+    found = []
+    for size in SIZES:
+        machine = machine_of(*size)
+        slow, fast = price_ms(cdlh, ways[CDLH], machine), price_ms(line, ways[CDSL], machine)
+        found.append(
+            {
+                "counts_of": line["draft"],
+                "target_billions": size[0],
+                "draft_billions": size[1],
+                "cdlh_ms": slow,
+                "cdsl_ms": fast,
+                "speed_up": slow / fast,
+            }
+        )
+    return found

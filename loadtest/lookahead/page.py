@@ -9,7 +9,16 @@ from typing import Any
 
 from loadtest.lookahead import plot
 from loadtest.lookahead.tasks import TASKS
-from loadtest.report.readme.lookahead import Content, compared, interval, percent
+from loadtest.report.readme.lookahead import (
+    Content,
+    aims,
+    compared,
+    drafts_table,
+    interval,
+    millions,
+    percent,
+    times,
+)
 from loadtest.report.readme.result import claims_table, table
 
 FILE = "report.md"
@@ -47,8 +56,9 @@ def render(kept: Mapping[str, Content], has_picture: bool) -> str:
     lines = [
         f"# Look-aheads of {', '.join(pairs)}",
         "",
-        "Passes are the target's, those of one text that follow each other; hard satisfaction with "
-        "95% intervals (Wilson's, differences by paired bootstrap).",
+        "Passes are the target's, those of one text that follow each other. CDLH commits as much "
+        "as the CDSL beside it. Intervals are of 95%: Wilson's for hard satisfaction, paired "
+        "bootstrap over prompts for differences and ratios.",
     ]
     if has_picture:
         lines += ["", f"![Satisfaction and cost]({plot.FILE})"]
@@ -65,34 +75,29 @@ def render(kept: Mapping[str, Content], has_picture: bool) -> str:
 def _compare(content: Content) -> Iterator[str]:
     yield compared(content)
     yield ""
-    yield claims_table(content)
+    yield aims(content)
 
 
 def _thresholds(content: Content) -> Iterator[str]:
-    greedy, cdlh, *grid = content["lines"]
-    rows = [
-        ["greedy", "", *_costs(greedy), ""],
-        ["cdlh", "", *_costs(cdlh), ""],
-        *(
-            [
-                f"{line['terms']['accept_threshold']:g}",
-                f"{line['terms']['reward_threshold']:g}",
-                *_costs(line),
-                "yes" if line["is_best"] else "",
-            ]
-            for line in grid
-        ),
-    ]
-    yield table(["a_t", "r_t", "hard", "soft", "passes a token", "on the frontier"], rows)
+    rows = [["", "", "greedy", *_costs(content["greedy"]), ""]]
+    for rule, part in content["rules"].items():
+        rows.append([rule, "", "cdlh", *_costs(part["cdlh"]), ""])
+        for line in part["lines"]:
+            a_t, r_t = (line["terms"][f"{name}_threshold"] for name in ("accept", "reward"))
+            mark = "yes" if line["is_best"] else ""
+            rows.append([rule, f"{a_t:g}", f"{r_t:g}", *_costs(line), mark])
+    yield table(["rule", "a_t", "r_t", "hard", "soft", "passes a token", "on the frontier"], rows)
 
 
 def _verification(content: Content) -> Iterator[str]:
     rows = []
     for task, part in content["tasks"].items():
         for line in part["lines"]:
-            rows.append([task, line["rule"].replace("_", " "), *_costs(line), ""])
-        rows[-1][-1] = interval(part["sampling_less_hard"])
-    yield table(["task", "rule", "hard", "soft", "passes a token", "sampling less hard"], rows)
+            rows.append([task, line["rule"].replace("_", " "), *_costs(line), "", ""])
+        rows[-1][-2] = interval(part["sampling_less_hard"])
+        rows[-1][-1] = times(part["passes_hard_to_sampling"])
+    head = ["task", "rule", "hard", "soft", "passes a token"]
+    yield table([*head, "sampling less hard", "passes, hard / sampling"], rows)
 
 
 def _lengths(content: Content) -> Iterator[str]:
@@ -114,19 +119,13 @@ def _batch(content: Content) -> Iterator[str]:
 
 
 def _drafts(content: Content) -> Iterator[str]:
-    rows = [
-        [
-            line["draft"],
-            f"{line['step_cost']:.3f}",
-            *_costs(line),
-            f"{line['draft_steps_per_token']:.2f}",
-            f"{line['passes_to_cdlh']:.1f}",
-            f"{line['by_weights']:.1f}",
-        ]
-        for line in content["lines"]
-    ]
-    head = ["draft", "step / pass, by weights", "hard", "soft", "passes a token"]
-    yield table([*head, "draft steps a token", "cdlh's passes / its", "with its steps"], rows)
+    target = content["target"]
+    yield (
+        f"The target: {millions(target['target_parameters'])} parameters, a pass of one row "
+        f"{target['pass_ms']:.2f} ms."
+    )
+    yield ""
+    yield drafts_table(content)
     yield ""
     yield "As often as they agree here, by the cost curves of larger pairs (none is measured):"
     yield ""

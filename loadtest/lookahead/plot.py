@@ -47,33 +47,40 @@ def draw(kept: Kept, folder: Path) -> bool:
 
 
 def _ways(panel: Any, result: Mapping[str, Any]) -> None:
-    """Satisfaction with its interval over passes a token, a point a way."""
+    """Satisfaction with its interval over passes a token: a colour a table, a mark a way."""
+    tables = list(dict.fromkeys(line["table"] for line in result["lines"]))
     for line in result["lines"]:
-        _point(panel, line, line["way"])
+        label = f"{line['way']}, {line['table']}".removesuffix(", ")
+        colour = f"C{tables.index(line['table'])}"
+        _point(panel, line, label, "D" if line["way"] == "cdsl" else "o", colour)
     _label(panel, "target passes a token", "hard satisfaction")
 
 
 def _thresholds(panel: Any, result: Mapping[str, Any]) -> None:
-    """The same of every pair of thresholds; the frontier is a line."""
-    greedy, cdlh, *grid = result["lines"]
-    best = sorted((line for line in grid if line["is_best"]), key=_passes)
-    panel.plot([_passes(line) for line in best], [_hard(line) for line in best], "-", color="C2")
-    for place, a_t in enumerate(sorted({line["terms"]["accept_threshold"] for line in grid})):
-        lines = [line for line in grid if line["terms"]["accept_threshold"] == a_t]
-        panel.plot(
-            [_passes(line) for line in lines],
-            [_hard(line) for line in lines],
-            "osd^v<>"[place % 7],
-            label=f"a_t = {a_t:g}",
-        )
-        for line in lines:
-            panel.annotate(
-                f"{line['terms']['reward_threshold']:g}",
-                (_passes(line), _hard(line)),
-                fontsize="x-small",
+    """The same of every pair of thresholds, by both rules; frontiers are lines."""
+    for number, (rule, part) in enumerate(result["rules"].items()):
+        colour = f"C{number}"
+        best = sorted((line for line in part["lines"] if line["is_best"]), key=_passes)
+        panel.plot([_passes(line) for line in best], [_hard(line) for line in best], color=colour)
+        for place, a_t in enumerate(
+            dict.fromkeys(line["terms"]["accept_threshold"] for line in part["lines"])
+        ):
+            lines = [one for one in part["lines"] if one["terms"]["accept_threshold"] == a_t]
+            panel.plot(
+                [_passes(line) for line in lines],
+                [_hard(line) for line in lines],
+                "osd^v<>"[place % 7],
+                color=colour,
+                label=f"{rule}, a_t = {a_t:g}",
             )
-    _point(panel, greedy, "greedy")
-    _point(panel, cdlh, "cdlh")
+            for line in lines:
+                panel.annotate(
+                    f"{line['terms']['reward_threshold']:g}",
+                    (_passes(line), _hard(line)),
+                    fontsize="x-small",
+                )
+        _point(panel, part["cdlh"], f"cdlh beside {rule}", "*", colour)
+    _point(panel, result["greedy"], "greedy")
     _label(panel, "target passes a token (numbers: r_t)", "hard satisfaction")
 
 
@@ -107,13 +114,16 @@ _PAINTERS: Mapping[str, Painter] = {
 }
 
 
-def _point(panel: Any, line: Mapping[str, Any], label: str) -> None:
+def _point(
+    panel: Any, line: Mapping[str, Any], label: str, mark: str = "o", colour: str | None = None
+) -> None:
     hard = line["hard"]
     panel.errorbar(
         [_passes(line)],
         [hard["value"]],
         yerr=[[hard["value"] - hard["low"]], [hard["high"] - hard["value"]]],
-        fmt="o",
+        fmt=mark,
+        color=colour,
         capsize=3,
         label=label,
     )

@@ -9,6 +9,8 @@ more, where roll-outs do not meet in a pass.
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from deployments.llm import LLM, RequestOutput, SamplingParams
 from loadtest.lookahead.tasks import Ask, Prompts
@@ -42,10 +46,22 @@ class Pair:
         """What a draft step costs of a target pass, where weights are all that is read."""
         return _num_bytes(self.draft) / _num_bytes(self.target)
 
+    def described(self) -> dict[str, Any]:
+        """What tables say of it: its label, family and sizes."""
+        config = json.loads((self.target / "config.json").read_text(encoding="utf-8"))
+        return {
+            "pair": self.label,
+            "family": config["model_type"],
+            "target_parameters": num_parameters(self.target),
+            "draft_parameters": num_parameters(self.draft),
+            "step_cost": self.step_cost,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One answer. `num_verified`: passes that verified a draft, or that told what may follow."""
+    """One answer. `num_verified`: passes of the text itself, no roll-out's: they verified a draft,
+    told what may follow, or went on plainly."""
 
     token_ids: tuple[int, ...]
     prompt_ids: tuple[int, ...]
@@ -140,10 +156,7 @@ class Bench:
 
     def stream(self, prompt: str, num_tokens: int) -> float:
         """Seconds of an ordinary answer of exactly so many tokens."""
-        began_s = time.perf_counter()
-        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        self._llm.chat(_chat(prompt), params, use_tqdm=False)
-        return time.perf_counter() - began_s
+        return stream_seconds(self._llm, prompt, num_tokens)
 
     def num_passes(self) -> int:
         """Of the target so far, for everybody."""
@@ -167,8 +180,7 @@ class Bench:
             num_draft_steps, num_calls, states = output.metrics.num_draft_tokens, 0, {}
         else:
             num_steps, states = stats.num_target_passes, dict(stats.states)
-            is_cdlh = terms.method == "cdlh"
-            num_verified = _num_verified(terms, states) if is_cdlh else _num_rounds(states)
+            num_verified = stats.num_verifications
             num_draft_steps, num_calls = stats.num_draft_steps, stats.num_reward_calls
         # Roll-outs of one step are side by side; one that ends early makes this a lower bound.
         in_a_row = num_verified + (num_steps - num_verified) / terms.candidates
@@ -187,6 +199,24 @@ class Bench:
         )
 
 
+def stream_seconds(llm: LLM, prompt: str, num_tokens: int, **more: Any) -> float:
+    """Seconds of an ordinary answer of exactly so many tokens; `more` fields of the request."""
+    began_s = time.perf_counter()
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, **more)
+    llm.chat(_chat(prompt), params, use_tqdm=False)
+    return time.perf_counter() - began_s
+
+
+def num_parameters(folder: Path) -> int:
+    """Of a checkpoint: numbers in its tensors, those that are shared once."""
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="numpy") as tensors:
+            names = tensors.keys()
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+    return total
+
+
 def distinct(texts: Sequence[str], length: int) -> float:
     """Share of the n-grams of all texts, of so many words, that are different ones.
 
@@ -198,16 +228,6 @@ def distinct(texts: Sequence[str], length: int) -> float:
         for start in range(len(words) - length + 1)
     ]
     return len(set(grams)) / len(grams) if grams else 0.0
-
-
-def _num_rounds(states: dict[str, int]) -> int:
-    """Verifications of CDSL; plain steps are a pass each."""
-    return sum(states.values())
-
-
-def _num_verified(terms: Terms, states: dict[str, int]) -> int:
-    """Of CDLH: the first pass; all of its steps where whole roll-outs are taken."""
-    return states.get("lookahead", 0) if terms.commit == "rollout" else 1
 
 
 def _mean_logprob(output: RequestOutput, text: Text) -> float:

@@ -7,24 +7,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-GREEDY, CDLH, CDLH_WHOLE, CDSL = "greedy", "cdlh", "cdlh, whole roll-outs", "cdsl"
-# So long that the baseline sees a sentence's end; the same for all ways.
-_LENGTH, _CANDIDATES, _WEIGHT = 6, 8, 8.0
+from deployments.api.lookahead.fields import LookaheadOptions
+
+GREEDY, CDLH, CDSL = "greedy", "cdlh", "cdsl"
+PAPER, GAIN, RECOMMENDED = "paper", "gain", "as recommended"  # how CDSL and its CDLH are set
+Thresholds = tuple[float, float]  # a_t, r_t
+
+_DEFAULTS = LookaheadOptions(method="cdsl")  # of a request that says nothing else
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """One way: the fields of `lookahead`, and the temperature beside it."""
+    """One way: the fields of `lookahead`, by default the API's, and the temperature beside it."""
 
-    method: str = "cdsl"  # "off": greedy
-    length: int = _LENGTH
-    candidates: int = _CANDIDATES
-    accept_threshold: float = 0.0
-    reward_threshold: float = 1.0
-    reward_weight: float = _WEIGHT
-    generation: str = "lookahead"
-    commit: str = "gain"
-    verification: str = "hard"
+    method: str = CDSL  # "off": greedy
+    length: int = _DEFAULTS.length
+    candidates: int = _DEFAULTS.candidates
+    acceptance: str = _DEFAULTS.acceptance
+    accept_threshold: float = _DEFAULTS.accept_threshold
+    reward_threshold: float = _DEFAULTS.reward_threshold
+    reward_weight: float = _DEFAULTS.reward_weight
+    generation: str = _DEFAULTS.generation
+    commit: str = _DEFAULTS.commit
+    verification: str = _DEFAULTS.verification
     temperature: float = 0.0
 
     def lookahead(self, reward: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -39,8 +44,9 @@ class Terms:
             "reward_weight": self.reward_weight,
             "commit": self.commit,
         }
-        if self.method == "cdsl":
+        if self.method == CDSL:
             fields |= {
+                "acceptance": self.acceptance,
                 "accept_threshold": self.accept_threshold,
                 "reward_threshold": self.reward_threshold,
                 "generation": self.generation,
@@ -48,38 +54,58 @@ class Terms:
             }
         return fields
 
+    def by_rule(self, acceptance: str, thresholds: Thresholds | None = None) -> Terms:
+        """These by a rule, with the commit of its kind: a token in the paper, else the gain."""
+        commit = "token" if acceptance == PAPER else "gain"
+        a_t, r_t = thresholds or (self.accept_threshold, self.reward_threshold)
+        return replace(
+            self, acceptance=acceptance, commit=commit, accept_threshold=a_t, reward_threshold=r_t
+        )
+
     def ways(self) -> dict[str, Terms]:
-        """Greedy, CDLH, its cheaper form, and these, of the same lengths and weights."""
-        cdlh = replace(self, method="cdlh", commit="token", verification="hard")
-        return {
-            GREEDY: replace(cdlh, method="off"),
-            CDLH: cdlh,
-            CDLH_WHOLE: replace(cdlh, commit="rollout"),
-            CDSL: self,
-        }
+        """Greedy, CDLH and these: of the same commit, lengths and weights."""
+        # What CDLH does not read is as the defaults have it: equal ways are equal terms.
+        cdlh = Terms(
+            method=CDLH,
+            length=self.length,
+            candidates=self.candidates,
+            reward_weight=self.reward_weight,
+            commit=self.commit,
+            temperature=self.temperature,
+        )
+        return {GREEDY: Terms(method="off", temperature=self.temperature), CDLH: cdlh, CDSL: self}
 
 
-def add_terms(parser: argparse.ArgumentParser) -> None:
-    """The options that `terms_of` reads."""
-    parser.add_argument("--length", type=int, default=_LENGTH, help="of a draft and of a roll-out")
-    parser.add_argument("--candidates", type=int, default=_CANDIDATES)
-    parser.add_argument("--accept-threshold", type=float, default=0.0, help="a_t")
-    parser.add_argument("--reward-threshold", type=float, default=1.0, help="r_t")
-    parser.add_argument("--reward-weight", type=float, default=_WEIGHT)
-    parser.add_argument("--generation", choices=("lookahead", "plain"), default="lookahead")
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """The options that CDLH and CDSL share."""
+    given = Terms()
     parser.add_argument(
-        "--commit", choices=("token", "gain", "rollout"), default="gain", help="of cdsl"
+        "--length", type=int, default=given.length, help="of a draft and of a roll-out"
+    )
+    parser.add_argument("--candidates", type=int, default=given.candidates)
+    parser.add_argument("--reward-weight", type=float, default=given.reward_weight)
+    parser.add_argument("--generation", choices=("lookahead", "plain"), default=given.generation)
+
+
+def add_rule(parser: argparse.ArgumentParser) -> None:
+    """The options of one rule, by default what is recommended."""
+    given = Terms()
+    parser.add_argument("--acceptance", choices=(PAPER, GAIN), default=given.acceptance)
+    parser.add_argument(
+        "--accept-threshold", type=float, default=given.accept_threshold, help="a_t"
+    )
+    parser.add_argument(
+        "--reward-threshold", type=float, default=given.reward_threshold, help="r_t"
+    )
+    parser.add_argument(
+        "--commit",
+        choices=("token", "gain", "rollout"),
+        default=given.commit,
+        help="of cdsl and of cdlh beside it",
     )
 
 
 def terms_of(arguments: argparse.Namespace) -> Terms:
-    """Of the command line."""
-    return Terms(
-        length=arguments.length,
-        candidates=arguments.candidates,
-        accept_threshold=arguments.accept_threshold,
-        reward_threshold=arguments.reward_threshold,
-        reward_weight=arguments.reward_weight,
-        generation=arguments.generation,
-        commit=arguments.commit,
-    )
+    """Of the command line; what it has no option for is as recommended."""
+    names = (name for name in Terms.__dataclass_fields__ if name != "temperature")
+    return Terms(**{name: getattr(arguments, name) for name in names if hasattr(arguments, name)})

@@ -1,7 +1,8 @@
 """Picks a_t, r_t, d and what is committed for a task, from a few validation prompts.
 
-The rule: of all settings whose hard satisfaction is within an allowance of CDLH's, the one with the
-lowest cost; where none is, the one that satisfies most. Cost is target passes and draft steps a
+The rule: of all settings whose hard satisfaction is within an allowance of CDLH's, with the commit
+that suits CDLH best, the one with the lowest cost; where none is, the one that satisfies most. What
+is picked is shown beside CDLH with the same commit. Cost is target passes and draft steps a
 token, a step at the share of a pass that the draft's weights are of the target's. Settings are
 halved by that rule over more and more prompts (Jamieson and Talwalkar, arXiv 1502.07943), so most
 are dropped after a few; counts are exact, so the same prompts pick the same settings.
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
-from loadtest.lookahead.compare import counts_of
+from loadtest.lookahead.compare import counts_of, ratio_to
 from loadtest.lookahead.runs import Bench, Text
 from loadtest.lookahead.tasks import Task
 from loadtest.lookahead.terms import CDLH, Terms
@@ -88,25 +89,28 @@ def tune(
     Args:
         bench: the pair.
         task: whose texts are wanted.
-        terms: what the grid leaves alone; also CDLH's.
+        terms: what the grid leaves alone; also of CDLH.
         grid: what is tried.
         options: how much of what.
     """
     num_prompts, at_once = options.num_prompts, options.at_once
     prompts, step_cost = task.draw("validation", num_prompts, at_once), bench.pair.step_cost
-    baseline = Candidate(terms.ways()[CDLH], [])
+    baselines = {
+        commit: Candidate(replace(terms, commit=commit).ways()[CDLH], []) for commit in grid.commits
+    }
     candidates = [Candidate(one, []) for one in grid.of(terms)]
     rounds = []
     for num_asks in _rungs(num_prompts, len(candidates)):
-        for one in (baseline, *candidates):
+        for one in (*baselines.values(), *candidates):
             new = prompts.part(len(one.texts), num_asks)
             one.texts += bench.answer(new, one.terms).texts
-        wanted = baseline.hard() - options.within
+        wanted = max(one.hard() for one in baselines.values()) - options.within
         candidates.sort(key=lambda one: one.rank(wanted, step_cost))
         rounds.append({"prompts": num_asks, "settings": len(candidates), "wanted": wanted})
         if num_asks < num_prompts:
             candidates = candidates[: max(_LAST_SETTINGS, len(candidates) // 2)]
     best = candidates[0]
+    baseline = baselines[best.terms.commit]
     checked = task.draw("held-out", options.held_out, at_once)
     own, cdlh = (bench.answer(checked, way) for way in (best.terms, baseline.terms))
     own_counts, cdlh_counts = counts_of(own), counts_of(cdlh)
@@ -129,6 +133,7 @@ def tune(
             "hard_less_cdlh": asdict(less),
             "cost": Candidate(best.terms, list(own.texts)).cost(step_cost),
             "cost_of_cdlh": Candidate(baseline.terms, list(cdlh.texts)).cost(step_cost),
+            "passes_to_cdlh": asdict(ratio_to(cdlh_counts, own_counts)),
         },
         "rounds": rounds,
         "last": [

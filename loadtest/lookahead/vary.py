@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from loadtest.lookahead.compare import counts_of
+from loadtest.lookahead.compare import counts_of, ratio_to
 from loadtest.lookahead.runs import Bench
 from loadtest.lookahead.tasks import Prompts
-from loadtest.lookahead.terms import CDLH, GREEDY, Terms
+from loadtest.lookahead.terms import CDLH, CDSL, GAIN, GREEDY, PAPER, Terms
 from loadtest.report.ratios import mean_difference
 
 _RULES = ("hard", "speculative_sampling")
@@ -24,17 +24,25 @@ def thresholds(
     accept: Sequence[float],
     reward: Sequence[float],
 ) -> dict[str, Any]:
-    """Every a_t with every r_t, with greedy and CDLH beside them; `is_best`: on the frontier."""
-    grid = [
-        replace(terms, accept_threshold=a_t, reward_threshold=r_t)
-        for a_t, r_t in product(accept, reward)
-    ]
-    lines = []
-    for way in [terms.ways()[GREEDY], terms.ways()[CDLH], *grid]:
-        run = bench.answer(prompts, way)
-        lines.append({"terms": asdict(way)} | counts_of(run))
-    mark_frontier(lines[2:])
-    return {"lines": lines}
+    """Every a_t with every r_t by either rule of acceptance, with CDLH of its commit beside it.
+
+    `is_best`: on the frontier of its rule.
+    """
+    rules = {}
+    for acceptance in (PAPER, GAIN):
+        own = terms.by_rule(acceptance)
+        grid = [
+            replace(own, accept_threshold=a_t, reward_threshold=r_t)
+            for a_t, r_t in product(accept, reward)
+        ]
+        lines = [_line(bench, prompts, way) for way in (own.ways()[CDLH], *grid)]
+        mark_frontier(lines[1:])
+        rules[acceptance] = {"cdlh": lines[0], "lines": lines[1:]}
+    return {"greedy": _line(bench, prompts, terms.ways()[GREEDY]), "rules": rules}
+
+
+def _line(bench: Bench, prompts: Prompts, way: Terms) -> dict[str, Any]:
+    return {"terms": asdict(way)} | counts_of(bench.answer(prompts, way))
 
 
 def mark_frontier(lines: Sequence[dict[str, Any]]) -> None:
@@ -63,7 +71,12 @@ def verification(bench: Bench, prompts: Prompts, terms: Terms) -> dict[str, Any]
         lines.append({"rule": rule} | counts_of(run))
     hard, sampled = lines
     less = mean_difference(sampled["met"], hard["met"])
-    return {"lines": lines, "sampling_less_hard": asdict(less)}
+    ratio = ratio_to(hard, sampled)
+    return {
+        "lines": lines,
+        "sampling_less_hard": asdict(less),
+        "passes_hard_to_sampling": asdict(ratio),
+    }
 
 
 def lengths(
@@ -73,11 +86,11 @@ def lengths(
     *,
     values: Sequence[int],
 ) -> dict[str, Any]:
-    """CDLH and CDSL at several d."""
+    """CDLH and CDSL at several d, with the same commit."""
     lines = []
     for length in values:
         ways = replace(terms, length=length).ways()
-        for name in (CDLH, "cdsl"):
+        for name in (CDLH, CDSL):
             run = bench.answer(prompts, ways[name])
             lines.append({"way": name, "length": length} | counts_of(run))
     return {"lines": lines}

@@ -23,6 +23,7 @@ _INTERVAL = (2.5, 97.5)  # percentiles
 _NUM_RESAMPLES = 2000
 _Z = 1.959964  # of the normal distribution: 95% lie within
 
+Totals = Sequence[tuple[float, float]]
 _Rates = NDArray[np.float64]
 
 
@@ -108,6 +109,30 @@ def mean_difference(above: Sequence[float], below: Sequence[float], seed: int = 
     less = np.asarray(above, dtype=np.float64) - np.asarray(below, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(len(less), size=(_NUM_RESAMPLES, len(less)))
     return _estimate(float(less.mean()), less[drawn].mean(axis=1))
+
+
+def ratio_of_totals(above: Totals, below: Totals, seed: int = 0) -> Estimate:
+    """The ratio of two averages, each a count over what it is counted by, all questions together.
+
+    Questions are drawn again as pairs (bootstrap).
+
+    Args:
+        above, below: of each question its count and what that is divided by, in the same order.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: there are not as many of both, or none.
+    """
+    if len(above) != len(below) or not above:
+        raise ValueError(f"both need the same questions, got {len(above)} and {len(below)}")
+    parts = np.asarray([above, below], dtype=np.float64)  # [2, questions, count and divisor]
+    num = parts.shape[1]
+    drawn = np.random.default_rng(seed).integers(num, size=(_NUM_RESAMPLES, num))
+    averages = parts.sum(axis=1)
+    averages = averages[:, 0] / averages[:, 1]
+    totals = parts[:, drawn].sum(axis=2)  # [2, resamples, count and divisor]
+    again = totals[..., 0] / totals[..., 1]
+    return _estimate(averages[0] / averages[1], again[0] / again[1])
 
 
 def _best(lines: Mapping[str, Sequence[float]], start: int) -> str:

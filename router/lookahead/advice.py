@@ -44,6 +44,8 @@ def advice_of(settings: LookaheadSettings, stats: LookaheadStats) -> dict[str, s
         remedy = _CAUSES[cause].format(
             accept=settings.accept_threshold, reward=settings.reward_threshold
         )
+        if cause == "low_reward" and settings.acceptance == "paper":
+            remedy += " or set acceptance to gain"
         cheaper = "" if settings.generation == "plain" else "; generation plain costs less"
         found[TOO_MUCH_GENERATION] = (
             f"the target generated in {num_generated} of {num_rounds} rounds, mostly for "

@@ -11,9 +11,8 @@ of CDSL is in one of these states, a of the draft accepted and r the reward of w
     low_reward       a >= a_t and r <  r_t    the target generates: its own text earns too little
     no_draft         the draft model is away  the target generates
 
-What earns more than the text did without it is kept below r_t too. What would lose the constraint
-for good, such as an end of the text without all concepts, is below every r_t; once it is lost there
-is nothing to earn, and what the target accepts is kept.
+That is the paper's rule (`acceptance: paper`). Ours (`gain`) keeps what earns more than the text
+without it also below r_t, and never what loses the constraint for good (`acceptance.py`).
 
 The target generates by a step of CDLH, or plainly. None of this is exact: the distribution is not
 the target's, and no other mode of the router goes through here. Under a grammar all is masked:
@@ -26,6 +25,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 
 from models.protocol.messages import Verdict
+from router.lookahead.acceptance import (
+    kept_by_gain,
+    kept_by_paper,
+    share_accepted,
+    stands_enough,
+)
 from router.lookahead.session import LookaheadSession
 from router.types import Delta
 
@@ -96,30 +101,25 @@ async def _decide(
     """The state of a round, and what is kept of the draft."""
     if not draft:
         return "no_draft", []
-    if acceptance(draft, verdict) < session.settings.accept_threshold:
+    if not stands_enough(session.settings, share_accepted(draft, verdict)):
         return "low_acceptance", []
     kept = await _judged(session, stands)
     return ("accepted", kept) if kept else ("low_reward", [])
 
 
 async def _judged(session: LookaheadSession, stands: list[int]) -> list[int]:
-    """What the reward keeps of what stands: all of it, as much as gains, or nothing."""
+    """What the rule keeps of what stands: all of it, as much as gains, or nothing."""
     settings = session.settings
-    before, score = await session.judge.scores([(), stands])
-    if not score.can_be_met:
-        return [] if before.can_be_met else stands
-    if score.score >= settings.reward_threshold:
-        return stands
-    if score.score <= before.score:
+    if settings.acceptance == "paper":
+        [score] = await session.judge.scores([stands])
+        keeps = kept_by_paper(settings, score)
+    else:
+        before, score = await session.judge.scores([(), stands])
+        keeps = kept_by_gain(settings, before, score)
+    if keeps == "nothing":
         return []
-    return await _gain(session, stands, score.value) if settings.commit == "gain" else stands
-
-
-def acceptance(draft: Sequence[int], verdict: Verdict) -> float:
-    """Share of the draft that stands. An eos that was foreseen comes back as the target's token."""
-    num_right = verdict.num_accepted
-    num_right += num_right < len(draft) and draft[num_right] == verdict.token
-    return num_right / len(draft)
+    is_cut = keeps == "gain" and settings.commit == "gain"
+    return await _gain(session, stands, score.value) if is_cut else stands
 
 
 async def _look_ahead(
@@ -150,10 +150,13 @@ async def _look_ahead(
     if settings.commit == "rollout":
         return futures[best]
     if settings.commit == "gain":
-        return await _gain(session, futures[best], scores[best].value)
-    if rollouts[best] and (logprobs := rollouts[best][0].logprobs) is not None:
-        session.ahead = logprobs.top  # what may follow the candidate was told with its roll-out
-    return futures[best][:1]
+        taken = await _gain(session, futures[best], scores[best].value)
+    else:
+        taken = futures[best][:1]
+    told = rollouts[best][len(taken) - 1 : len(taken)]  # its step after what is taken
+    if told and told[0].logprobs is not None:
+        session.ahead = told[0].logprobs.top
+    return taken
 
 
 async def _gain(session: LookaheadSession, future: Sequence[int], value: float) -> list[int]:

@@ -95,6 +95,7 @@ class LookaheadSession:
         stats = LookaheadStats(
             method=self.settings.method,
             num_target_passes=self.num_target_passes,
+            num_verifications=self.target.num_passes,
             num_draft_steps=0 if self.drafter is None else self.drafter.num_steps,
             num_rollouts=self.num_rollouts,
             num_reward_calls=self.judge.num_calls,
@@ -160,8 +161,8 @@ def _session(
         verifier = RemoteVerifier(client, services.limits)
         return Branch(client, verifier, request.end_ids, take_rows)
 
-    # A step of CDLH goes on where the winner's roll-out told what may follow it.
-    tells = settings.method == "cdlh" and settings.commit == "token"
+    # A step of CDLH goes on where the winner's roll-out told what may follow what is taken of it.
+    tells = settings.method == "cdlh" and settings.commit != "rollout"
     session = LookaheadSession(
         settings=settings,
         committed=committed,

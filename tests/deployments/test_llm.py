@@ -72,7 +72,7 @@ def test_drafts_move_no_text_and_are_counted(llm: LLM) -> None:
 
 def test_a_reward_steers_a_text(llm: LLM) -> None:
     wanted = {"kind": "concepts", "concepts": ["dog", "happy", "tree"]}
-    lookahead = {"method": "cdlh", "reward": wanted, "length": 4}
+    lookahead = {"method": "cdlh", "reward": wanted, "length": 4, "commit": "token"}
     fields: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
     story = [{"role": "user", "content": "Write a short story about a dog and a ball."}]
     [plain] = llm.chat(story, SamplingParams(**fields))

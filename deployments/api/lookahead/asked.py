@@ -62,6 +62,7 @@ def lookahead_of(
         text_of=text_reader(tokenizer, after),
         length=asked.length,
         candidates=asked.candidates,
+        acceptance=asked.acceptance,
         accept_threshold=asked.accept_threshold,
         reward_threshold=asked.reward_threshold,
         reward_weight=asked.reward_weight,

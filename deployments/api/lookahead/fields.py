@@ -39,14 +39,15 @@ class LookaheadOptions(StrictFields):
 
     method: Literal["cdsl", "cdlh", "off"]
     reward: RewardField | None = None  # required unless off
-    length: int = Field(default=8, ge=1, le=MAX_LENGTH)
-    candidates: int = Field(default=4, ge=1, le=MAX_CANDIDATES)
-    accept_threshold: float = Field(default=0.5, ge=0.0, le=1.0)
-    reward_threshold: float = Field(default=0.5, ge=0.0, le=1.0)
+    length: int = Field(default=6, ge=1, le=MAX_LENGTH)
+    candidates: int = Field(default=8, ge=1, le=MAX_CANDIDATES)
+    acceptance: Literal["paper", "gain"] = "gain"
+    accept_threshold: float = Field(default=0.0, ge=0.0, le=1.0)
+    reward_threshold: float = Field(default=1.0, ge=0.0, le=1.0)
     reward_weight: float = Field(default=8.0, ge=0.0, le=100.0)
     verification: Literal["hard", "speculative_sampling"] = "hard"
     generation: Literal["lookahead", "plain"] = "lookahead"
     rollout: Literal["greedy", "sampled"] = "greedy"
-    commit: Literal["token", "gain", "rollout"] = "token"
+    commit: Literal["token", "gain", "rollout"] = "gain"
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     budget: int | None = Field(default=None, ge=1, le=10**9)

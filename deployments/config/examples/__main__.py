@@ -17,6 +17,7 @@ from pathlib import Path
 from deployments.config.examples.page import Example, printed
 from deployments.config.examples.production import PROD
 from deployments.config.examples.shipped import (
+    CONCEPTS,
     DEMO,
     HEADS,
     NO_DRAFT,
@@ -29,7 +30,7 @@ from deployments.config.model_files import REPO_ROOT
 
 EXAMPLES = {
     example.name: example
-    for example in (DEMO, NO_DRAFT, HEADS, SMOLLM2, SINGLE_GPU, ONE_NODE, PROD)
+    for example in (DEMO, CONCEPTS, NO_DRAFT, HEADS, SMOLLM2, SINGLE_GPU, ONE_NODE, PROD)
 }
 _IN_MANIFEST = re.compile(r"(?<=  serveConfigV2: \|\n)(?: {4}.*\n|\n)+")
 

@@ -139,6 +139,31 @@ suffix decoding where text repeats. models/demo/heads has Medusa heads for the s
     deployments=NO_DRAFT.deployments,
 )
 
+CONCEPTS = Example(
+    name="concepts",
+    head="""\
+The pair for concept sets, which writes a sentence with three to five words that it is given: a \
+request with `lookahead` has it use all of them more often (deployments/README.md).
+
+  serve run configs/concepts.yaml    then: curl http://127.0.0.1:8000/v1/models
+""",
+    serve=_SERVE,
+    args=merged(
+        _DEMO_ARGS,
+        {
+            "target": {"model_path": "models/demo/concepts/target"},
+            "draft": {
+                "model_path": Remark(
+                    "models/demo/concepts/draft", "must share the target's tokenizer"
+                ),
+            },
+            "router": {"model_name": "outrider-concepts"},
+        },
+    ),
+    placement=_SMALL,
+    deployments=DEMO.deployments,
+)
+
 SMOLLM2 = Example(
     name="smollm2",
     head="""\

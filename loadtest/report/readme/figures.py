@@ -65,6 +65,8 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "guide-for-k": studies.guide,
     "studies-in-short": studies.in_short,
     "lookahead": lookahead.lookahead,
+    "lookahead-by-pair": lookahead.lookahead_by_pair,
+    "lookahead-drafts": lookahead.lookahead_drafts,
     "lookahead-in-batches": lookahead.lookahead_in_batches,
     "scenarios": _of("scenarios", scenarios.scenarios),
     "simulated": _of("simulate", speed.simulated),

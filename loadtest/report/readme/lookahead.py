@@ -10,45 +10,78 @@ from loadtest.report.readme.result import RESULTS, Result, goal, table
 
 Content = Mapping[str, Any]
 
-# By folder of `loadtest/results`, how a pair is called here.
-PAIRS: Mapping[str, str] = {
-    "lookahead-smollm2": "SmolLM2-135M, 13M draft",
-    "lookahead-concepts": "pair for concept sets",
-    "lookahead-concepts-d16": "pair for concept sets, d = 16",
-    "lookahead-grown": "grown pair of 63M",
-    "lookahead-demo": "demo pair",
-}
 SPEED = "tokens/s, cdsl / cdlh"
 _BEST_SPEED = 6.0  # goal of one pair
 _NOTHING = "No result is kept yet."
+_ALIKE = (
+    "In each table CDLH commits as much as the CDSL below it: a token (`paper`), or as much of a "
+    "roll-out as gains. Ratios are of prompts together, with 95% intervals by paired bootstrap."
+)
 
 
 def lookahead(seen_from: Path) -> str:
     """Satisfaction and cost of every way, by pair and task; the claims behind them."""
-    blocks, speeds = [], dict[str, float]()
-    for pair, task, result in _kept(seen_from, "compare"):
-        head = f"{pair}, {task} ([report]({result.link_to('report.md')}))"
-        aims = "; ".join(aim(claim) for claim in result["claims"])
-        blocks += [f"{head}:", compared(result.content), f"{aims}.", result.made()]
+    blocks, speeds = [_ALIKE], dict[str, float]()
+    for name, task, result in _kept(seen_from, "compare"):
+        head = f"{name}, {task} ([report]({result.link_to('report.md')}))"
+        blocks += [f"{head}:", compared(result.content), aims(result.content), result.made()]
         speeds |= {
-            f"{pair}, {task}": claim["value"]
+            f"{name}, {task}, {claim['text'].removesuffix(f': {SPEED}')}": claim["value"]
             for claim in result["claims"]
-            if claim["text"] == SPEED
+            if claim["text"].endswith(SPEED)
         }
     if speeds:
         best = max(speeds, key=lambda name: speeds[name])
         reached = goal(speeds[best], "at least", _BEST_SPEED)
         blocks.append(f"{SPEED}, the best of these ({best}): {speeds[best]:.2f} ({reached}).")
+    return "\n\n".join(blocks) if len(blocks) > 1 else _NOTHING
+
+
+def lookahead_by_pair(seen_from: Path) -> str:
+    """Thresholds and rules of verification, one pair beside another."""
+    rows, made = [], []
+    for name, task, result in _kept(seen_from, "thresholds"):
+        for rule, part in result["rules"].items():
+            for line in part["lines"]:
+                if line["is_best"]:
+                    a_t, r_t = (line["terms"][f"{one}_threshold"] for one in ("accept", "reward"))
+                    cost = f"{line['passes_per_token']:.2f}"
+                    cells = [f"{a_t:g}, {r_t:g}", percent(line["hard"]), cost]
+                    cdlh = part["cdlh"]
+                    beside = [percent(cdlh["hard"]), f"{cdlh['passes_per_token']:.2f}"]
+                    rows.append([f"{name}, {task}", rule, *cells, *beside])
+        made.append(result.made())
+    head = ["pair, task", "rule", "a_t, r_t", "hard satisfaction", "passes a token"]
+    tables = [table([*head, "of cdlh", "passes of cdlh"], rows)] if rows else []
+    rules = []
+    for name, _, result in _kept(seen_from, "verification"):
+        for task, part in result["tasks"].items():
+            hard, sampled = part["lines"]
+            shares = [percent(hard["hard"]), percent(sampled["hard"])]
+            less = interval(part["sampling_less_hard"])
+            rules.append([name, task, *shares, less, times(part["passes_hard_to_sampling"])])
+        made.append(result.made())
+    if rules:
+        head = ["pair", "task", "hard rejection", "speculative sampling", "sampling less hard"]
+        tables.append(table([*head, "passes, hard / sampling"], rules))
+    return "\n\n".join([*tables, *made]) or _NOTHING
+
+
+def lookahead_drafts(seen_from: Path) -> str:
+    """Drafts of different sizes for one target."""
+    blocks = []
+    for name, task, result in _kept(seen_from, "drafts"):
+        blocks += [f"{name}, {task}:", drafts_table(result.content), result.made()]
     return "\n\n".join(blocks) or _NOTHING
 
 
 def lookahead_in_batches(seen_from: Path) -> str:
     """Sessions at once by pair, and what an ordinary stream has beside them."""
     rows, made = [], []
-    for pair, task, result in _kept(seen_from, "batch"):
+    for name, task, result in _kept(seen_from, "batch"):
         rates = [f"{one['sessions']}: {one['tokens_per_s']:.0f}" for one in result["lines"]]
         paces = [f"{one['beside']}: {one['tokens_per_s']:.0f}" for one in result["streams"]]
-        rows.append([f"{pair}, {task}", ", ".join(rates), ", ".join(paces)])
+        rows.append([f"{name}, {task}", ", ".join(rates), ", ".join(paces)])
         rows[-1].append("; ".join(aim(claim) for claim in result["claims"]))
         made.append(result.made())
     if not rows:
@@ -58,13 +91,16 @@ def lookahead_in_batches(seen_from: Path) -> str:
 
 
 def compared(content: Content) -> str:
-    """The table of one comparison."""
+    """The table of one comparison: rows of a table of its own have its name."""
     rows = []
     for line in content["lines"]:
         speed = f"{line['tokens_per_s']:.0f}" if "tokens_per_s" in line else "-"
         rows.append(
             [
+                line["table"],
                 line["way"],
+                "" if line["terms"]["method"] == "off" else line["terms"]["commit"],
+                thresholds_of(line["terms"]),
                 percent(line["hard"]),
                 f"{line['soft']:.2f}",
                 f"{line['passes_per_token']:.2f}",
@@ -73,8 +109,40 @@ def compared(content: Content) -> str:
                 f"{line['distinct_1']:.2f}, {line['distinct_2']:.2f}",
             ]
         )
-    head = ["way", "hard satisfaction", "soft", "target passes a token", "tokens/s, one at a time"]
-    return table([*head, "target's log-probability a token", "distinct 1-, 2-grams"], rows)
+    head = ["table", "way", "commits", "a_t, r_t", "hard satisfaction", "soft"]
+    costs = ["target passes a token", "tokens/s, one at a time"]
+    return table([*head, *costs, "target's log-probability a token", "distinct 1-, 2-grams"], rows)
+
+
+def drafts_table(content: Content) -> str:
+    """The table of drafts of one target, CDLH first."""
+    cdlh = content["cdlh"]
+    cost = f"{cdlh['passes_per_token']:.2f}"
+    rows = [["cdlh", "", "", "", percent(cdlh["hard"]), cost, "", "", ""]]
+    rows += [
+        [
+            line["draft"],
+            millions(line["draft_parameters"]),
+            f"{line['step_cost']:.3f}",
+            f"{line['step_ms']:.2f} ms, {line['measured_step_cost']:.2f}",
+            percent(line["hard"]),
+            f"{line['passes_per_token']:.2f}",
+            f"{line['draft_steps_per_token']:.2f}",
+            times(line["passes_to_cdlh"]),
+            f"{line['by_weights']:.1f}",
+        ]
+        for line in content["lines"]
+    ]
+    head = ["draft", "parameters", "of the target's weights", "a step, measured; of a pass"]
+    costs = ["hard satisfaction", "passes a token", "draft steps a token"]
+    return table([*head, *costs, "cdlh's passes / its", "with its steps, by weights"], rows)
+
+
+def thresholds_of(terms: Mapping[str, Any]) -> str:
+    """Those of CDSL; nothing of another way."""
+    if terms["method"] != "cdsl":
+        return ""
+    return f"{terms['accept_threshold']:g}, {terms['reward_threshold']:g}"
 
 
 def percent(share: Mapping[str, float]) -> str:
@@ -88,16 +156,57 @@ def interval(found: Mapping[str, float]) -> str:
     return f"{value:+.0f} ({low:+.0f} to {high:+.0f})"
 
 
+def times(found: Mapping[str, float]) -> str:
+    """A ratio with its interval."""
+    return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def millions(number: int) -> str:
+    """A number of parameters."""
+    return f"{number / 1e6:.2g}M" if number < 1e7 else f"{number / 1e6:.0f}M"
+
+
+def aims(content: Content) -> str:
+    """What was aimed for and what each table of a comparison has of it, with intervals."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for claim in content["claims"]:
+        name, _, text = claim["text"].partition(": ")
+        found.setdefault(text, {})[name] = claim
+    names = list(dict.fromkeys(name for by_name in found.values() for name in by_name))
+    rows = []
+    for text, by_name in found.items():
+        claim = next(iter(by_name.values()))
+        cells = [_measured(by_name[name]) for name in names]
+        rows.append([text, f"{claim['relation']} {claim['goal']:g}", *cells])
+    return table(["aim", "wanted", *names], rows)
+
+
+def _measured(claim: Mapping[str, Any]) -> str:
+    low, high = claim["interval"]
+    value = times({"value": claim["value"], "low": low, "high": high})
+    return f"{value}: {'met' if claim['is_met'] else '**missed**'}"
+
+
 def aim(claim: Mapping[str, Any]) -> str:
-    """What was measured, what was wanted, and whether it was reached."""
-    return (
-        f"{claim['text']}: {claim['value']:.2f} "
-        f"({goal(claim['value'], claim['relation'], claim['goal'])})"
-    )
+    """What was measured, with its interval; what was wanted, and whether it was reached."""
+    value = f"{claim['value']:.2f}"
+    if "interval" in claim:
+        low, high = claim["interval"]
+        value += f" ({low:.2f} to {high:.2f})"
+    return f"{claim['text']}: {value}, {goal(claim['value'], claim['relation'], claim['goal'])}"
 
 
 def _kept(seen_from: Path, experiment: str) -> Iterator[tuple[str, str, Result]]:
-    for folder, pair in PAIRS.items():
-        for file in sorted((RESULTS / folder).glob(f"{experiment}-*.json")):
-            task = file.stem.partition("-")[2]
-            yield pair, task, Result.load(f"{folder}/{file.stem}", seen_from)
+    """The pair, the task and the result, of all folders of look-aheads."""
+    for file in sorted(RESULTS.glob(f"lookahead-*/{experiment}*.json")):
+        task = file.stem.removeprefix(experiment).removeprefix("-")
+        result = Result.load(f"{file.parent.name}/{file.stem}", seen_from)
+        yield _named(result["settings"]), task, result
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    """A pair by its label, and by its family and sizes where the record has them."""
+    if "family" not in settings:
+        return str(settings["pair"])
+    sizes = (millions(settings[f"{part}_parameters"]) for part in ("target", "draft"))
+    return f"{settings['pair']} ({settings['family']}, {', draft '.join(sizes)})"

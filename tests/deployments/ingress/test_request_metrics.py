@@ -116,6 +116,7 @@ async def test_look_aheads_are_counted_by_method_state_and_sign():
     ahead = LookaheadStats(
         method="cdsl",
         num_target_passes=50,
+        num_verifications=10,
         num_draft_steps=40,
         num_rollouts=12,
         num_reward_calls=9,

@@ -24,8 +24,17 @@ CHAT: dict[str, Any] = {
 }
 
 
+TERMS: dict[str, Any] = {
+    "length": 4,
+    "candidates": 4,
+    "accept_threshold": 0.5,
+    "reward_threshold": 0.5,
+    "commit": "token",
+}
+
+
 def steered(method: str = "cdsl", reward: Any = WORDS, **fields: Any) -> dict[str, Any]:
-    return {"lookahead": {"method": method, "reward": reward, "length": 4} | fields}
+    return {"lookahead": TERMS | {"method": method, "reward": reward} | fields}
 
 
 async def asked(

@@ -43,8 +43,17 @@ NOTE: Any = {
 }
 
 
+TERMS: dict[str, Any] = {
+    "length": 4,
+    "candidates": 4,
+    "accept_threshold": 0.5,
+    "reward_threshold": 0.5,
+    "commit": "token",
+}
+
+
 def steered(method: str = "cdsl", reward: Any = REWARD, **fields: Any) -> dict[str, Any]:
-    return {"lookahead": {"method": method, "reward": reward, "length": 4} | fields}
+    return {"lookahead": TERMS | {"method": method, "reward": reward} | fields}
 
 
 async def asked(

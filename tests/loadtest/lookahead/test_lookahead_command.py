@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from loadtest.lookahead.__main__ import main
-from loadtest.lookahead.runs import Bench, Pair, distinct, opened
+from loadtest.lookahead.runs import Bench, Pair, distinct, num_parameters, opened
 from loadtest.lookahead.tasks import TASKS
 from loadtest.lookahead.terms import CDLH, CDSL, GREEDY, Terms
 from loadtest.report.machine import ROOT
@@ -18,8 +19,8 @@ from loadtest.report.machine import ROOT
 DEMO = ROOT / "models" / "demo"
 SHORT = [
     *("--prompts", "2", "--length", "3", "--candidates", "2", "--threads", "1", "--at-once", "2"),
-    *("--reward-threshold", "0"),
 ]
+KEEPS_ALL = "--reward-threshold 0"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,12 @@ def bench() -> Iterator[Bench]:
 def test_passes_of_a_text_are_those_that_the_engine_counts(bench: Bench) -> None:
     """One at a time. The engine has some more, where roll-outs of a step do not meet in a pass."""
     prompts = TASKS["concepts"].draw("validation", 2)
-    for way in Terms(length=3, candidates=2).ways().values():
+    ways = [
+        *Terms(length=3, candidates=2).ways().values(),
+        *Terms(length=3, candidates=2).by_rule("paper", (0.5, 0.5)).ways().values(),
+        Terms(length=3, candidates=2, commit="rollout").ways()[CDLH],
+    ]
+    for way in dict.fromkeys(ways):
         before = bench.num_passes()
         run = bench.answer(prompts, way)
         counted = bench.num_passes() - before
@@ -54,12 +60,12 @@ def test_texts_do_not_depend_on_how_many_are_asked_at_once(bench: Bench) -> None
 @pytest.mark.timeout(600)
 def test_every_experiment_keeps_a_result_and_the_page_shows_it(tmp_path: Path) -> None:
     more = {
-        "compare": "--repeats 1 --speed-prompts 1",
+        "compare": "--repeats 1 --speed-prompts 1 --paper-thresholds 0 0 --gain-thresholds 0 0",
         "thresholds": "--accept-thresholds 0 0.5 --reward-thresholds 0 1",
-        "verification": "",
-        "lengths": "--lengths 2 4",
-        "batch": "--sessions 1 2 --stream-tokens 8 --repeats 1",
-        "drafts": "",
+        "verification": KEEPS_ALL,
+        "lengths": f"--lengths 2 4 {KEEPS_ALL}",
+        "batch": f"--sessions 1 2 --stream-tokens 8 --repeats 1 {KEEPS_ALL}",
+        "drafts": KEEPS_ALL,
         "tune": "--lengths 2 --accept-thresholds 0 --reward-thresholds 0 1 --held-out 2",
     }
     for experiment, words in more.items():
@@ -69,16 +75,31 @@ def test_every_experiment_keeps_a_result_and_the_page_shows_it(tmp_path: Path) -
         "verification",
         *(f"{name}-concepts" for name in more if name != "verification"),
     }
-    lines: dict[str, Any] = {line["way"]: line for line in kept["compare-concepts"]["lines"]}
-    assert lines[GREEDY]["states"] == {}
-    assert set(lines[CDLH]["states"]) == {"lookahead"}
-    assert lines[CDSL]["passes_per_token"] < lines[CDLH]["passes_per_token"]
-    assert all(line["logprob"] < 0 for line in lines.values())
+    lines = kept["compare-concepts"]["lines"]
+    ways: dict[tuple[str, str], Any] = {(line["table"], line["way"]): line for line in lines}
+    assert ways["", GREEDY]["states"] == {}
+    for table, commit in (("paper", "token"), ("gain", "gain"), ("as recommended", "gain")):
+        cdlh, cdsl = (ways[table, way] for way in (CDLH, CDSL))
+        assert set(cdlh["states"]) == {"lookahead"}
+        assert cdlh["terms"]["commit"] == cdsl["terms"]["commit"] == commit
+        assert cdsl["passes_per_token"] < cdlh["passes_per_token"]
+    assert ways["paper", CDSL]["terms"]["acceptance"] == "paper"
+    assert all(line["logprob"] < 0 for line in lines)
+    assert set(kept["thresholds-concepts"]["rules"]) == {"paper", "gain"}
+    [draft] = kept["drafts-concepts"]["lines"]
+    assert draft["draft_parameters"] == num_parameters(DEMO / "draft")
+    pass_ms = kept["drafts-concepts"]["target"]["pass_ms"]
+    assert draft["measured_step_cost"] == pytest.approx(draft["step_ms"] / pass_ms)
     page = (tmp_path / "report.md").read_text()
     for heading in ("Ways", "Thresholds", "Hard rejection", "Length d", "Batch", "Draft", "Tuned"):
         assert f"## {heading}" in page
     assert (tmp_path / "lookahead.png").stat().st_size > 10_000
     assert str(tmp_path) not in page
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO / "draft")
+    assert num_parameters(DEMO / "draft") == model.num_parameters()
 
 
 def test_distinct_counts_n_grams_of_all_texts() -> None:

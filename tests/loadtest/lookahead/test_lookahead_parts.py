@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.lookahead.compare import claims_of
+from deployments.api.lookahead.fields import LookaheadOptions
+from loadtest.lookahead.compare import claims_of, ratio_to, tables_of
 from loadtest.lookahead.drafts import machine_of, price_ms
 from loadtest.lookahead.runs import Text
 from loadtest.lookahead.tasks import TASKS
@@ -54,24 +55,58 @@ def test_rewards_of_tasks_know_good_from_bad() -> None:
     assert not scored("numeric", f"{concept} " * (low + 3))
 
 
-def line(met: list[int], passes: float, rate: float) -> dict[str, Any]:
-    return {"met": met, "passes_per_token": passes, "steps_per_token": passes, "runs": [rate]}
+def line(table: str, way: str, met: list[int], passes: float, rate: float) -> dict[str, Any]:
+    """A line of four texts of ten tokens, each of so many passes a token."""
+    each = {"tokens_of_each": [10] * 4, "passes_of_each": [10 * passes] * 4}
+    return {"table": table, "way": way, "met": met, "runs": [rate], **each} | {
+        "steps_of_each": [10 * passes] * 4
+    }
 
 
 @pytest.mark.parametrize(
     ("cdsl", "are_met"),
     [
-        (line([1, 1, 1, 0], 1.0, 30.0), [True] * 5),
-        (line([1, 0, 0, 0], 3.0, 20.0), [False] * 5),
+        (line("gain", CDSL, [1, 1, 1, 0], 1.0, 30.0), [True] * 5),
+        (line("gain", CDSL, [1, 0, 0, 0], 3.0, 20.0), [False] * 5),
     ],
 )
-def test_claims_are_of_satisfaction_and_speed(cdsl: dict[str, Any], are_met: list[bool]) -> None:
-    lines = {
-        GREEDY: line([1, 0, 0, 0], 0.5, 90.0),
-        CDLH: line([1, 1, 1, 0], 5.0, 10.0),
-        CDSL: cdsl,
-    }
-    assert [claim.is_met for claim in claims_of(lines)] == are_met
+def test_claims_are_of_satisfaction_and_speed_within_a_table(
+    cdsl: dict[str, Any], are_met: list[bool]
+) -> None:
+    lines = [
+        line("", GREEDY, [1, 0, 0, 0], 0.5, 90.0),
+        line("paper", CDLH, [0, 0, 0, 0], 50.0, 1.0),
+        line("gain", CDLH, [1, 1, 1, 0], 5.0, 10.0),
+        line("paper", CDSL, [0, 0, 0, 0], 60.0, 0.5),
+        cdsl,
+    ]
+    assert [claim.is_met for claim in claims_of("gain", lines)] == are_met
+
+
+def test_each_table_has_a_baseline_that_commits_as_much() -> None:
+    tables = tables_of(Terms(length=5), (0.5, 0.4), (0.0, 1.0))
+    for name, commit in (("paper", "token"), ("gain", "gain"), ("as recommended", "gain")):
+        ways = tables[name].ways()
+        assert ways[CDLH].commit == ways[CDSL].commit == commit
+        assert ways[CDLH].length == ways[CDSL].length
+        assert ways[CDLH].candidates == ways[CDSL].candidates
+    paper = tables["paper"]
+    assert (paper.acceptance, paper.accept_threshold, paper.reward_threshold) == ("paper", 0.5, 0.4)
+    assert tables["gain"].acceptance == "gain"
+
+
+def test_what_is_recommended_is_what_a_request_gets_that_says_nothing() -> None:
+    asked = Terms().lookahead({"kind": "words"})
+    options = LookaheadOptions(method="cdsl", reward={"kind": "words"})
+    assert LookaheadOptions.model_validate(asked) == options
+
+
+def test_a_ratio_is_of_all_prompts_together() -> None:
+    above = line("", CDLH, [1] * 4, 4.0, 1.0) | {"passes_of_each": [40, 40, 40, 160]}
+    below = line("", CDSL, [1] * 4, 2.0, 1.0)
+    ratio = ratio_to(above, below)
+    assert ratio.value == pytest.approx(280 / 80)
+    assert 2.0 <= ratio.low < ratio.value < ratio.high <= 8.0
 
 
 def test_the_frontier_has_what_nothing_beats() -> None:
@@ -129,7 +164,7 @@ def test_the_tuner_wants_enough_satisfaction_first_and_then_the_lowest_cost() ->
 
 
 def test_what_is_asked_for_goes_into_the_request() -> None:
-    ways = Terms(length=5, commit="gain").ways()
+    ways = Terms(length=5, commit="token").ways()
     assert ways[GREEDY].lookahead({"kind": "words"}) is None
     cdlh = ways[CDLH].lookahead({"kind": "words"})
     assert cdlh is not None

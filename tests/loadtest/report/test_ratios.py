@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from loadtest.report.ratios import ratio_of, ratio_to_best
+from loadtest.report.ratios import ratio_of, ratio_of_totals, ratio_to_best
 
 
 def test_a_ratio_is_taken_within_a_turn() -> None:
@@ -83,3 +83,18 @@ def test_what_cannot_be_compared_is_refused(
 def test_lines_of_other_lengths_have_no_ratio() -> None:
     with pytest.raises(ValueError, match="same turns"):
         ratio_of([1.0], [1.0, 2.0])
+
+
+def test_a_ratio_of_totals_weighs_questions_by_their_size() -> None:
+    # One long question at 3 passes a token among short ones at 1, over 1 everywhere.
+    above = [(300.0, 100.0), (1.0, 1.0), (1.0, 1.0)]
+    below = [(100.0, 100.0), (1.0, 1.0), (1.0, 1.0)]
+    found = ratio_of_totals(above, below)
+    assert found.value == pytest.approx(302 / 102)
+    assert found.low == 1.0  # the long one was not drawn
+    assert found.high == pytest.approx(3.0, abs=0.02)
+
+
+def test_a_ratio_of_totals_needs_the_same_questions() -> None:
+    with pytest.raises(ValueError, match="the same questions, got 1 and 2"):
+        ratio_of_totals([(1.0, 1.0)], [(1.0, 1.0), (1.0, 1.0)])

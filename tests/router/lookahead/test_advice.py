@@ -21,6 +21,7 @@ def stats(is_met: bool = True, **states: int) -> LookaheadStats:
     return LookaheadStats(
         method="cdsl",
         num_target_passes=9,
+        num_verifications=9,
         num_draft_steps=9,
         num_rollouts=9,
         num_reward_calls=9,
@@ -62,6 +63,9 @@ def test_the_text_names_the_setting_and_its_value() -> None:
     many = advice_of(SETTINGS, stats(low_reward=3, low_acceptance=2))[TOO_MUCH_GENERATION]
     assert "5 of 5 rounds, mostly for low_reward: lower reward_threshold (0.3)" in many
     assert many.endswith("; generation plain costs less")
+    assert "acceptance" not in many
+    paper = advice_of(replace(SETTINGS, acceptance="paper"), stats(low_reward=8))
+    assert "(0.3) or set acceptance to gain;" in paper[TOO_MUCH_GENERATION]
     plain = replace(SETTINGS, generation="plain")
     assert "generation plain" not in str(advice_of(plain, stats(low_reward=8)))
     poor = advice_of(SETTINGS, stats(is_met=False, accepted=8))[POOR_SATISFACTION]

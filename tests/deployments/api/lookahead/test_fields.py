@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from deployments.api.lookahead.fields import LookaheadOptions
+from router.types import LookaheadSettings
 from tests.fakes.http import ScriptedGenerator
 from tests.harness.http_clients import client_of
 
@@ -138,6 +141,7 @@ async def test_several_prompts_and_logprobs_of_text() -> None:
         ({"method": "cdsl", "reward": WORDS, "budget": 0}, "budget", "1"),
         ({"method": "cdsl", "reward": WORDS, "accept_threshold": 1.5}, "accept_threshold", "1"),
         ({"method": "cdsl", "reward": WORDS, "reward_threshold": -0.1}, "reward_threshold", "0"),
+        ({"method": "cdsl", "reward": WORDS, "acceptance": "p"}, "acceptance", "'paper' or 'gain'"),
         ({"method": "cdsl", "reward": WORDS, "beams": 2}, "beams", ""),
         (
             {"method": "cdsl", "reward": WORDS, "verification": "speculative_sampling"},
@@ -158,6 +162,26 @@ async def test_a_wrong_value_is_refused_by_name(
     assert named == f"lookahead.{param}"
     assert message.startswith(f"lookahead.{param}: ") or "unknown" in message
     assert fault in message
+
+
+def test_the_api_and_the_router_have_the_same_defaults() -> None:
+    asked = LookaheadOptions(method="cdsl").model_dump()
+    names = {one.name: one.default for one in dataclasses.fields(LookaheadSettings)}
+    shared = names.keys() & asked.keys() - {"method", "reward", "budget"}
+    assert {"acceptance", "commit", "candidates", "length"} < shared
+    assert {name: asked[name] for name in shared} == {name: names[name] for name in shared}
+
+
+@pytest.mark.parametrize("acceptance", ["paper", "gain"])
+async def test_the_rule_of_acceptance_is_the_routers(acceptance: str) -> None:
+    generator = ScriptedGenerator()
+    asked = {"method": "cdsl", "reward": WORDS, "acceptance": acceptance, "commit": "token"}
+    async with client_of(generator) as client:
+        answer = await client.post("/v1/chat/completions", json=BODY | {"lookahead": asked})
+    assert answer.status_code == 200, answer.text
+    settings = generator.requests[0].lookahead
+    assert settings is not None
+    assert (settings.acceptance, settings.commit) == (acceptance, "token")
 
 
 async def test_what_the_router_is_asked() -> None:

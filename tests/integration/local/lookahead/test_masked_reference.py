@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from models.grammar.compiler import CompiledGrammar
 from models.grammar.host import GrammarHost
 from models.protocol.messages import Grammar
 from tests.cases.lookahead.compared import (
     EVERY_STATE,
+    REFERENCES,
     WAYS,
     compared,
     prompts,
+    question_of,
     request_of,
     states_by_way,
 )
-from tests.cases.lookahead.letters import EOS_IDS, VOCAB_SIZE, letters_compiler, text_of
+from tests.cases.lookahead.letters import VOCAB_SIZE, letters_compiler, text_of
 from tests.cases.lookahead.pair import write_pair
-from tests.cases.lookahead.reference import Reference
+from tests.cases.lookahead.texts import Models
 from tests.harness.local import local_service
 from tests.harness.rewards.workers import reward_workers
 
@@ -67,21 +68,24 @@ def check_obeys(grammar: Grammar | None, text: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_masked_decisions_are_those_of_the_reference(tmp_path: Path) -> None:
+@pytest.mark.parametrize("acceptance", REFERENCES)
+async def test_masked_decisions_are_those_of_the_reference(tmp_path: Path, acceptance: str) -> None:
     pair, compiler = write_pair(tmp_path, VOCAB_SIZE), letters_compiler()
+    models, grammars = Models(*pair), {one: compiler.compile(one) for one in GRAMMARS}
     asked = []
     for number, prompt in enumerate(prompts(NUM_PROMPTS, VOCAB_SIZE)):
         turn = number // len(WAYS)
-        asked.append(
-            request_of(
-                number,
-                prompt,
-                (HAS_CAB, BOUNDED)[turn // len(GRAMMARS) % 2],
-                text_of,
-                grammar=GRAMMARS[turn % len(GRAMMARS)],
-                max_tokens=8 if number % 9 == 0 else 24,
-            )
+        grammar = GRAMMARS[turn % len(GRAMMARS)]
+        way, request = request_of(
+            number,
+            prompt,
+            (HAS_CAB, BOUNDED)[turn // len(GRAMMARS) % 2],
+            text_of,
+            acceptance,
+            grammar=grammar,
+            max_tokens=8 if number % 9 == 0 else 24,
         )
+        asked.append(question_of(way, request, models, grammars[grammar]))
     async with local_service(
         *pair,
         dtype="float32",
@@ -89,10 +93,7 @@ async def test_masked_decisions_are_those_of_the_reference(tmp_path: Path) -> No
         rewards=reward_workers(),
         block_size=16,
     ) as service:
-        grammars: dict[Grammar | None, CompiledGrammar | None] = {
-            grammar: compiler.compile(grammar) for grammar in GRAMMARS
-        }
-        answers = await compared(service, asked, Reference(*pair, EOS_IDS), grammars)
+        answers = await compared(service, asked)
         assert await service.freed()
     ended = [one for one in answers if one.finished.finish_reason == "stop"]
     for one in ended:
@@ -101,5 +102,6 @@ async def test_masked_decisions_are_those_of_the_reference(tmp_path: Path) -> No
     states = states_by_way(answers)
     for way in ("cdsl, hard, greedy", "cdsl, speculative sampling"):
         assert states[way] == EVERY_STATE | {"forced"}, "the pair does not visit every state"
-    # At r_t = 0 all is kept but what would lose the constraint.
-    assert states["cdsl that keeps all"] == {"accepted", "forced", "low_reward"}
+    # At r_t = 0 all is kept; by the rule of gains not what would lose the constraint.
+    rejected = {"low_reward"} if acceptance == "gain" else set()
+    assert states["cdsl that keeps all"] == {"accepted", "forced"} | rejected

@@ -86,7 +86,15 @@ def steered(request_id: str, method: str, **terms: Any) -> GenerationRequest:
         grammar=terms.pop("grammar", GRAMMAR),
         verification="rejection" if method == "cdsl" else "coupled",
     )
-    options: dict[str, Any] = {"length": 4, "candidates": 3, "rollout": "sampled"} | terms
+    options: dict[str, Any] = {
+        "length": 4,
+        "candidates": 3,
+        "rollout": "sampled",
+        "accept_threshold": 0.5,
+        "reward_threshold": 0.5,
+        "commit": "token",
+    }
+    options |= terms
     settings = LookaheadSettings(
         method=method,  # type: ignore[arg-type]
         reward=json.dumps(REWARD),

@@ -52,7 +52,15 @@ def text_of(ids: Sequence[int]) -> str:
 def steered(request_id: str, method: str = "cdlh", reward: Any = REWARD, **terms: Any) -> Any:
     max_tokens, prompt = terms.pop("max_tokens", 8), terms.pop("prompt", PROMPT)
     request = make_request(request_id, prompt, max_tokens=max_tokens, seed=4)
-    settings: dict[str, Any] = {"method": method, "length": 4, "candidates": 4} | terms
+    settings: dict[str, Any] = {
+        "method": method,
+        "length": 4,
+        "candidates": 4,
+        "accept_threshold": 0.5,
+        "reward_threshold": 0.5,
+        "commit": "token",
+    }
+    settings |= terms
     return replace(
         request,
         lookahead=LookaheadSettings(reward=json.dumps(reward), text_of=text_of, **settings),
