@@ -3,7 +3,7 @@
     python -m loadtest.study --target models/demo/target --draft models/demo/draft --output DIR
     python -m loadtest.study --target DIR --draft DIR --draft DIR2 --prompts FILE --output DIR
     python -m loadtest.study --target DIR --draft ngram --prompts kinds --output DIR
-    python -m loadtest.study --theory 0.8 0.1 5
+    python -m loadtest.study --theory 0.8 0.1 5 [--picture FILE.png]
 
 Measures acceptance by task and temperature, cost ratio, speed against k next to theory, where
 drafting stops paying as the batch grows, what short and long answers gain, what a JSON schema costs
@@ -27,11 +27,12 @@ from typing import Any
 from loadtest.report.machine import ROOT
 from loadtest.study.findings import chosen_draft, findings_of
 from loadtest.study.page import write_page
+from loadtest.study.plot import draw_theory
 from loadtest.study.prompts import load_prompts
 from loadtest.study.record import Record
 from loadtest.study.sections import acceptance, costs, speed
 from loadtest.study.settings import Settings, model_label
-from loadtest.study.theory import theory_lines
+from loadtest.study.theory import step_share, theory_lines
 from loadtest.study.world import World
 
 SECTIONS = ("acceptance", "speedup", "batch", "lengths", "structure", "ablation")
@@ -109,8 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("models").setLevel(logging.ERROR)
     try:
         if arguments.theory is not None:
-            print(*_theory(arguments.theory), sep="\n")
+            print(*_theory(arguments.theory, arguments.picture), sep="\n")
             return 0
+        if arguments.picture is not None:
+            raise ValueError("picture is of --theory; a study draws its own into --output")
         return _study(arguments, words)
     except ValueError as error:
         parser.error(str(error))
@@ -135,12 +138,16 @@ def _study(arguments: argparse.Namespace, words: list[str]) -> int:
     return 0 if is_whole else 3
 
 
-def _theory(values: Sequence[str]) -> list[str]:
+def _theory(values: Sequence[str], picture: Path | None) -> list[str]:
     try:
-        acceptance_rate, cost_ratio, k = float(values[0]), float(values[1]), int(values[2])
+        acceptance_rate, cost, k = float(values[0]), float(values[1]), int(values[2])
     except ValueError as error:
         raise ValueError(f"theory wants numbers a and c and a whole number k: {error}") from error
-    return list(theory_lines(acceptance_rate, cost_ratio, k))
+    lines = list(theory_lines(acceptance_rate, cost, k))
+    if picture is not None:
+        draw_theory(step_share(cost), picture)
+        lines += ["", f"written: {picture}"]
+    return lines
 
 
 def _lasting(words: Sequence[str]) -> list[str]:
@@ -160,7 +167,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m loadtest.study", description=(__doc__ or "").split("\n", maxsplit=1)[0]
     )
     parser.add_argument(
-        "--theory", nargs=3, metavar=("a", "c", "k"), help="only calculate: acceptance, cost, k"
+        "--theory",
+        nargs=3,
+        metavar=("a", "c", "k"),
+        help="only calculate: acceptance; a draft step over a target pass, or above 1 the other "
+        "way round; k",
+    )
+    parser.add_argument(
+        "--picture", type=Path, help="of --theory: speed-up and tokens over acceptance, k = 2 to 10"
     )
     parser.add_argument(
         "--target",

@@ -9,14 +9,17 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from loadtest.acceptance.theory import constant_tokens
 from loadtest.study.findings import Content, accepted_at, chosen_draft, expected
 from loadtest.study.record import parts_of
+from loadtest.study.theory import speed_up
 from loadtest.study.ways import fixed
 
 _PANEL_INCHES = (3.4, 2.8)
 _MOST_COLUMNS = 4
 _DPI = 90
 _PLAIN_COLOUR = "#888888"
+_THEORY_KS = (2, 4, 6, 8, 10)
 
 
 def draw(content: Content, folder: Path) -> list[str]:
@@ -29,6 +32,25 @@ def draw(content: Content, folder: Path) -> list[str]:
             figure.savefig(folder / file, dpi=_DPI, metadata={"Software": None})
             written.append(file)
     return written
+
+
+def draw_theory(cost_ratio: float, file: Path) -> None:
+    """Write the textbook's picture: speed-up and tokens a round over acceptance, a line a k."""
+    figure, (speeds, tokens) = _figure(2)
+    rates = [rate / 100 for rate in range(10, 100)]
+    for k in _THEORY_KS:
+        expected_tokens = [constant_tokens(rate, k) for rate in rates]
+        speeds.plot(
+            rates, [speed_up(each, k, cost_ratio) for each in expected_tokens], label=f"k = {k}"
+        )
+        tokens.plot(rates, expected_tokens, label=f"k = {k}")
+    speeds.axhline(1.0, color=_PLAIN_COLOUR, linewidth=1)
+    speeds.set_title(f"E / (1 + k c), c = {cost_ratio:.3g}", fontsize="medium")
+    tokens.set_title("E = (1 - a^(k+1)) / (1 - a)", fontsize="medium")
+    _label(speeds, "acceptance rate a", "times plain decoding")
+    _label(tokens, "acceptance rate a", "tokens per round")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=_DPI, metadata={"Software": None})
 
 
 def _acceptance(content: Content) -> Figure | None:
@@ -102,6 +124,9 @@ def _tokens(content: Content) -> Figure | None:
         panel.plot(list(own), list(own.values()), "ko", label="measured")
         panel.plot(ks, [one.tokens_per_round for one in theory], label="(1-a^(k+1))/(1-a)")
         panel.plot(ks, [one.by_position for one in theory], "--", label="1+S_1+...+S_k")
+        panel.set_ylim(bottom=1, top=panel.get_ylim()[1])  # the diagonal may leave it
+        diagonal = {"color": _PLAIN_COLOUR, "linewidth": 1}
+        panel.plot(ks, [1 + k for k in ks], label="k + 1: all accepted", **diagonal)
         panel.set_title(f"{task}, draft {draft}", fontsize="medium")
         _label(panel, "draft tokens per round, k", "tokens per round")
     return figure

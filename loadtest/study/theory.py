@@ -1,12 +1,16 @@
 """The textbook of speculative decoding, as a calculator.
 
     python -m loadtest.study --theory 0.8 0.1 5
+    python -m loadtest.study --theory 0.8 20 5
 
 With every draft token accepted with probability a, a round of k draft tokens commits
 E = (1 - a^(k+1)) / (1 - a) tokens. A round costs one target pass and k draft steps, each a share c
 of that pass, so drafting is E / (1 + k c) times as fast as plain decoding (Leviathan, Kalman,
 Matias, arXiv 2211.17192, theorem 3.8). That takes a pass of k + 1 rows for as long as one of one
 row, which a study of a real pair measures.
+
+Some texts name the cost the other way round: a target pass takes c = 10 to 50 draft steps. A c
+above 1 is taken as that, because a draft step that takes longer than a target pass never pays.
 """
 
 from __future__ import annotations
@@ -43,16 +47,40 @@ def best_measured_length(speed_ups: Mapping[int, float]) -> int:
     return best if speed_ups and speed_ups[best] > 1.0 else 0
 
 
-def theory_lines(acceptance: float, cost_ratio: float, k: int) -> Iterator[str]:
-    """What the calculator prints.
+def step_share(cost: float) -> float:
+    """Return the share of a target pass that a draft step takes, of a cost named either way.
+
+    Raises:
+        ValueError: it is not a number of at least 0.
+    """
+    if not 0.0 <= cost < float("inf"):
+        raise ValueError(f"c must be a number of at least 0, got {cost:g}")
+    return cost if cost <= 1.0 else 1.0 / cost
+
+
+def _cost_in_words(cost: float) -> str:
+    share = step_share(cost)
+    if cost > 1.0:
+        return (
+            f"c = {cost:g} is above 1, so it is target over draft: a pass takes as long as "
+            f"{cost:g} draft steps, and c = 1/{cost:g} = {share:.3g} below"
+        )
+    steps = f", a pass as long as {1 / share:.3g} of them" if share else ""
+    return f"c = {cost:g} is draft over target: a draft step takes {share:.3g} of a pass{steps}"
+
+
+def theory_lines(acceptance: float, cost: float, k: int) -> Iterator[str]:
+    """What the calculator prints; `cost` is draft over target, or above 1 target over draft.
 
     Raises:
         ValueError: a is not within 0 to 1, c is negative, or k is.
     """
-    _check(acceptance, cost_ratio, k)
+    cost_ratio = step_share(cost)
+    _check(acceptance, k)
     tokens = constant_tokens(acceptance, k)
     best = best_length(acceptance, cost_ratio, max(HIGHEST_K, k))
-    yield f"acceptance rate a = {acceptance:g}, cost ratio c = {cost_ratio:g}, k = {k}"
+    yield _cost_in_words(cost)
+    yield f"acceptance rate a = {acceptance:g}, cost ratio c = {cost_ratio:.3g}, k = {k}"
     yield f"tokens per round E = (1 - a^(k+1)) / (1 - a) = {tokens:.2f}"
     yield f"speed-up E / (1 + k c) = {speed_up(tokens, k, cost_ratio):.2f}"
     most = speed_up(constant_tokens(acceptance, best), best, cost_ratio)
@@ -65,10 +93,8 @@ def theory_lines(acceptance: float, cost_ratio: float, k: int) -> Iterator[str]:
         yield f"{length:>3}{tokens:>8.2f}{speed_up(tokens, length, cost_ratio):>10.2f}{mark}"
 
 
-def _check(acceptance: float, cost_ratio: float, k: int) -> None:
+def _check(acceptance: float, k: int) -> None:
     if not 0.0 <= acceptance <= 1.0:
         raise ValueError(f"a must be within 0 to 1, got {acceptance:g}")
-    if not 0.0 <= cost_ratio < float("inf"):
-        raise ValueError(f"c must be a number of at least 0, got {cost_ratio:g}")
     if k < 0:
         raise ValueError(f"k must be at least 0, got {k}")

@@ -6,7 +6,13 @@ import pytest
 
 from loadtest.acceptance.theory import analyse, constant_tokens
 from loadtest.study.__main__ import main
-from loadtest.study.theory import best_length, best_measured_length, speed_up, theory_lines
+from loadtest.study.theory import (
+    best_length,
+    best_measured_length,
+    speed_up,
+    step_share,
+    theory_lines,
+)
 
 
 def test_the_figures_of_the_textbook():
@@ -45,9 +51,39 @@ def test_the_command_prints_tokens_speed_up_best_k_and_a_table(capsys):
     assert "= 3.69" in printed
     assert "E / (1 + k c) = 2.46" in printed
     assert "best k = 6, with a speed-up of 2.47" in printed
-    table = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[6:]}
+    table = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[7:]}
     assert table["5"] == ["3.69", "2.46"]
     assert table["6"] == ["3.95", "2.47", "best"]
+
+
+def test_a_cost_may_be_named_either_way_and_the_command_says_which(capsys):
+    assert main(["--theory", "0.8", "0.05", "5"]) == 0
+    first, *below = capsys.readouterr().out.splitlines()
+    assert first == (
+        "c = 0.05 is draft over target: a draft step takes 0.05 of a pass, "
+        "a pass as long as 20 of them"
+    )
+    assert main(["--theory", "0.8", "20", "5"]) == 0
+    other, *same = capsys.readouterr().out.splitlines()
+    assert other.startswith("c = 20 is above 1, so it is target over draft: a pass takes as long")
+    assert same == below
+    assert "speed-up E / (1 + k c) = 2.95" in below  # 3.69 / 1.25
+
+
+def test_a_cost_of_nothing_and_of_a_whole_pass_are_taken_as_they_are():
+    assert next(iter(theory_lines(0.8, 0.0, 5))).endswith("a draft step takes 0 of a pass")
+    assert step_share(1.0) == 1.0
+    assert step_share(1.25) == pytest.approx(0.8)
+
+
+def test_a_picture_is_drawn_of_the_theory_and_of_nothing_else(tmp_path, capsys):
+    file = tmp_path / "made" / "theory.png"
+    assert main(["--theory", "0.8", "10", "5", "--picture", str(file)]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert f"written: {file}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--picture", str(file)])
+    assert "picture is of --theory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -56,6 +92,7 @@ def test_the_command_prints_tokens_speed_up_best_k_and_a_table(capsys):
         (("1.2", "0.1", "5"), "a must be within 0 to 1, got 1.2"),
         (("0.8", "-1", "5"), "c must be a number of at least 0, got -1"),
         (("0.8", "nan", "5"), "c must be a number of at least 0, got nan"),
+        (("0.8", "inf", "5"), "c must be a number of at least 0, got inf"),
         (("0.8", "0.1", "2.5"), "theory wants numbers a and c and a whole number k"),
     ],
 )
