@@ -20,8 +20,9 @@ from loadtest.report.readme.figures import FIGURES
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """The Markdown files that may hold blocks: READMEs of the packages and `.github`."""
-    return sorted({*root.glob("*.md"), *root.glob("*/README.md"), *root.glob(".github/**/*.md")})
+    """The Markdown files that may hold blocks: READMEs of the packages, their docs, `.github`."""
+    found = ("*.md", "*/README.md", "*/docs/*.md", ".github/**/*.md")
+    return sorted({page for pattern in found for page in root.glob(pattern)})
 
 
 def rewritten(page: Path, root: Path = ROOT) -> str:

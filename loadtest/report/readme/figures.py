@@ -17,6 +17,7 @@ from loadtest.report.readme import (
     speed,
     studies,
     trials,
+    when,
 )
 from loadtest.report.readme.result import RESULTS, Result
 
@@ -64,6 +65,10 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "acceptance-of-rules": _of("acceptance", speed.acceptance_of_rules),
     "guide-for-k": studies.guide,
     "studies-in-short": studies.in_short,
+    "expected-by-use": when.expected_by_use,
+    "acceptance-by-temperature": when.acceptance_by_temperature,
+    "memory-of-a-draft": _of("draft-memory", when.memory),
+    "batches": _of("bench-349m-18m", when.batches),
     "lookahead": lookahead.lookahead,
     "lookahead-by-pair": lookahead.lookahead_by_pair,
     "lookahead-drafts": lookahead.lookahead_drafts,
