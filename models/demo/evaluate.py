@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from models.demo.data.chat import Conversation, ask
 from models.demo.data.concepts import held_out_sets, prompt_of
@@ -24,6 +24,7 @@ from models.demo.data.extraction import make_extraction
 from models.demo.data.mixture import CONCEPTS, TASKS, Mixture, encode
 from models.demo.data.tool_calls import make_tool_call
 from models.demo.training.sampling import generate
+from models.demo.training.training import Model, load_model
 from models.rewards.words import Concepts
 
 MAX_NEW_TOKENS = 320
@@ -37,17 +38,14 @@ COUPLED_TOP = (
 class Pair:
     """The loaded pair."""
 
-    target: LlamaForCausalLM
-    draft: LlamaForCausalLM
+    target: Model
+    draft: Model
     tokenizer: PreTrainedTokenizerFast
 
     @classmethod
     def load(cls, folder: Path) -> "Pair":
         """Load `target/` and `draft/` under `folder` in bfloat16, as they are served."""
-        models = [
-            LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.bfloat16)
-            for name in ("target", "draft")
-        ]
+        models = [load_model(folder / name, torch.bfloat16) for name in ("target", "draft")]
         return cls(
             models[0].eval(),
             models[1].eval(),
@@ -55,7 +53,7 @@ class Pair:
         )
 
     def answer(
-        self, chats: list[Conversation], model: LlamaForCausalLM | None = None, sample: bool = False
+        self, chats: list[Conversation], model: Model | None = None, sample: bool = False
     ) -> list[list[int]]:
         """Return the token ids of a reply to each chat's prompt."""
         prompts = [self.tokenizer(chat.prompt)["input_ids"] for chat in chats]
@@ -69,9 +67,7 @@ class Pair:
             replies.update(zip(some, batch, strict=True))
         return [replies[index] for index in range(len(chats))]
 
-    def answer_text(
-        self, chats: list[Conversation], model: LlamaForCausalLM | None = None
-    ) -> list[str]:
+    def answer_text(self, chats: list[Conversation], model: Model | None = None) -> list[str]:
         """Return the greedy reply to each chat's prompt as text."""
         return [self.text_of(ids) for ids in self.answer(chats, model)]
 
@@ -104,7 +100,7 @@ def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _reply_logits(model: LlamaForCausalLM, prompt: list[int], reply: list[int]) -> Tensor:
+def _reply_logits(model: Model, prompt: list[int], reply: list[int]) -> Tensor:
     logits: Tensor = model(input_ids=torch.tensor([prompt + reply]), use_cache=False).logits[0]
     return logits[len(prompt) - 1 : -1].float()
 
@@ -241,7 +237,7 @@ def _score_stories(chats: list[Conversation], ids: list[list[int]], pair: Pair) 
 
 
 def concept_coverage(
-    pair: Pair, sets: list[tuple[str, ...]], model: LlamaForCausalLM | None = None
+    pair: Pair, sets: list[tuple[str, ...]], model: Model | None = None
 ) -> dict[str, float]:
     """Return how well greedy sentences use concept sets, as the reward `concepts` judges it.
 

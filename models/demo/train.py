@@ -14,16 +14,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from models.demo.data.mixture import TASKS, Mixture, make_batch
 from models.demo.training.samples import distillation_loss, make_mixed_batch, sample_replies
 from models.demo.training.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
 from models.demo.training.training import (
     DRAFT_SHAPE,
+    FAMILIES,
     TARGET_SHAPE,
+    Model,
     Shape,
     deepened,
+    in_family,
+    load_model,
     new_model,
     plot_losses,
     reply_loss,
@@ -47,10 +51,15 @@ class Plan:
     num_sampled_tokens: int
     step_tokens: int
     resume: bool
+    dtype: torch.dtype = torch.bfloat16  # of the forward pass
     compile: bool = True  # pays from some hundred steps on
     target_shape: Shape = TARGET_SHAPE
     draft_shape: Shape = DRAFT_SHAPE
     start: Path | None = None  # folder of a pair whose tokenizer and weights are trained on
+    draft_start: Path | None = None  # checkpoint that the draft begins as, in place of the pair's
+    is_draft_new: bool = False  # the draft begins with random weights, also beside a start
+    family: str | None = None  # of FAMILIES; None: as the start has it, or a Llama
+    seed: int = SEED
     target_lr: float = 2e-3
     draft_lr: float = 4e-3
     vocab_size: int = VOCAB_SIZE
@@ -71,15 +80,20 @@ def make_pair(plan: Plan, mixture: Mixture) -> None:
     plot_losses(curves, plan.out / "loss.png")
 
 
-def _model(plan: Plan, name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The target or the draft in float32, as `plan.start` has it or with random weights."""
+def _model(plan: Plan, name: str, tokenizer: PreTrainedTokenizerFast) -> Model:
+    """The target or the draft in float32, as its start has it or with random weights."""
     shape, seed = {
-        "target": (plan.target_shape, SEED),
-        "draft": (plan.draft_shape, SEED + 1),
+        "target": (plan.target_shape, plan.seed),
+        "draft": (plan.draft_shape, plan.seed + 1),
     }[name]
-    if plan.start is None:
-        return new_model(shape, tokenizer, seed)
-    model = LlamaForCausalLM.from_pretrained(plan.start / name, dtype=torch.float32)
+    folder = None if plan.start is None else plan.start / name
+    if name == "draft":
+        folder = None if plan.is_draft_new else plan.draft_start or folder
+    if folder is None:
+        return new_model(shape, tokenizer, seed, plan.family or "llama")
+    model = load_model(folder, torch.float32)
+    if plan.family is not None:
+        model = in_family(model, tokenizer, plan.family)
     return deepened(model, shape.num_hidden_layers, seed)
 
 
@@ -89,7 +103,7 @@ def _tokenizer(plan: Plan, mixture: Mixture) -> PreTrainedTokenizerFast:
     folder = plan.work / "tokenizer"
     if plan.resume and (folder / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder)
-    rng = random.Random(SEED)
+    rng = random.Random(plan.seed)
     chats = [mixture.draw(rng) for _ in range(plan.num_tokenizer_texts)]
     tokenizer = train_tokenizer(
         (text for chat in chats for text, _ in chat.segments()), plan.vocab_size
@@ -98,12 +112,12 @@ def _tokenizer(plan: Plan, mixture: Mixture) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _logits_of(plan: Plan, model: LlamaForCausalLM) -> Callable[[Tensor], Tensor]:
-    """Return the forward pass in bfloat16 over float32 weights, compiled where asked."""
+def _logits_of(plan: Plan, model: Model) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass over float32 weights, in `plan.dtype`, compiled where asked."""
     compiled = torch.compile(model, dynamic=False) if plan.compile else model
 
     def forward(input_ids: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=plan.dtype == torch.bfloat16):
             logits: Tensor = compiled(input_ids=input_ids, use_cache=False).logits
         return logits
 
@@ -111,7 +125,7 @@ def _logits_of(plan: Plan, model: LlamaForCausalLM) -> Callable[[Tensor], Tensor
 
 
 def train_target(
-    plan: Plan, mixture: Mixture, tokenizer: PreTrainedTokenizerFast, target: LlamaForCausalLM
+    plan: Plan, mixture: Mixture, tokenizer: PreTrainedTokenizerFast, target: Model
 ) -> list[float]:
     """Train the target in place, with a usable checkpoint written at every save."""
     schedule = Schedule(
@@ -125,7 +139,7 @@ def train_target(
     return fit(
         target,
         schedule,
-        make_batch=lambda step: make_batch(mixture, tokenizer, SEED, step, plan.step_tokens),
+        make_batch=lambda step: make_batch(mixture, tokenizer, plan.seed, step, plan.step_tokens),
         loss_of=loss_of,
         saves=Saves(
             path=plan.work / "target.pt",
@@ -139,16 +153,16 @@ def distil_draft(
     plan: Plan,
     mixture: Mixture,
     tokenizer: PreTrainedTokenizerFast,
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
+    target: Model,
+    draft: Model,
 ) -> list[float]:
     """Train the draft in place on the target's distributions."""
     path = plan.work / "samples.pt"
     if plan.resume and path.exists():
         samples = torch.load(path, weights_only=True)
     else:
-        served = LlamaForCausalLM.from_pretrained(plan.out / "target", dtype=torch.bfloat16)
-        samples = sample_replies(served, tokenizer, mixture, plan.num_sampled_tokens, SEED)
+        served = load_model(plan.out / "target", torch.bfloat16)
+        samples = sample_replies(served, tokenizer, mixture, plan.num_sampled_tokens, plan.seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(samples, path)
     schedule = Schedule(
@@ -167,7 +181,7 @@ def distil_draft(
         draft,
         schedule,
         make_batch=lambda step: make_mixed_batch(
-            samples, mixture, tokenizer, SEED, step, plan.step_tokens
+            samples, mixture, tokenizer, plan.seed, step, plan.step_tokens
         ),
         loss_of=loss_of,
         saves=Saves(
@@ -198,10 +212,28 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--start", type=Path, help="folder of a pair to train on from, in place of random weights"
     )
+    draft = parser.add_mutually_exclusive_group()
+    draft.add_argument(
+        "--draft-start", type=Path, help="checkpoint to train the draft on from, not the pair's"
+    )
+    draft.add_argument(
+        "--draft-shape",
+        type=int,
+        nargs=4,
+        metavar=("HIDDEN", "LAYERS", "HEADS", "FFN"),
+        help="a new draft of this shape, with random weights",
+    )
+    parser.add_argument("--family", choices=tuple(FAMILIES), help="of both models")
+    parser.add_argument("--seed", type=int, default=SEED, help="of random weights and of the text")
     parser.add_argument("--target-lr", type=float, default=2e-3, help="peak rate of the target")
     parser.add_argument("--draft-lr", type=float, default=4e-3, help="peak rate of the draft")
     parser.add_argument("--task", choices=TASKS, default="demo", help="what the text is for")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--float32",
+        action="store_true",
+        help="pass in float32: faster on a CPU without bfloat16 instructions",
+    )
     parser.add_argument("--no-compile", action="store_true", help="for few steps on a busy machine")
     parser.add_argument("--resume", action="store_true", help="go on from the state under --work")
     return parser.parse_args()
@@ -212,6 +244,7 @@ def main() -> None:
     arguments = _arguments()
     keep_freed_memory()
     torch.set_num_threads(arguments.threads)
+    shape = arguments.draft_shape
     plan = Plan(
         out=arguments.out,
         work=arguments.work,
@@ -220,8 +253,14 @@ def main() -> None:
         num_sampled_tokens=arguments.sampled_tokens,
         step_tokens=arguments.step_tokens,
         resume=arguments.resume,
+        dtype=torch.float32 if arguments.float32 else torch.bfloat16,
         compile=not arguments.no_compile,
         start=arguments.start,
+        draft_start=arguments.draft_start,
+        draft_shape=DRAFT_SHAPE if shape is None else Shape(*shape),
+        is_draft_new=shape is not None,
+        family=arguments.family,
+        seed=arguments.seed,
         target_lr=arguments.target_lr,
         draft_lr=arguments.draft_lr,
     )

@@ -10,10 +10,11 @@ import random
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from models.demo.data.mixture import PROMPT_WEIGHT, Mixture, make_batch, shape_of_step
 from models.demo.training.sampling import generate
+from models.demo.training.training import Model
 from models.distill.batches import Batch, Sample, pack
 from models.distill.losses import token_losses
 
@@ -23,7 +24,7 @@ MAX_NEW_TOKENS = 320
 
 @torch.inference_mode()
 def sample_replies(
-    target: LlamaForCausalLM,
+    target: Model,
     tokenizer: PreTrainedTokenizerFast,
     mixture: Mixture,
     num_tokens: int,

@@ -4,15 +4,31 @@ Checkpoints replace the old ones in one rename, so a reader never sees half a fi
 """
 
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from models.demo.training.tokenizer import MAX_LENGTH, save_tokenizer
 from models.distill.batches import Batch
+
+Model = LlamaForCausalLM | Qwen2ForCausalLM
+FAMILIES: Mapping[str, tuple[Callable[..., Any], Callable[..., Model]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),  # biases in the projections of attention
+}
 
 
 @dataclass(frozen=True)
@@ -33,10 +49,13 @@ DRAFT_SHAPE = Shape(
 )
 
 
-def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """Return a Llama model with random weights and tied embeddings."""
+def new_model(
+    shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int, family: str = "llama"
+) -> Model:
+    """Return a model of a family of `FAMILIES` with random weights and tied embeddings."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    make_config, make = FAMILIES[family]
+    config = make_config(
         **asdict(shape),
         vocab_size=len(tokenizer),
         num_key_value_heads=shape.num_attention_heads,
@@ -47,10 +66,43 @@ def new_model(shape: Shape, tokenizer: PreTrainedTokenizerFast, seed: int) -> Ll
         pad_token_id=tokenizer.pad_token_id,
         rms_norm_eps=1e-5,
     )
-    return LlamaForCausalLM(config)
+    return make(config)
 
 
-def deepened(model: LlamaForCausalLM, num_layers: int, seed: int) -> LlamaForCausalLM:
+def load_model(folder: Path, dtype: torch.dtype) -> Model:
+    """Return a checkpoint of any of `FAMILIES`.
+
+    Raises:
+        ValueError: it is of another family.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    if not isinstance(model, Model):
+        own = model.config.model_type
+        message = f"{str(folder)!r} must be of family {' or '.join(FAMILIES)}, got {own!r}"
+        raise ValueError(message)
+    return model
+
+
+def in_family(model: Model, tokenizer: PreTrainedTokenizerFast, family: str) -> Model:
+    """Return `model` with a family's parts; biases that it lacked are zero and change nothing.
+
+    Raises:
+        ValueError: it has biases, and the family has none.
+    """
+    own = model.config.model_type
+    if own == family:
+        return model
+    shape = Shape(**{field.name: getattr(model.config, field.name) for field in fields(Shape)})
+    other, weights = new_model(shape, tokenizer, 0, family), model.state_dict()
+    if lost := sorted(weights.keys() - other.state_dict().keys()):
+        message = f"family {family!r} has no place for {lost[0]} of a {own!r} model"
+        raise ValueError(message)
+    zeros = {name: torch.zeros_like(value) for name, value in other.state_dict().items()}
+    other.load_state_dict(zeros | weights)
+    return other
+
+
+def deepened(model: Model, num_layers: int, seed: int) -> Model:
     """Return `model` with further layers before its last one, which change nothing at first.
 
     Their output projections are zero, so training begins with what the model can do already.
@@ -59,8 +111,10 @@ def deepened(model: LlamaForCausalLM, num_layers: int, seed: int) -> LlamaForCau
     if num_more <= 0:
         return model
     torch.manual_seed(seed)
-    config = LlamaConfig.from_dict(model.config.to_dict() | {"num_hidden_layers": num_layers})
-    deeper = LlamaForCausalLM(config)
+    settings = model.config.to_dict() | {"num_hidden_layers": num_layers}
+    settings.pop("layer_types", None)  # of as many layers as there were; made anew
+    config = type(model.config).from_dict(settings)
+    deeper = FAMILIES[config.model_type][1](config)
     last = model.config.num_hidden_layers - 1
     for layer in deeper.model.layers[last:-1]:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -74,13 +128,11 @@ def deepened(model: LlamaForCausalLM, num_layers: int, seed: int) -> LlamaForCau
     return deeper
 
 
-def save_checkpoint(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
-) -> None:
+def save_checkpoint(model: Model, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write an ordinary bfloat16 checkpoint to `folder`, each file by rename."""
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
-    copy = LlamaForCausalLM(model.config)
+    copy = FAMILIES[model.config.model_type][1](model.config)
     copy.load_state_dict(model.state_dict())
     copy.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id,

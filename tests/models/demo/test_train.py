@@ -69,6 +69,38 @@ def test_training_goes_on_from_the_weights_and_tokens_of_a_pair(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_draft_of_another_size_and_family_begins_beside_a_pair(
+    tmp_path: Path, is_new: bool
+) -> None:
+    """With random weights of a shape, or as another checkpoint; the target stays what it was."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED / "target")
+    start, wide = tmp_path / "start", replace(TINY, hidden_size=32)
+    for seed, name in enumerate(("target", "draft")):
+        save_checkpoint(new_model(TINY, tokenizer, seed), tokenizer, start / name)
+    other = new_model(wide, tokenizer, 3)
+    save_checkpoint(other, tokenizer, tmp_path / "other")
+    asked = replace(
+        plan(tmp_path, num_steps=0),
+        num_draft_steps=0,
+        start=start,
+        draft_shape=wide,
+        is_draft_new=is_new,
+        draft_start=None if is_new else tmp_path / "other",
+        family="qwen2",
+        dtype=torch.float32,
+    )
+    train.make_pair(asked, Mixture.load(None, task=CONCEPTS))
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(asked.out / name) for name in ("target", "draft")
+    )
+    assert (target.config.model_type, draft.config.model_type) == ("qwen2", "qwen2")
+    assert (target.config.hidden_size, draft.config.hidden_size) == (16, 32)
+    own = other.model.embed_tokens.weight.bfloat16()
+    assert torch.equal(draft.model.embed_tokens.weight, own) is not is_new
+
+
+@pytest.mark.slow
 def test_another_task_is_learnt_from_a_pair(tmp_path: Path) -> None:
     """Both models learn, and what is sampled for the draft is of the task alone."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED / "target")
