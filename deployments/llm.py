@@ -28,7 +28,7 @@ import torch
 from tqdm.auto import tqdm
 
 from deployments.api.jobs import Job, chat_job, completion_job
-from deployments.api.schemas.grammar_fields import naming_field
+from deployments.api.schemas.grammar_fields import naming_field, naming_loosened
 from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
 from deployments.config.schema import AppConfig
 from deployments.ingress.service import served_model
@@ -263,7 +263,7 @@ class LLM:
             with naming_field(*job.grammar_fields):
                 async with aclosing(items):
                     async for item in items:
-                        answer.add(item)
+                        answer.add(naming_loosened(item, job.grammar_fields))
         finally:
             await self._room.leave(request)
         if all(one.end is not None for one in of_job):

@@ -70,6 +70,7 @@ class SpeculativeGenerator:
                 num_completion_tokens=session.stops.num_tokens,
                 num_cached_tokens=session.watch.stats.num_cached_tokens,
                 speculation=stats,
+                loosened=tuple(session.guard.loosened),
             )
 
     async def _looking_ahead(

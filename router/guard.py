@@ -13,6 +13,7 @@ from typing import Self
 
 from models.protocol.errors import ConstraintViolation, MaskUnavailable
 from models.protocol.forced import Forced
+from models.protocol.grammars import Loosened
 from models.protocol.token_sequence import TokenSequence
 from router.ports import Constrainer
 from router.stats import RoundStats
@@ -22,6 +23,8 @@ _MAX_MASK_LOSSES = 4  # times in a row that masks may be lost before the request
 
 class NoGrammar:
     """Guards a text that may be anything: every token is valid, and no masks can be lost."""
+
+    loosened: Sequence[Loosened] = ()
 
     async def open(self) -> None:
         """There is nothing to open."""
@@ -64,6 +67,11 @@ class GrammarGuard:
         self._stats = stats
         self._on_forced = on_forced or (lambda tokens, forced: None)
         self._num_losses = 0  # of masks, in a row
+
+    @property
+    def loosened(self) -> Sequence[Loosened]:
+        """What of the grammar is not enforced; known when it is open."""
+        return self._constrainer.loosened
 
     async def open(self) -> None:
         """Compile the grammar.

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from models.protocol.forced import Forced
+from models.protocol.grammars import Loosened
 from models.protocol.messages import (
     Chosen,
     ConstraintReply,
@@ -192,7 +193,12 @@ class Chooser(Protocol):
 
 
 class Constrainer(Protocol):
-    """Guards the grammar of one session."""
+    """Guards the grammar of one session.
+
+    `loosened`: what of it is not enforced; known when it is open.
+    """
+
+    loosened: Sequence[Loosened]
 
     async def open(self) -> Forced:
         """Lease a replica and compile the grammar there; what is forced at the text's start.

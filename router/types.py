@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from models.protocol.grammars import GrammarChecked
+from models.protocol.grammars import GrammarChecked, Loosened
 from models.protocol.messages import Grammar, Sampling, TokenLogprobs
 from router.predicted_text import PredictedText
 
@@ -354,6 +354,7 @@ class Finished:
     num_cached_tokens: int = 0  # of the prompt, found in the first target's prefix cache
     speculation: SpeculationStats
     lookahead: LookaheadStats | None = None  # of a request that asks for it
+    loosened: tuple[Loosened, ...] = ()  # what of its grammar is not enforced
 
 
 class Detokenizer(Protocol):

@@ -110,6 +110,7 @@ def finished_together(ends: Sequence[Finished], num_prompts: int = 1) -> Finishe
         num_completion_tokens=sum(end.num_completion_tokens for end in ends),
         num_cached_tokens=sum(end.num_cached_tokens for end in first_ends),
         speculation=_stats_together([end.speculation for end in ends]),
+        loosened=ends[0].loosened,  # they share a grammar
     )
 
 

@@ -17,11 +17,14 @@ from starlette.types import Scope
 
 from deployments.api.choices import finished_together
 from deployments.api.observer import CLIENT_GONE, Sink
+from models.grammar.schema.parse import KEYWORDS
 from models.protocol.errors import ConstraintViolation, ServingError
+from models.protocol.grammars import Loosened
 from router.types import Finished, GenerationRequest
 
 logger = logging.getLogger(__name__)
 
+_MAX_LOOSENED = 16  # parts of schemas that a line names
 # A field's path as we name fields; a name made up by the client may be anything.
 _SAFE_PARAM = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 
@@ -123,7 +126,7 @@ class RequestRecord(Sink):
     def _write_finished(self, end: Finished) -> None:
         stats = end.speculation
         mean_k = stats.num_draft_tokens / stats.num_rounds if stats.num_rounds else 0.0
-        fields = {
+        fields: dict[str, Any] = {
             "finish_reason": end.finish_reason,
             "completion_tokens": end.num_completion_tokens,
             "cached_tokens": end.num_cached_tokens,
@@ -132,6 +135,8 @@ class RequestRecord(Sink):
             "acceptance_rate": round(stats.draft_acceptance_rate, 3),
             "status": 200,
         }
+        if end.loosened:  # names of fields and keywords are no text of the client
+            fields["loosened"] = [_loosened_part(one) for one in end.loosened[:_MAX_LOOSENED]]
         logger.info(
             "request %s finished (%s): %d + %d tokens in %.2f s, k %.2f, accepted %.2f",
             self.request_id,
@@ -169,3 +174,9 @@ class RequestRecord(Sink):
             *(self.request_id, status, code),
             extra=self._fields(fields),
         )
+
+
+def _loosened_part(part: Loosened) -> str:
+    """A part of a schema that was not enforced: the request's field and the keyword."""
+    keyword = str(part.steps[-1]) if part.steps else "schema"
+    return f"{part.field} {keyword if keyword in KEYWORDS else 'subschema'}"

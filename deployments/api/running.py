@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from deployments.api.choices import ChoiceItems
 from deployments.api.jobs import Job
 from deployments.api.observer import ChoiceObserver
-from deployments.api.schemas.grammar_fields import naming_field
+from deployments.api.schemas.grammar_fields import naming_field, naming_loosened
 from deployments.api.writing.writers import Writer
 from models.protocol.errors import InternalError
 from router.types import Delta, Finished
@@ -37,6 +37,7 @@ async def run_choice(
         with observer, naming_field(*grammar_fields):
             async with slot:
                 async for item in items:
+                    item = naming_loosened(item, grammar_fields)
                     observer.add(item)
                     yield index, item
 

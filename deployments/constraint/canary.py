@@ -21,8 +21,10 @@ from deployments.constraint.fork import Fork, ForkEnd, ForkLimits
 from deployments.constraint.memory import data_bytes
 from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
 from models.grammar.check import check_text
-from models.grammar.compiler import GrammarCompiler, MatcherBroken
+from models.grammar.compiler import GrammarCompiler
+from models.grammar.state import MatcherBroken
 from models.protocol.errors import UnsupportedGrammar
+from models.protocol.grammars import Loosened
 
 _MAX_MESSAGE_CHARS = 1 << 13
 HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
@@ -63,10 +65,13 @@ def _compiled(compiler: GrammarCompiler, trial: Trial) -> bytes:
     used = data_bytes()
     started_s = time.process_time()
     outcome, message, compared = "compiled", "", None
+    dropped: tuple[Loosened, ...] = ()
     try:
         compiled = compiler.compile(trial.grammar)
+        dropped = compiled.dropped
         if trial.text is not None:
-            compared = asdict(check_text(compiled, trial.text))
+            found = asdict(check_text(compiled, trial.text))
+            compared = found | {"loosened": compiled.loosened}
     except UnsupportedGrammar as refusal:
         outcome, message = "refused", refusal.message
     except MatcherBroken as broken:
@@ -77,6 +82,7 @@ def _compiled(compiler: GrammarCompiler, trial: Trial) -> bytes:
         "message": message[:_MAX_MESSAGE_CHARS],
         "cpu_s": time.process_time() - started_s,
         "memory_mb": (data_bytes() - used) / (1 << 20),
+        "dropped": dropped,
         "compared": compared,
     }
     return msgspec.msgpack.encode(tried)

@@ -80,6 +80,7 @@ class Checks:
                     num_bytes=found.num_bytes,
                     may_end=found.may_end,
                     expected=found.expected,
+                    loosened=found.loosened,
                 )
             )
         self._go_on()

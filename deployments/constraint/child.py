@@ -43,9 +43,10 @@ from deployments.constraint.pipe import (
     to_frame,
 )
 from models.grammar.charsets import warm_up
-from models.grammar.compiler import CompiledGrammar, GrammarCompiler, VocabularyInfo
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.host import GrammarHost
 from models.grammar.limits import HostLimits, SchemaLimits
+from models.grammar.state import CompiledGrammar
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import (
     ConstraintReply,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+
+from deployments.constraint.process import Death
 from models.protocol.grammars import GrammarCheck
 from models.protocol.messages import (
     ConstraintReply,
@@ -15,6 +18,8 @@ from models.protocol.messages import (
     MaskRequest,
 )
 from models.protocol.rewards import RewardRefused, RewardScore
+
+logger = logging.getLogger(__name__)
 
 
 def full(num_waiting: int) -> str:
@@ -47,3 +52,10 @@ def failed(request: ConstraintRequest, reason: str) -> ConstraintReply | None:
             )
         case GrammarClose():
             return None
+
+
+def log_death(index: int, death: Death) -> None:
+    """Log the session whose message the child died in, but not its grammar: a client wrote that."""
+    culprit = getattr(death.culprit, "session_id", None)
+    fields = {"child": index, "session_id": culprit, "num_unanswered": len(death.unanswered)}
+    logger.warning("constraint child %d ended: %s", index, death.reason, extra=fields)

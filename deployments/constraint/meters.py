@@ -22,6 +22,10 @@ class ConstraintMeters:
             "cache_hits": meters.counter(
                 "outrider:grammar_cache_hits", "Of these, with a grammar compiled before"
             ),
+            "loosened": meters.counter(
+                "outrider:grammars_loosened",
+                "Of these, with a grammar not all of which is enforced",
+            ),
             "compile_s": meters.counter(
                 "outrider:grammar_compile_seconds",
                 "CPU time spent compiling grammars that are served",

@@ -25,6 +25,7 @@ from typing import Literal
 
 import msgspec
 
+from models.protocol.grammars import Loosened
 from models.protocol.messages import ConstraintReply, ConstraintRequest, Grammar
 
 OUT_OF_MEMORY_EXIT = 70
@@ -119,6 +120,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     may_end: bool
     expected: list[str]
+    loosened: tuple[Loosened, ...] = ()
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
@@ -133,6 +135,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, tag="tried"):
     message: str = ""
     cpu_s: float = 0.0
     memory_mb: float = 0.0  # by which the process grew; 0 where that cannot be known
+    dropped: tuple[Loosened, ...] = ()  # what had to be loosened, see `Grammar`
     compared: Compared | None = None  # of a trial with a text that was compiled
 
 

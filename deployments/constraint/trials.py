@@ -26,12 +26,15 @@ import msgspec
 
 from deployments.constraint.pipe import ConstraintConfig, Trial, Tried
 from models.grammar.limits import NOUNS
+from models.grammar.loose import all_bare
 from models.lru import LruDict
+from models.protocol.grammars import Loosened
 from models.protocol.messages import Grammar
 
 # Ordinary schemas: 1-10 ms, and 2-3 us a byte at most where they are large, on an idle core.
 _FIRST_CPU_S = 0.05
 _FIRST_CPU_S_PER_BYTE = 1e-5
+_LOOSENING = 4.0  # times that, where parts may have to be searched for that are not served
 _FIRST_IN_A_ROW = 8
 _MAX_SECOND = 8
 _MAX_KNOWN = 1024  # grammars remembered as served; as many again as refused
@@ -40,10 +43,14 @@ _REFUSED_S = 300.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """`message` is empty where the grammar may be served, and says why not elsewhere."""
+    """`message` is empty where the grammar may be served, and says why not elsewhere.
+
+    `grammar`: the one to serve where some of it may be loosened; None: as it was asked for.
+    """
 
     message: str = ""
     is_client_error: bool = False
+    grammar: Grammar | None = None  # what is served, where some of it is loosened
 
 
 SERVED = Verdict()
@@ -77,7 +84,8 @@ class Trials:
         self._send = send
         self._clock = clock
         # By digest: a grammar may have `max_schema_bytes`.
-        self._served: LruDict[bytes, None] = LruDict(_MAX_KNOWN)
+        self._served: LruDict[bytes, tuple[Loosened, ...]] = LruDict(_MAX_KNOWN)  # what is loosened
+        self._bare: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_KNOWN)  # why, until when
         self._refused: LruDict[bytes, tuple[str, float]] = LruDict(_MAX_KNOWN)  # why, until when
         self._suspects: LruDict[bytes, float] = LruDict(_MAX_KNOWN)  # ended a child, until when
         self._slow: LruDict[bytes, None] = LruDict(_MAX_KNOWN)  # did not finish a first trial
@@ -94,12 +102,17 @@ class Trials:
         """The verdict on a grammar, where no trial is needed for it."""
         digest = _digest(grammar)
         if digest in self._served:
-            self._served.use(digest)
-            return SERVED
+            return _served(grammar, self._served.use(digest) or ())
         reason, until = self._refused.get(digest, ("", 0.0))
         if self._clock() < until:
             return Verdict(reason, is_client_error=True)
         return None
+
+    def form(self, grammar: Grammar) -> Grammar:
+        """The form in which a grammar is tried: with nothing but objects in the place of what may
+        be loosened, where it was too costly otherwise within minutes."""
+        reason, until = self._bare.get(_digest(grammar), ("", 0.0))
+        return all_bare(grammar, reason) if self._clock() < until else grammar
 
     def submit(self, grammar: Grammar, then: Then) -> None:
         """Have a grammar tried that is not `known`; `then` is called once with the verdict."""
@@ -138,10 +151,14 @@ class Trials:
         if tried.outcome == "costly" and not case.is_second:
             self._queue_second(digest)
         elif tried.outcome == "compiled":
-            self._served[digest] = None
-            self._decide(digest, SERVED)
+            self._served[digest] = tried.dropped
+            self._decide(digest, _served(case.grammar, tried.dropped))
         elif tried.outcome == "failed":
             self._decide(digest, Verdict(tried.message))
+        elif tried.outcome == "costly" and self._make_bare(case.grammar, tried.message):
+            del self._cases[digest]
+            for then in case.thens:
+                self.submit(self.form(case.grammar), then)
         else:
             reason = tried.message
             if tried.outcome == "costly":
@@ -192,6 +209,8 @@ class Trials:
         if self._suspects.get(digest, 0.0) <= now:
             self._suspects[digest] = now + _REFUSED_S
             return False
+        if self._make_bare(grammar, f"it ended the process that served it twice: {reason}"):
+            return False
         noun = NOUNS[grammar.kind]
         self._refuse(
             digest,
@@ -204,8 +223,15 @@ class Trials:
         limit_s = self._config.compile_cpu_s
         if case.is_second:
             return limit_s
-        num_bytes = len(case.grammar.text)
-        return min(_FIRST_CPU_S + _FIRST_CPU_S_PER_BYTE * num_bytes, limit_s)
+        first_s = _FIRST_CPU_S + _FIRST_CPU_S_PER_BYTE * len(case.grammar.text)
+        return min(first_s * (_LOOSENING if case.grammar.loose else 1.0), limit_s)
+
+    def _make_bare(self, grammar: Grammar, reason: str) -> bool:
+        """Have a grammar tried with objects for all that may be loosened; False: it has no more."""
+        if all_bare(grammar, "").text == grammar.text:
+            return False
+        self._bare[_digest(grammar)] = (reason, self._clock() + _REFUSED_S)
+        return True
 
     def _queue_second(self, digest: bytes) -> None:
         self._slow[digest] = None
@@ -224,5 +250,12 @@ class Trials:
             then(verdict)
 
 
+def _served(grammar: Grammar, dropped: tuple[Loosened, ...]) -> Verdict:
+    if not grammar.loose:
+        return SERVED
+    return Verdict(grammar=msgspec.structs.replace(grammar, dropped=dropped, is_settled=True))
+
+
 def _digest(grammar: Grammar) -> bytes:
+    grammar = msgspec.structs.replace(grammar, dropped=(), is_settled=False)  # as it came
     return hashlib.sha256(repr(msgspec.structs.astuple(grammar)).encode()).digest()

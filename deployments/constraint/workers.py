@@ -17,21 +17,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 import zlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import TypeVar
+
+import msgspec
 
 from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.checks import Checks
-from deployments.constraint.failures import failed, full
+from deployments.constraint.failures import failed, full, log_death
 from deployments.constraint.pipe import ChildRequest, ConstraintConfig, Trial
 from deployments.constraint.process import CANARY, SESSIONS, ChildProcess, Death, Reply
 from deployments.constraint.trials import Trials, Verdict
 from models.backoff import Backoff
 from models.grammar.limits import SchemaLimits, check_size
+from models.grammar.loose import fitted
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.grammars import GrammarCheck
@@ -46,9 +49,8 @@ from models.protocol.messages import (
     GrammarRefused,
 )
 
-logger = logging.getLogger(__name__)
-
 _Asking = GrammarOpen | GrammarCheck
+_Message = TypeVar("_Message", bound=GrammarOpen | GrammarCheck)
 _FIRST_BACKOFF_S = 0.1  # doubles with each child that ended before it was ready
 _LAST_BACKOFF_S = 5.0
 
@@ -76,6 +78,7 @@ class ConstraintStats:
 
     queue_length: int = 0  # requests without an answer, all children
     opens: int = 0  # sessions opened
+    loosened: int = 0  # of these, with a grammar some of which is not enforced
     cache_hits: int = 0  # of these, with a grammar that was compiled before
     compile_ms_total: float = 0.0
     compile_ms_max: float = 0.0
@@ -176,6 +179,7 @@ class ConstraintWorkers:
         if not isinstance(message, _Asking):
             self._forward(message, reply)
             return
+        message = self._in_form(message)
         try:
             check_size(message.grammar, self._schema_limits)
         except UnsupportedGrammar as error:
@@ -185,7 +189,7 @@ class ConstraintWorkers:
         if isinstance(message, GrammarCheck) and (verdict is None or not verdict.message):
             self._checks.submit(message, partial(self._soon, reply))
         elif verdict is not None and not verdict.message:
-            self._forward(message, reply)
+            self._forward(_with_grammar(message, verdict.grammar), reply)
         elif verdict is not None:
             self._refuse(message, reply, verdict)
         elif self._stopping.is_set():
@@ -198,6 +202,14 @@ class ConstraintWorkers:
             self._trials.submit(message.grammar, then)
 
     # --- requests -----------------------------------------------------------------------------
+
+    def _in_form(self, message: _Asking) -> _Asking:
+        """The message with its grammar as it is tried, where parts of it may be loosened."""
+        if not message.grammar.loose:
+            return message
+        return _with_grammar(
+            message, self._trials.form(fitted(message.grammar, self._schema_limits))
+        )
 
     def _index(self, session_id: str) -> int:
         return zlib.crc32(session_id.encode()) % self._config.num_children
@@ -235,7 +247,7 @@ class ConstraintWorkers:
         if verdict.message:
             self._refuse(message, reply, verdict)
         else:
-            self._forward(message, reply)
+            self._forward(_with_grammar(message, verdict.grammar), reply)
         for waiting in self._waiting.pop(message.session_id):
             self.submit(*waiting)
 
@@ -274,6 +286,7 @@ class ConstraintWorkers:
         if isinstance(answer, GrammarReady):
             stats.opens += 1
             stats.cache_hits += answer.compile_ms == 0.0
+            stats.loosened += bool(answer.loosened)
             stats.compile_ms_total += answer.compile_ms
             stats.compile_ms_max = max(stats.compile_ms_max, answer.compile_ms)
         elif isinstance(answer, GrammarRefused):
@@ -292,7 +305,7 @@ class ConstraintWorkers:
         self._lose(index, death)
         if not self._stopping.is_set():
             self._stats.restarts += 1
-            _log_death(index, death)
+            log_death(index, death)
             if death.was_ready:
                 self._backoffs[index].reset()
             self._spawn_task(self._replace(index, wait=not death.was_ready))
@@ -379,8 +392,5 @@ class ConstraintWorkers:
         task.add_done_callback(self._tasks.discard)
 
 
-def _log_death(index: int, death: Death) -> None:
-    """Log the session whose message the child died in, but not its grammar: a client wrote that."""
-    culprit = getattr(death.culprit, "session_id", None)
-    fields = {"child": index, "session_id": culprit, "num_unanswered": len(death.unanswered)}
-    logger.warning("constraint child %d ended: %s", index, death.reason, extra=fields)
+def _with_grammar(message: _Message, grammar: Grammar | None) -> _Message:
+    return message if grammar is None else msgspec.structs.replace(message, grammar=grammar)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadtest.fuzz.cases import OpenPart
 from loadtest.fuzz.engines.cancel import open_cancel
 from loadtest.fuzz.engines.part import open_engines
+from loadtest.fuzz.engines.tools_part import open_tools
 from loadtest.fuzz.http.part import open_http
 from loadtest.fuzz.http.schema import open_schema
 from loadtest.fuzz.links.frames_part import open_frames
@@ -12,6 +13,7 @@ from loadtest.fuzz.links.part import open_links
 
 PARTS: dict[str, OpenPart] = {
     "engines": open_engines,
+    "tools": open_tools,
     "links": open_links,
     "cancel": open_cancel,
     "http": open_http,

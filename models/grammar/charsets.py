@@ -35,6 +35,9 @@ _ECMA_CLASSES: dict[str, Ranges] = {
 }
 
 
+ALL: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, LAST))
+
+
 def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
     """All characters of all sets; the ranges given may overlap and stand in any order."""
     merged: list[tuple[int, int]] = []

@@ -18,13 +18,9 @@ from pathlib import Path
 
 import llguidance
 
-from models.grammar.compiler import (
-    CompiledGrammar,
-    GrammarCompiler,
-    GrammarState,
-    VocabularyInfo,
-)
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
 from models.grammar.rules.ebnf import is_ebnf
+from models.grammar.state import CompiledGrammar, GrammarState
 from models.protocol.errors import ServingError
 from models.protocol.messages import Grammar
 
@@ -113,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, ServingError) as error:
         sys.stderr.write(f"refused: {getattr(error, 'message', error)}\n")
         return 2
+    for part in compiled.loosened:
+        line = f"line {part.line}: " if part.line else ""
+        sys.stdout.write(f"not enforced: {line}{part.path}: {part.reason}\n")
     is_valid, told = _told(found, text)
     sys.stdout.write(told + "\n")
     return 0 if is_valid else 1
@@ -145,6 +144,11 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", metavar="PATH", help="a tokenizer.json, for special tokens")
     parser.add_argument("--whitespace-pattern", metavar="PATTERN", help="of JSON; '' for none")
     parser.add_argument(
+        "--loose",
+        action="store_true",
+        help="loosen what of the schema cannot be served, as for a tool that is not strict",
+    )
+    parser.add_argument(
         "--chomp", action="store_true", help="leave out a line feed at the end of the text"
     )
     parser.add_argument("text", help="the file with the text; - for the standard input")
@@ -162,7 +166,10 @@ def _grammar(options: argparse.Namespace) -> Grammar:
     if options.choice is not None:
         return Grammar(kind="choice", text=_read(options.choice))
     return Grammar(
-        kind="json_schema", text=_read(options.schema), whitespace=options.whitespace_pattern
+        kind="json_schema",
+        text=_read(options.schema),
+        whitespace=options.whitespace_pattern,
+        loose=(0,) if options.loose else (),
     )
 
 

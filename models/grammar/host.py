@@ -26,13 +26,14 @@ import time
 from collections.abc import Callable, Iterable
 
 from models.grammar.check import check_text
-from models.grammar.compiler import CompiledGrammar, GrammarCompiler, MatcherBroken, walk_rows
+from models.grammar.compiler import GrammarCompiler
 from models.grammar.limits import HostLimits
 from models.grammar.session import (
     GrammarText,
     resume_at,
     rows_after,
 )
+from models.grammar.state import CompiledGrammar, MatcherBroken, walk_rows
 from models.lru import LruDict
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.forced import NOTHING_FORCED, Forced
@@ -82,6 +83,11 @@ class GrammarHost:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def compiler(self) -> GrammarCompiler:
+        """Of its grammars."""
+        return self._compiler
 
     def handle(self, requests: Iterable[ConstraintRequest]) -> list[ConstraintReply]:
         """Answer a batch in order; messages without an answer leave none."""
@@ -168,6 +174,7 @@ class GrammarHost:
                 session_id=request.session_id, message=compiled.message, is_client_error=True
             )
         opened = GrammarText(request.epoch, request.grammar, compiled.start())
+        opened.loosened = compiled.loosened
         opened.used_at = self._clock()
         self._sessions[request.session_id] = opened
         compile_ms = 0.0 if is_cached else max((opened.used_at - started_at) * 1e3, 1e-3)
@@ -180,6 +187,7 @@ class GrammarHost:
             compile_ms=compile_ms,
             committed_len=len(session.tokens),
             forced=self._forced(session),
+            loosened=session.loosened,
         )
 
     def _forced(self, session: GrammarText) -> Forced:
@@ -214,6 +222,7 @@ class GrammarHost:
             num_bytes=found.num_bytes,
             may_end=found.may_end,
             expected=found.expected,
+            loosened=compiled.loosened,
         )
 
     def _make_room(self) -> bool:

@@ -3,8 +3,6 @@
 The compiler has limits of its own (fuel, states, items) and the constraint child has a deadline
 and a memory limit; the checks here exist so that the common ways to exceed them end in a
 sentence that names the field, the place in the schema, the limit and the value, in microseconds.
-They also close places where llguidance 1.9 is lenient and would serve something else than was
-asked for: the array form of `items`, boolean `exclusiveMinimum`, options in `x-guidance`.
 
 Places are written as JSON paths: `$.properties.age.multipleOf`.
 """
@@ -12,11 +10,8 @@ Places are written as JSON paths: `$.properties.age.multipleOf`.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import NoReturn
 
 from models.protocol.errors import UnsupportedGrammar
@@ -36,12 +31,6 @@ NOUNS = {
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 Schema = dict[str, JsonValue]
 
-MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-LISTS_OF_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-SCHEMAS = (
-    *("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "not", "if"),
-    *("unevaluatedItems", "then", "else", "contains", "propertyNames", "contentSchema"),
-)
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
 
 
@@ -125,7 +114,9 @@ def refuse(message: str, *, path: str = "") -> NoReturn:
 
     The request field is not named: the API, which knows how the client spelt it, adds it.
     """
-    raise UnsupportedGrammar(f"{path}: {message}" if path else message)
+    error = UnsupportedGrammar(f"{path}: {message}" if path else message)
+    error.place = path
+    raise error
 
 
 def check_size(grammar: Grammar, limits: SchemaLimits) -> None:
@@ -143,166 +134,6 @@ def check_size(grammar: Grammar, limits: SchemaLimits) -> None:
         )
 
 
-def parse_schema(text: str, limits: SchemaLimits) -> Schema:
-    """The schema as an object, after all checks that need no compiler.
-
-    The boolean schema `true` comes back as `{}`.
-
-    Raises:
-        UnsupportedGrammar: not JSON, not a schema, or over a limit.
-    """
-    try:
-        value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except RecursionError:
-        refuse(f"the schema nests too deep, the limit is {limits.max_depth} levels")
-    except ValueError as error:
-        refuse(f"the schema is not JSON: {error}")
-    if value is False:
-        refuse("the schema 'false' allows nothing")
-    if value is True:
-        return {}
-    if not isinstance(value, dict):
-        refuse(f"the schema is {_json_type(value)}, it must be an object or a boolean")
-    _check_depth(value, limits.max_depth)
-    _check_keywords(value, limits)
-    return value
-
-
-def subschemas(schema: JsonValue, path: str = "$") -> Iterator[tuple[str, Schema]]:
-    """Every object schema within `schema`, itself first, with its JSON path."""
-    if not isinstance(schema, dict):
-        return
-    yield path, schema
-    for keyword in MAPS_OF_SCHEMAS:
-        inner = schema.get(keyword)
-        if isinstance(inner, dict):
-            for name, value in inner.items():
-                yield from subschemas(value, f"{path}.{keyword}{json_path(name)}")
-    for keyword in LISTS_OF_SCHEMAS:
-        inner = schema.get(keyword)
-        if isinstance(inner, list):
-            for i, value in enumerate(inner):
-                yield from subschemas(value, f"{path}.{keyword}[{i}]")
-    for keyword in SCHEMAS:
-        yield from subschemas(schema.get(keyword), f"{path}.{keyword}")
-
-
-def locate(schema: Schema, complaint: str) -> str:
-    """JSON path of the keyword the compiler's `complaint` is about; "" when it names none."""
-    named = re.search(r'(?:Unimplemented|Unknown) keys: \["([^"]+)"', complaint)
-    if named:
-        return _first(schema, named[1], None)
-    for pattern, keyword in (
-        (r"^oneOf ", "oneOf"),
-        (r"Invalid type: (.*)", "type"),
-        (r"Unknown format: (.*)", "format"),
-        (r"Resource '([^']*)", "$ref"),
-        (r"Pointer '([^']*)' does not exist", "$ref"),
-        (r"Anchor '([^']*)' does not exist", "$ref"),
-        (r"Unsatisfiable schema: required property '([^']*)'", "required"),
-        (r"regex parse error:\n    (.*)", "pattern"),
-    ):
-        found = re.search(pattern, complaint)
-        if found:
-            return _first(schema, keyword, found[1] if found.groups() else None)
-    return ""
-
-
-def _first(schema: Schema, keyword: str, part: str | None) -> str:
-    """Path of the first `keyword` whose value contains `part` (any value when None)."""
-    for path, inner in subschemas(schema):
-        if keyword in inner and (part is None or part in str(inner[keyword])):
-            return f"{path}{json_path(keyword)}"
-    return ""
-
-
-def _check_depth(schema: Schema, limit: int) -> None:
-    level: list[JsonValue] = [schema]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > limit:
-            refuse(f"the schema nests more than {limit} levels deep, which is the limit")
-        level = [
-            child
-            for value in level
-            if isinstance(value, dict | list)
-            for child in (value.values() if isinstance(value, dict) else value)
-        ]
-
-
-def _check_keywords(schema: Schema, limits: SchemaLimits) -> None:
-    num_properties = 0
-    num_enum_values = 0
-    multiples: set[int] = set()
-    bounds: set[int] = set()
-    for path, inner in subschemas(schema):
-        num_properties += _size(inner.get("properties")) + _size(inner.get("patternProperties"))
-        num_enum_values += _size(inner.get("enum"))
-        if num_properties > limits.max_properties:
-            refuse(
-                f"more than {limits.max_properties} properties in the schema, which is the limit",
-                path=path,
-            )
-        if num_enum_values > limits.max_enum_values:
-            refuse(
-                f"{num_enum_values} enum values so far, the limit is {limits.max_enum_values}",
-                path=f"{path}.enum",
-            )
-        _check_sum(path, inner, "multipleOf", multiples, limits.max_multiple_of)
-        for keyword in ("minItems", "maxItems"):
-            _check_sum(path, inner, keyword, bounds, limits.max_items)
-        _check_lenient(path, inner)
-
-
-def _check_sum(path: str, inner: Schema, keyword: str, seen: set[int], limit: int) -> None:
-    """Add a number's digits to those seen in the schema, and refuse too high a sum."""
-    value = inner.get(keyword)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    digits = Decimal(repr(value)).normalize()
-    number = abs(int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0))))
-    if number in seen:
-        return
-    seen.add(number)
-    if sum(seen) > limit:
-        others = "" if len(seen) == 1 else f", with the others in the schema {sum(seen)},"
-        refuse(f"{keyword} {value}{others} is over the limit of {limit}", path=f"{path}.{keyword}")
-
-
-def _check_lenient(path: str, inner: Schema) -> None:
-    if isinstance(inner.get("items"), list):
-        refuse("an array is not a schema; use prefixItems", path=f"{path}.items")
-    for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
-        if isinstance(inner.get(keyword), bool):
-            refuse("must be a number", path=f"{path}.{keyword}")
-    if "x-guidance" in inner:
-        refuse("is not a JSON schema keyword", path=f"{path}['x-guidance']")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits} is out of the range of numbers")
-    return number
-
-
-def _size(value: JsonValue) -> int:
-    return len(value) if isinstance(value, dict | list) else 0
-
-
 def json_path(name: str) -> str:
     """One step of a JSON path."""
     return f".{name}" if _PLAIN_NAME.fullmatch(name) else f"[{json.dumps(name)}]"
-
-
-def _json_type(value: JsonValue) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, list):
-        return "an array"
-    return "a string" if isinstance(value, str) else "a number"

@@ -1,20 +1,23 @@
 r"""A regular expression as a grammar: the whole text matches, as in Python's `re.fullmatch`.
 
-The dialect is Python's, read by `pattern`, and no part of the text itself reaches llguidance's own
+The dialect is Python's, read by `patterns`, and no part of the text itself reaches llguidance's own
 parser, whose dialect differs: every character and every set is spelt as code points. Sets are
 terminals of their own, so that `\w` (734 ranges) is spelt once however often it occurs.
 
 Anchors at the ends of the text change nothing and are left out; elsewhere they are refused.
+Look-ahead becomes an intersection (`patterns/lookahead.py`).
 Sources: llguidance docs/syntax.md (Lark form).
 """
 
 from __future__ import annotations
 
-from models.grammar.charsets import Ranges
+from models.grammar.charsets import ALL, Ranges
 from models.grammar.choice import literal
 from models.grammar.limits import RegexLimits, refuse
-from models.grammar.pattern import parse_regex
-from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
+from models.grammar.patterns.languages import node_of
+from models.grammar.patterns.lookahead import has_looks, resolved
+from models.grammar.patterns.parser import parse_regex
+from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
 
 EMPTY = Sequence(())
 NOTHING = Chars(())  # no text at all
@@ -30,19 +33,24 @@ def regex_grammar(text: str, limits: RegexLimits) -> str:
     """
     if not text:
         refuse("the pattern is empty")
-    tree = simplified(parse_regex(text, limits), at_start=True, at_end=True)
-    if tree == NOTHING:
+    parsed = parse_regex(text, limits, allows_looks=True)
+    trees = [parsed]
+    if has_looks(parsed):
+        trees = [node_of(one) for one in resolved(parsed, ALL, is_whole=True, is_shared=False)]
+    trees = [simplified(tree, at_start=True, at_end=True) for tree in trees]
+    if NOTHING in trees:
         refuse("no text matches this pattern")
-    if tree == EMPTY:
+    if EMPTY in trees:
         refuse("only the empty text matches this pattern")
-    size = expanded_size(tree)
+    size = sum(map(expanded_size, trees))
     if size > limits.max_expanded:
         refuse(
             f"the pattern has {size} characters with its repeats written out, "
             f"the limit is {limits.max_expanded}"
         )
     writer = LarkWriter()
-    body = writer.write(tree)
+    bodies = [writer.write(tree) for tree in trees]
+    body = bodies[0] if len(bodies) == 1 else " & ".join(f"({one})" for one in bodies)
     return "\n".join(["start: TEXT", f"TEXT: {body}", *writer.terminals(), ""])
 
 
@@ -68,6 +76,8 @@ def simplified(node: Node, *, at_start: bool, at_end: bool) -> Node:
             if node.high == 0 or part == EMPTY or (part == NOTHING and node.low == 0):
                 return EMPTY
             return part if part == NOTHING else Repeat(part, node.low, node.high)
+        case Look():
+            raise AssertionError("look-ahead is resolved before")
 
 
 def _simplified_sequence(node: Sequence, *, at_start: bool, at_end: bool) -> Node:
@@ -132,8 +142,8 @@ class LarkWriter:
                 return " | ".join(map(self.write, node.options))
             case Repeat():
                 return self._operand(node.part) + quantifier(node.low, node.high)
-            case Anchor():
-                raise AssertionError("anchors are resolved before")
+            case Anchor() | Look():
+                raise AssertionError("anchors and look-ahead are resolved before")
 
     def terminals(self) -> list[str]:
         """The definitions of the terminals."""
@@ -180,8 +190,8 @@ def spelt_node(node: Node) -> str:
             return "|".join(map(spelt_node, node.options))
         case Repeat():
             return _spelt_operand(node.part) + quantifier(node.low, node.high)
-        case Anchor():
-            raise AssertionError("anchors are resolved before")
+        case Anchor() | Look():
+            raise AssertionError("anchors and look-ahead are resolved before")
 
 
 def _spelt_operand(node: Node) -> str:

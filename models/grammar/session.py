@@ -6,7 +6,8 @@ Pure bookkeeping: knows no messages and no other session.
 
 from __future__ import annotations
 
-from models.grammar.compiler import GrammarState, walk_rows
+from models.grammar.state import GrammarState, walk_rows
+from models.protocol.grammars import Loosened
 from models.protocol.messages import Grammar
 from models.protocol.token_sequence import EMPTY_HASH, TokenSequence
 
@@ -19,6 +20,7 @@ class GrammarText:
         "epoch",
         "grammar",
         "last_seq",
+        "loosened",
         "max_forced",
         "state",
         "tokens",
@@ -34,6 +36,7 @@ class GrammarText:
         self.last_seq = -1
         self.used_at = 0.0
         self.max_forced = 0  # forced tokens that its router wants
+        self.loosened: tuple[Loosened, ...] = ()  # what of the grammar is not enforced
 
     def push(self, token: int) -> bool:
         """Commit one token if the grammar allows it."""

@@ -57,9 +57,13 @@ class UnknownModel(InvalidRequest):
 
 
 class UnsupportedGrammar(InvalidRequest):
-    """The grammar cannot be compiled, is too large, or uses an unsupported feature."""
+    """The grammar cannot be compiled, is too large, or uses an unsupported feature.
+
+    `place`: where in the grammar, where the message begins with that.
+    """
 
     code = "unsupported_grammar"
+    place = ""
 
 
 class UnsupportedReward(InvalidRequest):

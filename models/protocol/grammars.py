@@ -7,6 +7,21 @@ from typing import Literal
 import msgspec
 
 
+class Loosened(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a schema that is not enforced.
+
+    `line`: of the grammar that has the schema, from 1; 0: the grammar is the schema. `steps`: the
+    keys that lead to the part; none: the whole schema, of which any object is left. `field`: of
+    the request, where that is known.
+    """
+
+    line: int = 0
+    steps: tuple[str | int, ...] = ()
+    path: str  # the same as a JSON path
+    reason: str
+    field: str = ""
+
+
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """A constraint on the generated text.
 
@@ -21,6 +36,10 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     # Of JSON kinds: a pattern for whitespace, "" for none; None: as `json.dumps` writes it.
     whitespace: str | None = None
     is_closed: bool = False  # of JSON kinds: declared properties are all that an object may have
+    # Lines whose schema may be loosened where it cannot be served, from 1; 0: the grammar itself.
+    loose: tuple[int, ...] = ()
+    dropped: tuple[Loosened, ...] = ()  # what was loosened so far
+    is_settled: bool = False  # nothing else needs to be loosened
 
 
 class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_check"):
@@ -36,9 +55,11 @@ class GrammarChecked(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_che
     """How far the text goes with the grammar: `num_bytes` of its UTF-8.
 
     `may_end`: what goes is a whole text of the grammar. `expected`: some texts that may come next.
+    `loosened`: what of the grammar is not enforced.
     """
 
     session_id: str
     num_bytes: int
     may_end: bool
     expected: list[str] = []
+    loosened: tuple[Loosened, ...] = ()

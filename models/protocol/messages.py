@@ -24,7 +24,7 @@ from models.protocol.choosing import Choose as Choose
 from models.protocol.choosing import Chosen as Chosen
 from models.protocol.forced import NOTHING_FORCED, Forced
 from models.protocol.grammars import Grammar as Grammar  # most know it from here
-from models.protocol.grammars import GrammarCheck, GrammarChecked
+from models.protocol.grammars import GrammarCheck, GrammarChecked, Loosened
 from models.protocol.leases import Endpoint as Endpoint
 from models.protocol.leases import LeaseGrant as LeaseGrant
 from models.protocol.leases import LeaseRequest as LeaseRequest
@@ -298,6 +298,7 @@ class GrammarReady(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_ready
     compile_ms: float
     committed_len: int
     forced: Forced = NOTHING_FORCED  # after the committed tokens
+    loosened: tuple[Loosened, ...] = ()  # what of the grammar is not enforced
 
 
 class GrammarRefused(msgspec.Struct, frozen=True, kw_only=True, tag="grammar_refused"):

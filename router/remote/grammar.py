@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 from models.protocol.errors import LinkLost, Unavailable, UnsupportedGrammar
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import Loosened
 from models.protocol.messages import (
     ConstraintReply,
     ConstraintRequest,
@@ -62,6 +63,7 @@ class RemoteConstrainer:
         self._generated = generated
         self._max_forced = max_forced
         self._forced = NOTHING_FORCED  # after the generated tokens, when the lease was got
+        self.loosened: Sequence[Loosened] = ()
         self._patience = Patience(limits.token_gap_s, limits.resend_interval_s)
         self._recovery = Recovery("constraint service", limits)
         self._lease: ConstraintLease | None = None
@@ -159,6 +161,7 @@ class RemoteConstrainer:
         answer = await self._ask(lease, message, GrammarReady | GrammarRefused)
         if isinstance(answer, GrammarRefused):
             raise _as_error(answer)
+        self.loosened = answer.loosened
         return answer
 
     async def _ask_commit(

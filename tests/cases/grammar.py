@@ -9,7 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from models.grammar.compiler import CompiledGrammar, GrammarCompiler, VocabularyInfo
+from models.grammar.compiler import GrammarCompiler, VocabularyInfo
+from models.grammar.state import CompiledGrammar
 from models.protocol.messages import Grammar
 
 EOS_IDS = (0, 1)  # two of them, as chat models have

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from models.grammar.compiler import GrammarCompiler, GrammarState
+from models.grammar.compiler import GrammarCompiler
+from models.grammar.state import GrammarState
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Grammar
 from tests.cases.grammar import Vocabulary, allowed

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from models.protocol.errors import LinkLost, Unavailable
 from models.protocol.forced import NOTHING_FORCED, Forced
+from models.protocol.grammars import Loosened
 from models.protocol.messages import (
     Choose,
     Chosen,
@@ -196,6 +197,7 @@ class ScriptedConstrainer:
         self._forced = forced
         self.committed: list[int] = []
         self.num_reopened = 0
+        self.loosened: Sequence[Loosened] = ()
 
     async def open(self) -> Forced:
         return self._forced(self.committed)

@@ -184,7 +184,7 @@ class ResponsesWriter:
         }
         if finished is not None:
             response["seed"] = head.seed
-            response["metrics"] = metrics_of(finished.speculation).model_dump()
+            response["metrics"] = metrics_of(finished).model_dump()
         return response
 
     def _usage(self, finished: Finished) -> dict[str, Any]:

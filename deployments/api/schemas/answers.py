@@ -19,12 +19,12 @@ from typing import ClassVar, Literal, Required
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 from typing_extensions import TypedDict
 
-from deployments.api.schemas.details import ChoiceDetails
+from deployments.api.schemas.details import ChoiceDetails, LoosenedPart, loosened_parts
 from deployments.api.schemas.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from deployments.api.writing.choice_probabilities import OfList
 from router.comparing.comparison import LENGTHS
 from router.drafters.repeats.prediction import PREDICTION
-from router.types import DraftReplay, Finished, SpeculationStats
+from router.types import DraftReplay, Finished
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -142,6 +142,8 @@ class Metrics(BaseModel):
 
     speculative_decoding: SpeculativeDecoding
     rounds: RoundTimes
+    num_loosened: int  # parts of schemas that were not enforced; the first of them are named
+    loosened: list[LoosenedPart]
 
 
 class CalledFunction(BaseModel):
@@ -352,8 +354,9 @@ def usage_of(finished: Finished) -> Usage:
     return UsageWithLookahead(lookahead=found, **dict(usage))
 
 
-def metrics_of(stats: SpeculationStats) -> Metrics:
+def metrics_of(finished: Finished) -> Metrics:
     """Measurements of one request in vLLM's words."""
+    stats = finished.speculation
     return Metrics(
         speculative_decoding=SpeculativeDecoding(
             mean_acceptance_length=stats.mean_acceptance_length,
@@ -370,6 +373,8 @@ def metrics_of(stats: SpeculationStats) -> Metrics:
             drafts={name: _compared(each) for name, each in stats.replays.items()} or None,
         ),
         rounds=RoundTimes(num_rounds=stats.num_rounds, **dataclasses.asdict(stats.time)),
+        num_loosened=len(finished.loosened),
+        loosened=loosened_parts(finished.loosened),
     )
 
 

@@ -1,4 +1,4 @@
-"""The rounds of an answer one by one (`speculation.details`), as answers and events have them.
+"""The rounds of an answer one by one (`speculation.details`), and what of its schemas was loosened.
 
 Shapes are plain dicts, encoded round by round as they come (`api/writing/details_writer.py`). Times
 in milliseconds, probabilities as natural logarithms.
@@ -6,14 +6,17 @@ in milliseconds, probabilities as natural logarithms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from models.protocol.grammars import Loosened
 from router.types import Explanation, RoundDetails, ShownToken, TokenOrigin
 
 _DECIMALS = 3  # a microsecond
+_MAX_LOOSENED = 64  # parts of schemas that are named
 _LOWEST = -9999.0  # JSON has no -inf
 
 
@@ -95,6 +98,25 @@ class ChoiceDetails(TypedDict):
     index: int
     rounds: list[DetailedRound]
     tokens: list[DetailedToken]
+
+
+class LoosenedPart(BaseModel):
+    """A part of a schema that was not enforced: where it is, and why.
+
+    `field`: of the request; `place`: in the schema, a JSON path.
+    """
+
+    field: str
+    place: str
+    reason: str
+
+
+def loosened_parts(loosened: Sequence[Loosened]) -> list[LoosenedPart]:
+    """The first of the parts that were not enforced."""
+    return [
+        LoosenedPart(field=one.field, place=one.path, reason=one.reason)
+        for one in loosened[:_MAX_LOOSENED]
+    ]
 
 
 def round_shape(details: RoundDetails, name_of: Callable[[int], str]) -> DetailedRound:

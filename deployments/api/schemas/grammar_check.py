@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
 from pydantic import Field
 
 from deployments.api.schemas.answers import Answer
+from deployments.api.schemas.details import LoosenedPart, loosened_parts
 from deployments.api.schemas.grammar_fields import (
     ResponseFormat,
     StructuredOutputs,
@@ -29,6 +31,7 @@ class GrammarCheckRequest(BodyFields):
     model: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    strict: bool = True  # False: of a JSON schema, loosen what cannot be served, as for tools
 
 
 class GrammarCheckAnswer(Answer):
@@ -36,7 +39,7 @@ class GrammarCheckAnswer(Answer):
 
     `valid`: the whole text obeys. `num_bytes` of its UTF-8 can begin a text that does; `stops_at`
     is the same where bytes are left, and null elsewhere. `may_end`: what goes is a whole text.
-    `expected`: some texts that may come next.
+    `expected`: some texts that may come next. `loosened`: what of a schema is not enforced.
     """
 
     object: Literal["grammar.check"] = "grammar.check"
@@ -45,6 +48,7 @@ class GrammarCheckAnswer(Answer):
     stops_at: int | None
     may_end: bool
     expected: list[str]
+    loosened: list[LoosenedPart]
 
 
 async def answer_check(
@@ -71,6 +75,9 @@ async def answer_check(
         stops_at=None if is_whole else found.num_bytes,
         may_end=found.may_end,
         expected=found.expected,
+        loosened=loosened_parts(
+            [msgspec.structs.replace(one, field=field or "") for one in found.loosened]
+        ),
     )
 
 
@@ -81,6 +88,10 @@ async def _checked(asked: GrammarCheckRequest, checker: GrammarChecker | None) -
             "structured_outputs: is required, or a response_format that constrains",
             param="structured_outputs",
         )
+    if not asked.strict and grammar.kind != "json_schema":
+        raise InvalidRequest("strict: false is only allowed with a JSON schema", param="strict")
+    if not asked.strict:
+        grammar = msgspec.structs.replace(grammar, loose=(0,))
     if checker is None:
         raise InvalidRequest("this deployment has no constraint service")
     return await checker(grammar, asked.text)

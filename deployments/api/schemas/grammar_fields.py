@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from deployments.api.schemas.strict_fields import StrictFields
 from models.grammar.rules.ebnf import is_ebnf
 from models.protocol.errors import InvalidRequest, UnsupportedGrammar
 from models.protocol.messages import Grammar
+from router.types import Delta, Finished
 
 _LINE = re.compile(r"line (\d+)(?:, column \d+)?: (?:%json: )?")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -149,6 +151,24 @@ def naming_field(field: str | None = None, *of_lines: str) -> Iterator[None]:
             if 0 <= int(place[1]) - 2 < len(of_lines):
                 field = of_lines[int(place[1]) - 2]
         raise UnsupportedGrammar(f"{field}: {message}", param=field, code=error.code) from error
+
+
+def naming_loosened(item: Delta | Finished, fields: Sequence[str]) -> Delta | Finished:
+    """What a text ends with, with the request's fields on what was loosened.
+
+    Args:
+        item: of a text.
+        fields: that ask for the grammar: its own, and those of its lines from the second on.
+    """
+    if not isinstance(item, Finished) or not item.loosened or not fields:
+        return item
+    named = tuple(
+        msgspec.structs.replace(
+            one, field=fields[one.line - 1] if 0 < one.line <= len(fields) else fields[0]
+        )
+        for one in item.loosened
+    )
+    return replace(item, loosened=named)
 
 
 def _format_field(response_format: ResponseFormat) -> str | None:

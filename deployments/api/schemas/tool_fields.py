@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import reduce
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import Field, PlainValidator, ValidationInfo
 
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value, shown
 from models.protocol.errors import InvalidRequest
@@ -22,8 +23,12 @@ _NAME = re.compile(NAME_PATTERN)
 FunctionName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
 
-def check_depth(value: Any) -> Any:
-    """Refuse JSON that nests too deep, before anything walks it recursively."""
+# Stands for all that nests deeper: nothing walks it far, and the grammar service says what it is.
+_DEEPER: dict[str, Any] = reduce(lambda inner, _: {"not": inner}, range(MAX_DEPTH), {})
+
+
+def is_deep(value: Any) -> bool:
+    """Whether JSON nests deeper than anything that walks it recursively should go."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -33,25 +38,48 @@ def check_depth(value: Any) -> Any:
             for child in (item.values() if isinstance(item, dict) else item)
         ]
         if not level:
-            return value
-    refuse_value(f"nests more than {MAX_DEPTH} levels deep, which is the limit")
+            return False
+    return True
 
 
-def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    check_depth(schema)
-    kind = schema.get("type", "object")
+def check_depth(value: Any) -> Any:
+    """Refuse JSON that nests too deep, before anything walks it recursively."""
+    if is_deep(value):
+        refuse_value(f"nests more than {MAX_DEPTH} levels deep, which is the limit")
+    return value
+
+
+def _read_parameters(content: Any, info: ValidationInfo) -> Any:
+    """The schema of a `strict` function as it must be; of another, whatever was sent."""
+    if info.data.get("strict") is not True:
+        return _DEEPER if is_deep(content) else content
+    if not isinstance(content, dict):
+        refuse_value("must be an object")
+    check_depth(content)
+    kind = content.get("type", "object")
     if kind != "object":
         refuse_value(f"type: must be 'object' (got {kind!r})")
-    return schema
+    return content
 
 
 class FunctionDefinition(StrictFields):
-    """A function that may be called. Arguments obey the schema whatever `strict` says."""
+    """A function that may be called.
+
+    Arguments obey the schema. Where it cannot be served, a `strict` function refuses the request;
+    of another one, what cannot be served is loosened, place by place (`models/grammar/loose.py`).
+    """
 
     name: FunctionName
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # before the parameters, whose reading depends on it
+    parameters: Annotated[
+        Any, PlainValidator(_read_parameters, json_schema_input_type=dict[str, Any] | None)
+    ] = None
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the schema is served exactly or the request is refused."""
+        return self.strict is True
 
 
 class Tool(StrictFields):
@@ -65,7 +93,9 @@ class Tool(StrictFields):
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
-        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        schema = self.function.parameters
+        is_schema = isinstance(schema, dict) and bool(schema) and schema is not _DEEPER
+        function["parameters"] = schema if is_schema else {"type": "object", "properties": {}}
         return {"type": "function", "function": function}
 
 

@@ -17,11 +17,12 @@ from typing import Any
 from deployments.api.schemas.grammar_fields import asked_field, asked_grammar
 from deployments.api.schemas.requests import ChatCompletionRequest
 from deployments.api.schemas.tool_fields import callable_tools, mode_and_names
-from models.grammar.limits import Schema, subschemas
+from models.grammar.limits import Schema
+from models.grammar.schema.places import subschemas
 from models.protocol.errors import InvalidRequest
 from models.protocol.messages import Grammar
 from models.text.tokenizer import Tokenizer
-from models.text.tools.grammar import turn_grammar
+from models.text.tools.grammar import tool_line, turn_grammar
 from models.text.tools.layout import MAX_CALLS
 from models.text.tools.prompt import TurnFormats
 from models.text.tools.turn import CallableTool, Turn
@@ -84,14 +85,13 @@ def asked_turn(
         return AskedTurn(grammar=own, fields=_fields(own_field))
     turn = replace(turn, body=body)
     text = turn_grammar(turn, tokenizer.special_ids)
-    tool_fields = [
-        f"tools[{index}].function.parameters"
-        for index, _ in callable_tools(request.tools, request.tool_choice)
-    ]
+    chosen = callable_tools(request.tools, request.tool_choice)
+    tool_fields = [f"tools[{index}].function.parameters" for index, _ in chosen]
+    loose = [tool_line(i) for i, (_, tool) in enumerate(chosen) if not tool.function.is_strict]
     fields = ("tools" if turn.tools else own_field or "", *tool_fields, *_fields(own_field))
     return AskedTurn(
         turn=turn,
-        grammar=Grammar(kind="lark", text=text) if text else None,
+        grammar=Grammar(kind="lark", text=text, loose=tuple(loose)) if text else None,
         fields=fields if text else (),
         shown_ids=_shown_ids(turn, tokenizer.special_ids),
     )
@@ -119,12 +119,14 @@ def _turn(request: ChatCompletionRequest, formats: TurnFormats, prompt_end: str)
     )
 
 
-def _arguments_schema(parameters: Mapping[str, Any] | None) -> str:
+def _arguments_schema(parameters: Any) -> str:
     """The JSON text of the schema that a call's arguments are written by.
 
     A function takes the parameters that its schema lists: where that does not say whether there
     may be others, none are written. What only describes is for the prompt, not for the grammar.
     """
+    if isinstance(parameters, list | str | int | float):  # no schema, or `true`: see `loose.py`
+        return json.dumps(parameters if parameters is not True else {"type": "object"})
     schema: Schema = copy.deepcopy({"type": "object", **(parameters or {})})
     for _, inner in list(subschemas(schema)):
         for keyword in _ANNOTATIONS & inner.keys():

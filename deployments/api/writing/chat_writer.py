@@ -71,7 +71,7 @@ class ChatWriter:
             choices=[],
             usage=usage_of(together),
             seed=head.seed,
-            metrics=metrics_of(together.speculation),
+            metrics=metrics_of(together),
         )
         if head.num_prompt_logprobs >= 0:
             answer.prompt_logprobs = None  # written, and then replaced

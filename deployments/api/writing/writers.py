@@ -136,4 +136,4 @@ def add_totals(
 ) -> None:
     """Put seed and measurements into the last thing that is said."""
     answer.seed = head.seed
-    answer.metrics = metrics_of(finished.speculation)
+    answer.metrics = metrics_of(finished)

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from models.grammar.charsets import LAST, Ranges, complement, union
 from models.grammar.limits import RuleLimits, refuse
-from models.grammar.pattern_tree import Chars
+from models.grammar.patterns.tree import Chars
 from models.grammar.rules.lark_tokens import refuse_at
 from models.grammar.rules.tree import (
     EMPTY,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 
 from models.grammar.limits import JsonValue, RegexLimits, RuleLimits, SchemaLimits, refuse
-from models.grammar.pattern import parse_regex
+from models.grammar.patterns.parser import parse_regex
 from models.grammar.regex import NOTHING, expanded_size, simplified
 from models.grammar.rules import ebnf
 from models.grammar.rules.fields import Fields

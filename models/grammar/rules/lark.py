@@ -2,7 +2,7 @@ r"""Checks a grammar in Lark's notation and writes it in llguidance's.
 
 Names, rules and operators go through as they are, line by line. What has a meaning of its own is
 read here, so that it means what it does elsewhere in this package: a regular expression is
-Python's, as in Lark itself (`pattern`), a string is decoded, and a schema (`%json {...}`) is
+Python's, as in Lark itself (`patterns`), a string is decoded, and a schema (`%json {...}`) is
 checked and rewritten like one that stands alone. What the compiler would ignore, or what would let
 a grammar leave the rules of a session (token numbers, options, limits on tokens), is refused.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from models.grammar.choice import literal
 from models.grammar.limits import RegexLimits, RuleLimits, SchemaLimits, refuse
-from models.grammar.pattern import parse_regex
+from models.grammar.patterns.parser import parse_regex
 from models.grammar.regex import NOTHING, expanded_size, simplified, spelt_node
 from models.grammar.rules.lark_tokens import Token, refuse_at, tokens_of
 from models.grammar.schema.source import SchemaSource, schema_source
@@ -53,18 +53,26 @@ class LarkSource:
     schemas: list[tuple[str, SchemaSource]] = field(default_factory=list)  # with their places
 
 
-def lark_source(text: str, limits: RuleLimits, schema_limits: SchemaLimits) -> LarkSource:
-    """Check and rewrite a grammar.
+def lark_source(
+    text: str,
+    limits: RuleLimits,
+    schema_limits: SchemaLimits,
+    loose: frozenset[int] = frozenset(),
+) -> LarkSource:
+    """Check and rewrite a grammar; `loose`: lines whose schemas may be loosened.
 
     Raises:
         UnsupportedGrammar: with the line and the column.
     """
-    return _Reader(text, limits, schema_limits).read()
+    return _Reader(text, limits, schema_limits, loose).read()
 
 
 class _Reader:
-    def __init__(self, text: str, limits: RuleLimits, schema_limits: SchemaLimits) -> None:
+    def __init__(
+        self, text: str, limits: RuleLimits, schema_limits: SchemaLimits, loose: frozenset[int]
+    ) -> None:
         self._text = text
+        self._loose = loose
         self._limits = limits
         self._schema_limits = schema_limits
         self._source = LarkSource()
@@ -174,7 +182,8 @@ class _Reader:
                 reason = f"more than {self._limits.max_schemas} schemas, which is the limit"
                 refuse_at(self._text, token.start, reason)
             with _naming(self._text, token.start, "%json"):
-                source = schema_source(token.text, self._schema_limits)
+                is_loose = line in self._loose
+                source = schema_source(token.text, self._schema_limits, is_loose=is_loose)
             self._source.schemas.append((f"line {line}: %json", source))
             lines = "\n" * token.text.count("\n")  # the compiler's complaints name lines
             self._write(f"%json {{{lines}{source.text[1:]}")

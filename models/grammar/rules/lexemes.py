@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from models.grammar.charsets import LAST, Ranges, union
 from models.grammar.limits import RuleLimits, refuse
-from models.grammar.pattern_tree import Node
+from models.grammar.patterns.tree import Node
 from models.grammar.rules.positions import Positions, TooManyEdges, may_go_on, positions_of
 from models.grammar.rules.tree import (
     EMPTY,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from models.grammar.charsets import Ranges, intersection, union
-from models.grammar.pattern_tree import Chars, Choice, Node, Repeat, Sequence
+from models.grammar.patterns.tree import Chars, Choice, Node, Repeat, Sequence
 
 _MAX_EDGES = 50_000
 

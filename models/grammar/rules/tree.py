@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from models.grammar.pattern_tree import Chars, Choice, Node, Repeat
-from models.grammar.pattern_tree import Sequence as NodeSequence
+from models.grammar.patterns.tree import Chars, Choice, Node, Repeat
+from models.grammar.patterns.tree import Sequence as NodeSequence
 
 _MAX_DEPTH = 60  # of the tree of one regular part; what is deeper stays in rules of its own
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from models.grammar.choice import literal
 from models.grammar.limits import RuleLimits, refuse
-from models.grammar.pattern_tree import Node
+from models.grammar.patterns.tree import Node
 from models.grammar.regex import NOTHING, LarkWriter, quantifier, simplified
 from models.grammar.rules.lexemes import is_exact, joined
 from models.grammar.rules.tree import (

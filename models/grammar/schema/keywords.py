@@ -23,13 +23,23 @@ import itertools
 import json
 import re
 
-from models.grammar.limits import JsonValue, Schema, refuse, subschemas
+from models.grammar.limits import JsonValue, Schema, json_path, refuse
+from models.grammar.schema.complaints import Complaints
+from models.grammar.schema.places import Places
+from models.grammar.schema.rewrite import also
 
 _MAX_DEPENDENCIES = 6  # of one object: each doubles its shapes
 _MAX_LISTS = 1_000  # that `uniqueItems` becomes
 _COUNTS = (
     *("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),
     *("minContains", "maxContains"),
+)
+UNENFORCED = "cannot be enforced in this form"
+# What the compiler does not know, where it was not written as something else.
+_UNKNOWN = (
+    *("not", "if", "contains", "uniqueItems", "propertyNames", "unevaluatedItems"),
+    *("unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
 )
 _ABOUT = {"title", "description", "$comment", "default", "examples"}
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -38,13 +48,14 @@ _APPLICATORS = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "
 _ITEM_APPLICATORS = (*_APPLICATORS, "contains")
 
 
-def expand(schema: Schema) -> None:
+def expand(schema: Schema, places: Places, complaints: Complaints) -> None:
     """Rewrite `schema`, in place.
 
     Raises:
-        UnsupportedGrammar: more dependencies on one object than can be served.
+        UnsupportedGrammar: more dependencies on one object than can be served, or a keyword that
+            stays and that the compiler does not know.
     """
-    for path, inner in reversed(list(subschemas(schema))):
+    for path, inner in reversed(list(places.walk(schema))):
         _take_whole_numbers(inner)
         _take_unevaluated(inner)  # before anything that it depends on is taken away
         _drop_what_says_nothing(inner)
@@ -52,7 +63,13 @@ def expand(schema: Schema) -> None:
         _take_unique(inner)
         _take_not(inner)
         _take_conditions(inner)
-        _take_dependencies(path, inner)
+        with complaints.taken():
+            _take_dependencies(path, inner)
+        # Where refusals are not gathered the compiler finds the one it comes to, if it does.
+        for keyword in _UNKNOWN if complaints.gathers else ():
+            if keyword in inner:
+                with complaints.taken():
+                    refuse(UNENFORCED, path=path + json_path(keyword))
 
 
 def _take_whole_numbers(inner: Schema) -> None:
@@ -96,7 +113,7 @@ def _take_names(inner: Schema) -> None:
     declared = inner.get("properties", {})
     if names is False and isinstance(declared, dict):
         del inner["propertyNames"]
-        _also(inner, {"maxProperties": 0})
+        also(inner, {"maxProperties": 0})
         return
     if pattern is None or "patternProperties" in inner or not isinstance(declared, dict):
         return
@@ -177,7 +194,7 @@ def _take_not(inner: Schema) -> None:
     denied = inner.get("not")
     if denied in (True, {}):
         del inner["not"]
-        _also(inner, False)
+        also(inner, False)
         return
     if not isinstance(denied, dict):
         return
@@ -185,7 +202,7 @@ def _take_not(inner: Schema) -> None:
         types = denied["type"] if isinstance(denied["type"], list) else [denied["type"]]
         if all(name in _TYPES for name in types):
             del inner["not"]
-            _also(inner, {"type": [name for name in _TYPES if name not in types]})
+            also(inner, {"type": [name for name in _TYPES if name not in types]})
     elif set(denied) == {"required"} and isinstance(denied["required"], list):
         names = denied["required"]
         if names and all(isinstance(name, str) for name in names):
@@ -193,7 +210,7 @@ def _take_not(inner: Schema) -> None:
             shapes: list[JsonValue] = [
                 {"type": "object", "properties": {str(name): False}} for name in names
             ]
-            _also(inner, shapes[0] if len(shapes) == 1 else {"anyOf": shapes})
+            also(inner, shapes[0] if len(shapes) == 1 else {"anyOf": shapes})
 
 
 def _take_conditions(inner: Schema) -> None:
@@ -228,7 +245,7 @@ def _take_conditions(inner: Schema) -> None:
             branches.append({"allOf": [shape, then]})
     for keyword in ("if", "then", "else"):
         inner.pop(keyword, None)
-    _also(inner, {"anyOf": branches})
+    also(inner, {"anyOf": branches})
 
 
 def _values(schema: JsonValue) -> list[JsonValue] | None:
@@ -261,11 +278,6 @@ def _take_dependencies(path: str, inner: Schema) -> None:
     for name, then in found:
         shape: JsonValue = {"required": [name, *then]} if isinstance(then, list) else then
         if isinstance(then, list) and not all(isinstance(one, str) for one in then):
-            refuse("must be a list of names", path=f"{path}.dependentRequired")
+            refuse("must be a list of names", path=f"{path}.dependencies{json_path(name)}")
         present: list[JsonValue] = [{"type": "object", "required": [name]}, shape]
-        _also(inner, {"anyOf": [{"properties": {name: False}}, {"allOf": present}]})
-
-
-def _also(inner: Schema, other: JsonValue) -> None:
-    before = inner.pop("allOf", [])
-    inner["allOf"] = [*(before if isinstance(before, list) else []), other]
+        also(inner, {"anyOf": [{"properties": {name: False}}, {"allOf": present}]})

@@ -2,7 +2,7 @@ r"""Translates a JSON schema's `pattern` for the compiler, so that every validat
 
 A schema's pattern may match anywhere in the text, as with Python's `re.search`. By JSON schema it
 is ECMA 262's, by most validators their own language's; the compiler's own parser reads Rust's,
-where `[^a&&b]` is everything. Here it is read by `pattern`: a set means what Python and ECMA
+where `[^a&&b]` is everything. Here it is read by `patterns`: a set means what Python and ECMA
 262 both take for it (`\d`: 0-9; `\D`: no digit of any script; `.`: no line end of either), `$` is
 the very end, and what the two read differently is refused by name and position. So a text that is
 served matches for both. The compiler gets the same in code points, from end to end.
@@ -12,16 +12,20 @@ Characters that JSON can only write as `\u` (see `compiler.py`) are in no set. K
 
 from __future__ import annotations
 
-from typing import NoReturn
+from dataclasses import replace
 
 from models.grammar.charsets import Ranges, complement, intersection
 from models.grammar.limits import RegexLimits, refuse
-from models.grammar.pattern import parse_regex
-from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
+from models.grammar.patterns.languages import node_of
+from models.grammar.patterns.lookahead import has_looks, resolved
+from models.grammar.patterns.parser import parse_regex
+from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
 from models.grammar.regex import EMPTY, NOTHING, expanded_size, simplified, spelt_node
+from models.grammar.schema.ecma import at_origin, python_spelling
 from models.protocol.errors import UnsupportedGrammar
 
 UNWRITABLE: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
+_MAX_BYTES_PER_CHAR = 4
 _WRITABLE = complement(UNWRITABLE)
 _ANYTHING = Repeat(Chars(_WRITABLE), 0, None)
 
@@ -29,18 +33,46 @@ _ANYTHING = Repeat(Chars(_WRITABLE), 0, None)
 _Edges = dict[tuple[bool, bool], Node]
 
 
-def rust_pattern(text: str, limits: RegexLimits) -> str:
-    """The same pattern from end to end in Rust's spelling.
+def rust_patterns(text: str, limits: RegexLimits) -> list[str]:
+    """The same pattern from end to end in Rust's spelling: one or several, all of which must match.
 
     Raises:
-        UnsupportedGrammar: see `parse_regex`; or an anchor inside, no text matches, or it is too
-            large with its repeats written out.
+        UnsupportedGrammar: see `parse_regex`; or no text matches, or it is too large with its
+            repeats written out, or without its look-ahead.
     """
-    options: list[Node] = [
-        Sequence((*(() if s else (_ANYTHING,)), node, *(() if e else (_ANYTHING,))))
-        for (s, e), node in _edges(parse_regex(text, limits, is_shared=True)).items()
-    ]
-    tree = simplified(_joined(options), at_start=False, at_end=False)
+    spelt, origins = text, list[int]()
+    if len(text) <= limits.max_pattern_bytes:
+        spelt, origins = python_spelling(text)  # which may be longer
+    grown = limits.max_pattern_bytes + _MAX_BYTES_PER_CHAR * (len(spelt) - len(text))
+    try:
+        tree = parse_regex(
+            spelt,
+            replace(limits, max_pattern_bytes=grown),
+            is_shared=True,
+            allows_looks=True,
+        )
+    except UnsupportedGrammar as error:
+        raise at_origin(error, origins) from None
+    return [_checked(part, limits) for part in _parts(tree)]
+
+
+def _parts(tree: Node) -> list[Node]:
+    """Trees without anchors and look-ahead, all of which match the whole text."""
+    if not has_looks(tree):
+        try:
+            options: list[Node] = [
+                Sequence((*(() if s else (_ANYTHING,)), node, *(() if e else (_ANYTHING,))))
+                for (s, e), node in _edges(tree).items()
+            ]
+            return [_joined(options)]
+        except _AnchorInside:
+            pass
+    found = resolved(tree, _WRITABLE, is_whole=False, is_shared=True)
+    return [node_of(language) for language in found]
+
+
+def _checked(tree: Node, limits: RegexLimits) -> str:
+    tree = simplified(tree, at_start=False, at_end=False)
     if tree == NOTHING:
         refuse("no text matches this pattern")
     size = expanded_size(tree)
@@ -52,12 +84,16 @@ def rust_pattern(text: str, limits: RegexLimits) -> str:
     return f"^(?:{spelt_node(tree)})$"
 
 
-def at_path(text: str, limits: RegexLimits, path: str) -> str:
-    """`rust_pattern`, whose refusals name the place in the schema too."""
+def at_path(text: str, limits: RegexLimits, path: str) -> list[str]:
+    """`rust_patterns`, whose refusals name the place in the schema too."""
     try:
-        return rust_pattern(text, limits)
+        return rust_patterns(text, limits)
     except UnsupportedGrammar as error:
         refuse(error.message, path=path)
+
+
+class _AnchorInside(Exception):
+    """An anchor is where more is needed than to look at the ends of the pattern."""
 
 
 def _edges(node: Node) -> _Edges:
@@ -79,8 +115,10 @@ def _edges(node: Node) -> _Edges:
             edges = _edges(node.part)
             for is_start, is_end in edges:
                 if is_start or is_end:
-                    _refuse_anchor(is_start=is_start)
+                    raise _AnchorInside
             return {(False, False): Repeat(edges[False, False], node.low, node.high)}
+        case Look():
+            raise AssertionError("look-ahead is resolved before")
 
 
 def _followed(first: _Edges, second: _Edges) -> _Edges:
@@ -89,9 +127,9 @@ def _followed(first: _Edges, second: _Edges) -> _Edges:
     for (start1, end1), node1 in first.items():
         for (start2, end2), node2 in second.items():
             if start2 and node1 != EMPTY:
-                _refuse_anchor(is_start=True)
+                raise _AnchorInside
             if end1 and node2 != EMPTY:
-                _refuse_anchor(is_start=False)
+                raise _AnchorInside
             found.append(((start1 or start2, end1 or end2), _chained(node1, node2)))
     return _merged(found)
 
@@ -115,8 +153,3 @@ def _merged(found: list[tuple[tuple[bool, bool], Node]]) -> _Edges:
 def _joined(nodes: list[Node]) -> Node:
     unique = list(dict.fromkeys(nodes))
     return unique[0] if len(unique) == 1 else Choice(tuple(unique))
-
-
-def _refuse_anchor(*, is_start: bool) -> NoReturn:
-    sign, place = ("^", "start") if is_start else ("$", "end")
-    refuse(f"an anchor ({sign}) is only supported at the {place} of the text")

@@ -13,25 +13,22 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from models.grammar.limits import (
-    LISTS_OF_SCHEMAS,
-    MAPS_OF_SCHEMAS,
-    SCHEMAS,
-    JsonValue,
-    RegexLimits,
-    Schema,
-    json_path,
-    refuse,
-    subschemas,
-)
+from models.grammar.limits import JsonValue, RegexLimits, Schema, json_path, refuse
+from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.pattern import UNWRITABLE, at_path
+from models.grammar.schema.places import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Places, walk
 
 ALLOWED_ESCAPES = 'nrbtf\\"'
+# What the compiler enforces of a text.
+FORMATS = (
+    *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+)
+_NUMBER_FORMATS = ("int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double")
 _MAX_NAME = 100  # characters of a pattern that a path shows
 _UNWRITABLE = re.compile("[" + "".join(f"\\x{a:02x}-\\x{b:02x}" for a, b in UNWRITABLE) + "]")
 
 
-def rewrite(schema: Schema) -> dict[str, str]:
+def rewrite(schema: Schema, places: Places, complaints: Complaints) -> dict[str, str]:
     """Change `schema`, in place, to what the compiler can be given.
 
     Returns:
@@ -41,30 +38,60 @@ def rewrite(schema: Schema) -> dict[str, str]:
         UnsupportedGrammar: with the place in the schema.
     """
     written: dict[str, str] = {}
-    for path, inner in list(subschemas(schema)):
-        _check_reference(path, inner)
-        _check_literals(path, inner)
-        _check_min_properties(path, inner)
-        pattern = inner.get("pattern")
-        if isinstance(pattern, str):
-            inner["pattern"] = _translated(pattern, f"{path}.pattern", written)
-        named = inner.get("patternProperties")
-        if isinstance(named, dict):
-            place = f"{path}.patternProperties"
-            translated = {
-                _translated(name, f"{place}{json_path(name[:_MAX_NAME])}", written): value
-                for name, value in named.items()
-            }
-            if len(translated) < len(named):
-                refuse("two of the patterns match the same names", path=place)
-            inner["patternProperties"] = translated
+    for path, inner in list(places.walk(schema)):
+        for check in (_check_reference, _check_literals, _check_min_properties):
+            with complaints.taken():
+                check(path, inner)
+        with complaints.taken():
+            _take_pattern(path, inner, written)
+        with complaints.taken():
+            _take_patterns_of_names(path, inner, written, complaints)
+        _drop_unknown_format(path, inner, complaints)
     return written
 
 
-def _translated(pattern: str, path: str, written: dict[str, str]) -> str:
-    rust = at_path(pattern, RegexLimits(), path)
-    written[rust] = pattern
-    return rust
+def _take_pattern(path: str, inner: Schema, written: dict[str, str]) -> None:
+    pattern = inner.get("pattern")
+    if isinstance(pattern, str):
+        first, *others = _translated(pattern, f"{path}.pattern", written)
+        inner["pattern"] = first
+        also(inner, *[{"pattern": other} for other in others])
+
+
+def _take_patterns_of_names(
+    path: str, inner: Schema, written: dict[str, str], complaints: Complaints
+) -> None:
+    named = inner.get("patternProperties")
+    if not isinstance(named, dict):
+        return
+    place = f"{path}.patternProperties"
+    translated: Schema = {}
+    for name, value in named.items():
+        with complaints.taken():
+            at = f"{place}{json_path(name[:_MAX_NAME])}"
+            found = _translated(name, at, written)
+            if len(found) > 1:
+                refuse("look-ahead is only supported in the pattern of a text", path=at)
+            if found[0] in translated:
+                refuse("two of the patterns match the same names", path=place)
+            translated[found[0]] = value
+    inner["patternProperties"] = translated
+
+
+def _drop_unknown_format(path: str, inner: Schema, complaints: Complaints) -> None:
+    """By the standard a format that is not known describes and does not bind."""
+    name = inner.get("format")
+    if isinstance(name, str) and name not in FORMATS:
+        del inner["format"]
+        if name not in _NUMBER_FORMATS:
+            complaints.note(f"{path}.format", f"the format {name[:_MAX_NAME]!r} is not enforced")
+
+
+def _translated(pattern: str, path: str, written: dict[str, str]) -> list[str]:
+    """The patterns that a text must match all of."""
+    found = at_path(pattern, RegexLimits(), path)
+    written.update(dict.fromkeys(found, pattern))
+    return found
 
 
 def _check_reference(path: str, inner: Schema) -> None:
@@ -117,9 +144,16 @@ def _check_min_properties(path: str, inner: Schema) -> None:
         )
 
 
+def also(inner: Schema, *others: JsonValue) -> None:
+    """Let a value obey other schemas too (in place)."""
+    if others:
+        before = inner.pop("allOf", [])
+        inner["allOf"] = [*(before if isinstance(before, list) else []), *others]
+
+
 def close_objects(schema: Schema) -> None:
     """Let objects that declare properties have no others, where they do not say (in place)."""
-    for _, inner in list(subschemas(schema)):
+    for _, inner in list(walk(schema)):
         declares = "properties" in inner or "patternProperties" in inner
         if declares and "additionalProperties" not in inner:
             inner["additionalProperties"] = False

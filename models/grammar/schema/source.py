@@ -9,14 +9,20 @@ Sources: llguidance 1.9 docs/json_schema.md; vLLM's `StructuredOutputsParams`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from models.grammar.limits import RegexLimits, Schema, SchemaLimits, locate, parse_schema, refuse
-from models.grammar.pattern import parse_regex
-from models.grammar.pattern_tree import Chars, Choice, Node, Repeat, Sequence
+from models.grammar.limits import RegexLimits, Schema, SchemaLimits, json_path, refuse
+from models.grammar.patterns.parser import parse_regex
+from models.grammar.patterns.tree import Chars, Choice, Node, Repeat, Sequence
 from models.grammar.regex import simplified, spelt_node
-from models.grammar.schema.keywords import expand
+from models.grammar.schema.complaints import Complaints
+from models.grammar.schema.drafts import modernise
+from models.grammar.schema.keywords import UNENFORCED, expand
+from models.grammar.schema.numbers import fit_bounds
+from models.grammar.schema.parse import check_limits, check_values, parse_json
+from models.grammar.schema.places import Places
 from models.grammar.schema.rewrite import ALLOWED_ESCAPES, close_objects, rewrite
 from models.protocol.errors import UnsupportedGrammar
 
@@ -25,6 +31,19 @@ _OPTION = "whitespace_pattern"
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate "
 _ONE_OF += "oneOf with anyOf"
 _OUR_ONE_OF = "it cannot be told that no value fits two of these schemas; use anyOf if none can"
+# What the compiler says, and the keyword that it is about.
+_COMPLAINTS = (
+    (r"^oneOf ", "oneOf"),
+    (r"Invalid type: (.*)", "type"),
+    (r"Unknown format: (.*)", "format"),
+    (r"Resource '([^']*)", "$ref"),
+    (r"Pointer '([^']*)' does not exist", "$ref"),
+    (r"Anchor '([^']*)' does not exist", "$ref"),
+    (r"Unsatisfiable schema: required property '([^']*)'", "required"),
+    (r"regex parse error:\n    (.*)", "pattern"),
+    (r"patternProperty regexes", "patternProperties"),
+)
+_UNKNOWN = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _FUEL_IS_SPENT = "too many expressions constructed"
 
 
@@ -35,25 +54,63 @@ class SchemaSource:
     text: str  # JSON, with the options
     schema: Schema
     patterns: dict[str, str]  # as they were written, by what they became
+    places: Places
+    complaints: Complaints
+    original: str = ""  # as it was written
 
-    def refuse(self, complaint: str, fuel: int) -> NoReturn:
+    def refuse(self, complaint: str, fuel: int, place: str = "") -> NoReturn:
         """Refuse the schema with the compiler's `complaint`, in the client's words.
+
+        `place`: of what it is about, where it does not say so itself.
 
         Raises:
             UnsupportedGrammar: with the place in the schema, where it can be found.
         """
-        path = locate(self.schema, complaint)
+        told = self.told(complaint, fuel)
+        path = next(iter(self.located(complaint)), place)
+        for rust, pattern in self.patterns.items():
+            path = path.replace(json.dumps(rust), json.dumps(pattern))
+        refuse(told, path=path)
+
+    def told(self, complaint: str, fuel: int = 0) -> str:
+        """The compiler's complaint in the client's words."""
+        if _UNKNOWN.search(complaint):
+            return UNENFORCED
         complaint = complaint.replace(_ONE_OF, _OUR_ONE_OF)
-        if _FUEL_IS_SPENT in complaint:
+        if _FUEL_IS_SPENT in complaint and fuel:
             complaint += f"; the limit is {fuel} units of work (initial_lexer_fuel)"
         for rust, pattern in self.patterns.items():
             complaint = complaint.replace(rust, pattern)
-            path = path.replace(json.dumps(rust), json.dumps(pattern))
-        refuse(one_line(complaint), path=path)
+        return one_line(complaint)
+
+    def located(self, complaint: str) -> list[str]:
+        """The places of the keywords that the compiler's `complaint` may be about."""
+        unknown = _UNKNOWN.search(complaint)
+        if unknown:
+            return self._having(unknown[1], None)
+        for pattern, keyword in _COMPLAINTS:
+            found = re.search(pattern, complaint)
+            if found:
+                part = found[1] if found.groups() else None
+                return self._having(keyword, part)
+        return []
+
+    def _having(self, keyword: str, part: str | None) -> list[str]:
+        """Places of a keyword whose value contains `part` (any value when None)."""
+        return [
+            path + json_path(keyword)
+            for path, inner in self.places.walk(self.schema)
+            if keyword in inner and (part is None or part in str(inner[keyword]))
+        ]
 
 
 def schema_source(
-    text: str, limits: SchemaLimits, whitespace: str | None = None, *, is_closed: bool = False
+    text: str,
+    limits: SchemaLimits,
+    whitespace: str | None = None,
+    *,
+    is_closed: bool = False,
+    is_loose: bool = False,
 ) -> SchemaSource:
     """Check and rewrite the JSON text of a schema.
 
@@ -64,21 +121,53 @@ def schema_source(
             `json.dumps` writes it.
         is_closed: objects that declare properties and do not say whether they may have others
             may not.
+        is_loose: see `rewritten_source`.
 
     Raises:
         UnsupportedGrammar: with the place in the schema.
     """
-    schema = parse_schema(text, limits)
+    schema = parse_json(text, limits)
+    options = options_of(whitespace)
     if is_closed:
         close_objects(schema)
-    expand(schema)
-    patterns = rewrite(schema)
-    options = _options(whitespace)
+    source = rewritten_source(schema, limits, options, Complaints(), is_loose=is_loose)
+    return replace(source, original=text)
+
+
+def rewritten_source(
+    schema: Schema,
+    limits: SchemaLimits,
+    options: dict[str, object],
+    complaints: Complaints,
+    *,
+    is_loose: bool = False,
+) -> SchemaSource:
+    """Check and rewrite a schema, in place.
+
+    Args:
+        schema: as the client wrote it.
+        limits: of the schema.
+        options: of the compiler.
+        complaints: takes the refusals.
+        is_loose: what may be written may be more than the schema says; see `drafts`.
+
+    Raises:
+        UnsupportedGrammar: with the place in the schema.
+    """
+    places = Places(schema)
+    modernise(schema, places, is_loose=is_loose)
+    check_values(schema, places, complaints)
+    check_limits(schema, limits, places, complaints)
+    if complaints.found:  # what follows relies on right values
+        return SchemaSource("", schema, {}, places, complaints)
+    fit_bounds(schema, places, complaints)
+    expand(schema, places, complaints)
+    patterns = rewrite(schema, places, complaints)
     # The schema may have been `true`; the parsed object also drops duplicate keys.
     written = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
     if not _is_text(written):
         refuse("the schema is not JSON: a lone surrogate is not text")
-    return SchemaSource(written, schema, patterns)
+    return SchemaSource(written, schema, patterns, places, complaints)
 
 
 def _is_text(text: str) -> bool:
@@ -89,7 +178,7 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _options(whitespace: str | None) -> dict[str, object]:
+def options_of(whitespace: str | None) -> dict[str, object]:
     """Every option that the compiler knows."""
     space = " " if whitespace is None else ""
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from models.grammar.compiler import CompiledGrammar
+from models.grammar.state import CompiledGrammar
 from models.rewards.registry import Rewards
 from models.rewards.reward import Scored
 from router.types import Finished, GenerationRequest, LookaheadSettings

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from models.grammar.compiler import CompiledGrammar, GrammarState
+from models.grammar.state import CompiledGrammar, GrammarState
 from models.protocol.messages import MAX_DRAFT_TOKENS
 from models.rewards.reward import Reward, Scored
 from models.sampling.noise import (

@@ -346,9 +346,13 @@ for _ in range(60):
             "at most 128 are allowed (got 129)",
         ),
         ({"tools": [tool("f", weight=1)]}, "tools[0].function.weight", "unknown field"),
-        ({"tools": [tool("f", parameters=DEEP)]}, "tools[0].function.parameters", "48 levels"),
         (
-            {"tools": [tool("f", parameters={"type": "array"})]},
+            {"tools": [tool("f", parameters=DEEP, strict=True)]},
+            "tools[0].function.parameters",
+            "48 levels",
+        ),
+        (
+            {"tools": [tool("f", parameters={"type": "array"}, strict=True)]},
             "tools[0].function.parameters",
             "'a",
         ),

@@ -108,6 +108,7 @@ def test_a_constraint_replica_is_seen():
         "outrider:constraint_queue_length": 4,
         "outrider:grammars_opened_total": 9,
         "outrider:grammar_cache_hits_total": 6,
+        "outrider:grammars_loosened_total": 0,
         "outrider:grammar_compile_seconds_total": 0.25,
         "outrider:grammars_refused_total": 2,
         "outrider:constraint_restarts_total": 1,

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from models.grammar.compiler import CompiledGrammar, GrammarCompiler
+from models.grammar.compiler import GrammarCompiler
+from models.grammar.state import CompiledGrammar
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import Grammar
 from tests.cases.constraint import FIVE_CHOICES

@@ -81,8 +81,8 @@ def test_chosen_patterns(
 @pytest.mark.parametrize(
     ("pattern", "part"),
     [
-        ("ab(?=c)", "position 2: look-ahead ((?=) is not supported"),
-        ("(?!c)ab", "position 0: negative look-ahead ((?!)"),
+        ("ab(?=c)", "no text matches"),
+        ("(?:(?!c)a)*b", "look-ahead in a repeat of more than 12 times"),
         ("a(?<=a)b", "position 1: look-behind ((?<=)"),
         ("a(?<!a)b", "position 1: negative look-behind ((?<!)"),
         (r"(a)\1", r"position 3: a back reference (\1)"),
@@ -91,8 +91,7 @@ def test_chosen_patterns(
         ("(?>a)b", "position 0: an atomic group ((?>)"),
         ("a*+b", "position 1: a possessive quantifier (*+)"),
         ("a{2}+b", "position 1: a possessive quantifier ({2}+)"),
-        (r"\bfoo\b", r"position 0: a word boundary (\b)"),
-        (r"a\Bb", r"position 1: a word boundary (\B)"),
+        (r"a\bb", "no text matches"),
         ("(?x) a b", "position 0: flag x ((?x))"),
         ("a(?-x:(?x:b))", "position 6: flag x ((?x:)"),
         ("a^b", "an anchor (^) is only supported at the start of the text"),

@@ -173,6 +173,7 @@ async def test_a_text_is_compared_without_generation():
         "stops_at": 2,
         "may_end": False,
         "expected": ["a", "b"],
+        "loosened": [],
     }
     assert short.json()["stops_at"] is None
     assert not generator.requests

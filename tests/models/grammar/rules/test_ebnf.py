@@ -8,10 +8,11 @@ import random
 
 import pytest
 
-from models.grammar.compiler import CompiledGrammar, GrammarCompiler
+from models.grammar.compiler import GrammarCompiler
 from models.grammar.limits import RuleLimits
 from models.grammar.rules.ebnf import START, is_ebnf, parse_ebnf
 from models.grammar.rules.write import written
+from models.grammar.state import CompiledGrammar
 from models.protocol.messages import Grammar
 from tests.cases.grammar import Vocabulary, random_text
 from tests.cases.rules import JSON_EBNF, RandomGrammar, accepts, refusal, stops_at

@@ -220,7 +220,7 @@ def test_exactly_one_of_many_calls_always_parses(
         (form(const("a") | {"value": 3}), "$.format.value: must be a string"),
         (form(schema(style="qwen_xml")), "$.format.style: is not supported"),
         (form(schema(any_order=True)), "$.format.any_order: is not supported"),
-        (form(schema({"type": "no"})), "$.format.json_schema: $.type: Invalid type: no"),
+        (form(schema({"type": "no"})), "$.format.json_schema: $.type: must be one or several of"),
         (form({**ANY, "max_tokens": 3}), "$.format.max_tokens: is not supported"),
         (form({"type": "any_tokens", "max_tokens": 3}), "$.format.max_tokens: is not supported"),
         (form({"type": "regex", "pattern": "a(?=b)"}), "$.format.pattern: position 1: look-ahead"),

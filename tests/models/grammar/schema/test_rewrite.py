@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from models.grammar.compiler import CompiledGrammar, GrammarCompiler
+from models.grammar.compiler import GrammarCompiler
+from models.grammar.state import CompiledGrammar
 from models.protocol.errors import UnsupportedGrammar
 from tests.cases.grammar import Vocabulary, allowed, json_schema
 

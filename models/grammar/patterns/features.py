@@ -33,9 +33,12 @@ _MEMBER = re.compile(r"\\(?:[uU][0-9a-fA-F]*|.)", re.DOTALL)
 _Feature = tuple[str, str, str]  # the kind of token, what it is called, how it is written
 # Surrogates, which no text has, and codes over 10FFFF: on some, Python's parser overflows.
 _NO_CHARACTER = r"\\(?:(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F]{2}|U(?!000|0010)[0-9a-fA-F]{8})"
-_UNSERVED: tuple[_Feature, ...] = (
+_LOOKS: tuple[_Feature, ...] = (  # served where they can be resolved, see `lookahead`
     ("group", "look-ahead", r"\(\?="),
     ("group", "negative look-ahead", r"\(\?!"),
+    ("escape", "a word boundary", r"\\[bB]"),
+)
+_UNSERVED: tuple[_Feature, ...] = (
     ("group", "look-behind", r"\(\?<="),
     ("group", "negative look-behind", r"\(\?<!"),
     ("group", "a back reference", r"\(\?P="),
@@ -43,7 +46,6 @@ _UNSERVED: tuple[_Feature, ...] = (
     ("group", "an atomic group", r"\(\?>"),
     ("group", "flag x", r"\(\?[a-zA-Z]*x.*"),
     ("repeat", "a possessive quantifier", r".+\+"),
-    ("escape", "a word boundary", r"\\[bB]"),
     ("escape", "a back reference", r"\\(?![1-7][0-7]{2})[1-9]"),  # three octal digits: a character
     ("escape", "an escape that is no character", _NO_CHARACTER),
     ("member", "an escape that is no character", _NO_CHARACTER),
@@ -73,19 +75,25 @@ class _Features:
                 refuse_at(position, f"{name} ({found[0]}) is not supported")
 
 
-_PYTHON = _Features(_UNSERVED)
-_SHARED = _Features(_UNSERVED + _READ_DIFFERENTLY)
+# By whether the pattern is shared, and whether look-ahead is served.
+_FEATURES = {
+    (is_shared, has_looks): _Features(
+        (*(() if has_looks else _LOOKS), *_UNSERVED, *(_READ_DIFFERENTLY if is_shared else ()))
+    )
+    for is_shared in (False, True)
+    for has_looks in (False, True)
+}
 
 
-def refuse_unserved(text: str, limits: RegexLimits, *, is_shared: bool) -> None:
+def refuse_unserved(text: str, limits: RegexLimits, *, is_shared: bool, allows_looks: bool) -> None:
     """Refuse the first thing in a pattern that is not served or over a limit.
 
-    `is_shared`: and what Python and ECMA 262 read differently.
+    `is_shared`: and what Python and ECMA 262 read differently. `allows_looks`: but not look-ahead.
 
     Raises:
         UnsupportedGrammar: the pattern contains such a thing; with the position.
     """
-    features = _SHARED if is_shared else _PYTHON
+    features = _FEATURES[is_shared, allows_looks]
     depth = 0
     for token in _TOKEN.finditer(text):
         kind = token.lastgroup or ""

@@ -1,7 +1,7 @@
 r"""Reads a regular expression with Python's own parser, as far as constraints can serve it.
 
 The result is a tree of five kinds of nodes. What a matcher of whole texts cannot honour token by
-token is refused before (`pattern_features`); what makes no difference to whole texts (lazy
+token is refused before (`features`); what makes no difference to whole texts (lazy
 quantifiers, groups that capture, comments) is left out. Standard library only.
 
 Source: Python 3.11-3.13, Lib/re/_parser.py (the operators of its tree) and docs of `re`.
@@ -26,8 +26,8 @@ from models.grammar.charsets import (
     union,
 )
 from models.grammar.limits import RegexLimits, refuse
-from models.grammar.pattern_features import refuse_at, refuse_unserved
-from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
+from models.grammar.patterns.features import refuse_at, refuse_unserved
+from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
 
 # Private, and the only reader whose dialect is Python's by definition. Its tree has kept its form
 # since Python 2; an operator it may gain would end in a refusal (`_Walker.part`), never in a wrong
@@ -44,14 +44,19 @@ _ANCHORS = {
     **{"AT_BEGINNING": "^", "AT_BEGINNING_STRING": r"\A"},
     **{"AT_END": "$", "AT_END_STRING": r"\Z"},
 }
+_BOUNDARIES = {"AT_BOUNDARY": False, "AT_NON_BOUNDARY": True}  # whether it is denied
+_OPPOSITE: dict[Reading, Reading] = {"python": "python", "both": "either", "either": "both"}
 _ALPHABETS = re.ASCII | re.UNICODE  # one at a time
 
 
-def parse_regex(text: str, limits: RegexLimits, *, is_shared: bool = False) -> Node:
+def parse_regex(
+    text: str, limits: RegexLimits, *, is_shared: bool = False, allows_looks: bool = False
+) -> Node:
     """The tree of a pattern.
 
     `is_shared`: it must mean the same to Python and to ECMA 262. A set is then what both take for
-    it, and what they read differently is refused.
+    it, and what they read differently is refused. Within what is denied a set is what either takes
+    for it. `allows_looks`: the tree may have look-ahead and word boundaries.
 
     Raises:
         UnsupportedGrammar: too long or too deep, no pattern of Python's, or with a feature that
@@ -60,7 +65,7 @@ def parse_regex(text: str, limits: RegexLimits, *, is_shared: bool = False) -> N
     num_bytes = len(text.encode("utf-8", "surrogatepass"))
     if num_bytes > limits.max_pattern_bytes:
         refuse(f"the pattern has {num_bytes} bytes, the limit is {limits.max_pattern_bytes}")
-    refuse_unserved(text, limits, is_shared=is_shared)
+    refuse_unserved(text, limits, is_shared=is_shared, allows_looks=allows_looks)
     try:
         with warnings.catch_warnings():  # it warns of sets that may mean something else one day
             warnings.simplefilter("ignore", FutureWarning)
@@ -81,22 +86,24 @@ class _Walker:
 
     flags: int
     reading: Reading
+    denies: bool = False  # within what is denied
 
     def sequence(self, items: Any) -> Sequence:
         return Sequence(tuple(self.part(str(operator), argument) for operator, argument in items))
 
     def part(self, operator: str, argument: Any) -> Node:
         match operator:
-            case "LITERAL":
-                return Chars(_written([(argument, argument)], self.flags))
-            case "NOT_LITERAL":
-                return Chars(complement(_written([(argument, argument)], self.flags)))
+            case "LITERAL" | "NOT_LITERAL":
+                ranges = _written([(argument, argument)], self.flags)
+                return Chars(ranges if operator == "LITERAL" else complement(ranges))
             case "IN":
                 return Chars(_set_of(tuple(argument), self.flags, self.reading))
             case "ANY":
                 return Chars(self._any())
             case "AT":
-                return Anchor(_ANCHORS[str(argument)])
+                return self._at(str(argument))
+            case "ASSERT" | "ASSERT_NOT":
+                return self._look(argument[1], is_negative=operator == "ASSERT_NOT")
             case "BRANCH":
                 return Choice(tuple(map(self.sequence, argument[1])))
             case "SUBPATTERN":
@@ -109,6 +116,20 @@ class _Walker:
                 )
         refuse(f"what Python's parser calls {operator} is not supported")
 
+    def _look(self, items: Any, *, is_negative: bool) -> Node:
+        if not is_negative:
+            return Look(self.sequence(items))
+        denied = replace(self, reading=_OPPOSITE[self.reading], denies=not self.denies)
+        return Look(denied.sequence(items), is_negative=True)
+
+    def _at(self, sign: str) -> Node:
+        if sign in _BOUNDARIES:
+            return Look(None, is_negative=_BOUNDARIES[sign], is_wide=self.reading == "either")
+        if self.denies and self.flags & re.MULTILINE:
+            refuse("an anchor of lines in what is denied is not supported")
+        is_wide = self.denies and sign == "AT_END"
+        return Anchor(_ANCHORS[sign], is_wide)
+
     def _under(self, on: int, off: int) -> _Walker:
         flags = self.flags & ~_ALPHABETS if on & _ALPHABETS else self.flags
         return replace(self, flags=(flags | on) & ~off)
@@ -116,7 +137,7 @@ class _Walker:
     def _any(self) -> Ranges:
         if self.flags & re.DOTALL:
             return _ANY
-        return _NOT_NEWLINE if self.reading == "python" else _NOT_LINE_END
+        return _NOT_LINE_END if self.reading == "both" else _NOT_NEWLINE
 
 
 def _written(plain: list[tuple[int, int]], flags: int) -> Ranges:
@@ -143,8 +164,8 @@ def _set_of(members: tuple[tuple[Any, Any], ...], flags: int, reading: Reading) 
                 plain.append(argument)
             case "CATEGORY":
                 letters.append(_CLASSES[str(argument)])
-    if is_negated and reading == "both":
-        reading = "either"  # what one reader takes for a member both must leave out
+    if is_negated:
+        reading = _OPPOSITE[reading]  # what one reader takes for a member both must leave out
     is_ascii = bool(flags & re.ASCII)
     classes = (class_of(one, is_ascii=is_ascii, reading=reading) for one in letters)
     ranges = union(_written(plain, flags), *classes)

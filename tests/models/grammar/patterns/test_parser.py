@@ -9,8 +9,8 @@ import warnings
 import pytest
 
 from models.grammar.limits import RegexLimits
-from models.grammar.pattern import parse_regex
-from models.grammar.pattern_tree import Anchor, Chars, Choice, Node, Repeat, Sequence
+from models.grammar.patterns.parser import parse_regex
+from models.grammar.patterns.tree import Anchor, Chars, Choice, Look, Node, Repeat, Sequence
 from models.grammar.regex import simplified
 from models.protocol.errors import UnsupportedGrammar
 from tests.cases.regex import ALPHABET, random_pattern
@@ -38,8 +38,8 @@ def rewritten(node: Node) -> str:
         case Repeat():
             high = "" if node.high is None else node.high
             return f"(?:{rewritten(node.part)}){{{node.low},{high}}}"
-        case Anchor():
-            raise AssertionError("anchors are resolved before")
+        case Anchor() | Look():
+            raise AssertionError("anchors and look-ahead are resolved before")
 
 
 def served(pattern: str) -> re.Pattern[str]:

@@ -1,4 +1,4 @@
-"""The tree of a regular expression: five kinds of nodes. Standard library only."""
+"""The tree of a regular expression: six kinds of nodes. Standard library only."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class Anchor:
     r"""`^` and `\A` (the start of the text), `$` and `\Z` (its end)."""
 
     sign: str
+    is_wide: bool = False  # `$` within what is denied: before a last line feed too
 
     @property
     def is_start(self) -> bool:
@@ -49,4 +50,16 @@ class Anchor:
         return self.sign in ("^", r"\A")
 
 
-Node = Chars | Sequence | Choice | Repeat | Anchor
+@dataclass(frozen=True, slots=True)
+class Look:
+    r"""What must follow (`(?=...)`, `(?!...)`); without a part, a word boundary (`\b`, `\B`).
+
+    `is_wide`: within what is denied, where every reader's reading counts.
+    """
+
+    part: Node | None
+    is_negative: bool = False
+    is_wide: bool = False
+
+
+Node = Chars | Sequence | Choice | Repeat | Anchor | Look

@@ -1,0 +1,236 @@
+"""Schemas of tools that are not strict: whatever they are, they are served."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from models.grammar.compiler import GrammarCompiler
+from models.grammar.limits import SchemaLimits
+from models.grammar.loose import all_bare, fitted
+from models.grammar.state import CompiledGrammar
+from models.protocol.errors import UnsupportedGrammar
+from models.protocol.messages import Grammar
+from tests.cases.grammar import Vocabulary, random_text
+from tests.cases.rules import accepts
+
+
+def of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def loose(schema: Any) -> Grammar:
+    return Grammar(kind="json_schema", text=json.dumps(schema), loose=(0,))
+
+
+def lines(*tools: tuple[Any, bool]) -> Grammar:
+    """Tools, each with whether it is loose, as the grammar of a turn has them."""
+    calls = " | ".join(f"call_{i}" for i in range(len(tools)))
+    rules = [f'call_{i}: "f{i} " %json {json.dumps(schema)}' for i, (schema, _) in enumerate(tools)]
+    text = "\n".join([f"start: {calls}", *rules, ""])
+    places = tuple(i + 2 for i, (_, is_loose) in enumerate(tools) if is_loose)
+    return Grammar(kind="lark", text=text, loose=places)
+
+
+def paths(compiled: CompiledGrammar) -> list[str]:
+    return [part.path for part in compiled.loosened]
+
+
+NEVER = {"type": "integer", "minimum": 5, "maximum": 3}
+MANY = {
+    f"k{i}": {"type": "array", "uniqueItems": True, "items": {"type": "string"}} for i in range(30)
+}
+
+# A schema, and the places that must be loosened.
+LOOSENED: dict[str, tuple[Any, list[str]]] = {
+    "a count of null": (of(a={"type": "string", "maxLength": None}), ["$.properties.a.maxLength"]),
+    "a type that is none": (of(a={"type": 5}, b={"type": "null"}), ["$.properties.a.type"]),
+    "no object": ({"type": "string"}, ["$"]),
+    "no type": ({"type": 5}, ["$"]),
+    "false": (False, ["$"]),
+    "a list": ([1], ["$"]),
+    "a reference to nowhere": (of(a={"$ref": "#/$defs/no"}), ["$.properties.a.$ref"]),
+    "a reference abroad": (of(a={"$ref": "http://x.y/z"}), ["$.properties.a.$ref"]),
+    "itself": ({"$ref": "#"}, ["$.$ref"]),
+    "an unknown format": (of(a={"type": "string", "format": "color"}), ["$.properties.a.format"]),
+    "a condition": (
+        of(a={"if": {"multipleOf": 3}, "then": {"maximum": 5}}),
+        ["$.properties.a.if"],
+    ),
+    "containing": (of(a={"contains": {"const": 1}}), ["$.properties.a.contains"]),
+    "patterns": (
+        of(a={"type": "string", "pattern": "("}, b={"type": "string", "pattern": "(?<=a)b"}),
+        ["$.properties.a.pattern", "$.properties.b.pattern"],
+    ),
+    "a look-behind by its name": (
+        {"type": "object", "patternProperties": {"(?<=a)": {}}, "additionalProperties": False},
+        ["$.patternProperties"],
+    ),
+    "one of two that overlap": (
+        of(a={"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+        ["$.properties.a.oneOf"],
+    ),
+    "null for a schema": (of(a=None, b={"type": "null"}), ["$.properties.a"]),
+    "no properties": ({"properties": [1]}, ["$.properties"]),
+    "within a denial": ({"not": {"properties": {"a": {"type": 5}}}}, ["$.not"]),
+    "arrays only": ({"anyOf": [{"type": "array"}]}, ["$.anyOf[0].type"]),
+    "many": (of(**MANY), [f"$.properties.{name}.uniqueItems" for name in MANY]),
+    "required and impossible": (
+        {**of(a=NEVER), "required": ["a"]},
+        ["$.required"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOSENED)
+def test_what_cannot_be_served_is_loosened_at_its_place(
+    vocabulary: Vocabulary, compiler: GrammarCompiler, name: str
+) -> None:
+    schema, places = LOOSENED[name]
+    compiled = compiler.compile(loose(schema))
+    assert sorted(paths(compiled)) == sorted(places)
+    assert all(part.reason for part in compiled.loosened)
+    rng = random.Random(name)
+    for _ in range(3):
+        text = vocabulary.decode(random_text(compiled, vocabulary, rng, max_tokens=2000))
+        assert isinstance(json.loads(text), dict)
+
+
+def test_what_is_beside_it_is_enforced(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
+    schema = of(a={"type": "string", "pattern": "(?<=x)", "maxLength": 2}, b={"type": "null"})
+    compiled = compiler.compile(loose(schema))
+    assert accepts(compiled, vocabulary, '{"a": "uv", "b": null}')
+    assert not accepts(compiled, vocabulary, '{"a": "uvw", "b": null}')
+    assert not accepts(compiled, vocabulary, '{"a": "uv", "b": 1}')
+    assert not accepts(compiled, vocabulary, '{"c": 1}')
+
+
+def test_what_is_refused_without_a_place_is_found(
+    vocabulary: Vocabulary, compiler: GrammarCompiler
+) -> None:
+    """Two of forty properties take too much work; each is found, the others stay as they are."""
+    heavy = {"type": "string", "format": "uri", "minLength": 300}
+    names = {f"k{i}": {"type": "string", "maxLength": 1} for i in range(40)}
+    schema = of(**names | {"k7": heavy, "k31": heavy})
+    with pytest.raises(UnsupportedGrammar, match=r"^\$\.properties\.k7\.minLength: Unable"):
+        compiler.compile(Grammar(kind="json_schema", text=json.dumps(schema)))
+    compiled = compiler.compile(loose(schema))
+    assert sorted(paths(compiled)) == ["$.properties.k31.minLength", "$.properties.k7.minLength"]
+    assert accepts(compiled, vocabulary, '{"k0": "u", "k7": "a:b"}')
+    assert not accepts(compiled, vocabulary, '{"k0": "uv"}')
+
+
+def test_only_the_tool_at_fault_is_loosened(
+    vocabulary: Vocabulary, compiler: GrammarCompiler
+) -> None:
+    good, bad = of(a={"type": "null"}), of(a={"type": "strin"})
+    compiled = compiler.compile(lines((good, True), (bad, True)))
+    assert [(part.line, part.path) for part in compiled.loosened] == [(3, "$.properties.a.type")]
+    assert accepts(compiled, vocabulary, 'f1 {"a": [1]}')
+    assert not accepts(compiled, vocabulary, 'f0 {"a": [1]}')
+
+
+def test_a_strict_tool_beside_is_refused_by_its_line(compiler: GrammarCompiler) -> None:
+    bad = of(a={"type": "strin"})
+    with pytest.raises(UnsupportedGrammar, match=r"^line 3, .*properties\.a\.type"):
+        compiler.compile(lines((bad, True), (bad, False)))
+
+
+def test_what_was_settled_is_compiled_without_a_search(
+    vocabulary: Vocabulary, compiler: GrammarCompiler
+) -> None:
+    grammar = lines((of(a={"type": "strin"}), True), (of(a=None), True))
+    first = compiler.compile(grammar)
+    kept = type(grammar)(**{f: getattr(grammar, f) for f in ("kind", "text", "loose")})
+    settled = Grammar(
+        kind=kept.kind, text=kept.text, loose=kept.loose, dropped=first.dropped, is_settled=True
+    )
+    again = compiler.compile(settled)
+    assert again.loosened == first.loosened
+    assert accepts(again, vocabulary, 'f0 {"a": 1}')
+    with pytest.raises(UnsupportedGrammar):  # nothing is searched for now
+        compiler.compile(Grammar(kind="lark", text=kept.text, loose=kept.loose, is_settled=True))
+
+
+def test_tools_that_are_too_long_together_lose_the_largest(
+    vocabulary: Vocabulary, compiler: GrammarCompiler
+) -> None:
+    small = of(a={"type": "null"})
+    large = of(**{f"{'n' * 60}{i}": {"type": "string"} for i in range(900)})
+    grammar = lines((small, True), (large, True), (small, False))
+    compiled = compiler.compile(grammar)
+    [note] = compiled.loosened
+    assert (note.line, note.path) == (3, "$")
+    assert "bytes, the limit is 65536" in note.reason
+    assert accepts(compiled, vocabulary, 'f1 {"b": 1}')
+    assert not accepts(compiled, vocabulary, 'f0 {"b": 1}')
+    assert fitted(lines((small, True)), SchemaLimits()) == lines((small, True))
+
+
+def test_bare_grammars_take_any_object(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
+    small = of(a={"type": "null"})
+    bare = all_bare(lines((small, True), (small, False)), "too costly")
+    compiled = compiler.compile(bare)
+    assert [part.reason for part in compiled.loosened] == ["too costly"]
+    assert accepts(compiled, vocabulary, 'f0 {"b": [1]}')
+    assert not accepts(compiled, vocabulary, 'f1 {"b": [1]}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (of(a={"type": "string", "nullable": True}), ['{"a": null}', '{"a": "x"}'], ['{"a": 1}']),
+        (
+            of(a={"items": [{"type": "null"}], "additionalItems": False, "type": "array"}),
+            ['{"a": [null]}', '{"a": []}'],
+            ['{"a": [1]}', '{"a": [null, null]}'],
+        ),
+        (
+            of(a={"type": "integer", "minimum": 3, "exclusiveMinimum": True}),
+            ['{"a": 4}'],
+            ['{"a": 3}'],
+        ),
+    ],
+)
+def test_older_spellings_are_enforced_and_no_loss(
+    vocabulary: Vocabulary,
+    compiler: GrammarCompiler,
+    schema: Any,
+    good: list[str],
+    bad: list[str],
+) -> None:
+    compiled = compiler.compile(loose(schema))
+    assert compiled.loosened == ()
+    assert [text for text in good if not accepts(compiled, vocabulary, text)] == []
+    assert [text for text in bad if accepts(compiled, vocabulary, text)] == []
+
+
+BOUNDS = [
+    *({"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1},),
+    *({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},),
+    *({"type": "integer", "maximum": 9007199254740995}, {"type": "integer", "maximum": 1e20}),
+    *({"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},),
+    *({"type": "number", "maximum": 1.7976931348623157e308}, {"type": "number", "minimum": -1e20}),
+    *({"type": "integer", "exclusiveMaximum": 2**63 - 1}, {"type": "number", "minimum": 5e-324}),
+    *({"type": "number", "exclusiveMinimum": 1e-300}, {"type": "integer", "maximum": 2**64 - 1}),
+]
+NUMBERS = [
+    *(0, 1, -1, 2**53 - 1, 2**53, -(2**53), 9007199254740994, 9007199254740995, 9007199254740996),
+    *(2**63 - 1025, 2**63 - 1024, 2**63 - 2, 2**63 - 1, 2**63, -(2**63), -(2**63) + 1024, 10**30),
+]
+
+
+@pytest.mark.parametrize("schema", BOUNDS, ids=json.dumps)
+def test_bounds_at_the_ends_of_number_types_are_kept(
+    vocabulary: Vocabulary, compiler: GrammarCompiler, schema: dict[str, Any]
+) -> None:
+    compiled = compiler.compile(Grammar(kind="json_schema", text=json.dumps(schema)))
+    validator = jsonschema.Draft202012Validator(schema)
+    written = [n for n in NUMBERS if accepts(compiled, vocabulary, str(n))]
+    assert [n for n in written if not validator.is_valid(n)] == []
+    within = [n for n in NUMBERS if validator.is_valid(n) and abs(n) <= 2**53 - 1]
+    assert [n for n in within if n not in written] == []
