@@ -21,11 +21,15 @@ from loadtest.fuzz.engines.pair import grammar_host
 from loadtest.fuzz.engines.part import open_engines
 from loadtest.fuzz.engines.requests import random_requests
 from loadtest.fuzz.engines.rule_grammars import random_rules
+from loadtest.fuzz.engines.tool_schemas import disobeyed_schema
 from loadtest.fuzz.http.answers import HttpAnswer, wrong_with
 from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.memory import MemoryLog
 from loadtest.fuzz.parts import PARTS
 from models.engine import sampler
+from models.grammar import compiler
+from models.grammar.schema import numbers, source
+from models.protocol.grammars import Loosened
 from models.protocol.messages import Grammar, GrammarOpen, GrammarReady, Sampling
 from models.sampling.penalties import TokenHistory
 from router.types import GenerationRequest
@@ -40,6 +44,7 @@ Patch = pytest.MonkeyPatch
     ("part", "num_cases", "must_have"),
     [
         ("engines", 8, ["compared", "held to their support", "preemptions", "accepted"]),
+        ("tools", 4, ["loose served", "loosened", "strict served", "strict refused", "texts"]),
         ("links", 5, ["compared", "messages lost", "messages doubled", "messages broken"]),
         ("cancel", 5, ["cancelled", "cancelled twice", "closed", "finished"]),
         ("http", 20, ["status 200", "status 400"]),
@@ -107,6 +112,54 @@ async def test_a_mistake_is_seen_and_its_seed_repeats_it(mistake: Any) -> None:
     async with open_engines() as run_case:
         await run_one(healthy, run_case, failure.seed)
     assert healthy.failures == []
+
+
+def a_bound_is_forgotten(patch: Patch) -> None:
+    """Texts lose their longest length."""
+    fit = numbers.fit_bounds
+
+    def forgetful(schema: Any, places: Any, complaints: Any) -> None:
+        fit(schema, places, complaints)
+        for _, inner in places.walk(schema):
+            inner.pop("maxLength", None)
+
+    patch.setattr(source, "fit_bounds", forgetful)
+
+
+def nothing_is_loosened(patch: Patch) -> None:
+    """A grammar that is refused is not tried again without its parts."""
+
+    def refusing(grammar: Grammar, limits: Any, compiles: Any, whole: Any) -> Any:
+        return grammar, whole(grammar)
+
+    patch.setattr(compiler, "settled", refusing)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mistake", [a_bound_is_forgotten, nothing_is_loosened])
+async def test_a_mistake_about_schemas_is_seen_by_its_seed(mistake: Any) -> None:
+    with Patch.context() as patch:
+        mistake(patch)
+        report = await run_part("tools", PARTS["tools"], SEED, 1e6, limits=Limits(60, 1))
+        assert report.failures
+    healthy = PartReport("tools")
+    async with PARTS["tools"]() as run_case:
+        await run_one(healthy, run_case, report.failures[0].seed)
+    assert healthy.failures == []
+
+
+def test_what_is_left_of_a_schema_is_judged_by_its_own_draft() -> None:
+    tuples = {"type": "object", "properties": {"a": {"items": [{"type": "null"}]}}}
+    assert "is not of type" in disobeyed_schema("7", tuples, (), '{"a": [1]}')
+    assert disobeyed_schema("7", tuples, (), '{"a": [null]}') == ""
+    part = Loosened(steps=("properties", "a", "items"), path="$.properties.a.items", reason="no")
+    assert disobeyed_schema("7", tuples, (part,), '{"a": [1]}') == ""
+    flag = {"type": "object", "properties": {"a": {"minimum": 1, "exclusiveMinimum": True}}}
+    assert disobeyed_schema("4", flag, (), '{"a": 1}')
+    nullable = {"type": "object", "properties": {"a": {"type": "string", "nullable": True}}}
+    assert disobeyed_schema("openapi", nullable, (), '{"a": null}') == ""
+    assert disobeyed_schema("7", nullable, (), '{"a": null}')
 
 
 async def test_a_case_that_raises_or_hangs_is_a_failure(monkeypatch: Patch) -> None:

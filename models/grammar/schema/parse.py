@@ -65,16 +65,24 @@ def _check_depth(schema: Schema, limit: int) -> None:
 # --- values ---------------------------------------------------------------------------------------
 
 
+def _number(value: JsonValue) -> int | float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if isinstance(value, int) or math.isfinite(value) else None
+
+
 def _is_number(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return _number(value) is not None
 
 
 def _is_count(value: JsonValue) -> bool:
-    return _is_number(value) and value == int(value) and 0 <= value <= _MAX_COUNT  # type: ignore[arg-type,operator]
+    number = _number(value)
+    return number is not None and number == int(number) and 0 <= number <= _MAX_COUNT
 
 
 def _is_positive(value: JsonValue) -> bool:
-    return _is_number(value) and value > 0
+    number = _number(value)
+    return number is not None and number > 0
 
 
 def _is_type(value: JsonValue) -> bool:

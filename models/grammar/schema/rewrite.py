@@ -55,7 +55,8 @@ def _take_pattern(path: str, inner: Schema, written: dict[str, str]) -> None:
     if isinstance(pattern, str):
         first, *others = _translated(pattern, f"{path}.pattern", written)
         inner["pattern"] = first
-        also(inner, *[{"pattern": other} for other in others])
+        more: list[JsonValue] = [{"pattern": other} for other in others]
+        also(inner, *more)
 
 
 def _take_patterns_of_names(

@@ -6,6 +6,7 @@ from deployments.config.schema import GrammarServiceConfig
 from deployments.constraint.pipe import Trial, Tried
 from deployments.constraint.trials import SERVED, Trials, Verdict
 from deployments.constraint.workers import children_config
+from models.protocol.grammars import Loosened
 from models.protocol.messages import Grammar
 
 CONFIG = children_config(
@@ -167,3 +168,41 @@ def test_one_child_that_ended_is_no_blame_and_two_within_minutes_are() -> None:
     assert "ended by SIGABRT; its memory limit is 512 MB" in verdict.message
     scene.now += 301.0
     assert scene.trials.known(grammar("a")) is None
+
+
+LOOSE = Grammar(
+    kind="lark", text='start: "f" call\ncall: "x" %json {"type": "object"  }', loose=(2,)
+)
+
+
+def test_what_may_be_loosened_becomes_objects_where_it_is_too_costly() -> None:
+    scene = Scene()
+    told: list[Verdict] = []
+    scene.trials.submit(LOOSE, told.append)
+    assert scene.sent[0].cpu_s > 0.1  # parts may have to be searched for
+    scene.answer(COSTLY)
+    scene.answer(COSTLY)
+    bare = scene.sent[-1].grammar
+    assert bare.text.endswith('%json {"type": "object"}')
+    assert told == []
+    scene.answer(Tried(outcome="compiled", dropped=bare.dropped))
+    assert told[0].message == ""
+    assert told[0].grammar is not None
+    assert told[0].grammar.is_settled
+    assert "1.01 s of CPU time" in told[0].grammar.dropped[0].reason
+    form = scene.trials.form(LOOSE)
+    assert form.text == bare.text
+    assert scene.trials.known(form) == told[0]
+
+
+def test_what_was_loosened_is_remembered() -> None:
+    scene = Scene()
+    part = Loosened(line=2, steps=("not",), path="$.not", reason="no")
+    told: list[Verdict] = []
+    scene.trials.submit(LOOSE, told.append)
+    scene.answer(Tried(outcome="compiled", dropped=(part,)))
+    known = scene.trials.known(LOOSE)
+    assert known == told[0]
+    assert known is not None
+    assert known.grammar is not None
+    assert known.grammar.dropped == (part,)
