@@ -31,6 +31,7 @@ from deployments.api.jobs import Job, chat_job, completion_job
 from deployments.api.schemas.grammar_fields import naming_field, naming_loosened
 from deployments.config.model_files import check_models, fitted, resolved, with_shared_vocabulary
 from deployments.config.schema import AppConfig
+from deployments.config.vllm.engine_args import engine_tree
 from deployments.ingress.service import served_model
 from deployments.local.engines import LocalEngines
 from deployments.local.loop_thread import LoopThread
@@ -88,7 +89,9 @@ class LLM:
         constraint: fields of the section `constraint`.
         engine: fields of both models (`dtype`, `device`, `num_threads`, `max_model_len`,
             `max_num_seqs`, ...); `num_threads` is torch's own default, and `max_model_len` at most
-            the checkpoint's.
+            the checkpoint's. Or vLLM's words: `model` in place of `target`, `speculative_config` in
+            place of `draft` and `speculation`, and its other engine arguments, each with vLLM's
+            meaning or refused (`deployments/docs/moving-from-vllm.md`).
 
     Raises:
         ValueError: a field is unknown or wrong, or a model is missing or cannot be served.
@@ -104,19 +107,9 @@ class LLM:
         constraint: Mapping[str, Any] | None = None,
         **engine: Any,
     ) -> None:
-        if target is None:
-            if draft is not None:
-                raise ValueError("draft: needs a target beside it")
-            target, draft = _SHIPPED["target"], _SHIPPED["draft"]
-        shared = {"num_threads": torch.get_num_threads()} | engine
-        tree: dict[str, Any] = {
-            "target": shared | _section(target),
-            "draft": None if draft is None else shared | _section(draft),
-            "router": _ROUTER | dict(router or {}),
-            "constraint": dict(constraint or {}),
-        }
-        if speculation is not None:
-            tree["router"]["speculation"] = dict(speculation)
+        tree = _tree(target, draft, engine, speculation)
+        tree["router"] = _ROUTER | tree["router"] | dict(router or {})
+        tree["constraint"] = dict(constraint or {})
         config = resolved(fitted(AppConfig.model_validate(tree)))
         check_models(config)
         for model in config.models.values():
@@ -272,6 +265,40 @@ class LLM:
 
 def _end(thread: LoopThread, engines: LocalEngines) -> None:
     thread.close(engines.close())
+
+
+def _tree(
+    target: ModelChoice | None,
+    draft: ModelChoice | None,
+    words: Mapping[str, Any],
+    speculation: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What is to run: sections `target` and `draft`, and of `router` what the words say."""
+    words = dict(words)
+    for ours, given, theirs in (
+        ("target", target, "model"),
+        ("draft", draft, "speculative_config"),
+        ("speculation", speculation, "speculative_config"),
+    ):
+        if given is not None and words.get(theirs) is not None:
+            raise ValueError(f"{ours} and {theirs} say the same: give one of them")
+    target = words.pop("model", None) if target is None else target
+    if target is None:
+        if draft is not None:
+            raise ValueError("draft: needs a target beside it")
+        has_draft = words.get("speculative_config") is None
+        target, draft = _SHIPPED["target"], _SHIPPED["draft"] if has_draft else None
+    own = _section(target)
+    tree = engine_tree(
+        {"model": own.get("model_path"), "num_threads": torch.get_num_threads()} | words
+    )
+    if draft is not None:
+        shared = {key: value for key, value in tree["target"].items() if key != "model_path"}
+        tree["draft"] = shared | _section(draft)
+    tree["target"] |= own
+    if speculation is not None:
+        tree["router"]["speculation"] = dict(speculation)
+    return tree
 
 
 def _section(choice: ModelChoice) -> dict[str, Any]:

@@ -9,9 +9,17 @@ checkpoint. Values are checked here once and frozen; whether they fit the checkp
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+import math
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic import ByteSize as AnyByteSize
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -29,9 +37,20 @@ _KV_SIZES = ("kv_cache_tokens", "kv_cache_memory", "gpu_memory_utilization")
 
 
 class Section(BaseModel):
-    """A frozen group of values that refuses keys it does not know."""
+    """A frozen group of values that refuses keys it does not know, a truth value where none is
+    meant (it would pass for 1) and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation is not bool:
+            raise ValueError("must be no truth value")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        return value
 
 
 class EngineConfig(Section):

@@ -80,8 +80,9 @@ class SpeculationLimits(Section):
     )
     method: str | None = Field(
         default=None,
-        description="who drafts: draft_model, suffix (suffix decoding) or ngram (prompt lookup); "
-        "null: the first of them that is there",
+        description="who drafts: draft_model, suffix (suffix decoding), ngram (prompt lookup), or "
+        "heads: only what drafts in the target's process (also by its kind: mtp, medusa, eagle3, "
+        "early_exit); null: the first that is there, and heads beside it",
     )
     verification: str = Field(
         default=COUPLED.name,

@@ -21,7 +21,7 @@ from router.drafters.choice import choose_drafters, draft_models, fixed_length, 
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
-from router.drafters.heads import names_heads, own_length
+from router.drafters.heads import heads_alone, own_length
 from router.drafters.kind import DrafterContext, DrafterKind
 from router.drafters.registry import drafters_of
 from router.drafters.repeats.match_odds import MatchOdds
@@ -367,7 +367,7 @@ class _Builder:
     def _planner(self) -> SessionPlanner:
         services, allowed = self._services, self._services.speculation
         if self._fixed is not None:
-            is_own = names_heads(self._request.speculation.drafter)
+            is_own = heads_alone(self._request.speculation, allowed)
             return FixedPlanner(self._fixed, allowed.run_on_tokens, is_own=is_own)
         return PlannedSession(
             services.planner,

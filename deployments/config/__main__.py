@@ -1,5 +1,9 @@
 """`python -m deployments.config --check FILE`: explains a Serve config of ours, and checks it.
 
+In place of a file it takes vLLM's words, and writes the file that they mean:
+
+    python -m deployments.config --model MODEL --speculative-config JSON --output mine.yaml
+
 What can be known without loading torch is said first; a config that is refused for that ends there.
 Only of models whose files are here are sizes computed. Exit status 0: it could be served here.
 """
@@ -12,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -19,7 +24,8 @@ from deployments.config.check import examine, sentence
 from deployments.config.cluster import Cluster, connected_cluster, this_machine
 from deployments.config.explain import explanation
 from deployments.config.keys import assignments
-from deployments.config.serve_file import one_line, read_serve_file
+from deployments.config.serve_file import ServeFile, one_line, read_serve_file, read_serve_text
+from deployments.config.vllm.command import add_words, asked_words, serve_page
 
 
 def look_at(address: str) -> tuple[Cluster, Callable[[], None]]:
@@ -34,30 +40,66 @@ def look_at(address: str) -> tuple[Cluster, Callable[[], None]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
-    options = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    words = asked_words(options)
+    name = f"--model {words['model']}" if "model" in words else str(options.file)
     try:
-        served = read_serve_file(options.file, assignments(options.changes))
+        if words:
+            text = _words_page(parser, options, words, argv)
+            served = read_serve_text(text, assignments(options.changes))
+        elif options.file is None:
+            parser.error("give a Serve config file, or --model and vLLM's other words")
+        else:
+            text, served = "", read_serve_file(options.file, assignments(options.changes))
     except ValueError as error:
-        return _refuse(f"{options.file}: {error}")
-    if options.output is not None:
+        return _refuse(f"{name}: {error}")
+    if not text or options.changes:
         text = yaml.safe_dump(served.tree, sort_keys=False)
+    if options.output is not None:
         options.output.write_text(text, encoding="utf-8")
+    elif words and not options.check:
+        _say(text.splitlines())
     if not options.check:
         _say([f"note: {one}" for one in served.renamed])
+        if options.output is None and not words:
+            _say([f"{name}: its keys are right; --check says if it can be served here"])
         return 0
+    return _check(served, options.address, name)
+
+
+def _words_page(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    words: dict[str, Any],
+    argv: Sequence[str],
+) -> str:
+    """The file that vLLM's words make."""
+    if "model" not in words:
+        parser.error(f"--{next(iter(words)).replace('_', '-')}: goes with --model only")
+    if options.file is not None:
+        if "=" not in str(options.file):
+            parser.error("give a file or --model, not both")
+        options.changes.insert(0, str(options.file))
+    return serve_page(words, argv)
+
+
+def _check(served: ServeFile, address: str, name: str) -> int:
+    """Say whether a file could be served; the exit status."""
     try:
-        cluster, leave = look_at(options.address)
+        cluster, leave = look_at(address)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        return _refuse(f"--address {options.address}: no Ray cluster: {one_line(error)}")
+        return _refuse(f"--address {address}: no Ray cluster: {one_line(error)}")
     try:
         findings = examine(served, cluster)
     finally:
         leave()
     lines = explanation(served.config, served.placements, findings.sizes, findings.unknown)
-    where = "this machine" if options.address == "local" else f"the cluster at {options.address}"
-    _say([f"{options.file}, for {where}:", *lines, *(f"note: {one}" for one in findings.notes)])
+    where = "this machine" if address == "local" else f"the cluster at {address}"
+    _say([f"{name}, for {where}:", *lines, *(f"note: {one}" for one in findings.notes)])
     if findings.refusals:
-        return _refuse(f"{options.file} {sentence(findings.refusals, served.placements, cluster)}")
+        return _refuse(f"{name} {sentence(findings.refusals, served.placements, cluster)}")
     host, port = served.http
     _say([f"ok: it can be served here, on {host}:{port}"])
     return 0
@@ -66,9 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m deployments.config",
-        description="Explain and check a Serve config file of Outrider, or write a changed one.",
+        description="Explain and check a Serve config file of Outrider, or write a changed one, or "
+        "one made of vLLM's words.",
+        allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, help="a Serve config file, like configs/demo.yaml")
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="a Serve config file, like configs/demo.yaml"
+    )
     parser.add_argument(
         "changes",
         nargs="*",
@@ -83,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "local: this machine alone",
     )
     parser.add_argument("--output", type=Path, help="write the changed file here, for `serve run`")
+    add_words(parser)
     return parser
 
 

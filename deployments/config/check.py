@@ -11,6 +11,7 @@ import errno
 import importlib.util
 import logging
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -292,3 +293,8 @@ def _port_faults(host: str, port: int) -> list[Fault]:
         text = f"cannot listen on {host}, port {port} ({error.strerror})"
         return [Fault("http_options", text, "port")]
     return []
+
+
+if __name__ == "__main__":  # the module's name invites to run it
+    sys.stderr.write("error: the command is `python -m deployments.config --check FILE`\n")
+    sys.exit(2)

@@ -10,6 +10,7 @@ from deployments.config.placement import Placement
 from deployments.config.schema import AppConfig, ModelConfig, RouterConfig, section_of_draft
 from models.heads.config import CHECKPOINT
 from router.drafters.choice import line_up
+from router.drafters.heads import names_heads
 
 
 def explanation(
@@ -179,11 +180,12 @@ def _k_range(config: AppConfig) -> str:
     if not speculation.enabled:
         return "0: nothing is drafted"
     drafters = line_up(speculation.method, speculation, config.draft_pools)
-    if not drafters:
+    alone = speculation.method if names_heads(speculation.method) else None
+    if not drafters and alone is None:
         return "0: nobody is there to draft"
     limit, asked = speculation.max_num_speculative_tokens, speculation.num_speculative_tokens
     extent = f"adaptive, 0 to {limit}" if asked == "adaptive" else f"{asked}"
-    text = f"{extent}, drafted by {drafters[0].name}"
+    text = f"{extent}, drafted by {alone or drafters[0].name}"
     if drafters[1:]:
         text += f" ({' and '.join(kind.label for kind in drafters[1:])} while it is away)"
     return f"{text}; a request may ask for 0 to {limit}; {speculation.verification}"

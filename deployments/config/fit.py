@@ -168,7 +168,8 @@ def least_rank_bytes(model: ModelConfig, section: str) -> RankBytes:
 
 
 def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
-    """Sizes of a resolved model. Imports transformers and torch: seconds.
+    """Sizes of a resolved model, whose files are held against its config. Imports transformers and
+    torch: seconds.
 
     Args:
         model: with the path of a folder that is here.
@@ -178,10 +179,12 @@ def measured(model: ModelConfig, gpu_bytes: Sequence[int]) -> ModelSizes:
         ValueError: the model cannot be served.
     """
     from models.checkpoint.memory_estimate import memory_estimate
+    from models.checkpoint.stored_shapes import check_stored_shapes
     from models.gguf.folder import source_of
     from models.kv.budget import num_kv_blocks, share_for_kv
 
     taken = memory_estimate(model)
+    check_stored_shapes(model)
     num_blocks: int | None = None
     if model.gpu_memory_utilization is None:
         num_blocks = num_kv_blocks(model, taken.kv_bytes_per_token)

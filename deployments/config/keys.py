@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
+from deployments.config.strict_yaml import read_yaml
 
 # By the old path: the key's name today, in the same section.
 RENAMED = {
@@ -66,9 +66,10 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(key: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ValueError(f"{key}: {text!r} is not YAML") from None
+        return read_yaml(text)
+    except ValueError as error:
+        reason = str(error).removeprefix("line 1: ")
+        raise ValueError(f"{key}: {text!r} cannot be read: {reason}") from None
 
 
 def put(tree: dict[str, Any], path: list[str], value: Any) -> None:

@@ -17,10 +17,10 @@ from deployments.config.fault import Fault
 from deployments.config.model_files import (
     check_files,
     check_pair,
-    longest_text,
     num_shared_with,
 )
 from deployments.config.schema import ModelConfig, describe
+from models.checkpoint.small_files import longest_text
 from models.config import PositiveFloat, PositiveInt, Section
 
 _KEY = "user_config: model_path"
@@ -94,7 +94,7 @@ def wanted_draft(base: ModelConfig, user_config: object) -> WantedDraft:
 def _in_place_of(base: ModelConfig, folder: Path) -> ModelConfig:
     if not folder.is_absolute() or not folder.is_dir():
         raise Fault(_KEY, f"must be the absolute path of a folder on this node, got '{folder}'")
-    check_files(folder, _KEY)
+    check_files(folder, _KEY, has_grammars=False)
     served = Path(base.model_path)
     check_pair(served, folder, _KEY)
     num_shared = num_shared_with(served, folder, _KEY)

@@ -9,19 +9,27 @@ with the config key that named it. Knows neither Ray nor torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from deployments.config.fault import Fault
 from deployments.config.schema import AppConfig, ModelConfig, section_of_draft
-from models.checkpoint.stored_weights import missing_shards
+from models.checkpoint.small_files import (
+    check_small_files,
+    longest_text,
+    num_layers_of,
+    read_vocab_size,
+)
+from models.checkpoint.stored_weights import check_weights
 from models.fetch.hub import Download, found_on_hub, is_hub_name, missing_of, snapshot_of
 from models.fetch.known import KnownModel, known_model
 from models.gguf.folder import converted_folder, gguf_file
 from models.heads.config import CHECKPOINT, target_heads
+from models.text.tokenizer import Tokenizer
 from models.text.vocabulary import num_shared_ids, read_vocabulary
+from router.drafters.heads import names_heads
+from router.rounds import HEADS
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 _TOKENIZER_KEY = "router.tokenizer_path"
@@ -168,6 +176,7 @@ def file_faults(config: AppConfig) -> list[Fault]:
     faults = []
     for section, model in config.models.items():
         faults += _faults_of(_check_folder, model, section)
+    faults = faults or _faults_of(_check_method, config)
     tokenizer = config.router.tokenizer_path
     if tokenizer not in ("", config.target.model_path):
         faults += _faults_of(_check_tokenizer, tokenizer)
@@ -183,6 +192,7 @@ def check_models(config: AppConfig) -> None:
     """
     for section, model in config.models.items():
         _check_model(model, section)
+    _check_method(config)
     for pool, draft in config.draft_models.items():
         key = f"{section_of_draft(pool)}.model_path"
         check_pair(Path(config.target.model_path), Path(draft.model_path), key)
@@ -219,18 +229,6 @@ def num_shared_with(target: Path, draft: Path, key: str = "draft.model_path") ->
         raise Fault(key, f"{error}: {draft} and {target} must share one vocabulary") from None
 
 
-def read_vocab_size(folder: Path) -> int:
-    """Columns of the checkpoint's logits, padding included, by its config.json.
-
-    Raises:
-        ValueError: the file cannot be read or does not say.
-    """
-    size = _text_config(folder).get("vocab_size")
-    if not isinstance(size, int):
-        raise ValueError(f"{folder / 'config.json'} has no vocab_size")
-    return size
-
-
 def _faults_of(check: Callable[..., None], *arguments: Any) -> list[Fault]:
     try:
         check(*arguments)
@@ -255,9 +253,26 @@ def _check_heads(model: ModelConfig, section: str) -> None:
         raise error if isinstance(error, Fault) else Fault(f"{section}.heads", str(error)) from None
 
 
+def _check_method(config: AppConfig) -> None:
+    """Hold a method that names heads to the heads that there are."""
+    speculation, key = config.router.speculation, "router.speculation"
+    if not names_heads(speculation.method):
+        return
+    heads = target_heads(_heads_of(config.target, "target"), config.target.early_exit)
+    if heads is None or speculation.method not in (heads.kind, HEADS.name):
+        found = "none" if heads is None else heads.kind
+        raise Fault(f"{key}.method", f"is {speculation.method}, the target's heads are {found}")
+    if (speculation.fixed_length or 0) > heads.max_tokens:
+        raise Fault(
+            f"{key}.num_speculative_tokens",
+            f"at most {heads.max_tokens} with method {heads.kind}: there are so many heads "
+            f"(got {speculation.fixed_length})",
+        )
+
+
 def _check_early_exit(model: ModelConfig, folder: Path, section: str) -> None:
-    num_layers = _text_config(folder).get("num_hidden_layers")
-    if model.early_exit and isinstance(num_layers, int) and model.early_exit >= num_layers:
+    num_layers = num_layers_of(folder)
+    if model.early_exit and num_layers is not None and model.early_exit >= num_layers:
         raise Fault(
             f"{section}.early_exit",
             f"must be below the {num_layers} layers of the model, got {model.early_exit}",
@@ -266,13 +281,15 @@ def _check_early_exit(model: ModelConfig, folder: Path, section: str) -> None:
 
 def _check_tokenizer(path: str) -> None:
     folder = resolve_folder(path, _TOKENIZER_KEY)
-    if not (folder / "tokenizer.json").is_file():
-        raise Fault(_TOKENIZER_KEY, f"{folder} has no tokenizer.json")
+    try:
+        Tokenizer.load(folder)
+    except ValueError as error:
+        raise Fault(_TOKENIZER_KEY, str(error)) from None
 
 
 def _check_model(model: ModelConfig, section: str) -> None:
     folder = Path(model.model_path)
-    check_files(folder, f"{section}.model_path")
+    check_files(folder, f"{section}.model_path", has_grammars=section == "target")
     longest = longest_text(folder)
     if longest is not None and model.max_model_len > longest:
         raise Fault(
@@ -283,27 +300,24 @@ def _check_model(model: ModelConfig, section: str) -> None:
     _check_kv_tokens(model, section)
 
 
-def longest_text(folder: Path) -> int | None:
-    """Tokens that a checkpoint can read at once, by its config.json; None: it does not say.
+def check_files(folder: Path, key: str, *, has_grammars: bool) -> None:
+    """Check that a checkpoint is whole, and what its small files and the headers of the others say;
+    or that it can be fetched.
+
+    Args:
+        folder: of the checkpoint.
+        key: the config key that named it.
+        has_grammars: see `check_small_files`.
 
     Raises:
-        ValueError: the file cannot be read.
+        Fault: a file is missing or cannot be used; names it and the reason.
     """
-    longest = _text_config(folder).get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
-
-
-def check_files(folder: Path, key: str) -> None:
-    """Check that a checkpoint is whole, or can be fetched.
-
-    Raises:
-        Fault: a file is missing.
-    """
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise Fault(key, f"{folder} has no {name}")
-    if to_come(folder, key) is None:
-        _check_weights(folder, key)
+    try:
+        check_small_files(folder, has_grammars=has_grammars)
+        if to_come(folder, key) is None:
+            check_weights(folder)
+    except ValueError as error:
+        raise error if isinstance(error, Fault) else Fault(key, str(error)) from None
 
 
 def to_come(folder: Path, key: str) -> Download | None:
@@ -316,16 +330,6 @@ def to_come(folder: Path, key: str) -> Download | None:
         return missing_of(folder)
     except ValueError as error:
         raise Fault(key, str(error)) from None
-
-
-def _check_weights(folder: Path, key: str) -> None:
-    if not any(folder.glob("*.safetensors")):
-        raise Fault(key, f"{folder} has no *.safetensors weights")
-    if absent := missing_shards(folder):
-        raise Fault(
-            key,
-            f"{folder} lacks {len(absent)} of the files that its index names, first {absent[0]}",
-        )
 
 
 def _check_kv_tokens(model: ModelConfig, section: str) -> None:
@@ -357,19 +361,3 @@ def check_pair(target: Path, draft: Path, key: str) -> None:
             f"vocab_size {num_columns} of {draft} is less than the {num_ids} token ids of "
             f"{target}: the draft could not read the target's text",
         )
-
-
-def _text_config(folder: Path) -> dict[str, Any]:
-    content = _read_json(folder / "config.json")
-    nested = content.get("text_config")
-    return nested if isinstance(nested, dict) else content
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return content

@@ -28,7 +28,7 @@ from models.text.tools.reasoning import REASONING, named_reasoning
 from models.text.tools.registry import LAYOUTS, named_layout
 from router.drafters.choice import check_draft_names
 from router.drafters.draft_model import POOL
-from router.drafters.heads import HEADS_NAMES
+from router.drafters.heads import HEADS_NAMES, check_method, names_heads
 from router.drafters.registry import DRAFTERS, drafters_of
 from router.limits import SessionLimits, SpeculationLimits
 
@@ -320,7 +320,9 @@ class AppConfig(Section):
             check_draft_names(speculation, self.draft_pools)
         except ValueError as error:
             raise ValueError(f"router.{error}") from None
-        if speculation.method is not None:
+        if names_heads(speculation.method):
+            check_method(speculation.method, self.target.heads, self.target.early_exit)
+        elif speculation.method is not None:
             kinds = drafters_of(self.draft_pools)
             if speculation.method not in kinds:
                 raise ValueError(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from deployments.config.keys import put, renewed
@@ -19,6 +18,7 @@ from deployments.config.live_draft import draft_user_config
 from deployments.config.live_limits import with_user_config
 from deployments.config.placement import Placement, deployment_of, placements_of
 from deployments.config.schema import AppConfig, RouterConfig, section_of_draft
+from deployments.config.strict_yaml import read_yaml
 
 IMPORT_PATH = "deployments.app:build"
 _MAX_PORT = 65_535
@@ -56,11 +56,24 @@ def read_serve_file(path: Path, changes: dict[str, Any] | None = None) -> ServeF
     Raises:
         ValueError: one message: it is no Serve config, not ours, or a key is wrong.
     """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot be read: {one_line(error)}") from None
+    return read_serve_text(text, changes)
+
+
+def read_serve_text(text: str, changes: dict[str, Any] | None = None) -> ServeFile:
+    """Parse, change and validate the text of a file.
+
+    Raises:
+        ValueError: as `read_serve_file`.
+    """
     from ray.serve.schema import ServeDeploySchema
 
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        tree = read_yaml(text)
+    except ValueError as error:
         raise ValueError(f"cannot be read: {one_line(error)}") from None
     application = _our_application(tree)
     renamed = _renew(application)

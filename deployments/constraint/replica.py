@@ -22,7 +22,6 @@ from ray import serve
 from ray.serve.schema import ReplicaRank
 
 from deployments.config.live_limits import refuse_any, take_user_config
-from deployments.config.model_files import read_vocab_size
 from deployments.config.schema import GrammarServiceConfig, LinkConfig
 from deployments.constraint.failures import failed
 from deployments.constraint.meters import ConstraintMeters
@@ -35,6 +34,7 @@ from deployments.serve.instruments import Meters
 from deployments.serve.logs import join_serve
 from deployments.serve.meters import ray_mirror
 from deployments.serve.page import Page
+from models.checkpoint.small_files import read_vocab_size
 from models.fetch.hub import bring
 from models.protocol.grammars import GrammarCheck
 from models.protocol.messages import (

@@ -10,12 +10,12 @@ import contextlib
 from pathlib import Path
 
 from deployments.config.fault import Fault
-from deployments.config.model_files import read_vocab_size
 from deployments.config.schema import AppConfig, ModelConfig
 from deployments.constraint.reward_workers import RewardWorkers
 from deployments.constraint.workers import children_config
 from deployments.local.inline import InlineDevice, InlinePool
 from deployments.local.pool import LocalConstraintPool
+from models.checkpoint.small_files import read_vocab_size
 from models.engine.draft import DraftEngine
 from models.engine.load import EngineLoad
 from models.engine.runner import ModelRunner

@@ -49,7 +49,10 @@ def refuse_unsupported(hf_config: PreTrainedConfig, config: EngineConfig) -> Non
         ValueError: names the model type and what it needs that is not served, or the limit of the
             config that is above the checkpoint's.
     """
-    reason = unsupported_feature(hf_config)
+    try:
+        reason = unsupported_feature(hf_config)
+    except (AttributeError, TypeError, KeyError, ZeroDivisionError) as error:
+        reason = f"its config.json is not understood ({type(error).__name__}: {error})"
     if reason:
         raise ValueError(f"model type {hf_config.model_type!r} cannot be served: {reason}")
     refuse_unshardable(hf_config, config.tensor_parallel_size)

@@ -9,8 +9,6 @@ back-end lays the weights out for its machine (`models/cpu/setup.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,16 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from models.attention.features import layer_windows
 from models.attention.interface import ATTENTION_NAME
 from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, give_scales, is_float8, unscaled
+from models.checkpoint.stored_shapes import check_stored_shapes, quiet, refuse_unfitting
+from models.checkpoint.stored_weights import check_weights, weight_files
 from models.config import EngineConfig, QuantizationName
-from models.heads.config import CHECKPOINT
+from models.files import naming, read_json
 from models.layers.rotary import fix_rotary_tables
 from models.parallel.layers import make_local
 from models.parallel.plan import divides_heads, tensor_parallel_plan
@@ -106,11 +105,12 @@ def load_checkpoint(config: EngineConfig, ranks: TensorParallel | None = None) -
         )
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
+    if Path(config.model_path).is_dir():
+        check_weights(Path(config.model_path))
+        check_stored_shapes(config)
     has_scales = is_float8(hf_config)
     config = as_stored(config, hf_config)
-    transformers_logging.disable_progress_bar()
-    has_more = has_scales or config.heads == CHECKPOINT
-    with _quiet() if has_more else nullcontext():
+    with quiet():
         model = _load_weights(unscaled(hf_config), config)
     if ranks is not None:
         make_local(model, model.tp_plan, ranks)
@@ -150,16 +150,20 @@ def read_config(model_path: str) -> PreTrainedConfig:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(f"model_path {model_path!r} has no config.json")
-        if not any(path.glob("*.safetensors")):
-            raise ValueError(
-                f"model_path {model_path!r} has no .safetensors files; other formats are not read"
-            )
+        weight_files(path)
     elif path.is_absolute() or model_path.startswith(".") or model_path.count("/") > 1:
         raise ValueError(f"model_path {model_path!r} is not a directory")
-    try:
+    if not path.is_dir():
+        try:
+            return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"no usable checkpoint at model_path {model_path!r}: {error}"
+            ) from error
+    file = path / "config.json"
+    read_json(file)
+    with naming(file):
         return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"no usable checkpoint at model_path {model_path!r}: {error}") from error
 
 
 def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrainedModel:
@@ -184,23 +188,8 @@ def _load_weights(hf_config: PreTrainedConfig, config: EngineConfig) -> PreTrain
             f"the weights of model_path {config.model_path!r} cannot be read: {error}"
         ) from error
     model: Any = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
-        raise ValueError(
-            f"model_path {config.model_path!r} lacks {len(missing)} weights, first {missing[0]!r}"
-        )
+    refuse_unfitting(Path(config.model_path), loaded[1])
     return model.to(torch.device(config.device)).eval()  # a rank's part is where it belongs already
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers warns of each tensor that its layers do not have, such as scales."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
 
 
 def _weight_files(model_path: str) -> list[Path]:

@@ -22,6 +22,7 @@ from models.checkpoint.architecture import refuse_unsupported
 from models.checkpoint.float8 import as_stored, kept_whole, unscaled
 from models.checkpoint.loader import key_sizes, kv_bytes_per_token, read_config
 from models.config import EngineConfig, QuantizationName
+from models.files import naming
 from models.heads.config import CHECKPOINT, heads_kind, num_key_layers
 from models.heads.draft_ids import Words
 from models.heads.eagle3 import Eagle3Parts
@@ -57,7 +58,8 @@ def memory_estimate(config: EngineConfig) -> MemoryEstimate:
     hf_config = read_config(config.model_path)
     refuse_unsupported(hf_config, config)
     config = as_stored(config, hf_config)
-    model = shapes_of(unscaled(hf_config), getattr(torch, config.dtype))
+    with naming(Path(config.model_path) / "config.json"):
+        model = shapes_of(unscaled(hf_config), getattr(torch, config.dtype))
     itemsize = getattr(torch, config.dtype).itemsize
     sizes = key_sizes(hf_config, config.tensor_parallel_size)
     weight_bytes = _weight_bytes(model, config, itemsize, partial(kept_whole, hf_config))

@@ -1,11 +1,11 @@
-"""Counts what a checkpoint's safetensors files hold, by their headers: no weight is read.
+"""Reads what a checkpoint's safetensors files hold, by their headers: no weight is read.
 
-Without torch: safetensors gives shapes through numpy.
+Without torch: safetensors gives shapes through numpy. Which files count is the rule of
+transformers, which loads them: model.safetensors, else those that the index names.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
+from models.files import read_json, refuse_pointer, unreadable
+
+WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 _FLOAT8 = "F8_E4M3"
 _T = TypeVar("_T")
@@ -24,7 +27,63 @@ def missing_shards(folder: Path) -> list[str]:
     Raises:
         ValueError: there is an index that cannot be read.
     """
-    return [name for name in _indexed_files(folder) if not (folder / name).is_file()]
+    if (folder / WEIGHTS_NAME).is_file():
+        return []
+    return [name for name in sorted(set(_index(folder).values())) if not (folder / name).is_file()]
+
+
+def check_weights(folder: Path) -> None:
+    """Check that all files of a checkpoint's weights are there, and what their headers say of them.
+
+    Raises:
+        ValueError: one is missing, cut off, a git-lfs pointer or no safetensors file, or lacks a
+            tensor that the index looks for in it; the message names it.
+    """
+    files = weight_files(folder)
+    if absent := [path.name for path in files if not path.is_file()]:
+        raise ValueError(
+            f"{folder} lacks {len(absent)} of the files that {INDEX_NAME} names, first {absent[0]}"
+        )
+    index = {} if files[0].name == WEIGHTS_NAME else _index(folder)
+    for path in files:
+        names = {name for name, _, _ in stored_tensors(path)}
+        for name, file in index.items():
+            if file == path.name and name not in names:
+                raise unreadable(path, f"it has no {name}, which {INDEX_NAME} looks for in it")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that a checkpoint's weights are loaded from, there or not.
+
+    Raises:
+        ValueError: there are none, or an index that cannot be read.
+    """
+    if (folder / WEIGHTS_NAME).exists():
+        return [folder / WEIGHTS_NAME]
+    if names := sorted(set(_index(folder).values())):
+        return [folder / name for name in names]
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not others:
+        raise ValueError(f"{folder} has no *.safetensors weights")
+    raise ValueError(
+        f"{folder} has neither {WEIGHTS_NAME} nor {INDEX_NAME}, only {', '.join(others[:3])}"
+    )
+
+
+def stored_tensors(path: Path) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and type of each tensor of a file, by its header.
+
+    Raises:
+        ValueError: it cannot be read, is cut off, or is no safetensors file; names the file.
+    """
+    refuse_pointer(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            found = [(name, file.get_slice(name)) for name in names]
+            return [(name, tuple(one.get_shape()), one.get_dtype()) for name, one in found]
+    except (OSError, SafetensorError, ValueError, TypeError, OverflowError) as error:
+        raise unreadable(path, f"no whole safetensors file ({error})") from None
 
 
 def num_stored_parameters(folder: Path) -> int:
@@ -33,7 +92,7 @@ def num_stored_parameters(folder: Path) -> int:
     Raises:
         ValueError: a file cannot be read, is cut off, or is no safetensors file.
     """
-    return sum(sum(_tensors(folder / name, _num_parameters)) for name in _files(folder))
+    return sum(_of_all(folder, lambda shape, _: math.prod(shape)))
 
 
 def stores_float8(folder: Path) -> bool:
@@ -42,36 +101,25 @@ def stores_float8(folder: Path) -> bool:
     Raises:
         ValueError: as above.
     """
-    return any(_FLOAT8 in _tensors(folder / name, _dtype) for name in _files(folder))
+    return any(_of_all(folder, lambda _, dtype: dtype == _FLOAT8))
 
 
-def _files(folder: Path) -> list[str]:
-    return _indexed_files(folder) or sorted(path.name for path in folder.glob("*.safetensors"))
+def _of_all(folder: Path, what: Callable[[tuple[int, ...], str], _T]) -> list[_T]:
+    return [
+        what(shape, dtype)
+        for path in weight_files(folder)
+        for _, shape, dtype in stored_tensors(path)
+    ]
 
 
-def _indexed_files(folder: Path) -> list[str]:
-    index = folder / INDEX_NAME
-    if not index.is_file():
-        return []
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"cannot read {index}: {error}") from None
-
-
-def _num_parameters(tensor: Any) -> int:
-    return math.prod(tensor.get_shape())
-
-
-def _dtype(tensor: Any) -> str:
-    name: str = tensor.get_dtype()
-    return name
-
-
-def _tensors(path: Path, what: Callable[[Any], _T]) -> list[_T]:
-    """What each tensor of a file is like, by its header."""
-    try:
-        with safe_open(path, framework="np") as file:
-            return [what(file.get_slice(name)) for name in file.keys()]  # noqa: SIM118  # no mapping
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from None
+def _index(folder: Path) -> dict[str, str]:
+    """Files by the names of the tensors in them; empty: there is no index."""
+    path = folder / INDEX_NAME
+    if not path.is_file():
+        return {}
+    found: Any = read_json(path).get("weight_map")
+    names = found.values() if isinstance(found, dict) else [None]
+    if not found or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise unreadable(path, "its weight_map must give the name of a file for each tensor")
+    files: dict[str, str] = found
+    return files

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ _ELSEWHERE = ["*/*"]  # folders of a repository hold other formats of the same w
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _SNAPSHOT = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 _TIMEOUT_S = 30.0  # for each answer of the hub; a download ends when nothing comes for 10 s
+_REACHED_S = 5.0  # for the hub to answer at all
+_REMEMBERED_S = 30.0  # whether it did
+_SERVER_ERROR = 500
 _ERROR_LENGTH = 300  # letters of a hub's error; it may answer with a page
 
 
@@ -85,7 +90,8 @@ def found_on_hub(repository: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     _no_telemetry()
-    with _explained(repository, revision):
+    absence = hub_absence()
+    with _explained(repository, revision, absence):
         return Path(
             snapshot_download(
                 repository,
@@ -93,6 +99,7 @@ def found_on_hub(repository: str, revision: str | None) -> Path:
                 allow_patterns=list(SMALL_FILES),
                 ignore_patterns=_ELSEWHERE,
                 etag_timeout=_TIMEOUT_S,
+                local_files_only=bool(absence),
             )
         )
 
@@ -138,6 +145,8 @@ def bring(folder: Path, tell: Callable[[str], None], *, weights: bool = True) ->
     snapshot = snapshot_of(folder)
     if snapshot is None or is_whole(folder) or (not weights and _has_small_files(folder)):
         return
+    if absence := hub_absence():
+        raise ValueError(_unreached(snapshot.repository, snapshot.commit, absence))
     with _explained(snapshot.repository, snapshot.commit):
         _download(snapshot, SMALL_FILES)
     if not weights or (missing := missing_of(folder)) is None:
@@ -176,6 +185,8 @@ def _weights(snapshot: Snapshot) -> tuple[tuple[str, int, str | None], ...]:
     """Name, bytes and SHA-256 of the weights that the hub has at a commit."""
     from huggingface_hub import HfApi
 
+    if absence := hub_absence():
+        raise ValueError(_unreached(snapshot.repository, snapshot.commit, absence))
     with _explained(snapshot.repository, snapshot.commit):
         info = HfApi().model_info(
             snapshot.repository,
@@ -219,12 +230,57 @@ def _no_telemetry() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
+def hub_absence() -> str:
+    """Why the hub cannot be asked now; empty: it answers, or the library is told to ask nobody.
+
+    Its own library asks six times with pauses between, for each file and each caller. Here it is
+    asked once, for seconds, and the answer counts for all for a while.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return ""
+    return _absence(constants.ENDPOINT, int(time.monotonic() // _REMEMBERED_S))
+
+
+@lru_cache(maxsize=1)
+def _absence(endpoint: str, _: int) -> str:
+    """In a thread of its own: nothing limits how long a name takes to resolve."""
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(_asked(endpoint)), daemon=True)
+    asking.start()
+    asking.join(2 * _REACHED_S)
+    return found[0] if found else f"no answer within {2 * _REACHED_S:g} s"
+
+
+def _asked(endpoint: str) -> str:
+    from huggingface_hub.utils import get_session
+
+    try:
+        status = get_session().head(endpoint, timeout=_REACHED_S).status_code
+    except Exception as error:  # noqa: BLE001 - whatever the HTTP client of the library raises
+        return " ".join(str(error).split())[:_ERROR_LENGTH] or type(error).__name__
+    return f"it answers with status {status}" if status >= _SERVER_ERROR else ""
+
+
+def _unreached(repository: str, revision: str | None, absence: str) -> str:
+    from huggingface_hub import constants
+
+    at = f"{repository} at revision {revision or constants.DEFAULT_REVISION}"
+    return (
+        f"{at} is not whole in {constants.HF_HUB_CACHE}, and {constants.ENDPOINT} cannot be "
+        f"reached ({absence})"
+    )
+
+
 @contextmanager
-def _explained(repository: str, revision: str | None) -> Iterator[None]:
+def _explained(repository: str, revision: str | None, absence: str = "") -> Iterator[None]:
     """Make errors of the hub's library one sentence that says what to do."""
     try:
         yield
     except Exception as error:  # whatever the HTTP client of the library raises
+        if absence:
+            raise ValueError(_unreached(repository, revision, absence)) from error
         raise ValueError(_reason(repository, revision, error)) from error
 
 
@@ -248,10 +304,7 @@ def _reason(repository: str, revision: str | None, error: Exception) -> str:
             f"or fetch it beforehand with `hf download {repository}`"
         )
     if any(isinstance(one, errors.LocalEntryNotFoundError) for one in causes):
-        return (
-            f"{at} is not whole in {constants.HF_HUB_CACHE}, and {constants.ENDPOINT} cannot be "
-            "reached"
-        )
+        return _unreached(repository, revision, "it answered, and then no longer")
     why = " ".join(str(error).split())[:_ERROR_LENGTH]
     return f"{at} did not come from {constants.ENDPOINT}: {why}"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from models.cache import refuse_full_disk, sha256_of
+from models.fetch.hub import hub_absence
 
 _DTYPE = "bfloat16"
 _PIP_TIMEOUT_S = 900.0
@@ -92,6 +93,8 @@ class HubSource:
 
         refuse_full_disk(folder, 2 * self.num_bytes)
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        if absence := hub_absence():
+            raise ValueError(f"{self.repository} did not come from the hub: {absence}")
         say(f"downloading {self.repository} ({self.num_bytes / 1e6:.0f} MB) from the hub")
         try:
             info = HfApi().model_info(self.repository, files_metadata=True, timeout=_HUB_TIMEOUT_S)

@@ -5,11 +5,11 @@ A request may name the kind that a target is served with, so the router needs to
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from models.files import read_json
 from models.protocol.messages import MAX_DRAFT_TOKENS
 
 HeadsKind = Literal["medusa", "mtp", "eagle3"]
@@ -98,13 +98,12 @@ def read_heads_config(folder: Path) -> dict[str, Any]:
     """The config of a folder of heads.
 
     Raises:
-        ValueError: it has none.
+        ValueError: it has none, or one that cannot be read.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"heads {str(folder)!r} has no config.json")
-    config: dict[str, Any] = json.loads(path.read_text())
-    return config
+    return read_json(path)
 
 
 def proposed_tokens(name: str, config: dict[str, Any], default: int) -> int:

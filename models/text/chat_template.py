@@ -6,6 +6,7 @@ with tools.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,6 +21,20 @@ from models.protocol.errors import InvalidRequest
 
 NO_SETTINGS: Mapping[str, Any] = {}
 _WITH_TOOLS = "tool_use"
+_USER: Mapping[str, str] = {"role": "user", "content": "Hello"}
+_SYSTEM: Mapping[str, str] = {"role": "system", "content": "Be brief."}
+_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "its name"}},
+            "required": ["city"],
+        },
+    },
+}
 
 
 class ChatTemplates:
@@ -31,18 +46,60 @@ class ChatTemplates:
     """
 
     def __init__(self, templates: Any, special_texts: Mapping[str, str]) -> None:
-        """Compile `chat_template` of tokenizer_config.json; special tokens are by role."""
+        """Compile `chat_template` of tokenizer_config.json; special tokens are by role.
+
+        Raises:
+            ValueError: that is no template, nor a list of named ones.
+        """
         self._special_texts = special_texts
-        sources = {"default": templates or ""}
-        if isinstance(templates, list):
-            sources = {item["name"]: item["template"] for item in templates}
+        sources = _sources(templates)
         default = sources.get("default", "")
         self.source: str = sources.get(_WITH_TOOLS, default)
         environment = _environment()
-        self._default = environment.from_string(default) if default else None
-        self._with_tools = environment.from_string(self.source) if self.source else None
-        names = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+        try:
+            self._default = environment.from_string(default) if default else None
+            self._with_tools = environment.from_string(self.source) if self.source else None
+            names = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(
+                f"its chat template is no Jinja template: {error.message}, line {error.lineno}"
+            ) from None
         self.takes_tools = "tools" in names
+
+    def check(self) -> None:
+        """Render what any client may send: a user's turn, and one behind a system's with a tool.
+
+        A template may refuse the second in words of its own (`raise_exception`): some models know
+        no system turn.
+
+        Raises:
+            ValueError: it fails, or leaves out what the user says.
+        """
+        if self._default is not None:
+            self._tried([_USER], (), "a user's turn")
+        if self._with_tools is not None:
+            with contextlib.suppress(_Refused):
+                self._tried([_SYSTEM, _USER], (), "a system's turn")
+            with contextlib.suppress(_Refused):
+                self._tried([_USER], [_TOOL], "a turn with a tool")
+
+    def _tried(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], what: str
+    ) -> None:
+        template = self._with_tools if tools else self._default
+        if template is None:
+            return
+        try:
+            prompt = self._rendered(template, messages, tools, NO_SETTINGS)
+        except _Refused as refusal:
+            if len(messages) > 1 or tools:
+                raise
+            raise ValueError(f"its chat template refuses {what}: {refusal}") from None
+        except Exception as error:  # noqa: BLE001 - a template may fail in any way
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"its chat template fails over {what}: {reason}") from None
+        if str(_USER["content"]) not in prompt:
+            raise ValueError(f"its chat template leaves out what the user says in {what}")
 
     def render(
         self,
@@ -76,7 +133,7 @@ class ChatTemplates:
                 if not any("tool_calls" in message for message in messages):
                     raise
                 return self._rendered(template, _with_argument_texts(messages), tools, settings)
-        except (jinja2.TemplateError, TypeError) as error:
+        except Exception as error:
             raise InvalidRequest(
                 f"messages: the model's chat template refuses them: {error}", param="messages"
             ) from error
@@ -92,6 +149,25 @@ class ChatTemplates:
         variables |= settings
         variables |= {"messages": messages, "tools": list(tools) or None}
         return template.render(variables | dict(self._special_texts))
+
+
+class _Refused(jinja2.TemplateError):
+    """A template's own refusal of what it is given."""
+
+
+def _sources(templates: Any) -> dict[str, str]:
+    """Templates by name."""
+    named = templates
+    if not isinstance(templates, list):
+        named = [{"name": "default", "template": templates or ""}]
+    for item in named:
+        texts = (item.get("name"), item.get("template")) if isinstance(item, Mapping) else (None,)
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                "its chat_template must be a text, or a list of objects with name and template, "
+                f"got {templates!r:.80}"
+            )
+    return {item["name"]: item["template"] for item in named}
 
 
 def _with_argument_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -134,7 +210,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise _Refused(message)
 
 
 def _to_json(

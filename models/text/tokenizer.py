@@ -17,7 +17,6 @@ and work that keeps the lock is done a window at a time, so that other threads g
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import secrets
 from collections import defaultdict
@@ -27,17 +26,22 @@ from typing import Any
 
 import tokenizers
 
+from models.files import naming, read_text
 from models.text.chat_template import NO_SETTINGS, ChatTemplates
 from models.text.detokenizer import ByteTable, IncrementalDetokenizer
 from models.text.token_bounds import longest_token_bytes
+from models.text.tokenizer_files import (
+    SPECIAL_NAMES,
+    model_eos_ids,
+    read_backend,
+    tokenizer_settings,
+)
 
 _MARKS = 0xF0000  # private-use plane 15: templates leave these characters as they are
 _MARK_CHARS = 8  # of 16 random bits each
 _BATCH = 1024  # pieces encoded together; taking them over keeps Python's lock
 _WINDOW_CHARS = 65_536  # looked at in a few milliseconds at the worst
 _FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "*config.json")
-_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_SPECIAL_NAMES = tuple(f"{role}_token" for role in _ROLES)
 
 
 class Tokenizer:
@@ -82,7 +86,8 @@ class Tokenizer:
         """Load from a checkpoint folder, or by hub id ("org/name") where there is no such folder.
 
         Raises:
-            ValueError: no tokenizer.json, or a decoder this module does not know.
+            ValueError: no tokenizer.json, a decoder this module does not know, or a file that
+                cannot be used, a chat template that renders no chat among them; names the file.
         """
         folder = Path(path)
         if not folder.is_dir():
@@ -90,15 +95,18 @@ class Tokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise ValueError(f"{folder} has no tokenizer.json")
-        settings = _read_json(folder / "special_tokens_map.json")
-        settings.update(_read_json(folder / "tokenizer_config.json"))
+        settings = tokenizer_settings(folder)
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
-            settings["chat_template"] = template_file.read_text(encoding="utf-8")
-        settings["model_eos_ids"] = _read_json(folder / "generation_config.json").get(
-            "eos_token_id", _read_json(folder / "config.json").get("eos_token_id")
-        )
-        return cls(tokenizers.Tokenizer.from_file(str(file)), settings)
+            settings["chat_template"] = read_text(template_file)
+        else:
+            template_file = folder / "tokenizer_config.json"
+        settings["model_eos_ids"] = model_eos_ids(folder)
+        backend = read_backend(file)
+        with naming(template_file):
+            ChatTemplates(settings.get("chat_template"), _special_texts(settings)).check()
+        with naming(file):
+            return cls(backend, settings)
 
     @property
     def has_chat_template(self) -> bool:
@@ -266,10 +274,9 @@ class Tokenizer:
                 if match.start() < end:
                     yield match.end()
 
-    def _eos_ids(self, model_eos_ids: int | list[int] | None) -> tuple[int, ...]:
-        ids = [model_eos_ids] if isinstance(model_eos_ids, int) else list(model_eos_ids or ())
+    def _eos_ids(self, ids: Sequence[int] | None) -> tuple[int, ...]:
         own = self._backend.token_to_id(self._special_texts.get("eos_token", ""))
-        return tuple(dict.fromkeys([*ids, *([] if own is None else [own])]))
+        return tuple(dict.fromkeys([*(ids or ()), *([] if own is None else [own])]))
 
 
 def _literal_pattern(literals: Iterable[str]) -> re.Pattern[str] | None:
@@ -285,20 +292,13 @@ def _literal_pattern(literals: Iterable[str]) -> re.Pattern[str] | None:
 def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and its kin as the template sees them; a value may be a text or an object."""
     texts = {}
-    for name in _SPECIAL_NAMES:
+    for name in SPECIAL_NAMES:
         value = settings.get(name)
         if isinstance(value, Mapping):
             value = value.get("content")
         if isinstance(value, str):
             texts[name] = value
     return texts
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
 
 
 def _fetch(hub_id: str) -> Path:

@@ -8,11 +8,12 @@ else.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from models.files import read_json, unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,11 @@ def read_vocabulary(path: Path) -> Vocabulary:
     Raises:
         ValueError: the file cannot be read or holds no tokens.
     """
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         tokens = _tokens(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"cannot read the vocabulary of {path}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise unreadable(path, f"it has no vocabulary ({type(error).__name__}: {error})") from None
     if not tokens:
         raise ValueError(f"{path} holds no tokens")
     return Vocabulary(tokens)

@@ -12,7 +12,7 @@ from itertools import islice
 from models.heads.config import TargetHeads
 from models.protocol.errors import InvalidRequest
 from models.protocol.rules import RULES
-from router.drafters.heads import check_heads, names_heads
+from router.drafters.heads import check_heads, heads_alone, names_heads
 from router.drafters.kind import DrafterKind
 from router.drafters.registry import drafters_of
 from router.limits import SpeculationLimits
@@ -41,7 +41,7 @@ def choose_drafters(
     _check(wanted, allowed, pools, heads)
     if not (wanted.enabled and allowed.enabled) or fixed_length(wanted, allowed) == 0:
         return ()
-    if names_heads(wanted.drafter):
+    if heads_alone(wanted, allowed):
         return ()
     name, models = wanted.drafter or allowed.method, draft_models(allowed, pools)
     if name is None and preferred is not None and len(models) > 1:
@@ -84,7 +84,10 @@ def check_draft_names(allowed: SpeculationLimits, pools: Collection[str]) -> Non
 def line_up(
     name: str | None, allowed: SpeculationLimits, pools: Collection[str]
 ) -> tuple[DrafterKind, ...]:
-    """The drafter `name` (None: the preferred one) and who fills in for it, if available."""
+    """The drafter `name` (None: the preferred one) and who fills in for it, if available; nobody
+    where it names heads, which draft in the target."""
+    if names_heads(name):
+        return ()
     kinds = list(drafters_of(pools).values())
     models = draft_models(allowed, pools)
     place = 0 if name is None else [kind.name for kind in kinds].index(name)
@@ -113,10 +116,10 @@ def _check(
     heads: TargetHeads | None,
 ) -> None:
     name, kinds = wanted.drafter, drafters_of(pools)
-    if name is None:
-        return
-    if names_heads(name):
+    if heads_alone(wanted, allowed):
         check_heads(wanted, heads, drafter_names(allowed, pools))
+        return
+    if name is None:
         return
     kind = kinds.get(name)
     if kind is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.heads.config import NAMES, TargetHeads
+from models.heads.config import EARLY_EXIT, NAMES, TargetHeads
 from models.protocol.errors import InvalidRequest
 from router.limits import SpeculationLimits
 from router.rounds import HEADS
@@ -22,13 +22,31 @@ def names_heads(drafter: str | None) -> bool:
     return drafter in HEADS_NAMES
 
 
+def heads_alone(wanted: SpeculationSettings, allowed: SpeculationLimits) -> bool:
+    """Whether nobody drafts but the target itself: as the request says, else the deployment."""
+    return names_heads(wanted.drafter or allowed.method)
+
+
+def check_method(method: str | None, heads: str | None, early_exit: int | None) -> None:
+    """Check that a deployment whose method names heads has some; of which kind their folder says.
+
+    Raises:
+        ValueError: it has none.
+    """
+    is_exit = method == EARLY_EXIT
+    has_some = early_exit is not None if is_exit else heads is not None
+    if not has_some and not (method == HEADS.name and early_exit is not None):
+        needed = "target.early_exit" if is_exit else "target.heads"
+        raise ValueError(f"router.speculation.method {method} needs {needed}")
+
+
 def check_heads(
     wanted: SpeculationSettings, heads: TargetHeads | None, others: Sequence[str]
 ) -> None:
-    """Check a request that names heads.
+    """Check a request whose drafts are those of heads alone.
 
     Args:
-        wanted: what it says.
+        wanted: what it says; without a drafter the deployment's method names them.
         heads: those that are served; None: there are none.
         others: drafters that are served, by name.
 
@@ -36,7 +54,7 @@ def check_heads(
         InvalidRequest: they are not served here, or do not draft as far.
     """
     served = () if heads is None else (heads.kind, HEADS.name)
-    if heads is None or wanted.drafter not in served:
+    if heads is None or wanted.drafter not in (None, *served):
         raise InvalidRequest(
             f"speculation.drafter: must be one of {', '.join((*others, *served))} here, "
             f"got {wanted.drafter!r}",
@@ -44,7 +62,7 @@ def check_heads(
         )
     if (k := wanted.num_speculative_tokens) is not None and k > heads.max_tokens:
         raise InvalidRequest(
-            f"speculation.k: at most {heads.max_tokens} with drafter {wanted.drafter}: "
+            f"speculation.k: at most {heads.max_tokens} with drafter {heads.kind}: "
             f"there are so many heads here (got {k})",
             param="speculation.k",
         )
@@ -62,6 +80,6 @@ def own_length(
     """
     if not (wanted.enabled and allowed.enabled):
         return None
-    if names_heads(wanted.drafter):
+    if heads_alone(wanted, allowed):
         return None if fixed == 0 else fixed or 0
     return 0 if fixed is None and wanted.drafter is None else None

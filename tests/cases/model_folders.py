@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 
 def write_model(
     folder: Path,
@@ -21,14 +24,22 @@ def write_model(
     ids = list(range(num_tokens))
     first, second = swapped
     ids[first], ids[second] = second, first
-    vocab = {f"t{token_id}": place for place, token_id in enumerate(ids)}
-    config = {"vocab_size": vocab_size, "max_position_embeddings": max_len}
+    vocab = {f"t{token_id}": place for place, token_id in enumerate(ids) if place}
+    config = {"vocab_size": vocab_size, "max_position_embeddings": max_len, "eos_token_id": 0}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(
-        json.dumps({"model": {"vocab": vocab}, "added_tokens": [{"content": special, "id": 0}]})
-    )
-    (folder / "model.safetensors").write_bytes(b"")
+    content = {
+        "version": "1.0",
+        "added_tokens": [{"content": special, "id": 0, "special": True} | _PLAIN],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        "model": {"type": "BPE", "vocab": {special: 0} | vocab, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    save_file({"weight": np.zeros(1, np.float32)}, folder / "model.safetensors")
     return str(folder)
+
+
+_PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 def tree(tmp_path: Path, **target: Any) -> dict[str, Any]:

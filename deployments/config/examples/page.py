@@ -21,9 +21,12 @@ from models.config import Section
 _WIDTH = 100
 _COLUMN = 37  # of the comments
 _NO_BREAK = "\N{NO-BREAK SPACE}"  # no space to textwrap
-_ABOUT = (
+_SHIPPED = (
     "A Serve config file, written by `python -m deployments.config.examples`; a test compares "
-    "them, so change a copy. `args` is checked by deployments/config/schema.py (unknown keys are "
+    "them, so change a copy."
+)
+_ABOUT = (
+    "`args` is checked by deployments/config/schema.py (unknown keys are "
     "errors); everything outside `args` is Ray Serve's own. Times in seconds unless the name says "
     'otherwise; "default" is what counts when the key is left out.'
 )
@@ -50,6 +53,7 @@ class Example:
         args: what differs from the defaults; sections of models list all that is to be shown.
         placement: said above the deployments.
         deployments: options of each, in their order.
+        origin: what wrote the file.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Example:
     args: Tree
     placement: str
     deployments: Sequence[Tree]
+    origin: str = _SHIPPED
 
 
 def printed(example: Example) -> str:
@@ -65,7 +70,7 @@ def printed(example: Example) -> str:
     page = _Page()
     page.comment(example.head, 0)
     page.lines.append("#")
-    page.comment(_ABOUT, 0)
+    page.comment(f"{example.origin} {_ABOUT}", 0)
     for key, value in example.serve.items():
         page.lines.append("")
         page.ray_key(key, value, 0)

@@ -8,7 +8,7 @@ from typing import Any
 from deployments.config.examples.page import Example, Remark, Tree
 from deployments.config.examples.ray_keys import KEEP_ALIVE_S
 
-_SERVE = {
+SERVE = {
     "proxy_location": "HeadOnly",
     "http_options": {
         "host": "127.0.0.1",
@@ -98,7 +98,7 @@ For a pair of your own without a GPU set the two model paths, and num_threads: t
 most cores, the draft few, and one is for routers; both together must not exceed the cores, \
 because spinning threads steal each other's time.
 """,
-    serve=_SERVE,
+    serve=SERVE,
     args=_DEMO_ARGS,
     placement=_SMALL,
     deployments=[
@@ -116,7 +116,7 @@ The demo's target without a draft model: only suffix decoding drafts, which need
 
   serve run configs/no-draft.yaml    then: curl http://127.0.0.1:8000/v1/models
 """,
-    serve=_SERVE,
+    serve=SERVE,
     args=merged(_DEMO_ARGS, _LOOKUP),
     placement=_SMALL,
     deployments=[_process("Router"), _TARGET, _process("Constraint")],
@@ -130,7 +130,7 @@ suffix decoding where text repeats. models/demo/heads has Medusa heads for the s
 
   serve run configs/heads.yaml       then: curl http://127.0.0.1:8000/v1/models
 """,
-    serve=_SERVE,
+    serve=SERVE,
     args=merged(
         NO_DRAFT.args,
         {"target": {"heads": Remark("models/demo/mtp", "or a folder of a target of yours")}},
@@ -173,7 +173,7 @@ model: suffix decoding drafts, and an MTP head in the target's own process.
   python -m models.fetch smollm2     once: 93 MB over the network, 270 MB on disk
   serve run configs/smollm2.yaml     then: curl http://127.0.0.1:8000/v1/models
 """,
-    serve=_SERVE,
+    serve=SERVE,
     args=merged(
         NO_DRAFT.args,
         {
@@ -227,7 +227,7 @@ memory. Other models: the two model paths, which may be folders.
 
 {_NEVER_RUN}
 """,
-    serve=_SERVE,
+    serve=SERVE,
     args=merged(
         merged(_DEMO_ARGS, _ON_GPU),
         {
@@ -280,7 +280,7 @@ draft stays what it is.
 
 {_NEVER_RUN}
 """,
-    serve=_SERVE,
+    serve=SERVE,
     args=merged(
         merged(_DEMO_ARGS, _ON_GPU),
         {

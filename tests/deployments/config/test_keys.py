@@ -118,7 +118,7 @@ def test_what_has_no_older_name_stays() -> None:
 
 
 def test_a_value_that_is_no_yaml_is_refused_by_its_key() -> None:
-    with pytest.raises(ValueError, match=r"target.model_path: '{x' is not YAML"):
+    with pytest.raises(ValueError, match=r"target.model_path: '{x' cannot be read: expected"):
         AppConfig.model_validate({"target.model_path": "{x"})
 
 

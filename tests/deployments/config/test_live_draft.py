@@ -85,13 +85,13 @@ def without_tokenizer(folder: Path) -> str:
 def with_other_words(folder: Path) -> str:
     path = folder / "tokenizer.json"
     text = path.read_text()
-    path.write_text(text.replace('"Once"', '"Twice"', 1).replace('"the"', '"eht"', 1))
+    path.write_text(text.replace('"<|pad|>"', '"<|dap|>"'))
     return "must share one vocabulary"
 
 
 def with_few_words(folder: Path) -> str:
     edit_config(folder, vocab_size=1000)
-    return "vocab_size 1000 of .* is less than the 4096 token ids of"
+    return "it has 4096 token ids, vocab_size of config.json is 1000"
 
 
 @pytest.mark.parametrize(

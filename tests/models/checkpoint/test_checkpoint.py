@@ -42,7 +42,7 @@ def test_context_above_the_checkpoint_is_refused(tiny_target):
     [
         ("*", "is not a directory"),
         ("config.json", "has no config.json"),
-        ("model.safetensors", "has no .safetensors files"),
+        ("model.safetensors", r"has no \*\.safetensors weights"),
     ],
 )
 def test_a_missing_part_is_one_clear_message(tiny_target, tmp_path, remove, message):
@@ -61,5 +61,8 @@ def test_a_missing_weight_is_named(tiny_target, tmp_path):
     weights = load_file(path / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 1 weights, first 'model.layers.1.mlp.up_proj"):
+    with pytest.raises(
+        ValueError,
+        match=r"lacks 1 weights that config.json means, first 'model.layers.1.mlp.up_proj",
+    ):
         load_checkpoint(_config(str(path)))

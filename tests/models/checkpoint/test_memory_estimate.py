@@ -96,7 +96,9 @@ def test_files_that_an_index_names_must_be_there(tmp_path: Path) -> None:
     whole = (DEMO / "model.safetensors").read_bytes()
     for others in (b"\0\0", whole[:-2]):  # no header; a copy that was cut off
         (tmp_path / "2.safetensors").write_bytes(others)
-        with pytest.raises(ValueError, match=r"2\.safetensors is no safetensors file"):
+        with pytest.raises(
+            ValueError, match=r"cannot read .*2\.safetensors: no whole safetensors file"
+        ):
             num_stored_parameters(tmp_path)
     (tmp_path / INDEX_NAME).write_text("[]")
     with pytest.raises(ValueError, match=r"cannot read .*index\.json"):

@@ -171,7 +171,7 @@ def test_without_a_hub_it_says_which_switch_or_address(tmp_path: Path) -> None:
         f"{at}HF_HUB_OFFLINE is set: unset it, or fetch it beforehand with `hf download tiny/words`"
     )
     _, error = run(FIND.format(revision="v1"), NOWHERE, tmp_path)
-    assert error == f"{at}{NOWHERE} cannot be reached"
+    assert error == f"{at}{NOWHERE} cannot be reached ([Errno 111] Connection refused)"
 
 
 def test_the_check_says_what_will_be_downloaded_and_how_to_pin_it(tmp_path: Path) -> None:
@@ -211,3 +211,20 @@ def test_the_python_api_takes_a_name(tmp_path: Path) -> None:
     assert not error
     by_name, by_folder = said
     assert by_name == by_folder
+
+
+def test_without_a_network_each_model_is_refused_at_once_in_one_sentence(tmp_path: Path) -> None:
+    """A closed port, and no HF_HUB_OFFLINE: nothing is asked again, and no library says a word."""
+    changes = ("target.model_path=tiny/words", f"target.revision={COMMIT}")
+    arguments = ["--check", "configs/no-draft.yaml", f"http_options.port={free_port()}", *changes]
+    code = (
+        "import sys, time; real = time.sleep\n"
+        "def paused(s): sys.stderr.write(f'paused {s}\\n'); real(0)\n"
+        "time.sleep = paused\n"
+        f"from deployments.config.__main__ import main; sys.exit(main({arguments}))"
+    )
+    with start(code, NOWHERE, tmp_path) as process:
+        _, errors = process.communicate(timeout=100)
+    [refusal] = errors.splitlines()
+    assert f"tiny/words at revision {COMMIT} is not whole" in refusal
+    assert f"{NOWHERE} cannot be reached ([Errno 111] Connection refused)" in refusal
