@@ -182,10 +182,44 @@ def test_refusals_name_the_prompt_and_the_model_limits(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
+VLLM_WORDS: dict[str, dict[str, Any]] = {
+    "draft_model": {"model": "models/demo/draft", "num_speculative_tokens": 4},
+    "ngram": {"num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4},
+    "suffix": {"num_speculative_tokens": 6},
+    "medusa": {"model": "models/demo/heads", "num_speculative_tokens": 3},
+    "mtp": {"model": "models/demo/mtp", "num_speculative_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("method", VLLM_WORDS)
+def test_vllm_words_have_one_drafter_and_move_no_text(llm: LLM, method: str) -> None:
+    words = {"method": method, **VLLM_WORDS[method]}
+    params = SamplingParams(seed=3, max_tokens=48)
+    prompts = [*STARTS, "one two three one two three one two"]
+    more: dict[str, Any] = {"max_model_len": 256, "tensor_parallel_size": 1, "dtype": "auto"}
+    with LLM(model="models/demo/target", speculative_config=words, **more) as made:
+        outputs = made.generate(prompts, params, use_tqdm=False)
+    assert texts(outputs) == texts(llm.generate(prompts, params))
+    drafted = {name for output in outputs for name in output.metrics.num_drafted_by}
+    assert drafted == {"heads" if method in ("medusa", "mtp") else method}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dtyp": "float32"}, "unknown key 'target.dtyp'"),
+        ({"model": "x", "target": "x"}, "target and model say the same"),
+        ({"speculative_config": {}, "draft": "x"}, "draft and speculative_config say the same"),
+        ({"speculative_config": {"method": "magic"}}, r"speculative_config\.method='magic'"),
+        ({"trust_remote_code": True}, "trust_remote_code=True: code of a checkpoint is never run"),
+        (
+            {
+                "model": "models/demo/target",
+                "speculative_config": {"method": "medusa", **VLLM_WORDS["medusa"]}
+                | {"num_speculative_tokens": 5},
+            },
+            "at most 4 with method medusa: there are so many heads",
+        ),
+        ({"dtyp": "float32"}, "unknown key 'dtyp'"),
         ({"target": "no/such/model"}, r"target\.model_path: no such folder"),
         ({"draft": "models/demo/draft"}, "draft: needs a target"),
         ({"speculation": {"method": "magic"}}, r"router\.speculation\.method"),

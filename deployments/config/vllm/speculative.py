@@ -55,7 +55,10 @@ _OTHERS: dict[str, Word] = {
     ),
     "index_share_for_mtp_iteration": Word(instead="the checkpoint decides"),
     "num_speculative_tokens_per_batch_size": Word(instead=_LIVE),
-    "disable_by_batch_size": Word(instead=_LIVE),
+    "disable_by_batch_size": Word(
+        instead="vLLM counts requests that wait: use router.speculation.disable_by_batch_size, "
+        "which counts those that run"
+    ),
     "draft_load_config": Word(nothing=({},), instead="safetensors are read"),
     "enable_adaptive_verification": Word(nothing=(False,), instead=_LIVE),
     "dspark_draft_topk": Word(instead=_NO_BLOCKS),
