@@ -19,6 +19,7 @@ PAGES = sorted(
         ROOT / "models" / "demo" / "README.md",
         *(ROOT / "models" / "grammar").glob("*.md"),
         *ROOT.glob(".github/**/*.md"),
+        *ROOT.glob("*/docs/*.md"),
     }
 )
 FOLDERS = ("models", "router", "deployments", "loadtest", "tests")

@@ -6,6 +6,7 @@ from loadtest.fuzz.cases import OpenPart
 from loadtest.fuzz.engines.cancel import open_cancel
 from loadtest.fuzz.engines.part import open_engines
 from loadtest.fuzz.engines.tools_part import open_tools
+from loadtest.fuzz.folders.part import open_folders
 from loadtest.fuzz.http.part import open_http
 from loadtest.fuzz.http.schema import open_schema
 from loadtest.fuzz.links.frames_part import open_frames
@@ -19,4 +20,5 @@ PARTS: dict[str, OpenPart] = {
     "http": open_http,
     "schema": open_schema,
     "frames": open_frames,
+    "folders": open_folders,
 }

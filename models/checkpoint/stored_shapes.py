@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from models.checkpoint.float8 import unscaled
@@ -53,6 +53,10 @@ def check_stored_shapes(config: EngineConfig) -> None:
     with naming(file):
         hf_config = unscaled(AutoConfig.from_pretrained(folder, trust_remote_code=False))
         kind = type(shapes_of(hf_config, dtype))
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        with quiet(), naming(generation):
+            GenerationConfig.from_pretrained(folder)
     stored = {
         name: torch.empty(shape, dtype=_DTYPES.get(stored_as, torch.uint8), device="meta")
         for path in weight_files(folder)

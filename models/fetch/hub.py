@@ -254,7 +254,7 @@ def _absence(endpoint: str, _: int) -> str:
 
 
 def _asked(endpoint: str) -> str:
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     try:
         status = get_session().head(endpoint, timeout=_REACHED_S).status_code

@@ -1,9 +1,9 @@
 """`python -m models.gguf.convert FILE FOLDER`: a GGUF file becomes an ordinary checkpoint folder.
 
 transformers reads the file and dequantises every weight to one type; what it would leave out
-silently is refused here. The tokenizer's settings become a tokenizer.json, so that routers
-need nothing but that. Imports torch: services call it as a process of its own
-(`models/gguf/folder.py`). For a cluster, convert once into a folder that all nodes see.
+silently is refused here. A file in parts is joined first. The tokenizer's settings become a
+tokenizer.json, so that routers need nothing but that. Imports torch: services call it as a process
+of its own (`models/gguf/folder.py`). For a cluster, convert once into a folder that all nodes see.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from models.cache import make_once, refuse_full_disk
 from models.config import DTYPE_NAMES
 from models.gguf.folder import SOURCE_NAME
 from models.gguf.header import GgufHeader, read_gguf_header
+from models.gguf.join import join
 
+_JOINED = "joined.gguf"  # while it is read
 _SPARE_BYTES = 100_000_000  # tokenizer and configuration, and what others write meanwhile
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -46,7 +49,7 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     """Write the checkpoint of a GGUF file into an existing, empty folder.
 
     Args:
-        path: the file.
+        path: the file, or any of its parts.
         folder: takes config.json, model.safetensors, tokenizer.json and the like.
         dtype: of the weights: "float32", "bfloat16" or "float16".
 
@@ -56,14 +59,21 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     """
     header = read_gguf_header(path)
     _refuse_unknown_cut(header)
-    refuse_full_disk(folder, header.num_parameters * _ITEM_BYTES[dtype] + _SPARE_BYTES)
+    joined = folder / _JOINED if len(header.parts) > 1 else None
+    taken = 0 if joined is None else header.num_bytes
+    refuse_full_disk(folder, header.num_parameters * _ITEM_BYTES[dtype] + taken + _SPARE_BYTES)
     try:
+        if joined is not None:
+            join(header, joined)
+            header = replace(header, path=joined)
         model = _load(header, dtype)
         tokenizer = _load_tokenizer(header)
     # A file that cannot be read; an architecture or a setting that transformers refuses; a shape
     # that does not fit or a block type without code; something that it looks up in vain.
     except (OSError, ValueError, RuntimeError, LookupError) as error:
         raise ValueError(f"{path} cannot be read by transformers: {error}") from error
+    if joined is not None:
+        joined.unlink()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     source = {

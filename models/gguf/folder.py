@@ -8,6 +8,7 @@ process of its own converts (`models/gguf/convert.py`), and gives its memory bac
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -25,26 +26,31 @@ logger = logging.getLogger("ray.serve")
 
 
 def gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a path names, itself or as the only one in a folder without other weights.
+    """The GGUF file that a path names, itself or as the only one in a folder without other weights;
+    of a file in parts the first.
 
     Raises:
-        ValueError: a folder holds several.
+        ValueError: a folder holds several, or a part is missing.
     """
     if path.suffix == ".gguf" and path.is_file():
-        return path
+        return _parts(path)[0]
     if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
     files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        raise ValueError(f"{path} holds {len(files)} GGUF files; name one, like {files[0].name}")
-    return files[0] if files else None
+    if files and len(files) > len(parts := _parts(files[0])):
+        others = [file for file in files if file not in parts]
+        raise ValueError(
+            f"{path} holds GGUF files of several models; name one, like {files[0].name} or "
+            f"{others[0].name}"
+        )
+    return parts[0] if files else None
 
 
 def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
     """The folder with the file's weights in `dtype`, which is made where it is not there yet.
 
     Args:
-        path: a GGUF file.
+        path: a GGUF file, or the first of its parts.
         dtype: "float32", "bfloat16" or "float16".
         cache: in place of `models_cache()`.
 
@@ -52,8 +58,13 @@ def converted_folder(path: Path, dtype: str, cache: Path | None = None) -> Path:
         ValueError: the file cannot be converted; with the reason.
     """
     path = path.absolute()
-    status = path.stat()
-    digest = _digest(path, status.st_size, status.st_mtime_ns)
+    digests = []
+    for part in _parts(path):
+        status = part.stat()
+        digests.append(_digest(part, status.st_size, status.st_mtime_ns))
+    digest = digests[0]
+    if len(digests) > 1:
+        digest = hashlib.sha256("".join(digests).encode()).hexdigest()
     root = models_cache() if cache is None else cache
     folder = root / "gguf" / _LAYOUT / f"{path.stem}-{digest[:16]}-{dtype}"
     if not folder.is_dir():
@@ -73,7 +84,14 @@ def source_of(folder: Path) -> str:
         return ""
 
 
-@functools.lru_cache(maxsize=16)
+def _parts(path: Path) -> tuple[Path, ...]:
+    # Imported here, as below.
+    from models.gguf.header import parts_of
+
+    return parts_of(path)
+
+
+@functools.lru_cache(maxsize=256)
 def _digest(path: Path, num_bytes: int, mtime_ns: int) -> str:
     """SHA-256 of the content; size and time only show the cache that a file has changed."""
     return sha256_of(path)

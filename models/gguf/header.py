@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+from models.files import refuse_pointer
 
 # The file's name for an architecture is transformers' too. Other architectures may be read by
 # transformers as well; these are compared with their folders in tests/models/gguf.
@@ -39,7 +42,11 @@ _FORMATS = {
 }
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
-_DEFAULT_ALIGNMENT = 32
+DEFAULT_ALIGNMENT = 32
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<num>\d{5})\.gguf")
+_SPLIT_COUNT, _SPLIT_NUMBER, _SPLIT_TENSORS = (
+    f"split.{name}" for name in ("count", "no", "tensors.count")
+)
 ROPE_TABLE = "rope_freqs.weight"  # what rotary frequencies are divided by, where they are scaled
 
 
@@ -48,19 +55,36 @@ class GgufTensor:
     """One tensor of the file."""
 
     name: str
-    num_elements: int
+    shape: tuple[int, ...]
     type: GGMLQuantizationType
-    start: int  # its first byte in the file
+    part: Path  # the file that it is in
+    start: int  # its first byte there
     end: int  # the byte after its last
+
+    @property
+    def num_elements(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufHeader:
-    """Settings (numbers, texts; of an array its length) and tensors of one file."""
+    """Settings (numbers, texts; of an array its length) and tensors of a file, or of all its parts.
+
+    Attributes:
+        path: the file, or its first part.
+        parts: all of them, in their order.
+        num_bytes: of all parts.
+        settings: of the first part, which has them.
+        settings_end: the byte of the first part after them.
+        tensors: of all parts.
+    """
 
     path: Path
-    num_bytes: int  # of the file
+    parts: tuple[Path, ...]
+    num_bytes: int
     settings: dict[str, Any]
+    settings_end: int
     tensors: tuple[GgufTensor, ...]
 
     @property
@@ -84,7 +108,7 @@ class GgufHeader:
             return None
         if table.type != GGMLQuantizationType.F32:
             raise ValueError(f"{self.path}: {ROPE_TABLE} is of type {table.type.name}, not F32")
-        return np.fromfile(self.path, "<f4", table.num_elements, offset=table.start)
+        return np.fromfile(table.part, "<f4", table.num_elements, offset=table.start)
 
     @property
     def type_names(self) -> list[str]:
@@ -98,23 +122,78 @@ class GgufHeader:
 def read_gguf_header(path: Path) -> GgufHeader:
     """Read a file's header and check that all it lists is there and can be loaded.
 
+    Args:
+        path: of the file, or of any of its parts (`NAME-00001-of-00003.gguf`).
+
     Raises:
-        ValueError: it cannot be read, is cut off or damaged, is one part of several, has tensors
-            of a type that cannot be dequantised, or an architecture that is not loaded from GGUF.
+        ValueError: it cannot be read, is cut off or damaged, a part of it is missing or another
+            file's, it has tensors of a type that cannot be dequantised, or an architecture that is
+            not loaded from GGUF; names the part.
     """
+    paths = parts_of(path)
+    header = _joined([_read_part(part) for part in paths])
+    _refuse_unloadable(header)
+    return header
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """All parts of the file that `path` is a part of, by its name; else the file alone.
+
+    Raises:
+        ValueError: one is missing; names it.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    num_parts = int(match["num"])
+    names = [f"{match['stem']}-{i:05}-of-{num_parts:05}.gguf" for i in range(1, num_parts + 1)]
+    parts = tuple(path.parent / name for name in names)
+    if absent := [part.name for part in parts if not part.is_file()]:
+        raise ValueError(
+            f"{path.parent} lacks {len(absent)} of the {num_parts} parts of {match['stem']}, first "
+            f"{absent[0]}"
+        )
+    return parts
+
+
+def _read_part(path: Path) -> GgufHeader:
+    refuse_pointer(path)
     try:
         with path.open("rb") as file:
             header = _read(_Source(file, path), path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    _refuse_unloadable(header)
+    end = max((tensor.end for tensor in header.tensors), default=0)
+    if end > header.num_bytes:
+        raise ValueError(
+            f"{path} is cut off: its tensors end at byte {end}, the file has {header.num_bytes}"
+        )
     return header
+
+
+def _joined(parts: list[GgufHeader]) -> GgufHeader:
+    first = parts[0]
+    for number, part in enumerate(parts):
+        found = part.settings.get(_SPLIT_COUNT, 1), part.settings.get(_SPLIT_NUMBER, 0)
+        if found != (len(parts), number):
+            raise ValueError(
+                f"{part.path} says that it is part {found[1] + 1} of {found[0]}, by its name it is "
+                f"{number + 1} of {len(parts)}"
+            )
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    expected = first.settings.get(_SPLIT_TENSORS, len(tensors))
+    if len(parts) > 1 and expected != len(tensors):
+        raise ValueError(f"{first.path} and its parts hold {len(tensors)} of {expected} tensors")
+    return replace(
+        first,
+        parts=tuple(part.path for part in parts),
+        num_bytes=sum(part.num_bytes for part in parts),
+        tensors=tensors,
+    )
 
 
 def _refuse_unloadable(header: GgufHeader) -> None:
     path, settings = header.path, header.settings
-    if settings.get("split.count", 1) > 1:
-        raise ValueError(f"{path} is one of {settings['split.count']} parts, which are not joined")
     if header.architecture not in ARCHITECTURES:
         raise ValueError(
             f"{path} is of architecture {header.architecture!r}; from GGUF are loaded: "
@@ -131,11 +210,6 @@ def _refuse_unloadable(header: GgufHeader) -> None:
         raise ValueError(
             f"{path} scales its rotary positions ({scaling}), which is not read from GGUF; serve "
             "the model's own folder"
-        )
-    end = max((tensor.end for tensor in header.tensors), default=0)
-    if end > header.num_bytes:
-        raise ValueError(
-            f"{path} is cut off: its tensors end at byte {end}, the file has {header.num_bytes}"
         )
 
 
@@ -188,13 +262,21 @@ def _read(source: _Source, path: Path) -> GgufHeader:
     for _ in range(num_settings):
         name = source.text()
         settings[name] = _value(source, source.number("I"), path)
+    settings_end = source.tell()
     entries = [_entry(source, path) for _ in range(num_tensors)]
-    alignment = settings.get("general.alignment", _DEFAULT_ALIGNMENT)
+    alignment = settings.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"{path} is damaged: general.alignment is {alignment!r}")
     start = math.ceil(source.tell() / alignment) * alignment
     tensors = tuple(_tensor(path, start, *entry) for entry in entries)
-    return GgufHeader(path=path, num_bytes=source.num_bytes, settings=settings, tensors=tensors)
+    return GgufHeader(
+        path=path,
+        parts=(path,),
+        num_bytes=source.num_bytes,
+        settings=settings,
+        settings_end=settings_end,
+        tensors=tensors,
+    )
 
 
 def _value(source: _Source, kind: int, path: Path) -> Any:
@@ -242,8 +324,9 @@ def _tensor(
     num_elements = math.prod(shape)
     return GgufTensor(
         name=name,
-        num_elements=num_elements,
+        shape=shape,
         type=known,
+        part=path,
         start=start + offset,
         end=start + offset + num_elements // block_elements * block_bytes,
     )

@@ -71,8 +71,10 @@ def write_pair(
     extra: dict[str, str] | None = None,
     extra_tensor: str = "",
     llama3_factor: float = 0.0,
+    tensors_a_part: int = 0,
 ) -> tuple[Path, Path]:
-    """A GGUF file with matrices of type `kind`, and the folder with the weights it stands for."""
+    """A GGUF file with matrices of type `kind`, and the folder with the weights it stands for; in
+    parts of so many tensors it is the first part."""
     words = tokenizer("gpt-2" if cut == "sentencepiece" else cut)
     make, more, arch = _CONFIGS[architecture]
     if llama3_factor:
@@ -81,7 +83,7 @@ def write_pair(
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).to(torch.float32)
     file = root / f"tiny-{architecture}-{kind.name}.gguf"
-    writer = gguf.GGUFWriter(str(file), architecture)
+    writer = gguf.GGUFWriter(str(file), architecture, split_max_tensors=tensors_a_part)
     _add_settings(writer, config, architecture)
     if cut == "sentencepiece":
         _add_sentencepiece(writer, words.get_vocab_size())
@@ -114,6 +116,7 @@ def write_pair(
     writer.write_tensors_to_file()
     writer.close()
     folder = root / f"{file.stem}-folder"
+    file = min(root.glob(f"{file.stem}-*-of-*.gguf"), default=file)
     model.to(dtype).save_pretrained(folder)
     words.save(str(folder / "tokenizer.json"))
     return file, folder

@@ -254,7 +254,39 @@ def test_a_folder_names_its_only_file(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"")
     assert gguf_file(tmp_path) == tmp_path / "a.gguf" == gguf_file(tmp_path / "a.gguf")
     (tmp_path / "b.gguf").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"holds 2 GGUF files; name one, like a\.gguf"):
+    with pytest.raises(ValueError, match=r"of several models; name one, like a\.gguf"):
         gguf_file(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert gguf_file(tmp_path) is None
+
+
+def test_a_file_in_parts_is_the_file(tmp_path: Path) -> None:
+    for name, tensors_a_part in (("whole", 0), ("parts", 7)):
+        (tmp_path / name).mkdir()
+        write_pair(tmp_path / name, kind=Kind.Q4_0, tensors_a_part=tensors_a_part)
+    whole, first = gguf_file(tmp_path / "whole"), gguf_file(tmp_path / "parts")
+    assert whole is not None
+    assert first is not None
+    parts = sorted(first.parent.glob("*.gguf"))
+    assert len(parts) == 3
+    assert [gguf_file(part) for part in parts] == [first] * 3
+    stored = [(converted(file) / "model.safetensors").read_bytes() for file in (whole, first)]
+    assert stored[0] == stored[1]
+    assert read_gguf_header(parts[1]).num_parameters == read_gguf_header(whole).num_parameters
+    assert not list(first.with_suffix(".float32").glob("*.gguf"))
+
+
+def test_a_part_that_is_missing_or_another_is_named(tmp_path: Path) -> None:
+    first, _ = write_pair(tmp_path, tensors_a_part=7)
+    _, second, third = sorted(tmp_path.glob("*.gguf"))
+    kept = third.read_bytes()
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(ValueError, match=rf"{third} says that it is part 2 of 3, by its name it"):
+        read_gguf_header(first)
+    third.write_bytes(kept[:-100])
+    with pytest.raises(ValueError, match=rf"{third} is cut off"):
+        read_gguf_header(first)
+    third.unlink()
+    for named in (first, second, tmp_path):
+        with pytest.raises(ValueError, match=rf"lacks 1 of the 3 parts of .*, first {third.name}"):
+            gguf_file(named)
