@@ -15,7 +15,6 @@ PAGES = sorted(
     {
         *ROOT.glob("*.md"),
         *ROOT.glob("*/*.md"),
-        *ROOT.glob("*/docs/*.md"),
         ROOT / "models" / "demo" / "README.md",
         *(ROOT / "models" / "grammar").glob("*.md"),
         *ROOT.glob(".github/**/*.md"),

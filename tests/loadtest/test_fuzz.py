@@ -22,6 +22,8 @@ from loadtest.fuzz.engines.part import open_engines
 from loadtest.fuzz.engines.requests import random_requests
 from loadtest.fuzz.engines.rule_grammars import random_rules
 from loadtest.fuzz.engines.tool_schemas import disobeyed_schema
+from loadtest.fuzz.folders import damage, part
+from loadtest.fuzz.folders.part import open_folders
 from loadtest.fuzz.http.answers import HttpAnswer, wrong_with
 from loadtest.fuzz.http.attacks import Attack
 from loadtest.fuzz.memory import MemoryLog
@@ -50,6 +52,7 @@ Patch = pytest.MonkeyPatch
         ("http", 20, ["status 200", "status 400"]),
         ("schema", 3, ["requests"]),
         ("frames", 2, ["frames", "compared"]),
+        ("folders", 12, ["refused", "served"]),
     ],
 )
 async def test_a_short_run_of_each_part_finds_nothing(
@@ -160,6 +163,21 @@ def test_what_is_left_of_a_schema_is_judged_by_its_own_draft() -> None:
     nullable = {"type": "object", "properties": {"a": {"type": "string", "nullable": True}}}
     assert disobeyed_schema("openapi", nullable, (), '{"a": null}') == ""
     assert disobeyed_schema("7", nullable, (), '{"a": null}')
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_check_that_skips_the_tokenizer_is_seen(monkeypatch: Patch) -> None:
+    """Damage to a tokenizer alone, which the check then promises and the model does not hold."""
+    monkeypatch.setattr(damage, "_KINDS", (partial(damage.cut, names=(damage.WORDS,)),))
+    healthy = await run_part(
+        "folders", open_folders, SEED, 1e6, limits=Limits(3, 1), log=lambda line: None
+    )
+    assert healthy.failures == []
+    monkeypatch.setattr(part, "file_faults", lambda config: [])
+    found = await run_part(
+        "folders", open_folders, SEED, 1e6, limits=Limits(3, 1), log=lambda line: None
+    )
+    assert "the check found nothing, then: " in found.failures[0].complaints[0]
+    assert "tokenizer.json" in found.failures[0].complaints[0]
 
 
 async def test_a_case_that_raises_or_hangs_is_a_failure(monkeypatch: Patch) -> None:

@@ -147,7 +147,7 @@ request with `lookahead` has it use all of them more often (deployments/README.m
 
   serve run configs/concepts.yaml    then: curl http://127.0.0.1:8000/v1/models
 """,
-    serve=_SERVE,
+    serve=SERVE,
     args=merged(
         _DEMO_ARGS,
         {

@@ -46,8 +46,9 @@ def damage(rng: random.Random, folder: Path) -> list[str]:
     return named
 
 
-def _cut(rng: random.Random, folder: Path) -> list[str]:
-    name = rng.choice(_ALL)
+def cut(rng: random.Random, folder: Path, names: Sequence[str] = _ALL) -> list[str]:
+    """End a file early."""
+    name = rng.choice(names)
     path = folder / name
     whole = path.read_bytes() if path.is_file() else b""
     path.write_bytes(whole[: rng.randrange(len(whole) + 1)])
@@ -186,7 +187,7 @@ def _swap(rng: random.Random, folder: Path) -> list[str]:
 
 
 _KINDS: Sequence[Callable[[random.Random, Path], list[str]]] = (
-    *(_cut, _empty, _pointer, _flip, _missing, _mark, _other_kind),
+    *(cut, _empty, _pointer, _flip, _missing, _mark, _other_kind),
     *(_other_value, _other_value, _other_value, _twice, _template, _shards, _swap),
 )
 
