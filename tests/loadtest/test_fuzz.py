@@ -163,6 +163,8 @@ def test_what_is_left_of_a_schema_is_judged_by_its_own_draft() -> None:
     nullable = {"type": "object", "properties": {"a": {"type": "string", "nullable": True}}}
     assert disobeyed_schema("openapi", nullable, (), '{"a": null}') == ""
     assert disobeyed_schema("7", nullable, (), '{"a": null}')
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_check_that_skips_the_tokenizer_is_seen(monkeypatch: Patch) -> None:
