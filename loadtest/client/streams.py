@@ -22,6 +22,7 @@ from loadtest.client.http import ask, open_client
 from loadtest.client.thread import LoadThread
 
 _KEPT_WAIT_S = 0.02  # shorter waits between chunks are not worth remembering
+REFUSALS = (429, 503)  # full; no target to be had within queue_wait_s
 _AFTER_FAILURE_S = 0.5  # a service that refuses is not to be hammered
 
 
@@ -33,6 +34,12 @@ class Failure:
     began_s: float  # time.monotonic
     ended_s: float
     reason: str
+    status: int = 0  # of the HTTP answer; 0: there was none
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the service said at once that it has no place now; nothing of a text was sent."""
+        return self.status in REFUSALS
 
     def __str__(self) -> str:
         return f"{self.case}, {self.ended_s - self.began_s:.1f} s: {self.reason}"
@@ -195,6 +202,7 @@ class FaultLoad:
             answer = await ask(client, case.body, on_event=stream.tick)
             reason = check_answer(answer, schema=case.schema, known=self._references[case.name])
             if reason:
-                self._failures.append(Failure(case.name, began_s, time.monotonic(), reason))
+                ended_s = time.monotonic()
+                self._failures.append(Failure(case.name, began_s, ended_s, reason, answer.status))
                 await asyncio.sleep(_AFTER_FAILURE_S)
             stream.num_answers += 1

@@ -2,13 +2,15 @@
 
     python -m loadtest.faults --rounds 20 --output loadtest/results/faults.json
 
-Starts `serve run configs/demo.yaml` privately, takes down what 8 free and 8 constrained streams
-answer undisturbed, then strikes: SIGKILL and SIGSTOP to every kind of process but the HTTP proxy
-and the router, `--rounds` times each, at random moments (not to Ray's own, raylet and GCS: without
-them there is no node). Every request must complete with the same text and valid JSON; afterwards
-nothing may be held and no process left over. Prints how long streams paused and how long it took
-until the service was whole. Details of failures go to the log next to `--output`. Ends with status
-1 when anything failed. `--kinds proxy router` shows what clients see when their own end dies.
+Starts `serve run configs/demo.yaml` privately, as it is shipped, takes down what 8 free and 8
+constrained streams answer undisturbed, then strikes: SIGKILL and SIGSTOP to every kind of process
+but the HTTP proxy and the router, `--rounds` times each, at random moments (not to Ray's own, raylet
+and GCS: without them there is no node). Every request must complete with the same text and valid
+JSON, or be refused with 429 or 503 before it begins. These are counted apart: nobody stands in for
+the only target while it loads again. Afterwards nothing may be held and no process left over. Prints
+how long streams paused and how long it took until the service was whole. Details of failures go to
+the log next to `--output`. Ends with status 1 when anything failed. `--kinds proxy router` shows
+what clients see when their own end dies.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from loadtest.faults.campaign import (
     summarise,
     table,
 )
-from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS, KINDS, FaultService, fault_config
+from loadtest.service.parts import EDGE_KINDS, HIDDEN_KINDS, KINDS, FaultService, with_replicas
 from loadtest.trial import frame
 from loadtest.trial.watched import streams_running, watched_service
 
@@ -64,6 +66,7 @@ class Report(frame.Report):
         return {
             "is_clean": self.is_clean,
             "num_answers": self.num_answers,
+            "num_refused": sum(outcome.num_refused for outcome in self.outcomes),
             "longest_wait_without_faults_s": self.calm_s,
             "crash": self.crash,
             "leftovers": self.violations,
@@ -75,6 +78,8 @@ class Report(frame.Report):
         """Pauses and recovery by kind."""
         yield f"\npauses and recovery, median / longest of each kind; {self.num_answers} requests"
         yield table(summarise(self.outcomes))
+        if num_refused := sum(outcome.num_refused for outcome in self.outcomes):
+            yield f"{num_refused} requests were refused with 429 or 503, and asked again"
         if self.calm_s:
             waits = ", ".join(f"{name} {wait_s:.1f} s" for name, wait_s in self.calm_s.items())
             yield f"longest wait of a stream without any fault: {waits}"
@@ -85,7 +90,7 @@ class Report(frame.Report):
 def run(arguments: argparse.Namespace, report: Report) -> None:
     """Serve, load, strike, and look at what is left."""
     _log_to(arguments.output.with_suffix(".log") if arguments.output else None)
-    change = fault_config(arguments.replicas, arguments.patience)
+    change = with_replicas(arguments.replicas) if arguments.replicas else None
     with watched_service(
         arguments.config, report, change=change, keeps_logs=arguments.keep_logs
     ) as (service, watched):
@@ -129,12 +134,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(HIDDEN_KINDS))
     parser.add_argument("--signals", nargs="+", choices=list(SIGNALS), default=list(SIGNALS))
     parser.add_argument("--streams", type=int, default=8, help="free ones, and as many constrained")
-    parser.add_argument("--replicas", type=int, default=1, help="of Target and of Constraint")
     parser.add_argument(
-        "--patience",
-        type=float,
-        default=120.0,
-        help="seconds a request may wait for a replica (queue_wait_s and failover_s)",
+        "--replicas", type=int, default=0, help="of Target and of Constraint; 0: as the config has"
     )
     parser.add_argument("--keep-logs", action="store_true", help="also when nothing failed")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,7 @@
 """One fault after another under load: strike, wait until the service is whole, keep the books.
 
-A fault is SIGKILL or SIGSTOP to one process. Whole again means: as many processes of every kind as
+A fault is SIGKILL or SIGSTOP to one process. A request that is refused with 429 or 503 while its
+target is away is counted apart: it is no failure, for nothing was promised to it, and no success. Whole again means: as many processes of every kind as
 before, none stopped, the victim among the dead, every replica RUNNING and no other, and a request
 answered that needs all of them. Nobody watches over a stopped Serve controller: streams and leases
 do without it, but nothing is replaced; there the campaign plays the operator and kills it.
@@ -21,7 +22,7 @@ import psutil
 from loadtest.client.answers import check_answer
 from loadtest.client.cases import probe_case
 from loadtest.client.http import ask_once
-from loadtest.client.streams import FaultLoad
+from loadtest.client.streams import REFUSALS, FaultLoad
 from loadtest.service.parts import EDGE_KINDS, FaultService, is_alive
 
 logger = logging.getLogger("faults")
@@ -57,6 +58,7 @@ class Outcome:
     victim_gone_s: float  # until the process was dead
     whole_s: float  # until the service was whole
     ended_by: str = ""  # who ended a stopped process
+    num_refused: int = 0  # requests that were answered 429 or 503
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -68,6 +70,7 @@ class Outcome:
         """For people."""
         ended = f" (ended by {self.ended_by} after {self.victim_gone_s:.1f} s)"
         verdict = f"{len(self.problems)} FAILURES" if self.problems else "ok"
+        verdict = f"{self.num_refused} refused; {verdict}" if self.num_refused else verdict
         return (
             f"{self.fault.kind} {self.fault.signal} pid {self.pid}: "
             f"pause {self.pause_free_s:.1f} s free, {self.pause_constrained_s:.1f} s constrained; "
@@ -84,6 +87,7 @@ class Campaign:
         self._rng = rng
         self._num_probes = 0
         self._problems: list[str] = []  # of the fault in hand
+        self._num_refused = 0  # beside it
 
     def run(self, faults: Sequence[Fault]) -> Iterator[Outcome]:
         """Each fault in turn.
@@ -99,7 +103,8 @@ class Campaign:
 
     def _strike(self, fault: Fault) -> Outcome:
         victim = self._rng.choice(self._service.parts()[fault.kind])
-        self._problems = [str(failure) for failure in self._load.take_failures()]
+        self._problems, self._num_refused = [], 0
+        self._take_failures()
         struck_s = time.monotonic()
         logger.info("strike: %s, pid %d", fault, victim.pid)
         victim.send_signal(SIGNALS[fault.signal])
@@ -109,7 +114,7 @@ class Campaign:
         whole_s = time.monotonic() - struck_s
         self._await_no_orphans()
         free_s, constrained_s = self._load.pauses(struck_s, struck_s + whole_s)
-        self._problems += [str(failure) for failure in self._load.take_failures()]
+        self._take_failures()
         self._log_waits(struck_s, struck_s + whole_s)
         for problem in self._problems:
             logger.error("%s: %s", fault, problem)
@@ -121,8 +126,14 @@ class Campaign:
             victim_gone_s=gone_s,
             whole_s=whole_s,
             ended_by=ended_by,
+            num_refused=self._num_refused,
             problems=self._problems,
         )
+
+    def _take_failures(self) -> None:
+        failures = self._load.take_failures()
+        self._num_refused += sum(failure.is_refusal for failure in failures)
+        self._problems += [str(failure) for failure in failures if not failure.is_refusal]
 
     def _log_waits(self, struck_s: float, whole_s: float) -> None:
         for case, began_s, ended_s in self._load.waits(struck_s, whole_s):
@@ -178,7 +189,9 @@ class Campaign:
         case = probe_case(self._num_probes)
         answer = ask_once(self._service.base_url, case.body)
         reason = check_answer(answer, schema=case.schema)
-        if reason:
+        if answer.status in REFUSALS:
+            self._num_refused += 1
+        elif reason:
             self._problems.append(f"{case.name}: {reason}")
         return not reason and answer.num_draft_tokens > 0
 
@@ -208,6 +221,7 @@ class Summary:
     pause_constrained_max_s: float
     whole_median_s: float
     whole_max_s: float
+    num_refused: int
     num_problems: int
 
 
@@ -233,6 +247,7 @@ def _summary(kind: str, name: str, group: list[Outcome]) -> Summary:
         pause_constrained_max_s=max(constrained),
         whole_median_s=statistics.median(whole),
         whole_max_s=max(whole),
+        num_refused=sum(outcome.num_refused for outcome in group),
         num_problems=sum(len(outcome.problems) for outcome in group),
     )
 
@@ -241,7 +256,7 @@ def table(summaries: Sequence[Summary]) -> str:
     """The summaries for people; pauses as median / longest."""
     lines = [
         f"{'process':20} {'signal':6} {'faults':>6} {'pause free, s':>15} "
-        f"{'constrained, s':>15} {'whole after, s':>15} {'failures':>8}"
+        f"{'constrained, s':>15} {'whole after, s':>15} {'refused':>7} {'failures':>8}"
     ]
     for line in summaries:
         free = f"{line.pause_free_median_s:.1f} / {line.pause_free_max_s:.1f}"
@@ -249,7 +264,7 @@ def table(summaries: Sequence[Summary]) -> str:
         whole = f"{line.whole_median_s:.1f} / {line.whole_max_s:.1f}"
         lines.append(
             f"{line.kind:20} {line.signal:6} {line.num_faults:6} {free:>15} {held:>15} "
-            f"{whole:>15} {line.num_problems:8}"
+            f"{whole:>15} {line.num_refused:7} {line.num_problems:8}"
         )
     return "\n".join(lines)
 

@@ -54,20 +54,14 @@ _STATS_TIMEOUT_S = 20.0
 _POLL_S = 0.2
 
 
-def fault_config(num_replicas: int, patience_s: float) -> Callable[[Config], None]:
-    """A change of a Serve config: `num_replicas` of Target and Constraint; waits of `patience_s`.
-
-    With one replica a new stream has to wait while the only target loads again; how long it may
-    is the operator's choice, and here it is the test's.
-    """
+def with_replicas(num_replicas: int) -> Callable[[Config], None]:
+    """Return a change of a Serve config: `num_replicas` of Target and Constraint, all else kept."""
 
     def change(config: Config) -> None:
         [application] = config["applications"]
         for deployment in application["deployments"]:
             if deployment["name"] in ("Target", "Constraint"):
                 deployment["num_replicas"] = num_replicas
-        timeouts = application["args"].setdefault("router", {}).setdefault("timeouts", {})
-        timeouts |= {"queue_wait_s": patience_s, "failover_s": patience_s}
 
     return change
 

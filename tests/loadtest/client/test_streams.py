@@ -89,6 +89,7 @@ def test_wrong_answers_are_failures(server: ScriptedServer, script: Script, reas
     assert failures
     assert failures[0].case == "held"
     assert re.search(reason, failures[0].reason)
+    assert failures[0].is_refusal == reason.startswith("HTTP 503")
     assert load.take_failures() == [], "reported once"
 
 
