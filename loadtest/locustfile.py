@@ -6,10 +6,15 @@
 Users chat, ask for JSON records, share a long prompt, go away in the middle, and send bad
 requests. `--shape ramp|spike` varies their number, `--trace FILE` replays arrivals (CSV, columns
 at_s,kind) whatever the answers take. Beside the times of requests, locust's table has the time to
-the first token, inter-token latency, tokens/s, acceptance and k; wrong answers are failures: JSON
-that does not parse or obey its schema, another text for the same seed, a stream without an end, a
-bad request that is not refused by name. The summary holds all figures with seed, machine and
-versions. An API key is taken from the environment, OUTRIDER_API_KEY.
+the first token, inter-token latency, tokens/s and acceptance. A second table has k and who drafted
+(the draft model, copies of known text, the grammar), and says why where the draft model drafted
+little. Wrong answers are failures: JSON that does not parse or obey its schema, another text for
+the same seed, a stream without an end, a bad request that is not refused by name.
+
+No request comes twice, because answers are drafted from earlier ones and a repeated request would
+look faster than a new one. `--repeat-seeds 64` has 64 of each kind come again and again, and checks
+that a seed has one text. The summary holds all figures with seed, machine and versions. An API key
+is taken from the environment, OUTRIDER_API_KEY.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ import logging
 import random
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,14 +39,26 @@ from locust.exception import StopUser
 from loadtest.client.answers import Answer, check_asked
 from loadtest.client.http import CHAT, READ_TIMEOUT_S, key_headers
 from loadtest.client.shapes import Ramp, Spike, read_trace
-from loadtest.client.workload import MIX, NUM_DISTINCT, Asking, Request, Workload
+from loadtest.client.who_drafted import WhoDrafted
+from loadtest.client.workload import MIX, Asking, Request, Workload
 from loadtest.report.record import head, write_json
 
 logger = logging.getLogger(__name__)
 
-_SETTINGS = ("model", "seed", "max_tokens", "shared_words", "think_s", "shape", "trace")
+_SETTINGS = (
+    *("model", "seed", "repeat_seeds", "max_tokens", "shared_words", "think_s", "shape", "trace"),
+    *("num_users", "spawn_rate", "run_time"),
+)
+_PER_WORKER = 10**9  # numbers of requests that one locust process may use
 _KINDS = ("chat", "record", "shared", "bad")
 _TRACE_END_S = 300.0  # for the last answers of a trace
+
+
+def _count(text: str) -> int:
+    """Return a number of requests, 0 or more."""
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
+    return int(text)
 
 
 @events.init_command_line_parser.add_listener
@@ -48,6 +66,13 @@ def _add_options(parser: LocustArgumentParser) -> None:
     group = parser.add_argument_group("Outrider")
     group.add_argument("--model", default="outrider-demo", help="name of the served model")
     group.add_argument("--seed", type=int, default=1, help="of everything that is asked")
+    group.add_argument(
+        "--repeat-seeds",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="ask N requests of each kind again and again, each with its seed; 0: none twice",
+    )
     group.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
     group.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
     group.add_argument("--shared-words", type=int, default=150, help="words of the shared prompt")
@@ -73,7 +98,10 @@ def _prepare(environment: Environment, **_: Any) -> None:
         max_tokens=options.max_tokens,
         record_max_tokens=options.record_max_tokens,
         shared_words=options.shared_words,
+        num_distinct=options.repeat_seeds or None,
     )
+    environment.outrider_numbers = itertools.count()  # type: ignore[attr-defined]
+    environment.outrider_drafts = WhoDrafted()  # type: ignore[attr-defined]
     known: dict[str, Answer] | None = None if options.any_text else {}
     environment.outrider_known = known  # type: ignore[attr-defined]
     environment.outrider_peak_users = 0  # type: ignore[attr-defined]
@@ -82,7 +110,11 @@ def _prepare(environment: Environment, **_: Any) -> None:
         peak = max(environment.outrider_peak_users, user_count)  # type: ignore[attr-defined]
         environment.outrider_peak_users = peak  # type: ignore[attr-defined]
 
+    def tell_drafts(**_: Any) -> None:
+        print("\n".join(["", *environment.outrider_drafts.lines()]))  # type: ignore[attr-defined]
+
     environment.events.spawning_complete.add_listener(note_users)
+    environment.events.quit.add_listener(tell_drafts)  # below locust's own tables
     if options.trace:
         environment.user_classes = [TraceUser]
         environment.shape_class = None
@@ -99,6 +131,15 @@ class Asker:
         self._client = client
         self.workload: Workload = environment.outrider_workload  # type: ignore[attr-defined]
         self._known: dict[str, Answer] | None = environment.outrider_known  # type: ignore[attr-defined]
+        self._drafts: WhoDrafted = environment.outrider_drafts  # type: ignore[attr-defined]
+        self._numbers: Iterator[int] = environment.outrider_numbers  # type: ignore[attr-defined]
+
+    def number(self, rng: random.Random) -> int:
+        """Return which request of a kind is asked next: a new one, or one of `--repeat-seeds`."""
+        if num_distinct := _options(self._environment).repeat_seeds:
+            return rng.randrange(num_distinct)
+        worker = max(0, getattr(self._environment.runner, "worker_index", 0))
+        return worker * _PER_WORKER + next(self._numbers)
 
     def ask(self, request: Request, *, leave_after: int | None = None) -> None:
         """Send one request and check its answer; go away after `leave_after` lines of it."""
@@ -106,7 +147,7 @@ class Asker:
         answer = Answer(began_s=time.perf_counter())
         with self._client.post(
             CHAT,
-            json=request.body,
+            json=self._explained(request.body),
             headers=key_headers(),
             name=asking.name,
             stream=True,
@@ -124,10 +165,17 @@ class Asker:
                 response.failure(complaint)
                 return
             response.success()
+        if leave_after is None:
+            self._drafts.take(request.kind, answer)
         # Not by an event: locust's total, its requests per second and its charts are of requests.
         for figure, value in answer.figures().items():
             entry = self._environment.stats.get(f"{asking.name}: {figure}", "figure")
             entry.log(value, 0)  # type: ignore[arg-type]  # it rounds for its histogram itself
+
+    def _explained(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return some bodies with a wish for details, once the server is known to have them."""
+        wanted = {"speculation": {"details": True}} if self._drafts.wants_details else {}
+        return {**body, **wanted}
 
     @staticmethod
     def _read(response: Any, answer: Answer, leave_after: int | None) -> None:
@@ -156,7 +204,7 @@ class ModelUser(HttpUser):
         return float(self._pause(self))
 
     def _number(self) -> int:
-        return self._rng.randrange(NUM_DISTINCT)
+        return self._asker.number(self._rng)
 
     @task(MIX["chat"])
     def chat(self) -> None:
@@ -268,6 +316,7 @@ def _summarise(environment: Environment, **_: Any) -> None:
             {"name": error.name, "error": str(error.error), "count": error.occurrences}
             for error in stats.errors.values()
         ],
+        "drafts": environment.outrider_drafts.content(),  # type: ignore[attr-defined]
     }
     write_json(Path(options.summary), content)
 

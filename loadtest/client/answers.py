@@ -104,11 +104,7 @@ class Answer:
                 whole_s = self.last_text_s - self.began_s
                 figures["tokens/s"] = self.num_completion_tokens / max(whole_s, 1e-9)
         if self.speculation.get("num_spec_steps"):
-            speculation = self.speculation
-            figures["acceptance, %"] = 100 * speculation["draft_acceptance_rate"]
-            figures["k, hundredths"] = (
-                100 * speculation["num_draft_tokens"] / speculation["num_spec_steps"]
-            )
+            figures["acceptance, %"] = 100 * self.speculation["draft_acceptance_rate"]
         return figures
 
     def _take_event(self, data: str, now_s: float) -> None:

@@ -1,11 +1,14 @@
 """What simulated users ask: chats, records under a schema, long shared prompts, and bad requests.
 
 A workload is drawn from a seed, so two runs ask the same things in the same order. Every good
-request has a seed of its own and comes again now and then: its text must then be the same.
+request has a seed of its own. Where a workload repeats its requests, a text must be the same each
+time; where it does not, no question comes twice before all topics are used up, so that nothing is
+drafted from an earlier answer to itself.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +18,19 @@ from loadtest.client.cases import order_list_schema
 
 Body = dict[str, Any]
 
-_WHO = ("a dog", "a girl", "a fox", "an old man", "two friends", "a cat", "a boy", "a bird")
-_WHAT = ("a ball", "a boat", "a river", "a garden", "a kite", "a box", "a drum", "a tree")
+_WHO = (
+    *("a dog", "a girl", "a fox", "an old man", "two friends", "a cat", "a boy", "a bird"),
+    *("a queen", "a farmer", "a mouse", "a bear", "two sisters", "a baker", "a duck", "a king"),
+)
+_WHAT = (
+    *("a ball", "a boat", "a river", "a garden", "a kite", "a box", "a drum", "a tree"),
+    *("a lamp", "a bridge", "a cake", "a hill", "a book", "a bell", "a cart", "a key"),
+)
+_TOPICS = [
+    f"{who}, {what} and {other}"
+    for who, (what, other) in itertools.product(_WHO, itertools.permutations(_WHAT, 2))
+]
+_STRIDE = 1009  # a prime that does not divide how many there are: each comes once before any again
 _NAMES = ("Imogen", "Tom", "Anna", "Rosa", "Omar", "Lena", "Piet", "Mei")
 _CITIES = ("Delhi", "Oslo", "Lima", "Madrid")
 _ITEMS = ("blue lamps", "red chairs", "clocks", "green pens", "maps", "wool hats")
@@ -27,7 +41,7 @@ _RULES = (
     "Keep names as they are written.",
     "Write numbers as digits.",
 )
-NUM_DISTINCT = 64  # requests of each kind; a run of any length repeats them
+NUM_DISTINCT = 64  # requests of each kind, where a run of any length repeats them
 
 # How often each thing is done; "leave" is a chat whose reader goes away.
 MIX: Mapping[str, int] = {"chat": 8, "record": 5, "shared": 3, "leave": 1, "bad": 1}
@@ -75,6 +89,7 @@ class Workload:
         max_tokens: of a chat.
         record_max_tokens: of a record; about 300 are enough for what the schema allows.
         shared_words: length of the system prompt that `shared` chats begin with, in words.
+        num_distinct: requests of each kind, which come again; None: each number is another one.
     """
 
     def __init__(
@@ -85,17 +100,19 @@ class Workload:
         max_tokens: int,
         record_max_tokens: int,
         shared_words: int,
+        num_distinct: int | None = NUM_DISTINCT,
     ) -> None:
         self._model = model
         self._seed = seed
         self._max_tokens = max_tokens
         self._record_max_tokens = record_max_tokens
+        self._num_distinct = num_distinct
         self._rules = _long_prompt(random.Random(f"{seed}-rules"), shared_words)
 
     def chat(self, number: int) -> Request:
         """A story, sampled."""
         rng, key = self._draw("chat", number)
-        text = f"Write a short story about {rng.choice(_WHO)} and {rng.choice(_WHAT)}."
+        text = f"Write a short story about {self._topic(number)}."
         body = self._body(rng, [{"role": "user", "content": text}])
         return Request("chat", key, body | {"temperature": rng.choice([0.0, 0.7, 1.0])})
 
@@ -125,7 +142,7 @@ class Workload:
         rng, key = self._draw("shared", number)
         messages = [
             {"role": "system", "content": self._rules},
-            {"role": "user", "content": f"Write one sentence about {rng.choice(_WHO)}."},
+            {"role": "user", "content": f"Write one sentence about {self._topic(number)}."},
         ]
         body = self._body(rng, messages) | {"temperature": 0.0}
         return Request("shared prompt", key, body)
@@ -169,8 +186,14 @@ class Workload:
                     yield Asking(self.of_kind(kind, number))
 
     def _draw(self, kind: str, number: int) -> tuple[random.Random, str]:
-        key = f"{self._seed}-{kind}-{number % NUM_DISTINCT}"
+        key = f"{self._seed}-{kind}-{self._distinct(number)}"
         return random.Random(key), key
+
+    def _topic(self, number: int) -> str:
+        return _TOPICS[(self._seed + self._distinct(number) * _STRIDE) % len(_TOPICS)]
+
+    def _distinct(self, number: int) -> int:
+        return number if self._num_distinct is None else number % self._num_distinct
 
     def _body(self, rng: random.Random, messages: Sequence[dict[str, str]]) -> Body:
         return {

@@ -16,10 +16,12 @@ from tests.harness.http_clients import served
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_locust(tmp_path: Path, *options: str) -> tuple[dict[str, Any], str]:
+def run_locust(
+    tmp_path: Path, *options: str, generator: ScriptedGenerator | None = None
+) -> tuple[dict[str, Any], str]:
     """The summary and the report of a run against scripted routes."""
     summary, report = tmp_path / "summary.json", tmp_path / "report.html"
-    with served(ScriptedGenerator()) as url:
+    with served(generator or ScriptedGenerator()) as url:
         subprocess.run(
             [
                 *(sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py"),
@@ -38,7 +40,9 @@ def run_locust(tmp_path: Path, *options: str) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.slow
 def test_users_are_counted_by_kind_and_wrong_answers_fail(tmp_path: Path) -> None:
-    summary, report = run_locust(tmp_path, "-u", "4", "-r", "4", "-t", "8s")
+    generator = ScriptedGenerator()
+    summary, report = run_locust(tmp_path, "-u", "4", "-r", "4", "-t", "8s", generator=generator)
+    seeds = [request.sampling.seed for request in generator.requests]
     requests = {entry["name"]: entry for entry in summary["requests"]}
     # The script answers "The bear." to everything: right for a chat, wrong for a record.
     assert requests["chat"]["count"] > 10
@@ -48,15 +52,30 @@ def test_users_are_counted_by_kind_and_wrong_answers_fail(tmp_path: Path) -> Non
     assert requests["bad request"]["count"] > 0
     assert requests["bad request"]["failures"] == 0
     assert requests["chat: acceptance, %"]["mean"] == pytest.approx(60)
-    assert requests["chat: k, hundredths"]["mean"] == pytest.approx(250)
+    drafts = summary["drafts"]
+    assert drafts["kinds"]["chat"]["k"] == pytest.approx(2.5), "a number, of rounds with a draft"
+    assert drafts["kinds"]["chat"]["num_draft_tokens_by"]["ngram"] == 3 * requests["chat"]["count"]
+    assert drafts["draft_model_share"] == pytest.approx(0.7)
+    assert drafts["in_words"].startswith("The draft model drafted ")
     assert requests["chat: TTFT, ms"]["count"] == requests["chat"]["count"]
     assert any("not JSON" in failure["error"] for failure in summary["failures"])
     # Figures are no requests: the report's total counts what was asked and nothing else.
     asked = sum(entry["count"] for name, entry in requests.items() if ": " not in name)
     assert summary["num_requests"] == asked
     assert summary["settings"]["seed"] == 1
+    assert len(set(seeds)) == len(seeds) > 10, "no seed comes twice"
     assert summary["machine"]["cores"]
     assert "<html" in report
+
+
+@pytest.mark.slow
+def test_seeds_come_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    generator = ScriptedGenerator()
+    options = ("--repeat-seeds", "2", "-u", "2", "-r", "2", "-t", "4s")
+    run_locust(tmp_path, *options, generator=generator)
+    seeds = [request.sampling.seed for request in generator.requests]
+    assert len(seeds) > 10
+    assert len(set(seeds)) <= 2 * len(("chat", "record", "shared"))
 
 
 @pytest.mark.slow

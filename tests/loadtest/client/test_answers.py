@@ -54,7 +54,6 @@ def test_figures_come_from_the_stream() -> None:
     assert figures["inter-token latency, ms"] == pytest.approx(300 / 4)
     assert figures["tokens/s"] == pytest.approx(5 / 0.4)
     assert figures["acceptance, %"] == 50
-    assert figures["k, hundredths"] == 300
 
 
 def test_only_events_count_and_completions_have_their_own_text() -> None:

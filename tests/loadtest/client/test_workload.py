@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from loadtest.client.shapes import Arrival, Ramp, Spike, read_trace
-from loadtest.client.workload import Workload
+from loadtest.client.workload import NUM_DISTINCT, Workload
 
 KINDS = ("chat", "record", "shared", "bad")
 
@@ -27,6 +27,17 @@ def test_a_seed_asks_the_same_things(kind: str) -> None:
     assert first == [workload().of_kind(kind, number) for number in range(20)]
     assert first != [workload(seed=2).of_kind(kind, number) for number in range(20)]
     assert len({json.dumps(request.body) for request in first}) > 4
+
+
+@pytest.mark.parametrize("kind", ["chat", "shared"])
+def test_where_nothing_is_repeated_no_question_comes_twice(kind: str) -> None:
+    fresh = Workload(
+        "m", 1, max_tokens=50, record_max_tokens=300, shared_words=100, num_distinct=None
+    )
+    bodies = [fresh.of_kind(kind, number).body for number in range(3000)]
+    assert len({body["messages"][-1]["content"] for body in bodies}) == 3000
+    assert len({body["seed"] for body in bodies}) == 3000
+    assert workload().of_kind(kind, 0) == workload().of_kind(kind, NUM_DISTINCT)
 
 
 def test_shared_prompts_begin_alike_and_are_long() -> None:
