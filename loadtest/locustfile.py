@@ -11,8 +11,9 @@ the first token, inter-token latency, tokens/s and acceptance. A second table ha
 little. Wrong answers are failures: JSON that does not parse or obey its schema, another text for
 the same seed, a stream without an end, a bad request that is not refused by name.
 
-No request comes twice, because answers are drafted from earlier ones and a repeated request would
-look faster than a new one. `--repeat-seeds 64` has 64 of each kind come again and again, and checks
+No request comes twice, not even in the next run, because answers are drafted from earlier ones and
+a repeated request would look faster than a new one. `--seed 1` asks the same as another run with
+that seed. `--repeat-seeds 64` has 64 of each kind come again and again, and checks
 that a seed has one text. The summary holds all figures with seed, machine and versions. An API key
 is taken from the environment, OUTRIDER_API_KEY.
 """
@@ -46,7 +47,17 @@ from loadtest.report.record import head, write_json
 logger = logging.getLogger(__name__)
 
 _SETTINGS = (
-    *("model", "seed", "repeat_seeds", "max_tokens", "shared_words", "think_s", "shape", "trace"),
+    *(
+        "model",
+        "seed",
+        "repeat_seeds",
+        "k",
+        "max_tokens",
+        "shared_words",
+        "think_s",
+        "shape",
+        "trace",
+    ),
     *("num_users", "spawn_rate", "run_time"),
 )
 _PER_WORKER = 10**9  # numbers of requests that one locust process may use
@@ -55,7 +66,7 @@ _TRACE_END_S = 300.0  # for the last answers of a trace
 
 
 def _count(text: str) -> int:
-    """Return a number of requests, 0 or more."""
+    """Return a whole number, 0 or more."""
     if not text.isdecimal():
         raise ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
     return int(text)
@@ -65,7 +76,9 @@ def _count(text: str) -> int:
 def _add_options(parser: LocustArgumentParser) -> None:
     group = parser.add_argument_group("Outrider")
     group.add_argument("--model", default="outrider-demo", help="name of the served model")
-    group.add_argument("--seed", type=int, default=1, help="of everything that is asked")
+    group.add_argument(
+        "--seed", type=int, help="of everything that is asked; left out: drawn, another each run"
+    )
     group.add_argument(
         "--repeat-seeds",
         type=_count,
@@ -73,6 +86,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
         metavar="N",
         help="ask N requests of each kind again and again, each with its seed; 0: none twice",
     )
+    group.add_argument("--k", type=_count, help="fix the draft length; left out: chosen live")
     group.add_argument("--max-tokens", type=int, default=100, help="completion tokens of a chat")
     group.add_argument("--record-max-tokens", type=int, default=400, help="of a JSON record")
     group.add_argument("--shared-words", type=int, default=150, help="words of the shared prompt")
@@ -92,6 +106,8 @@ def _add_options(parser: LocustArgumentParser) -> None:
 @events.init.add_listener
 def _prepare(environment: Environment, **_: Any) -> None:
     options = _options(environment)
+    if options.seed is None:  # a server remembers the answers of the last run
+        options.seed = random.SystemRandom().randrange(1 << 31)
     environment.outrider_workload = Workload(  # type: ignore[attr-defined]
         options.model,
         options.seed,
@@ -111,7 +127,8 @@ def _prepare(environment: Environment, **_: Any) -> None:
         environment.outrider_peak_users = peak  # type: ignore[attr-defined]
 
     def tell_drafts(**_: Any) -> None:
-        print("\n".join(["", *environment.outrider_drafts.lines()]))  # type: ignore[attr-defined]
+        drafts: WhoDrafted = environment.outrider_drafts  # type: ignore[attr-defined]
+        print("\n".join(["", f"seed {options.seed}", *drafts.lines()]))
 
     environment.events.spawning_complete.add_listener(note_users)
     environment.events.quit.add_listener(tell_drafts)  # below locust's own tables
@@ -147,7 +164,7 @@ class Asker:
         answer = Answer(began_s=time.perf_counter())
         with self._client.post(
             CHAT,
-            json=self._explained(request.body),
+            json=self._speculated(request.body),
             headers=key_headers(),
             name=asking.name,
             stream=True,
@@ -172,10 +189,13 @@ class Asker:
             entry = self._environment.stats.get(f"{asking.name}: {figure}", "figure")
             entry.log(value, 0)  # type: ignore[arg-type]  # it rounds for its histogram itself
 
-    def _explained(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return some bodies with a wish for details, once the server is known to have them."""
-        wanted = {"speculation": {"details": True}} if self._drafts.wants_details else {}
-        return {**body, **wanted}
+    def _speculated(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body with `--k`, and some with a wish for details, if the server has them."""
+        k = _options(self._environment).k
+        wanted = {"k": k} if k is not None else {}
+        if self._drafts.wants_details:
+            wanted["details"] = True
+        return {**body, "speculation": wanted} if wanted else body
 
     @staticmethod
     def _read(response: Any, answer: Answer, leave_after: int | None) -> None:

@@ -25,6 +25,7 @@ _OTHERS = {
     *(kind.name for kind in DRAFTERS.values() if kind.traits.is_free),
 }
 _EXPLAINED = 4  # after every so many answers the next requests are asked for with their rounds
+_LONG_STEP = 0.5  # of a pass
 _LITTLE = 0.05  # a draft model's share of the draft tokens below which the lines say why
 
 
@@ -116,7 +117,7 @@ class WhoDrafted:
         said = f"The draft model drafted {num_by_model:,} of {num_drafted:,} draft tokens."
         if num_drafted and num_by_model >= _LITTLE * num_drafted:
             return said
-        return " ".join([said, *self._why(), _ADVICE])
+        return " ".join([said, *self._why(), *_ADVICE])
 
     def _why(self) -> Iterator[str]:
         planned = self._planned()
@@ -129,12 +130,20 @@ class WhoDrafted:
         )
         if not planned["drafting_tokens_per_ms"]:
             return
+        num_sessions = planned["num_sessions"]
         yield (
-            f"With {planned['num_sessions']:.0f} requests at once it expected "
+            f"With {num_sessions:.0f} request{'s' * (num_sessions != 1)} at once it expected "
             f"{planned['drafting_tokens_per_ms']:.2f} tokens/ms with the draft model and "
             f"{planned['plain_tokens_per_ms']:.2f} without it: a draft step took "
             f"{planned['step_ms']:.2f} ms, a pass of the target {planned['pass_ms']:.2f} ms."
         )
+        if planned["step_ms"] > _LONG_STEP * planned["pass_ms"]:
+            yield (
+                "A step that long beside a pass hardly pays: the target is small beside the draft "
+                "model, or the machine is busy."
+            )
+        elif num_sessions > 1:
+            yield "Requests share passes, so fewer users (-u 1) leave more to gain."
 
     def _planned(self) -> dict[str, Any]:
         """Medians over the planned rounds without a draft whose plan weighed both ways."""
@@ -168,9 +177,8 @@ _WEIGHED = (
     *("step_ms", "pass_ms"),
 )
 _ADVICE = (
-    "Copied and forced text costs no step, so it is drafted all the same. A draft model pays "
-    "where its step is short beside a pass and few requests run at once: ask with fewer users "
-    '(-u 1), or fix the length ("speculation": {"k": 4}).'
+    "Copied and forced text costs no step, so it is drafted all the same.",
+    "With --k 4 the draft model drafts whether it pays or not.",
 )
 
 

@@ -33,7 +33,7 @@ from models.distill.mtp import MtpStudent
 from models.distill.student import Student, judge, loss_of
 from models.distill.teacher import Teacher
 from models.distill.vocabulary import frequent_ids
-from models.fetch.known import known_model
+from models.fetch.known import known_model, source_of
 
 _log = logging.getLogger(__name__)
 
@@ -171,6 +171,7 @@ def _report(
     return {
         **{name: getattr(arguments, name) for name in said},
         "target": Path(arguments.target).name,
+        "target_source": source_of(Path(arguments.target)),
         "answers": len(data.learnt),
         "answer_tokens": sum(len(answer.answer_ids) for answer in data.learnt),
         "held_out_answers": len(data.held_out),

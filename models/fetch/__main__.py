@@ -21,10 +21,9 @@ from pathlib import Path
 
 from models.cache import make_once
 from models.fetch.hub import bring, found_on_hub, is_hub_name
-from models.fetch.known import KNOWN_MODELS, KnownModel
+from models.fetch.known import KNOWN_MODELS, SOURCE_NAME, KnownModel, source_of
 from models.fetch.sources import HubSource, WheelSource, say
 
-SOURCE_NAME = "source.json"
 _SOURCES = (WheelSource.name, HubSource.name)
 _ORDERS = {"auto": _SOURCES} | {name: (name,) for name in _SOURCES}  # by `--source`
 
@@ -108,9 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted; nothing is left of it")
         return 130
-    record = json.loads((model.folder / SOURCE_NAME).read_text(encoding="utf-8"))
     what = "fetched from" if is_new else "already there, from"
-    say(f"{model.name} ({model.licence}): {what} {record['source']}, in {model.folder}")
+    say(f"{model.name} ({model.licence}): {what} {source_of(model.folder)}, in {model.folder}")
     return 0
 
 

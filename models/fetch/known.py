@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.cache import models_cache
 from models.fetch.sources import HubSource, Source, WheelSource
+
+SOURCE_NAME = "source.json"  # in a fetched folder: where it came from
+
+
+def source_of(folder: Path) -> str | None:
+    """Return the name of the source that a folder was fetched from; None: it was not fetched."""
+    path = folder / SOURCE_NAME
+    if not path.is_file():
+        return None
+    return str(json.loads(path.read_text(encoding="utf-8"))["source"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ _SCALE = 8.0  # sessions and steps by which an overhead is expected to differ ab
 _NUM_FEATURES = 4
 _RIDGE = (0.02, 2.0, 2.0, 2.0)  # weight of the expectation that each is 0, in rounds
 _HALF_LIFE_S = 300.0  # of what gains are measured by
+LEAST_ROUNDS = 10  # of each side: a gain of fewer is that of one odd round
 _LATENESS_HALF_LIFE_S = 10.0
 _LATENESS_PRIOR_MS = 200.0  # of rounds that ended when they were to
 
@@ -177,8 +178,9 @@ class Gain:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast drafting is; None: one of the two was not measured."""
-        if self.with_drafts == 0.0 or self.without_drafts == 0.0:
+        """How many times as fast drafting is; None: one of the two has too few rounds to tell."""
+        num_rounds = min(self.num_rounds_with, self.num_rounds_without)
+        if num_rounds < LEAST_ROUNDS or not self.with_drafts or not self.without_drafts:
             return None
         return self.with_drafts / self.without_drafts
 

@@ -62,17 +62,18 @@ def test_users_are_counted_by_kind_and_wrong_answers_fail(tmp_path: Path) -> Non
     # Figures are no requests: the report's total counts what was asked and nothing else.
     asked = sum(entry["count"] for name, entry in requests.items() if ": " not in name)
     assert summary["num_requests"] == asked
-    assert summary["settings"]["seed"] == 1
+    assert summary["settings"]["seed"] > 0, "drawn, and told"
     assert len(set(seeds)) == len(seeds) > 10, "no seed comes twice"
     assert summary["machine"]["cores"]
     assert "<html" in report
 
 
 @pytest.mark.slow
-def test_seeds_come_again_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_seeds_come_again_and_k_is_fixed_where_that_is_asked_for(tmp_path: Path) -> None:
     generator = ScriptedGenerator()
-    options = ("--repeat-seeds", "2", "-u", "2", "-r", "2", "-t", "4s")
+    options = ("--repeat-seeds", "2", "--k", "3", "-u", "2", "-r", "2", "-t", "4s")
     run_locust(tmp_path, *options, generator=generator)
+    assert {request.speculation.num_speculative_tokens for request in generator.requests} == {3}
     seeds = [request.sampling.seed for request in generator.requests]
     assert len(seeds) > 10
     assert len(set(seeds)) <= 2 * len(("chat", "record", "shared"))

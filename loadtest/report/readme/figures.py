@@ -11,6 +11,7 @@ from pathlib import Path
 from loadtest.report.readme import (
     decisions,
     drafters,
+    front,
     lookahead,
     peer,
     scenarios,
@@ -40,8 +41,9 @@ def _when_kept(name: str, render: Callable[[Result], str]) -> Callable[[Path], s
 
 FIGURES: Mapping[str, Callable[[Path], str]] = {
     "pair-in-short": _of("bench-349m-18m", speed.pair_in_short),
+    "sooner": _of("scenarios", front.sooner),
+    "beside-others": front.beside_others,
     "kinds-in-short": _of("smollm2-kinds", speed.kinds_in_short),
-    "hostile-in-short": _of("hostile", trials.hostile_in_short),
     "pair": _of("bench-349m-18m", speed.bench),
     "demo-pair": _of("bench-demo", speed.bench),
     "long-prompt": _of("gap-bench", speed.long_prompt),
@@ -91,4 +93,6 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "scaling": _of("scaling", trials.scaling),
     "soak": _of("soak", trials.soak),
     "overload": _of("overload", trials.overload),
+    "locust": _of("locust-demo", trials.locust),
+    "locust-k4": _of("locust-demo-k4", trials.locust),
 }

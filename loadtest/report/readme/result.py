@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.report.machine import ROOT
+from loadtest.report.readme.since import age
 
 RESULTS = ROOT / "loadtest" / "results"
 
@@ -38,17 +39,23 @@ class Result:
     @property
     def link(self) -> str:
         """Links to the file, and to its picture where there is one."""
-        links = [f"[all figures]({self._path('.json')})"]
+        links = [f"[all figures]({self.path})"]
         if (RESULTS / f"{self.name}.png").exists():
             links.append(f"[picture]({self._path('.png')})")
         return ", ".join(links)
+
+    @property
+    def path(self) -> str:
+        """The path of the file."""
+        return self._path(".json")
 
     def link_to(self, file: str) -> str:
         """The path of another file in the folder of this one."""
         return Path(relpath((RESULTS / self.name).with_name(file), self.seen_from)).as_posix()
 
     def made(self) -> str:
-        """How, where and when it was measured: command, date and machine as the file has them."""
+        """How, where and when it was measured: command, date and machine as the file has them, and
+        what came since."""
         return f"`{self['command']}`, {self.made_in_short()}"
 
     def made_in_short(self) -> str:
@@ -56,7 +63,8 @@ class Result:
         machine = self["machine"]
         versions = f"torch {machine['torch']}, Ray {machine['ray']}"
         where = f"{machine['processor']}, {machine['cores']} cores, {versions}"
-        return f"{machine['date']}, {where} ({self.link})."
+        made = f"{machine['date']}, {where} ({self.link})."
+        return " ".join(filter(None, [made, age(self.name, machine["date"])]))
 
     def _path(self, suffix: str) -> str:
         return Path(relpath(RESULTS / f"{self.name}{suffix}", self.seen_from)).as_posix()

@@ -117,14 +117,20 @@ def acceptance(result: Result) -> str:
 
 
 def acceptance_of_rules(result: Result) -> str:
-    """Acceptance rates of the two rules at temperature 1, by workload."""
+    """Acceptance rates of the two rules at temperature 1, and greedily, by workload."""
     rates = {
-        (study["workload"], study["rule"]): study["analysis"]["acceptance"]["value"]
+        (study["workload"], study["rule"]): study["analysis"]["acceptance"]
         for study in result["studies"]
     }
-    rules = ["coupled T=1", "rejection T=1"]
+    rules = ["coupled T=1", "rejection T=1", "greedy"]
     rows = [
-        [workload, *(f"{rates[workload, rule]:.3f}" for rule in rules)]
+        [
+            workload,
+            *(
+                f"{rate['value']:.2f} ({rate['low']:.2f}-{rate['high']:.2f})"
+                for rate in (rates[workload, rule] for rule in rules)
+            ),
+        ]
         for workload in dict.fromkeys(workload for workload, _ in rates)
     ]
     return f"{table(['acceptance rate', *rules], rows)}\n\n{result.made()}"

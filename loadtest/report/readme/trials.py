@@ -9,10 +9,10 @@ from typing import Any
 
 from loadtest.report.readme.result import Result, goal, table
 
-
-def hostile_in_short(result: Result) -> str:
-    """The longest gap of any stream, quiet and under all attacks at once."""
-    return f"{_gaps(result, ('quiet', 'all at once'))}\n\n{result.made_in_short()}"
+_UNKNOWN = "-"
+_PATIENT = (
+    " Requests might wait {:g} s for a replica, far longer than the shipped config lets them."
+)
 
 
 def hostile(result: Result) -> str:
@@ -127,6 +127,7 @@ def faults(result: Result) -> str:
                 f"{line[f'pause_{kind}_median_s']:.1f} ({line[f'pause_{kind}_max_s']:.1f})"
                 for kind in ("free", "constrained")
             ),
+            str(line.get("num_refused", _UNKNOWN)),
             f"{line['num_problems']} of {line['num_faults']}",
         ]
         for line in result["summary"]
@@ -136,11 +137,14 @@ def faults(result: Result) -> str:
         "signal",
         "pause in s, free streams: median (longest)",
         "constrained streams",
+        "answered 429 or 503",
         "texts lost or changed",
     ]
+    patience = result["settings"].get("patience")
+    waits = "" if patience is None else _PATIENT.format(patience)
     total = f"{len(result['faults'])} faults, {result['num_answers']:,} requests"
     left = f"left behind afterwards: {len(result['leftovers'])}"
-    return f"{table(head, rows)}\n\n{total}; {left}. {result.made()}"
+    return f"{table(head, rows)}\n\n{total}; {left}.{waits} {result.made()}"
 
 
 def rolling(result: Result) -> str:
@@ -213,6 +217,42 @@ def overload(result: Result) -> str:
         f"{share:.2f} of its best rate of good answers ({kept})."
     )
     return f"{table(head, rows)}\n\n{sustained} {result.made()}"
+
+
+def locust(result: Result) -> str:
+    """Times by kind of request as users see them, and who drafted."""
+    by_name = {one["name"]: one for one in result["requests"]}
+    kinds = result["drafts"]["kinds"]
+    rows = [
+        [
+            kind,
+            str(by_name[kind]["count"]),
+            str(by_name[kind]["failures"]),
+            *(
+                f"{by_name[f'{kind}: {figure}']['median']:,.0f}"
+                for figure in ("TTFT, ms", "inter-token latency, ms", "tokens/s")
+            ),
+            *_drafts(figures),
+        ]
+        for kind, figures in kinds.items()
+    ]
+    head = [
+        *("request", "asked", "failed", "first token, ms", "between tokens, ms", "tokens/s"),
+        *("k", "accepted", "drafted by"),
+    ]
+    words = result["drafts"]["in_words"]
+    return f'{table(head, rows)}\n\nIts own last line: "{words}" {result.made()}'
+
+
+def _drafts(figures: Mapping[str, Any]) -> list[str]:
+    """Tokens a round with a draft, the share that was accepted, and who drafted."""
+    k, acceptance = figures["k"], figures["acceptance"]
+    drafted = figures["num_draft_tokens_by"]
+    return [
+        _UNKNOWN if k is None else f"{k:.1f}",
+        _UNKNOWN if acceptance is None else f"{acceptance:.0%}",
+        ", ".join(f"{name} {count:,}" for name, count in sorted(drafted.items())),
+    ]
 
 
 def _gaps(result: Result, kinds: Iterable[str]) -> str:

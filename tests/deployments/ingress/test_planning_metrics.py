@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.ingress.planning_metrics import PlanningMetrics, gain_line
 from deployments.serve.instruments import Meters
 from router.comparing.comparison import ReplayCounts
-from router.planning.measured import Gain, PlannerStats
+from router.planning.measured import LEAST_ROUNDS, Gain, PlannerStats
 from router.ports import TaskClass
 from router.types import DraftReplay
 
 
 def measured(
-    with_drafts: float, without_drafts: float, num_with: int = 100, num_without: int = 10
+    with_drafts: float, without_drafts: float, num_with: int = 100, num_without: int = 20
 ) -> Gain:
     return Gain(with_drafts, without_drafts, num_with, num_without)
 
@@ -84,11 +84,22 @@ def test_the_gain_of_each_task_class_is_shown_with_what_it_is_made_of(planner: P
     assert page[key("task_tokens_per_second", "structured", "without")] == 40.0
     assert page[key("task_tokens_per_second", "creative", "with")] == 30.0
     assert key("task_tokens_per_second", "creative", "without") not in page
-    planner.gains = {"structured": measured(44.0, 40.0, 130, 12)}
+    planner.gains = {"structured": measured(44.0, 40.0, 130, 22)}
     page = planner.page()
     assert page[key("speculation_gain", "structured")] == pytest.approx(1.1)
     assert page[key("task_rounds_total", "structured", "with")] == 130
-    assert page[key("task_rounds_total", "structured", "without")] == 12
+    assert page[key("task_rounds_total", "structured", "without")] == 22
+
+
+@pytest.mark.parametrize(("num_with", "num_without"), [(1, 222), (222, 1), (9, 9)])
+def test_no_gain_is_told_of_few_rounds(planner: Planner, num_with: int, num_without: int) -> None:
+    planner.gains = {"free": measured(3.0, 50.0, num_with, num_without)}
+    page = planner.page()
+    assert key("speculation_gain", "free") not in page
+    assert page[key("task_rounds_total", "free", "with")] == num_with
+    assert gain_line(planner.gains) == ""
+    planner.gains = {"free": measured(60.0, 50.0, LEAST_ROUNDS, LEAST_ROUNDS)}
+    assert planner.page()[key("speculation_gain", "free")] == pytest.approx(1.2)
 
 
 def test_the_line_has_the_figures_of_each_class_that_is_known() -> None:
@@ -99,7 +110,7 @@ def test_the_line_has_the_figures_of_each_class_that_is_known() -> None:
     }
     assert gain_line(gains) == (
         "speculation gains 1.34x on structured (62.0 against 46.3 tokens/s, 118 rounds without "
-        "drafts), 0.99x on creative (40.0 against 40.4 tokens/s, 10 rounds without drafts)"
+        "drafts), 0.99x on creative (40.0 against 40.4 tokens/s, 20 rounds without drafts)"
     )
     assert gain_line({}) == gain_line({"free": measured(1.0, 0.0)}) == ""
 
@@ -117,8 +128,8 @@ async def test_a_line_comes_while_rounds_are_made_and_not_otherwise(
 
     try:
         assert await lines_after({}) == 0
-        assert await lines_after({"free": measured(60.0, 40.0, 5, 1)}) == 1
-        assert await lines_after({"free": measured(60.0, 40.0, 6, 1)}) == 2
+        assert await lines_after({"free": measured(60.0, 40.0, 25, 20)}) == 1
+        assert await lines_after({"free": measured(60.0, 40.0, 26, 20)}) == 2
     finally:
         publishing.cancel()
     assert "1.50x on free" in caplog.messages[-1]

@@ -67,7 +67,21 @@ def test_where_the_draft_model_drafts_little_the_planners_reason_is_told() -> No
         "With 6 requests at once it expected 2.00 tokens/ms with the draft model and 2.90" in words
     )
     assert "a draft step took 0.42 ms, a pass of the target 0.80 ms" in words
-    assert "-u 1" in words
+    assert "A step that long beside a pass hardly pays" in words
+    assert words.endswith("With --k 4 the draft model drafts whether it pays or not.")
+
+
+def test_where_steps_are_short_fewer_users_are_advised() -> None:
+    drafts = WhoDrafted()
+    short = why(0, 2.0, 3.0) | {"step_ms": 0.1}
+    drafts.take("chat", answer({"suffix": 98}, {}, short))
+    assert "fewer users (-u 1)" in drafts.in_words()
+    alone = WhoDrafted()
+    alone.take(
+        "chat", answer({"suffix": 98}, {}, why(0, 2.0, 3.0) | {"step_ms": 0.1, "num_sessions": 1})
+    )
+    assert "fewer users" not in alone.in_words()
+    assert "With 1 request at once" in alone.in_words()
 
 
 def test_a_server_that_tells_nothing_is_asked_for_no_details() -> None:

@@ -40,6 +40,7 @@ def test_each_kind_trains_goes_on_and_is_read(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Path(tiny_checkpoint(noise=0.0))
+    monkeypatch.setattr("models.distill.__main__.source_of", {target: "pypi"}.get)
     answers = answers_file(tmp_path, 64)
     size = ["--draft-vocab-size", 4] if kind != "draft" else ["--hidden-size", 16]
     said = ["--kind", kind, "--target", TARGET if kind == "draft" else target, "--answers", answers]
@@ -53,6 +54,7 @@ def test_each_kind_trains_goes_on_and_is_read(
     run(monkeypatch, *said, "--steps", 4, "--resume")
     assert len(json.loads((tmp_path / f"{kind}.losses.json").read_text())) == 4
     report = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+    assert report["target_source"] == (None if kind == "draft" else "pypi")
     assert report["answers"] + report["held_out_answers"] == 120
     assert len(report["acceptance"]) == (1 if kind == "draft" else 3)
     assert all(0 <= step["coupled"] <= step["rejection"] <= 1 for step in report["acceptance"])

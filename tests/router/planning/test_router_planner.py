@@ -413,8 +413,7 @@ def test_the_gain_is_measured_by_control_rounds() -> None:
     gain = world.planner.gain()["free"]
     plain_per_s = 1e3 / world.machine.pass_ms(2)
     assert gain.without_drafts == pytest.approx(plain_per_s, rel=0.01)
-    assert gain.ratio is not None
-    assert gain.ratio > 3.0
+    assert gain.with_drafts / gain.without_drafts > 3.0
     assert gain.num_rounds_without < 0.1 * gain.num_rounds_with
 
 

@@ -1,0 +1,86 @@
+"""What the front page says in sentences with figures: when drafts pay, and next to others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from loadtest.report.readme.result import Result, goal
+
+_PEERS = {
+    "SmolLM2": ("its best n-grams", ("llama-smollm2",)),
+    "the 349M pair": ("its draft model", ("llama-349m-18m", "llama-349m-18m-tasks")),
+    "the demo pair": ("its best n-grams", ("llama-demo",)),
+}
+
+Claim = Mapping[str, Any]
+
+
+def sooner(result: Result) -> str:
+    """In how many scenarios adaptive k is slower than no drafts at all, by streams at once."""
+    all_of_them = result["scenarios"]
+    ratios = [one["to_plain"] for one in all_of_them]
+    values = [ratio["value"] for ratio in ratios]
+    groups = {
+        "one stream": [one for one in all_of_them if one["batch"] == 1],
+        "four": [one for one in all_of_them if 1 < one["batch"] <= 4],
+        "eight or more": [one for one in all_of_them if one["batch"] > 4],
+    }
+    by_batch = ", ".join(f"{_slower(ones)} with {name}" for name, ones in groups.items())
+    return (
+        f"Adaptive k is {min(values):.2f} to {max(values):.2f} times as fast as plain decoding "
+        f"over {len(values)} scenarios. It is slower than plain in {_slower(all_of_them)}: "
+        f"{by_batch}; "
+        f"in {sum(ratio['high'] < 1 for ratio in ratios)} the whole 95% interval is below 1."
+        f"\n\n{result.made_in_short()}"
+    )
+
+
+def beside_others(seen_from: Path) -> str:
+    """Speed over llama.cpp's and over plain decoding, the least and the most of each kind."""
+    parts = []
+    for pair, (what, names) in _PEERS.items():
+        results = [Result.load(name, seen_from) for name in names]
+        claims = [
+            claim
+            for result in results
+            for claim in result["claims"]
+            if "/ llama.cpp" in claim["text"] and "time per token" not in claim["text"]
+        ]
+        links = ", ".join(_link(result) for result in results)
+        parts.append(f"{pair} {_range(claims)} times llama.cpp with {what} ({links})")
+    for words, name, ratios in (
+        ("the demo", "heads", lambda one: [line["to_plain"] for line in one["lines"]]),
+        ("SmolLM2", "smollm2-heads", _of_kinds),
+    ):
+        result = Result.load(name, seen_from)
+        claims = [claim for claim in result["claims"] if "heads / plain" in claim["text"]]
+        num_met = sum(claim["is_met"] for claim in claims)
+        found = ratios(result)
+        parts.append(
+            f"{words} with heads {min(found):.2f} to {max(found):.2f} times plain decoding, "
+            f"{num_met} of {len(claims)} aims met ({_link(result)})"
+        )
+    return f"Tokens a second: {'; '.join(parts)}."
+
+
+def _link(result: Result) -> str:
+    return f"[{result['machine']['date']}]({result.path})"
+
+
+def _of_kinds(result: Result) -> list[float]:
+    return [one["ratio_to_plain"]["heads"] for one in result["kinds"]]
+
+
+def _slower(scenarios: Iterable[Mapping[str, Any]]) -> str:
+    slower = [one["to_plain"]["value"] < 1 for one in scenarios]
+    return f"{sum(slower)} of {len(slower)}"
+
+
+def _range(claims: Iterable[Claim]) -> str:
+    """The least and the most, and the aim of the least."""
+    ordered = sorted(claims, key=lambda claim: claim["value"])
+    least, most = ordered[0], ordered[-1]
+    wanted = goal(least["value"], least["relation"], least["goal"])
+    return f"{least['value']:.1f} ({wanted}) to {most['value']:.1f}"

@@ -1,0 +1,48 @@
+"""Large changes of the code, and which of them a kept result is older than.
+
+A result has the day it was measured, not its commit. One that is measured anew has a later day, and
+what the page says of its age goes by itself. After a large change add a line at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def _of_any_pair(name: str) -> bool:
+    return True
+
+
+def _of_the_demo(name: str) -> bool:
+    return not any(other in name for other in ("smollm2", "349m", "gap-bench"))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that figures may depend on.
+
+    Attributes:
+        day: the first day of which every kept result has it (ISO).
+        name: as it follows "Measured before".
+        concerns: whether the result of this name is of code that it touches.
+    """
+
+    day: str
+    name: str
+    concerns: Callable[[str], bool] = _of_any_pair
+
+
+CHANGES = (
+    Change("2026-11-23", "the compiled products"),
+    Change("2026-11-23", "suffix decoding and forced text"),
+    Change("2026-11-23", "the demo's present draft model", _of_the_demo),
+    Change("2026-11-24", "the planner by whole rounds"),
+    Change("2026-11-25", "heads, trees, draft swaps and look-aheads"),
+)
+
+
+def age(name: str, day: str) -> str:
+    """Return the changes that a result of `day` was measured before; "" where there are none."""
+    missed = [one.name for one in CHANGES if day < one.day and one.concerns(name)]
+    return f"Measured before: {'; '.join(missed)}." if missed else ""

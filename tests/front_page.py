@@ -1,0 +1,181 @@
+"""What proves each sentence of the front page: a test, a kept result, or a page that has one.
+
+A sentence is found by how it begins, without its Markdown. A proof is one of
+
+- `path/test_x.py::test_name`: a test, a path from `tests/`,
+- `results/x.json`: a kept result, in `loadtest/`,
+- `page.md#heading`: a part of another page,
+- `file: text`: a file of the repository that has the text.
+"""
+
+from __future__ import annotations
+
+LOOP = "router/test_loop.py::"
+SERVED = "integration/served/"
+LOCAL = "integration/local/"
+
+PROOFS: dict[str, tuple[str, ...]] = {
+    "Outrider serves open language models on Ray Serve": (
+        f"{SERVED}test_served.py::test_answers_obey_their_schema",
+        f"{SERVED}test_served.py::test_a_seed_gives_one_text_whatever_is_drafted",
+        "models/checkpoint/test_architectures.py::test_greedy_text_is_that_of_transformers",
+    ),
+    "A small draft model proposes tokens": (
+        f"{LOCAL}test_lossless.py::test_served_text_is_that_of_generate",
+        f"{LOCAL}test_rejection.py::test_texts_follow_the_law_of_the_target",
+        "results/scenarios.json",
+    ),
+    "JSON that is asked for by schema always parses": (
+        "integration/api/test_shown_examples.py::"
+        "test_the_request_by_curl_gives_json_by_its_schema_unless_max_tokens_cuts_it",
+        "results/matrix.json",
+    ),
+    "It is for teams that run Ray or KubeRay": ("k8s/README.md#install",),
+    "CPU measured": ("results/bench-349m-18m.json", "results/smollm2-kinds.json"),
+    "GPU built": (
+        "models/gpu/kernels/test_kernels_compile.py::test_all_kernels_for_all_architectures",
+        "deployments/config/test_config.py::test_bad_key_is_refused_with_its_path",
+        "deployments/README.md#limits-of-this-version",
+    ),
+    "Kubernetes manifests validated": (
+        "k8s/test_manifests.py::test_the_service_is_what_kuberay_defines",
+        "deployments/README.md#limits-of-this-version",
+    ),
+    "Draft and target are separate deployments": (
+        "integration/cluster/test_placement.py::test_every_part_is_where_its_label_says",
+    ),
+    "Each is placed, scaled and restarted on its own": (
+        "integration/cluster/test_placement.py::test_each_rank_has_a_gpu_of_its_own",
+        f"{SERVED}test_faults.py::test_every_request_completes_with_its_text",
+        f"{SERVED}test_served.py::test_the_draft_may_die_under_running_streams",
+        "results/faults.json",
+    ),
+    "A seed gives one text": (
+        f"{LOCAL}test_seeded.py::test_a_seed_gives_one_text",
+        "models/README.md#why-the-text-cannot-change",
+    ),
+    "The default rule, coupled": (
+        "models/engine/test_distribution.py::test_coupled_accepts_by_its_formula",
+        "models/engine/test_distribution.py::test_rejection_accepts_the_common_part",
+        "results/acceptance.json",
+    ),
+    "The router chooses k live": (
+        "router/planning/test_router_planner.py::"
+        "test_what_stopped_paying_is_found_and_what_begins_to_pay_again",
+    ),
+    "A request may fix k": (
+        f"{SERVED}test_served.py::test_a_seed_gives_one_text_whatever_is_drafted",
+        f"{LOOP}test_plain_decoding_lets_the_target_go_on_alone",
+    ),
+    "Grammars (JSON schema": (
+        f"{SERVED}test_served.py::test_grammars_with_rules_and_texts_against_them",
+        "deployments/constraint/test_constraint_child.py::"
+        "test_a_grammar_that_needs_too_much_memory_ends_the_child",
+    ),
+    "Tools come in the model's own format": (
+        "integration/api/test_tools.py::test_every_format_calls_over_http",
+        "integration/api/test_tools.py::test_two_hundred_calls_of_drawn_tools_validate",
+    ),
+    "OpenAI's clients for Python and JavaScript": (
+        "results/clients.json",
+        f"{SERVED}test_served.py::test_a_reward_steers_a_text",
+        "deployments/README.md#what-a-request-may-say",
+    ),
+    "Draft models are compared exactly": (
+        f"{LOCAL}drafting/test_named_drafts.py::"
+        "test_what_a_draft_would_have_drafted_is_what_it_drafts",
+        f"{LOCAL}drafting/test_draft_swap.py::test_a_swap_under_16_streams_changes_no_text",
+        "models/distill/test_command.py::test_each_kind_trains_goes_on_and_is_read",
+        "results/compare-drafts.json",
+    ),
+    "Suffix decoding continues": (
+        f"{LOCAL}drafting/test_drafters.py::test_repeated_text_goes_on_behind_the_draft_models",
+        f"{LOCAL}drafting/test_drafters.py::test_a_draft_that_dies_mid_stream",
+    ),
+    "What a grammar forces": (
+        f"{LOCAL}drafting/test_forced.py::test_without_a_draft_model_forced_text_saves_most_passes",
+        "results/forced.json",
+    ),
+    "On CPUs MTP, EAGLE-3 and Medusa heads": (
+        "models/engine/drafting/test_own_drafts.py::test_the_text_is_that_without_heads",
+        "models/engine/drafting/test_tree_drafts.py::"
+        "test_side_paths_are_accepted_and_the_text_is_the_same",
+    ),
+    "Python 3.11 to 3.13 on Linux": (
+        'pyproject.toml: requires-python = ">=3.11,<3.14"',
+        "tests/conftest.py: HF_HUB_OFFLINE",
+    ),
+    "The first command serves": (
+        f"{SERVED}test_served.py::test_ready_prints_where_and_how",
+        f"{SERVED}test_serve_stop.py::test_ctrl_c_ends_it_cleanly",
+        "models/demo/README.md#a-head-for-smollm2",
+    ),
+    "The second runs the tests": ("tests/README.md#what-is-skipped",),
+    "constraints.txt has": (
+        "test_constraints.py::test_a_pin_is_one_public_version",
+        "test_constraints.py::test_a_plain_installation_gets_the_pinned_torch",
+    ),
+    "http://127.0.0.1:8000/ is a playground": (
+        "deployments/api/playground/test_in_browser.py::"
+        "test_a_race_is_of_one_text_and_can_be_replayed",
+        "deployments/api/playground/test_in_browser.py::"
+        "test_hovering_a_token_shows_its_probability_and_k",
+        f"{SERVED}test_playground.py::test_a_prompt_is_answered_on_it",
+    ),
+    "deployments has all fields": (
+        "deployments/api/test_documented_fields.py::test_a_documented_field_is_known_by_name",
+        "models/fetch/test_fetch.py::test_it_comes_from_the_index_once",
+        f"{LOCAL}test_smollm2.py::test_greedy_text_is_that_of_generate",
+        "deployments/test_llm.py::test_it_needs_no_ray",
+    ),
+    "loadtest has more": (
+        "loadtest/report/readme/test_figures.py::test_an_aim_that_was_missed_is_called_so",
+        "loadtest/study/test_study_command.py::test_the_whole_study_and_its_page",
+    ),
+    "A figure names what the code got": (
+        "loadtest/report/readme/test_since.py::test_a_result_names_what_came_after_it",
+    ),
+    "A 349M target with an 18M draft model": ("results/bench-349m-18m.json",),
+    "Speed of a real model": ("results/smollm2-kinds.json",),
+    "Imports run one way": ("pyproject.toml: [[tool.importlinter.contracts]]",),
+    "deployments/api/http.py validates": (
+        "deployments/api/test_documented_fields.py::"
+        "test_a_field_that_is_not_served_is_refused_by_name_and_null_never_is",
+        "models/README.md#architectures",
+    ),
+    "router/session.py opens the session": (
+        "router/test_sessions.py::test_a_faultless_session_sends_each_token_once",
+    ),
+    "Suffix decoding drafts until": (
+        "router/drafters/test_chain.py::test_free_drafts_stand_in_where_no_steps_are_planned",
+    ),
+    "router/loop.py runs rounds": (f"{LOOP}test_text_does_not_depend_on_k_or_acceptance",),
+    "router/planning/ chooses k": (
+        "router/planning/test_router_planner.py::"
+        "test_every_session_takes_its_own_k_from_a_plan_that_is_kept",
+    ),
+    "The target engine merges all drafts": (
+        "models/scheduler/test_batch_window.py::"
+        "test_it_waits_for_who_was_answered_and_goes_when_all_are_in",
+    ),
+    "models/engine/sampler.py samples": (
+        "models/engine/test_distribution.py::test_coupled_follows_the_target",
+        "models/engine/test_distribution.py::test_rejection_follows_the_target",
+    ),
+    "At k = 0 the target runs on alone": (
+        f"{LOOP}test_plain_decoding_lets_the_target_go_on_alone",
+    ),
+    "For constrained sessions both engines": (
+        "models/engine/test_target_masks.py::test_others_go_on_while_a_session_waits_for_its_mask",
+    ),
+    "The loop commits the accepted tokens": (
+        f"{LOOP}test_eos_within_a_round_ends_the_text",
+        f"{LOOP}test_a_stop_string_counts_the_same_tokens_for_every_k",
+    ),
+    "The next message names the committed prefix": (
+        "models/scheduler/test_session_table.py::"
+        "test_rejected_tokens_of_the_right_length_do_not_pass",
+    ),
+    "Contributing, changes, security": (".github/CONTRIBUTING.md#check-a-change",),
+    "Apache-2.0": ("LICENSE: Apache License", "models/demo/README.md#a-head-for-smollm2"),
+}

@@ -1,0 +1,64 @@
+"""A page says what the code got after a result was measured, until it is measured anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pytest
+
+from loadtest.report.machine import ROOT
+from loadtest.report.readme.result import RESULTS, Result
+from loadtest.report.readme.since import CHANGES, age
+from loadtest.report.readme.trials import faults
+
+
+def of_day(name: str, day: str) -> Result:
+    result = Result.load(name, ROOT)
+    machine = {**result["machine"], "date": day}
+    return replace(result, content={**result.content, "machine": machine})
+
+
+def test_a_result_names_what_came_after_it() -> None:
+    made = Result.load("faults", ROOT).made_in_short()
+    for change in CHANGES:
+        assert change.name in made
+    newest = CHANGES[-1]
+    assert newest.name in Result.load("scenarios", ROOT).made()
+    assert CHANGES[0].name not in Result.load("scenarios", ROOT).made()
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_measured_anew_it_names_nothing(path: Any) -> None:
+    today = of_day(path.stem, CHANGES[-1].day)
+    assert "Measured before" not in today.made()
+    oldest = of_day(path.stem, "2026-11-01").made()
+    assert oldest.endswith(".")
+    assert f"Measured before: {CHANGES[0].name}" in oldest
+
+
+def test_changes_are_in_order_and_no_result_is_of_tomorrow() -> None:
+    days = [date.fromisoformat(change.day) for change in CHANGES]
+    assert days == sorted(days)
+
+
+def test_the_draft_model_of_the_demo_is_no_matter_of_other_pairs() -> None:
+    draft = next(change.name for change in CHANGES if "draft model" in change.name)
+    assert draft in age("study-demo/study", "2026-11-22")
+    assert draft in age("quantized", "2026-11-22")
+    assert draft not in age("smollm2-kinds", "2026-11-22")
+    assert draft not in age("bench-349m-18m", "2026-11-22")
+
+
+def test_refused_requests_have_a_column_and_old_waits_are_told() -> None:
+    content = json.loads((RESULTS / "faults.json").read_text(encoding="utf-8"))
+    content["settings"]["patience"] = 120.0
+    old = faults(Result("faults", content, ROOT))
+    assert "Requests might wait 120 s for a replica" in old
+    del content["settings"]["patience"]
+    content["summary"] = [{**line, "num_refused": 7} for line in content["summary"]]
+    new = faults(Result("faults", content, ROOT))
+    assert "Requests might wait" not in new
+    assert new.count("| 7 | 0 of") == len(content["summary"])
