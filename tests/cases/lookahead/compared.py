@@ -36,8 +36,8 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of look-aheads, of
         {"temperature": 0.9, "verification": "rejection"},
     ),
     "cdsl that commits gains": (
-        {"commit": "gain", "accept_threshold": 0.2, "reward_threshold": 1.0},
-        {},
+        {"commit": "gain", "accept_threshold": 0.0, "reward_threshold": 0.1, "length": 6},
+        {"temperature": 1.2, "verification": "rejection"},  # more of a draft stands
     ),
     "cdsl, plain": ({"generation": "plain", "accept_threshold": 0.0}, {}),
     "cdsl that keeps all": ({"accept_threshold": 0.0, "reward_threshold": 0.0}, {}),

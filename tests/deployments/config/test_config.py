@@ -246,6 +246,7 @@ def test_speculation_that_cannot_be_is_refused(speculation: dict[str, Any], comp
     "name",
     [
         "demo.yaml",
+        "concepts.yaml",
         "smollm2.yaml",
         "no-draft.yaml",
         "heads.yaml",

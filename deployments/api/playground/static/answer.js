@@ -64,6 +64,7 @@ export class AnswerView {
     }
     if (event.metrics) this.metrics = event.metrics;
     if (event.usage) this.usage = event.usage;
+    if (this.steered) this.part("inspector").textContent = this.steered;
     const [details] = event.speculation_details ?? [];
     if (details) this.takeDetails(details, Boolean(choice?.finish_reason));
     if (!this.tokens.length) this.part("text").textContent = this.text; // nothing is told of tokens
@@ -82,6 +83,14 @@ export class AnswerView {
 
   get numTokens() {
     return this.usage?.completion_tokens ?? this.rounds.numTokens;
+  }
+
+  // What came of the words that were wished for, and what that cost; "" where there were none.
+  get steered() {
+    const told = this.usage?.lookahead;
+    if (!told) return "";
+    const words = told.hard_satisfaction ? "All words are used" : "Not all words are used";
+    return `${words}: ${told.target_passes} passes of the target, ${told.draft_steps} draft steps, ${told.rollouts} roll-outs.`;
   }
 
   // The last event has all of them once more; what is known already is passed over.

@@ -2,7 +2,7 @@
 
 import { AnswerView } from "./answer.js";
 import { Problem, apiRoot, key, limits, servedModel, streamed } from "./client.js";
-import { EXAMPLES, bodyOf, fill, offerDrafters, showShape, shapeOf } from "./form.js";
+import { EXAMPLES, bodyOf, fill, noteModel, offerDrafters, showShape, shapeOf } from "./form.js";
 import { Race } from "./race.js";
 import { asCurl, asPython } from "./snippets.js";
 
@@ -15,6 +15,7 @@ async function connect() {
   try {
     const model = await servedModel();
     page.model = model.id;
+    noteModel(model.id);
     at("model-name").textContent = `${model.id}, ${model.max_model_len} tokens`;
     at("model").querySelector(".dot").className = "dot online";
     showSnippet();
@@ -93,8 +94,8 @@ function run() {
     say("Writing.");
     try {
       for await (const event of streamed(body, signal)) single.take(event, performance.now());
-      const calls = single.calls.told();
-      say(`Done: ${calls}${single.numTokens} tokens in ${single.seconds.toFixed(1)} seconds.`);
+      const told = `${single.calls.told()}${single.numTokens} tokens`;
+      say(`Done: ${told} in ${single.seconds.toFixed(1)} seconds. ${single.steered}`.trim());
     } finally {
       single.end();
     }

@@ -57,7 +57,16 @@ export const EXAMPLES = [
     text: JSON.stringify(TOOLS, null, 2),
     call: "required",
   },
+  {
+    name: "Given words",
+    prompt: "Write one sentence with: hurry, street, hide, squirrel, roof.",
+    shape: "free",
+    wishes: "hurry, street, hide, squirrel, roof",
+    maxTokens: 40,
+  },
 ];
+
+const FOR_WISHES = "outrider-concepts"; // the model that configs/concepts.yaml serves
 
 const LABELS = {
   json: "JSON schema, typed or pasted",
@@ -65,6 +74,16 @@ const LABELS = {
   regex: "Pattern (a regular expression)",
   tools: "Tools as a JSON list, typed or pasted",
 };
+
+let served = "";
+
+// Notes which model is served: some examples are for one of its kind.
+export function noteModel(model) {
+  served = model;
+  showShape();
+}
+
+const wishes = () => at("wishes").value.split(",").map((word) => word.trim()).filter(Boolean);
 
 export const shapeOf = () => chosen("shape");
 
@@ -75,8 +94,15 @@ export function showShape() {
   at("shape-text").required = shape !== "free";
   if (shape !== "free") at("shape-label").textContent = LABELS[shape];
   at("call-field").hidden = shape !== "tools";
-  at("k-field").hidden = chosen("speculation") !== "fixed";
-  at("drafter-field").hidden = chosen("speculation") === "off";
+  const isSteered = wishes().length > 0; // look-ahead decoding drafts in a way of its own
+  at("speculation-field").hidden = at("race").hidden = isSteered;
+  at("k-field").hidden = isSteered || chosen("speculation") !== "fixed";
+  at("drafter-field").hidden = isSteered || chosen("speculation") === "off";
+  at("wishes-hint").hidden = !isSteered;
+  const other = served && served !== FOR_WISHES
+    ? ` ${served} is not trained for that; the pair that configs/concepts.yaml serves is.`
+    : "";
+  at("wishes-hint").textContent = `Look-ahead decoding steers the text towards these words.${other}`;
   checkJson(shape);
 }
 
@@ -84,6 +110,8 @@ export function fill(example) {
   at("prompt").value = example.prompt;
   document.querySelector(`[name="shape"][value="${example.shape}"]`).checked = true;
   at("shape-text").value = example.text ?? "";
+  at("wishes").value = example.wishes ?? "";
+  at("max-tokens").value = example.maxTokens ?? at("max-tokens").defaultValue;
   if (example.call) document.querySelector(`[name="call"][value="${example.call}"]`).checked = true;
   showShape();
 }
@@ -104,13 +132,11 @@ export function bodyOf(model) {
     seed: number("seed"),
     stream: true,
     stream_options: { include_usage: true },
-    speculation: { details: true },
   };
   for (const name of ["max_tokens", "temperature", "seed"]) if (body[name] === null) delete body[name];
-  const speculation = chosen("speculation");
-  if (speculation === "off") body.speculation.enabled = false;
-  if (speculation === "fixed") body.speculation.k = number("k") ?? 4;
-  if (speculation !== "off" && at("drafter").value) body.speculation.drafter = at("drafter").value;
+  const concepts = wishes(); // rounds are told of exact modes alone
+  if (concepts.length) body.lookahead = { method: "cdsl", reward: { kind: "concepts", concepts } };
+  else body.speculation = speculationOf();
   const shape = shapeOf();
   if (shape === "tools") {
     body.tools = parsed(at("shape-text").value);
@@ -119,6 +145,15 @@ export function bodyOf(model) {
     body.structured_outputs = outputsOf(shape, at("shape-text").value);
   }
   return body;
+}
+
+function speculationOf() {
+  const asked = { details: true };
+  const speculation = chosen("speculation");
+  if (speculation === "off") asked.enabled = false;
+  if (speculation === "fixed") asked.k = number("k") ?? 4;
+  if (speculation !== "off" && at("drafter").value) asked.drafter = at("drafter").value;
+  return asked;
 }
 
 function outputsOf(shape, text) {

@@ -1,6 +1,6 @@
 // A request as a command and as a program. What is not OpenAI's own goes into `extra_body`.
 
-const EXTENSIONS = new Set(["speculation", "structured_outputs", "cache_salt"]);
+const EXTENSIONS = new Set(["speculation", "lookahead", "structured_outputs", "cache_salt"]);
 
 export function asCurl(root, body, needsKey) {
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");

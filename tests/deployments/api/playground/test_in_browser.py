@@ -23,10 +23,12 @@ import pytest_asyncio
 
 from deployments.api.keys import ApiKeys
 from loadtest.clients.catalog import Target
+from models.rewards.registry import Rewards
 from router.drafters.registry import DRAFTERS
 from router.limits import SpeculationLimits
 from tests.harness.browser.chromium import CONTROL, BrowserPage, browser_page, chromium_path
 from tests.harness.http_clients import events_of
+from tests.harness.rewards.workers import reward_workers
 from tests.harness.served_demo import demo_over_http
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module")]
@@ -60,7 +62,9 @@ IS_CONNECTED = "document.querySelector('#model-name').textContent.includes('toke
 async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
     """The demo under a prefix, as Serve mounts it."""
     chromium_path()
-    async with demo_over_http(speculation=SpeculationLimits(), prefix="/llm") as target:
+    async with demo_over_http(
+        speculation=SpeculationLimits(), prefix="/llm", rewards=reward_workers()
+    ) as target:
         yield target
 
 
@@ -280,6 +284,32 @@ async def test_examples_run(page: BrowserPage, example: int) -> None:
         assert set(json.loads(await page.text("#single .calls pre"))) == {"city", "unit"}
     else:
         assert text in ("fast", "small", "cold") if example == 3 else len(text) == 10
+
+
+async def test_an_example_is_steered_by_words_and_says_what_came_of_it(page: BrowserPage) -> None:
+    await page.click("#examples button:nth-child(7)")
+    asked = await page.text("#snippet")
+    assert '"lookahead"' in asked
+    assert '"speculation"' not in asked
+    hint = await page.text("#wishes-hint")
+    assert "demo is not trained for that" in hint
+    assert "configs/concepts.yaml" in hint
+    for name in ("speculation-field", "drafter-field", "race"):
+        assert await page.run(f"document.querySelector('#{name}').hidden"), name
+    assert await page.run("document.querySelector('#max-tokens').value") == "40"
+    await page.fill("#max-tokens", "16")
+    await run(page)
+    concepts = ["hurry", "street", "hide", "squirrel", "roof"]
+    reward = Rewards().make({"kind": "concepts", "concepts": concepts})
+    is_met = reward.score(await page.text("#single .text"), "", is_end=True).is_met
+    told = await page.text("#single .inspector")
+    assert told.startswith("All words are used:" if is_met else "Not all words are used:")
+    assert "passes of the target" in told
+    assert told in await page.text("#status")
+    await page.click("#examples button:nth-child(1)")
+    assert await page.run("document.querySelector('#wishes-hint').hidden")
+    assert not await page.run("document.querySelector('#race').hidden")
+    assert '"lookahead"' not in await page.text("#snippet")
 
 
 async def test_faults_are_told_in_words(page: BrowserPage) -> None:

@@ -43,7 +43,8 @@ BOUNDED = {
         {"reward": {"kind": "length", "min": 6, "max": 9}},
     ],
 }
-REWARDS = (NONE_OF_THESE, CONCEPTS, BOUNDED)
+MANY = {"kind": "words", "required": [str(token) for token in range(2, 60, 2)]}
+REWARDS = (NONE_OF_THESE, CONCEPTS, BOUNDED, MANY)
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -68,7 +69,7 @@ def questions(pair: tuple[Path, Path]) -> Questions:
             request_of(
                 number,
                 prompt,
-                REWARDS[number // len(WAYS) % 3],
+                REWARDS[number // len(WAYS) % len(REWARDS)],
                 text_of,
                 acceptance,
                 max_tokens=9,
