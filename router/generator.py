@@ -27,6 +27,7 @@ from router.types import (
     Finished,
     FinishReason,
     GenerationRequest,
+    SpeculationSettings,
     SpeculationStats,
     TimeSplit,
 )
@@ -48,8 +49,13 @@ class SpeculativeGenerator:
     ) -> AsyncGenerator[Delta | Finished, None]:
         """See `types.Generator.generate`."""
         self._check(request)
-        if request.lookahead is not None:
-            async with aclosing(self._looking_ahead(request, detokenizer)) as items:
+        other = None
+        if request.max_tokens == 0:
+            other = self._prompt_alone(request, detokenizer)
+        elif request.lookahead is not None:
+            other = self._looking_ahead(request, detokenizer)
+        if other is not None:
+            async with aclosing(other) as items:
                 async for item in items:
                     yield item
             return
@@ -72,6 +78,27 @@ class SpeculativeGenerator:
                 speculation=stats,
                 loosened=tuple(session.guard.loosened),
             )
+
+    async def _prompt_alone(
+        self, request: GenerationRequest, detokenizer: Detokenizer
+    ) -> AsyncGenerator[Delta | Finished, None]:
+        """What the target says of the prompt. The one token that its pass brings is dropped."""
+        alone = dataclasses.replace(
+            request,
+            max_tokens=1,
+            stop=(),
+            grammar=None,
+            choices=(),
+            prediction=None,
+            lookahead=None,
+            speculation=SpeculationSettings(enabled=False),
+        )
+        async with aclosing(self.generate(alone, detokenizer)) as items:
+            async for item in items:
+                if isinstance(item, Delta):
+                    yield Delta("", (), prompt_logprobs=item.prompt_logprobs)
+                else:
+                    yield dataclasses.replace(item, finish_reason="length", num_completion_tokens=0)
 
     async def _looking_ahead(
         self, request: GenerationRequest, detokenizer: Detokenizer
@@ -121,11 +148,11 @@ class SpeculativeGenerator:
         num_prompt = len(request.prompt_ids)
         if num_prompt == 0:
             raise InvalidRequest("prompt: must hold at least 1 token, got 0", param="prompt")
-        if request.max_tokens < 1:
+        if request.max_tokens < 0:
             raise InvalidRequest(
-                f"max_tokens: must be at least 1, got {request.max_tokens}", param="max_tokens"
+                f"max_tokens: must be at least 0, got {request.max_tokens}", param="max_tokens"
             )
-        if num_prompt + request.max_tokens > self._max_model_len:
+        if num_prompt + max(1, request.max_tokens) > self._max_model_len:
             raise ContextTooLong(
                 f"prompt of {num_prompt} tokens and max_tokens of {request.max_tokens} exceed the "
                 f"context window of {self._max_model_len} tokens",

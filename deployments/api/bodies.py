@@ -15,29 +15,18 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deployments.api.schemas.message_fields import MAX_CALLS_OF_TURN
+from deployments.api.history.message import MAX_CALLS_OF_TURN
 from deployments.api.schemas.requests import (
     FORMER_FIELDS,
     MAX_MESSAGES,
 )
-from deployments.api.schemas.strict_fields import BodyFields, shown
+from deployments.api.schemas.strict_fields import MAX_FIELDS, BodyFields, shown, without_nulls
 from deployments.api.schemas.tool_fields import MAX_TOOLS
 from models.protocol.errors import InvalidRequest
 
 Request = TypeVar("Request", bound=BodyFields)
 
-MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_EXPLAINED_BYTES = 16_384
-_OPTIONS = (
-    "stream_options",
-    "speculation",
-    "response_format",
-    "structured_outputs",
-    "prediction",
-    "chat_template_kwargs",
-    "text",
-    "metadata",
-)
 # Strict (UTF-8, no NaN, no lone surrogates) and several times as fast as `json`, whose decoder
 # stops all other threads as long. `float` reads 1e400 as infinity, so that its field is named.
 _DECODER = msgspec.json.Decoder(float_hook=float)
@@ -84,44 +73,22 @@ def _fault(text: bytes, error: Exception) -> Exception:
 
 def _check_sizes(fields: Mapping[str, Any]) -> None:
     """Refuse what would take long to look at, before it is looked at."""
-    _check_object(fields, None)
-    messages = fields.get("messages")
-    if isinstance(messages, list):
-        if len(messages) > MAX_MESSAGES:
-            raise InvalidRequest(
-                f"messages: at most {MAX_MESSAGES} are allowed (got {len(messages)})",
-                param="messages",
-            )
-        for index, message in enumerate(messages):
-            _check_object(message, f"messages[{index}]")
-            _check_calls(message, f"messages[{index}].tool_calls", MAX_CALLS_OF_TURN)
-    _check_calls({"tool_calls": fields.get("tools")}, "tools", MAX_TOOLS)
-    for name in _OPTIONS:
-        _check_object(fields.get(name), name)
-    response_format = fields.get("response_format")
-    if isinstance(response_format, dict):
-        _check_object(response_format.get("json_schema"), "response_format.json_schema")
-
-
-def _check_calls(message: object, path: str, limit: int) -> None:
-    """Check the sizes of a list of tools or calls, which are objects with a function."""
-    calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if not isinstance(calls, list):
-        return
-    if len(calls) > limit:
-        raise InvalidRequest(f"{path}: at most {limit} are allowed (got {len(calls)})", param=path)
-    for index, call in enumerate(calls):
-        _check_object(call, f"{path}[{index}]")
-        if isinstance(call, dict):
-            _check_object(call.get("function"), f"{path}[{index}].function")
-
-
-def _check_object(value: object, path: str | None) -> None:
-    if isinstance(value, dict) and len(value) > MAX_FIELDS:
-        what = "the body" if path is None else path
+    if len(fields) > MAX_FIELDS:
         raise InvalidRequest(
-            f"{what}: at most {MAX_FIELDS} fields are allowed (got {len(value)})", param=path
+            f"the body: at most {MAX_FIELDS} fields are allowed (got {len(fields)})"
         )
+    messages = fields.get("messages")
+    _check_number(messages, "messages", MAX_MESSAGES)
+    _check_number(fields.get("tools"), "tools", MAX_TOOLS)
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            calls = message.get("tool_calls")
+            _check_number(calls, f"messages[{index}].tool_calls", MAX_CALLS_OF_TURN)
+
+
+def _check_number(items: object, path: str, limit: int) -> None:
+    if isinstance(items, list) and len(items) > limit:
+        raise InvalidRequest(f"{path}: at most {limit} are allowed (got {len(items)})", param=path)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -148,11 +115,6 @@ def _screened(fields: Mapping[str, Any], schema: type[BodyFields]) -> dict[str, 
                 param=name,
                 code="unsupported_parameter",
             )
-    if isinstance(messages := kept.get("messages"), list):
-        kept["messages"] = [_without_empty(item) for item in messages]
-    for name in ("stream_options", "speculation", "response_format", "prediction", "text"):
-        if isinstance(options := kept.get(name), dict):
-            kept[name] = {key: value for key, value in options.items() if value is not None}
     if isinstance(outputs := kept.get("structured_outputs"), dict):
         kept["structured_outputs"] = _with_schema_read(outputs)
     return kept
@@ -163,7 +125,8 @@ def _asks_for_nothing(
 ) -> bool:
     if name == "best_of" and _same(value, fields.get("n")):  # nothing is chosen from
         return True
-    return any(_same(value, neutral) for neutral in schema.neutral[name])
+    present = without_nulls(value)
+    return any(_same(present, neutral) for neutral in schema.neutral[name])
 
 
 def _same(value: object, neutral: object) -> bool:
@@ -171,19 +134,8 @@ def _same(value: object, neutral: object) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _without_empty(message: Any) -> Any:
-    """Clients send back an answer's message with its empty fields (`tool_calls: null`)."""
-    if not isinstance(message, dict):
-        return message
-    return {
-        name: value
-        for name, value in message.items()
-        if name in ("role", "content") or (value is not None and value != [])
-    }
-
-
 def _with_schema_read(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    present = {name: value for name, value in outputs.items() if value is not None}
+    present = dict(outputs)
     for name in ("json", "structural_tag"):
         if not isinstance(text := present.get(name), str):
             continue

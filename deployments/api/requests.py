@@ -10,16 +10,17 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from deployments.api.history.turns import turns_of
 from deployments.api.lookahead.asked import lookahead_of, rule_of, text_reader
 from deployments.api.prompts import chat_prompt, checked_ids, choice_ids, predicted_text, text_ids
 from deployments.api.sampling_terms import sampling_of
 from deployments.api.schemas.grammar_fields import asked_grammar
-from deployments.api.schemas.message_fields import check_results
 from deployments.api.schemas.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
 )
+from deployments.api.schemas.sampling_defaults import SamplingDefaults, with_defaults
 from deployments.api.schemas.strict_fields import shown
 from deployments.api.schemas.tool_fields import check_tools
 from deployments.api.turns.asked_turn import AskedTurn, asked_turn
@@ -49,6 +50,7 @@ class ServedModel:
     max_stop_chars: int = 256  # each; text is held back up to this length
     formats: TurnFormats = field(default_factory=TurnFormats)  # of turns with tools or reasoning
     drafters: tuple[str, ...] = ()  # that a request may name
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     def check_name(self, name: str) -> None:
         """Check that a client means this model.
@@ -81,11 +83,11 @@ def prepare_turn(
         InvalidRequest: see `_prepare`; or the chat template refuses the messages.
     """
     model.check_name(request.model)
+    request = with_defaults(request, model.sampling)
     check_tools(request.tools, request.tool_choice)
-    check_results(request.messages)
     shown_tools = [] if request.tool_choice == "none" else request.tools
     messages, tools = model.formats.prompted(
-        [message.as_turn() for message in request.messages],
+        turns_of(request.messages),
         [tool.as_template_reads_it() for tool in shown_tools],
     )
     asked, tokens_param = request.max_completion_tokens, "max_completion_tokens"
@@ -97,7 +99,8 @@ def prepare_turn(
             "send one of them",
             param="max_tokens",
         )
-    prompt = chat_prompt(messages, tools, request.chat_template_kwargs, model)
+    prompt = chat_prompt(messages, tools, request.template_settings, model)
+    _check_no_tokens(asked, tokens_param, request)
     max_tokens = _max_tokens(asked, len(prompt.ids), model, "messages", tokens_param)
     turn = asked_turn(request, model.formats, model.tokenizer, prompt.end)
     prepared = _prepare(request, model, request_id, prompt.ids, max_tokens)
@@ -137,7 +140,9 @@ def prepare_completions(
         InvalidRequest: see `_prepare`; or a token id is outside the vocabulary.
     """
     model.check_name(request.model)
+    request = with_defaults(request, model.sampling)
     num_prompts = len(request.prompt)
+    _check_no_tokens(request.max_tokens, "max_tokens", request)
     _check_choices(request.n, model, num_prompts)
     prepared: list[GenerationRequest] = []
     for index, prompt in enumerate(request.prompt):
@@ -205,9 +210,22 @@ def _prepare(
 
 
 def _check_stream_options(request: GenerationFields) -> None:
-    if request.stream_options is not None and not request.stream:
+    options = request.stream_options
+    if options is not None and options.asks and not request.stream:
         raise InvalidRequest(
             "stream_options is only allowed with stream: true", param="stream_options"
+        )
+
+
+def _check_no_tokens(asked: int | None, param: str, request: GenerationFields) -> None:
+    """Check that something is asked for: the prompt's logprobs, or the prompt itself."""
+    echoes = isinstance(request, CompletionRequest) and request.echo
+    if asked == 0 and not echoes and request.prompt_logprobs is None:
+        beside = "prompt_logprobs"
+        if isinstance(request, CompletionRequest):
+            beside = "echo or prompt_logprobs"
+        raise InvalidRequest(
+            f"{param}: must be at least 1, or 0 with {beside} (got 0)", param=param
         )
 
 
@@ -220,31 +238,32 @@ def _max_tokens(
 ) -> int:
     """Completion tokens to generate; the params are the fields as the client spelt them.
 
+    What the operator limits is refused above the limit. What the context window leaves is not known
+    to clients, so more is cut to that, as OpenAI's clients expect.
+
     Raises:
         InvalidRequest: there is no prompt, or more is asked for than allowed.
-        ContextTooLong: prompt and completion do not fit in the context window.
+        ContextTooLong: the prompt leaves no room in the context window.
     """
     if num_prompt_tokens == 0:
         raise InvalidRequest(f"{prompt_param}: the prompt has no tokens", param=prompt_param)
-    if asked is not None and asked > model.max_tokens_limit:
+    limit = model.max_tokens_limit
+    if asked is not None and limit < model.max_model_len and asked > limit:
         raise InvalidRequest(
-            f"{tokens_param}: at most {model.max_tokens_limit} are allowed (got {asked})",
-            param=tokens_param,
+            f"{tokens_param}: at most {limit} are allowed (got {asked})", param=tokens_param
         )
-    room = model.max_model_len - num_prompt_tokens
-    wanted = 1 if asked is None else asked
-    if room < wanted:
+    room = model.max_model_len - num_prompt_tokens  # with 0 tokens a pass needs a place too
+    if room < 1:
         # "maximum context length is": OpenAI's words, by which clients know this error.
         raise ContextTooLong(
-            f"{tokens_param if room > 0 else prompt_param}: this model's maximum context "
-            f"length is {model.max_model_len} tokens, but the prompt has {num_prompt_tokens} and "
-            f"{tokens_param} is {'not given' if asked is None else asked}; "
-            "shorten the prompt or ask for fewer tokens",
-            param=tokens_param if room > 0 else prompt_param,
+            f"{prompt_param}: this model's maximum context length is {model.max_model_len} tokens, "
+            f"but the prompt has {num_prompt_tokens} and leaves no room for an answer; shorten the "
+            "prompt",
+            param=prompt_param,
         )
     if asked is None:
-        return min(model.default_max_tokens, model.max_tokens_limit, room)
-    return asked
+        return min(model.default_max_tokens, limit, room)
+    return min(asked, room)
 
 
 def _checked_stop(stop: list[str], model: ServedModel) -> tuple[str, ...]:

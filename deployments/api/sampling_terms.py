@@ -91,7 +91,7 @@ def _num_logprobs(request: GenerationFields) -> int:
         return -1 if request.logprobs is None else request.logprobs
     if not isinstance(request, ChatCompletionRequest):
         return -1
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest(
             f"top_logprobs: only allowed with logprobs: true (got {request.top_logprobs})",
             param="top_logprobs",

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from deployments.api.schemas.names import NameOf
+from deployments.api.schemas.sampling_defaults import AUTO, SamplingDefaults
 from deployments.api.transport.settings import HttpConfig
 from deployments.config.keys import nested, renewed
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
@@ -185,6 +186,15 @@ class RouterConfig(Section):
         description=f"how it writes reasoning before its answer: {', '.join(REASONING)} or none; "
         "auto: as its chat template shows",
     )
+    generation_config: str = Field(
+        default=AUTO,
+        min_length=1,
+        description="where default sampling comes from: auto, the generation_config.json beside "
+        "the tokenizer; a folder with such a file; or vllm, none",
+    )
+    override_generation_config: SamplingDefaults = Field(
+        default_factory=SamplingDefaults, description="default sampling, in place of that"
+    )
     max_model_len: Annotated[int, Field(ge=0)] = Field(
         default=0, description="tokens of prompt and completion together; 0: the target's"
     )
@@ -192,7 +202,9 @@ class RouterConfig(Section):
         default=256, description="completion tokens when a request does not say"
     )
     max_tokens_limit: PositiveInt = Field(
-        default=4096, description="most completion tokens that a request may ask for"
+        default=4096,
+        description="most completion tokens that a request may ask for; what the window does not "
+        "hold is cut, not refused",
     )
     max_choices: PositiveInt = Field(
         default=128,

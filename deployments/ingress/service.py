@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from deployments.api.health import HealthProbe
 from deployments.api.http import HttpService, no_spans
 from deployments.api.keys import ApiKeys
 from deployments.api.requests import ServedModel
+from deployments.api.schemas.sampling_defaults import sampling_defaults
 from deployments.config.schema import RouterConfig
 from deployments.ingress.admission import AdmissionControl
 from deployments.ingress.capture import Capture, CapturingGenerator
@@ -28,6 +30,8 @@ from router.generator import SpeculativeGenerator
 from router.planning.rollout_places import RolloutPlaces
 from router.ports import ConstraintPool, EnginePool
 from router.services import Services
+
+logger = logging.getLogger("ray.serve")
 
 _HEALTH_TIMEOUT_S = 10.0  # a round under full load on a laptop takes well under a second
 
@@ -182,7 +186,15 @@ def served_model(
         tokenizer: the model's.
         created: Unix time, seconds.
         drafters: that requests may name.
+
+    Raises:
+        ValueError: the default sampling cannot be read.
     """
+    sampling = sampling_defaults(
+        config.generation_config, tokenizer.generation_config, config.override_generation_config
+    )
+    if sampling.given:
+        logger.info("%s: default sampling: %s", config.model_name, sampling)
     return ServedModel(
         name=config.model_name,
         tokenizer=tokenizer,
@@ -197,4 +209,5 @@ def served_model(
         verification=config.speculation.verification,
         formats=turn_formats(tokenizer.templates, config.tool_call_parser, config.reasoning_parser),
         drafters=drafters,
+        sampling=sampling,
     )

@@ -180,6 +180,7 @@ class Service:
             "prompt": list(prompt),
             "max_tokens": num_tokens,
             "temperature": 0.0,
+            "repetition_penalty": 1.0,  # the peer reads no generation_config.json
             "stream": True,
             "stream_options": {"include_usage": True},
             "speculation": speculation,

@@ -26,7 +26,7 @@ from typing import Any
 
 import tokenizers
 
-from models.files import naming, read_text
+from models.files import naming, read_json_if_there, read_text
 from models.text.chat_template import NO_SETTINGS, ChatTemplates
 from models.text.detokenizer import ByteTable, IncrementalDetokenizer
 from models.text.token_bounds import longest_token_bytes
@@ -51,6 +51,7 @@ class Tokenizer:
         vocab_size: one more than the highest token id.
         eos_ids: every id that ends a text, from generation_config.json (else config.json) and
             the tokenizer's own end token.
+        generation_config: what the checkpoint's generation_config.json holds.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
@@ -80,6 +81,7 @@ class Tokenizer:
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self._longest_token_bytes = longest_token_bytes(backend, vocab)
         self.eos_ids: tuple[int, ...] = self._eos_ids(settings.get("model_eos_ids"))
+        self.generation_config: Mapping[str, Any] = settings.get("generation_config") or {}
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -102,6 +104,7 @@ class Tokenizer:
         else:
             template_file = folder / "tokenizer_config.json"
         settings["model_eos_ids"] = model_eos_ids(folder)
+        settings["generation_config"] = read_json_if_there(folder / "generation_config.json")
         backend = read_backend(file)
         with naming(template_file):
             ChatTemplates(settings.get("chat_template"), _special_texts(settings)).check()

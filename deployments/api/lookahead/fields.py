@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from deployments.api.schemas.strict_fields import StrictFields, refuse_value, shown
+from deployments.api.schemas.strict_fields import StrictFields, refuse_value, shown, without_nulls
 from models.rewards.registry import reward_names
 
 MAX_LENGTH = 32  # tokens of a draft and of a roll-out
@@ -14,6 +14,7 @@ MAX_CANDIDATES = 16  # a session on the target each
 
 
 def _known(reward: dict[str, Any]) -> dict[str, Any]:
+    reward = without_nulls(reward)
     kind = reward.get("kind")
     if kind not in reward_names():
         refuse_value(f"kind: must be one of {', '.join(reward_names())}, got {shown(kind)}")

@@ -1,4 +1,9 @@
-"""Items of a conversation as the Responses API has them, and the messages that they are."""
+"""Items of a conversation as the Responses API has them, and the messages that they are.
+
+Items are carried back as services wrote them, of kinds that this one never writes. Calls of any
+kind and their results become turns; what says nothing to a model is left out. Only what a user or
+the instructions say can be wrong, and what refers to a stored thing, because nothing is stored.
+"""
 
 from __future__ import annotations
 
@@ -6,115 +11,118 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator
 
+from deployments.api.history.calls import id_of, read_call
+from deployments.api.history.content import thought_in, written_text
+from deployments.api.history.message import ROLES
 from deployments.api.schemas.strict_fields import refuse_value, shown
 
 MAX_ITEMS = 4096
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-_ROLES = ("user", "assistant", "system", "developer")
-# Beside what is read of each: how the server wrote them, which says nothing to the model.
-_FIELDS = {
-    "message": {"role", "content", "name", "phase"},
-    "function_call": {"call_id", "name", "arguments"},
-    "function_call_output": {"call_id", "output"},
-    "reasoning": {"content", "summary", "encrypted_content"},
-}
-_OF_ANY = {"type", "id", "status"}
+_CALL, _OUTPUT = "_call", "_output"
+# Tools that ran in another server have no result for the model to read but this one.
+_WITH_RESULT = "mcp_call"
+_ALWAYS_CALLS = ("function_call", "custom_tool_call", _WITH_RESULT)
+
+Item = dict[str, Any]
 
 
-def _messages(content: Any) -> list[dict[str, Any]]:
-    """The messages of a text or of a list of items, as chat completions have them.
-
-    Calls that follow each other, with text or reasoning before them, are one turn.
-    """
+def _messages(content: Any) -> list[Item]:
+    """The messages of a text or of a list of items, as chat completions have them."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
         refuse_value("must be a string or a non-empty list of items")
     if len(content) > MAX_ITEMS:
         refuse_value(f"at most {MAX_ITEMS} items are allowed (got {len(content)})")
-    messages: list[dict[str, Any]] = []
-    thought = ""
+    ids = {item["id"] for item in content if _has_content(item)}
+    turns = _Turns()
     for index, item in enumerate(content):
-        kind = _kind(item, index)
-        if kind == "reasoning":
-            thought += _text(item.get("content") or [], f"item {index}: content")
-        elif kind == "function_call":
-            turn = _turn_of_calls(messages, thought)
-            turn["tool_calls"].append(_call(item))
-            thought = ""
-        elif kind == "function_call_output":
-            output = _text(item.get("output"), f"item {index}: output")
-            messages.append(
-                {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-            )
+        if not isinstance(item, dict):
+            refuse_value(f"item {index}: must be an object (got {shown(item)})")
+        if item.get("type") == "item_reference":
+            _check_reference(item, index, ids)
         else:
-            messages.append(_message(item, index, thought))
-            thought = ""
-    if not messages:
+            turns.add(item, index)
+    if not turns.messages:
         refuse_value("must hold a message")
-    return messages
+    return turns.messages
 
 
-def _kind(item: Any, index: int) -> str:
-    if not isinstance(item, dict):
-        refuse_value(f"item {index}: must be an object (got {shown(item)})")
-    kind = item.get("type") or "message"
-    if kind not in _FIELDS:
-        refuse_value(f"item {index}: type {shown(kind)} is not supported")
-    for name, value in item.items():
-        if value not in (None, []) and name not in _FIELDS[kind] | _OF_ANY:
-            refuse_value(f"item {index}: unknown field {shown(name)}")
-    return str(kind)
+def _has_content(item: Any) -> bool:
+    """Whether it is an item with an id, and no mere reference to one."""
+    return (
+        isinstance(item, dict)
+        and isinstance(item.get("id"), str)
+        and item.get("type") != "item_reference"
+    )
 
 
-def _message(item: dict[str, Any], index: int, thought: str) -> dict[str, Any]:
-    role = item.get("role")
-    if role not in _ROLES:
-        refuse_value(f"item {index}: role must be one of {', '.join(_ROLES)} (got {shown(role)})")
-    text = _text(item.get("content"), f"item {index}: content")
-    message = {"role": role, "content": text}
-    if thought and role == "assistant":
-        message["reasoning_content"] = thought
-    return message
+def _check_reference(item: Item, index: int, ids: set[str]) -> None:
+    if item.get("id") not in ids:
+        refuse_value(
+            f"item {index}: refers to item {shown(item.get('id'))}, which is not in the input, "
+            "and nothing is stored here; send the item itself"
+        )
 
 
-def _turn_of_calls(messages: list[dict[str, Any]], thought: str) -> dict[str, Any]:
-    """The assistant's turn that a call belongs to."""
-    if messages and messages[-1]["role"] == "assistant" and not thought:
-        turn = messages[-1]
-        turn.setdefault("tool_calls", [])
+class _Turns:
+    """Gathers messages; calls that follow each other, with text or reasoning before them, are one
+    turn."""
+
+    def __init__(self) -> None:
+        self.messages: list[Item] = []
+        self._thought = ""
+
+    def add(self, item: Item, index: int) -> None:
+        """Take in the next item."""
+        kind = str(item.get("type") or "message")
+        if kind == "message" or (item.get("role") in ROLES and "content" in item):
+            self._say(item, index)
+        elif kind == "reasoning":
+            self._thought += thought_in(item.get("content"))
+        elif kind.endswith(_CALL) and (kind in _ALWAYS_CALLS or "call_id" in item):
+            self._call(item, kind)
+        elif kind.endswith(_OUTPUT):
+            self._result(item, item.get("output"))
+
+    def _say(self, item: Item, index: int) -> None:
+        role, content = item.get("role"), item.get("content")
+        if role not in ROLES:
+            known = ", ".join(ROLES)
+            refuse_value(f"item {index}: role must be one of {known} (got {shown(role)})")
+        if role in ("user", "system", "developer"):
+            content = written_text(content, where=f"item {index}: content: ")
+        message = {**item, "content": content}
+        if role == "assistant" and self._thought:
+            message["reasoning_content"] = self._thought
+        self._thought = ""
+        self.messages.append(message)
+
+    def _call(self, item: Item, kind: str) -> None:
+        call = read_call(item, kind.removesuffix(_CALL))
+        assert call is not None, "a call with a name of its own is read"
+        turn = self._turn_of_calls()
+        turn["tool_calls"].append(
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+        )
+        results = (item.get("output"), item.get("error"))
+        if kind == _WITH_RESULT and (result := next(filter(None, results), None)) is not None:
+            self._result(item, result)
+
+    def _turn_of_calls(self) -> Item:
+        """The assistant's turn that a call belongs to."""
+        if not self.messages or self.messages[-1]["role"] != "assistant" or self._thought:
+            self.messages.append({"role": "assistant", "content": None})
+            if self._thought:
+                self.messages[-1]["reasoning_content"] = self._thought
+            self._thought = ""
+        turn = self.messages[-1]
+        if not isinstance(turn.get("tool_calls"), list):
+            turn["tool_calls"] = []
         return turn
-    turn = {"role": "assistant", "content": None, "tool_calls": []}
-    if thought:
-        turn["reasoning_content"] = thought
-    messages.append(turn)
-    return turn
 
-
-def _call(item: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        refuse_value(f"{where} must be a string or a list of text parts")
-    if len(content) > MAX_ITEMS:
-        refuse_value(f"{where}: at most {MAX_ITEMS} parts are allowed (got {len(content)})")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
-            refuse_value(f"{where}: part {index}: type {shown(kind)} is not supported")
-        if not isinstance(part.get("text"), str):
-            refuse_value(f"{where}: part {index}: text must be a string")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    def _result(self, item: Item, content: Any) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": id_of(item), "content": content})
 
 
 _ItemIn = dict[str, Any]
-Items = Annotated[
-    list[dict[str, Any]], PlainValidator(_messages, json_schema_input_type=str | list[_ItemIn])
-]
+Items = Annotated[list[Item], PlainValidator(_messages, json_schema_input_type=str | list[_ItemIn])]

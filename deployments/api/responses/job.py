@@ -5,6 +5,7 @@ What refuses the chat names its fields; here they get the names that the client 
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from dataclasses import replace
@@ -19,6 +20,7 @@ from deployments.api.responses.shapes import LOGPROBS, ResponsesRequest
 from deployments.api.responses.truncation import prepare_truncated
 from deployments.api.responses.writer import ResponsesWriter, encode_named_events
 from deployments.api.schemas.requests import ChatCompletionRequest
+from deployments.api.schemas.sampling_defaults import with_defaults
 from deployments.api.schemas.tool_fields import mode_and_names
 from deployments.api.writing.obfuscation import sealing
 from models.protocol.errors import InvalidRequest, ServingError
@@ -54,11 +56,14 @@ _SHARED = (
     "cache_salt",
     "chat_template_kwargs",
 )
+_TOOL = re.compile(r"\btools\[(\d+)\]")
+
+logger = logging.getLogger("ray.serve")
 
 
 def responses_job(body: bytes, model: ServedModel) -> Job:
     """The job of POST /v1/responses; raises what refuses it."""
-    asked = parse(body, ResponsesRequest)
+    asked = with_defaults(parse(body, ResponsesRequest), model.sampling)
     request_id = f"resp_{uuid.uuid4().hex}"
     try:
         chat = _as_chat(asked)
@@ -66,9 +71,12 @@ def responses_job(body: bytes, model: ServedModel) -> Job:
         prompt, turn = prepare(chat, model, request_id)
         check_logprob_entries(chat, [prompt], model.max_logprob_entries)
     except ServingError as error:
-        error.message = named(error.message)
-        error.param = None if error.param is None else named(error.param)
+        error.message = placed(named(error.message), asked)
+        error.param = None if error.param is None else placed(named(error.param), asked)
         raise
+    if asked.other_tools:
+        kinds = ", ".join(kind for _, kind in asked.other_tools)
+        logger.info("%s: tools are left out, only functions are served: %s", request_id, kinds)
     writer = ResponsesWriter(answer_head(chat, [prompt], model), asked, turn.turn)
     options = asked.stream_options
     job = Job(
@@ -76,7 +84,7 @@ def responses_job(body: bytes, model: ServedModel) -> Job:
         writer,
         asked.stream,
         continues_prompt=False,
-        grammar_fields=tuple(map(named, turn.fields)),
+        grammar_fields=tuple(placed(named(field), asked) for field in turn.fields),
         shown_ids=turn.shown_ids,
         encode=encode_named_events,
         done=b"",
@@ -96,6 +104,18 @@ def named(text: str) -> str:
     return text
 
 
+def placed(text: str, asked: ResponsesRequest) -> str:
+    """A message or path with the places that tools have in the body, others among them."""
+    others = {index for index, _ in asked.other_tools}
+    places = [i for i in range(len(asked.tools) + len(others)) if i not in others]
+
+    def place(found: re.Match[str]) -> str:
+        index = int(found[1])
+        return f"tools[{places[index] if index < len(places) else index}]"
+
+    return _TOOL.sub(place, text) if others else text
+
+
 def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
     if asked.top_logprobs and not asked.include:
         raise InvalidRequest(
@@ -104,7 +124,8 @@ def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
     messages = list(asked.input)
     if asked.instructions is not None:
         messages.insert(0, {"role": "system", "content": asked.instructions})
-    if asked.stream_options is not None and not asked.stream:
+    options = asked.stream_options
+    if options is not None and options.include_obfuscation and not asked.stream:
         raise InvalidRequest(
             "stream_options is only allowed with stream: true", param="stream_options"
         )
@@ -120,6 +141,8 @@ def _as_chat(asked: ResponsesRequest) -> ChatCompletionRequest:
         "logit_bias": {str(token_id): bias for token_id, bias in asked.logit_bias},
         "speculation": asked.speculation,
         "lookahead": asked.lookahead,
+        "reasoning_effort": asked.reasoning.effort,
+        "verbosity": asked.text.verbosity,
     }
     try:
         return ChatCompletionRequest.model_validate(fields)

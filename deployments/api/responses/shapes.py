@@ -10,47 +10,75 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from deployments.api.lookahead.fields import LookaheadOptions
 from deployments.api.responses.items import Items
 from deployments.api.schemas.answers import LookaheadUsage, Metrics
-from deployments.api.schemas.chat_fields import TemplateSettings
+from deployments.api.schemas.chat_fields import (
+    ReasoningEffort,
+    TemplateSettings,
+    Verbosity,
+)
 from deployments.api.schemas.details import ChoiceDetails
 from deployments.api.schemas.requests import MAX_LOGPROBS, SpeculationOptions
 from deployments.api.schemas.sampling_fields import LogitBias
-from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value, shown
+from deployments.api.schemas.strict_fields import (
+    BodyFields,
+    StrictFields,
+    refuse_value,
+    shown,
+    without_nulls,
+)
 from deployments.api.schemas.tool_fields import MAX_TOOLS, FunctionDefinition, allowed_choice
 
 LOGPROBS = "message.output_text.logprobs"  # the one part that may be asked for beside the text
+# Parts of items that this server never writes, and a copy of the reasoning, which is there as text.
+_OF_OTHERS = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 _MAX_METADATA = 16  # entries, keys and values: OpenAI's limits
 _MAX_KEY_CHARS = 64
 _MAX_VALUE_CHARS = 512
 
 
-def _metadata(content: Any) -> dict[str, str]:
-    if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
+def _metadata(content: Any) -> dict[str, str | None]:
+    texts = content.values() if isinstance(content, dict) else [0]
+    if not all(value is None or isinstance(value, str) for value in texts):
         refuse_value("must be an object of strings")
     if len(content) > _MAX_METADATA:
         refuse_value(f"at most {_MAX_METADATA} entries are allowed (got {len(content)})")
     for key, value in content.items():
-        if len(key) > _MAX_KEY_CHARS or len(value) > _MAX_VALUE_CHARS:
+        if len(key) > _MAX_KEY_CHARS or len(value or "") > _MAX_VALUE_CHARS:
             refuse_value(
                 f"keys have at most {_MAX_KEY_CHARS} characters and values {_MAX_VALUE_CHARS} "
-                f"(got {len(key)} and {len(value)})"
+                f"(got {len(key)} and {len(value or '')})"
             )
     return content
 
 
 def _only_function(content: Any) -> Any:
-    kind = content.get("type") if isinstance(content, dict) else None
-    if isinstance(content, dict) and kind != "function":
-        refuse_value(f"type {shown(kind)} is not supported, only 'function'")
+    if is_other_tool(content) or (isinstance(content, dict) and "type" not in content):
+        refuse_value(f"type {shown(content.get('type'))} is not supported, only 'function'")
     return content
+
+
+def is_other_tool(content: Any) -> bool:
+    """Whether it is a tool of a kind that is not served: it would run in the server."""
+    kind = content.get("type") if isinstance(content, dict) else None
+    return isinstance(kind, str) and kind != "function"
 
 
 def _choice(content: Any) -> str:
     """As a chat's `tool_choice` is read: a word, or with the names of functions."""
+    content = without_nulls(content)
     if content in ("none", "auto", "required"):
         return str(content)
     if (name := _named(content)) is not None:
@@ -58,6 +86,8 @@ def _choice(content: Any) -> str:
     if isinstance(content, dict) and content.keys() == {"type", "mode", "tools"}:
         tools = content["tools"]
         if content["type"] == "allowed_tools" and isinstance(tools, list):
+            if content["mode"] == "auto":  # none of the others has to be called
+                tools = [tool for tool in tools if not is_other_tool(tool)]
             read = allowed_choice(content["mode"], [_named(tool) for tool in tools])
             if read is not None:
                 return read
@@ -80,9 +110,10 @@ def _included(content: Any) -> list[str]:
     if not isinstance(content, list):
         refuse_value("must be a list")
     for index, name in enumerate(content):
-        if name != LOGPROBS:
-            refuse_value(f"item {index}: {shown(name)} is not supported, only {LOGPROBS!r}")
-    return list(content[:1])
+        if name != LOGPROBS and name not in _OF_OTHERS:
+            known = ", ".join((LOGPROBS, *_OF_OTHERS))
+            refuse_value(f"item {index}: {shown(name)} is not known, only {known}")
+    return [LOGPROBS] if LOGPROBS in content else []
 
 
 class FunctionTool(FunctionDefinition):
@@ -105,7 +136,15 @@ class TextOptions(StrictFields):
     """How the text of the answer is to be."""
 
     format: TextFormat = Field(default_factory=TextFormat)
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningOptions(StrictFields):
+    """How much the model is to think. No summary is written: the reasoning itself is there."""
+
+    ignored = frozenset({"summary", "generate_summary", "context"})
+
+    effort: ReasoningEffort | None = None
 
 
 class ResponsesStreamOptions(StrictFields):
@@ -130,7 +169,7 @@ class AllowedFunctions(StrictFields):
 
 
 _ChoiceIn = Literal["none", "auto", "required"] | ChosenTool | AllowedFunctions
-_MetadataIn = Annotated[dict[str, str], Field(max_length=_MAX_METADATA)]
+_MetadataIn = Annotated[dict[str, str | None], Field(max_length=_MAX_METADATA)]
 
 
 _Tools = list[Annotated[FunctionTool, BeforeValidator(_only_function)]]
@@ -149,6 +188,8 @@ class ResponsesRequest(BodyFields):
             "prompt_cache_options",
             "prompt_cache_retention",
             "max_tool_calls",  # of tools that run in the server: there are none
+            "client_metadata",
+            "request_id",
         }
     )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -161,7 +202,14 @@ class ResponsesRequest(BodyFields):
         "moderation": (),
         "previous_response_id": (),
         "prompt": (),
-        "reasoning": ({}, {"effort": "none"}),
+        "include_reasoning": (True,),
+        "skip_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
+        "enable_response_messages": (False,),
+        "priority": (0,),
+        "n": (1,),
+        "stop": ([],),
+        "logprobs": (False,),
     }
 
     model: str
@@ -171,23 +219,21 @@ class ResponsesRequest(BodyFields):
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     text: TextOptions = Field(default_factory=TextOptions)
-    tools: list[Annotated[FunctionTool, BeforeValidator(_only_function)]] = Field(
-        default_factory=list, max_length=MAX_TOOLS
-    )
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    tools: _Tools = Field(default_factory=list, max_length=MAX_TOOLS)
+    other_tools: SkipJsonSchema[tuple[tuple[int, str], ...]] = ()  # left out: place and kind
     tool_choice: Annotated[str, BeforeValidator(_choice, json_schema_input_type=_ChoiceIn)] = "auto"
     parallel_tool_calls: bool = True
     include: Annotated[
         list[str],
-        BeforeValidator(
-            _included, json_schema_input_type=list[Literal["message.output_text.logprobs"]]
-        ),
+        BeforeValidator(_included, json_schema_input_type=list[Literal[LOGPROBS, *_OF_OTHERS]]),
     ] = Field(default_factory=list)
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     truncation: Literal["auto", "disabled"] = "disabled"
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     metadata: Annotated[
-        dict[str, str], BeforeValidator(_metadata, json_schema_input_type=_MetadataIn)
+        dict[str, str | None], BeforeValidator(_metadata, json_schema_input_type=_MetadataIn)
     ] = Field(default_factory=dict)
     # Extensions, as in chat completions.
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
@@ -203,6 +249,19 @@ class ResponsesRequest(BodyFields):
     chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
     speculation: SpeculationOptions = Field(default_factory=SpeculationOptions)
     lookahead: LookaheadOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, content: Any) -> Any:
+        """Leave out tools that are not served, beside functions and where none must be called."""
+        tools = content.get("tools") if isinstance(content, dict) else None
+        if not isinstance(tools, list) or content.get("tool_choice") == "required":
+            return content
+        others = tuple((i, tool["type"]) for i, tool in enumerate(tools) if is_other_tool(tool))
+        if not others or len(others) == len(tools) or "other_tools" in content:
+            return content
+        served = [tool for tool in tools if not is_other_tool(tool)]
+        return {**content, "tools": served, "other_tools": others}
 
 
 class ResponsesUsage(BaseModel):
@@ -228,12 +287,12 @@ class ResponsesAnswer(BaseModel):
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
-    metadata: dict[str, str]
+    metadata: dict[str, str | None]
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
     previous_response_id: None
-    reasoning: dict[str, None]
+    reasoning: dict[str, str | None]
     background: Literal[False]
     store: Literal[False]
     temperature: float

@@ -2,7 +2,8 @@
 
 What stays begins with a user's message, so that no result loses its call, behind the instructions
 in front. As few turns go as let prompt and answer fit; a search by halves finds them, because a
-conversation is tokenised for each try.
+conversation is tokenised for each try. An answer of more tokens than the window has is cut to what
+the conversation leaves.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ def prepare_truncated(chat: ChatCompletionRequest, model: ServedModel, request_i
         ContextTooLong: not even its last message fits; the error is that of the whole.
         InvalidRequest: as `prepare_turn`.
     """
+    whole: Prepared | None = None
+    refusal: ContextTooLong | None = None
     try:
-        return prepare_turn(chat, model, request_id)
+        whole = prepare_turn(chat, model, request_id)
     except ContextTooLong as error:
-        whole = error
+        refusal = error
+    if whole is not None and _has_room(whole, chat, model):
+        return whole
     messages = chat.messages
     roles = [message.role for message in messages]
     first = next((i for i, role in enumerate(roles) if role not in _INSTRUCTIONS), len(roles))
@@ -38,11 +43,27 @@ def prepare_truncated(chat: ChatCompletionRequest, model: ServedModel, request_i
     while low < high:
         middle = (low + high) // 2
         kept = [*messages[:first], *messages[starts[middle] :]]
-        try:
-            found = prepare_turn(chat.model_copy(update={"messages": kept}), model, request_id)
-            high = middle
-        except ContextTooLong:
+        cut = _prepared(chat.model_copy(update={"messages": kept}), model, request_id)
+        if cut is not None and _has_room(cut, chat, model):
+            found, high = cut, middle
+        else:
             low = middle + 1
-    if found is None:
-        raise whole
-    return found
+    if found is not None:
+        return found
+    if whole is None:
+        assert refusal is not None, "it is prepared or refused"
+        raise refusal
+    return whole
+
+
+def _prepared(chat: ChatCompletionRequest, model: ServedModel, request_id: str) -> Prepared | None:
+    try:
+        return prepare_turn(chat, model, request_id)
+    except ContextTooLong:
+        return None
+
+
+def _has_room(prepared: Prepared, chat: ChatCompletionRequest, model: ServedModel) -> bool:
+    """Whether the answer may be as long as was asked for, unless no conversation lets it."""
+    asked = chat.max_completion_tokens
+    return asked is None or asked >= model.max_model_len or prepared[0].max_tokens >= asked

@@ -170,11 +170,11 @@ class ResponsesWriter:
             "output": list(self._items.done),
             "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": asked.reasoning.effort, "summary": None},
             "background": False,
             "store": False,
             "temperature": asked.temperature,
-            "text": {"format": asked.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "text": asked.text.model_dump(by_alias=True, exclude_none=True),
             "tool_choice": _choice(asked.tool_choice),
             "tools": [tool.model_dump() for tool in asked.tools],
             "top_logprobs": asked.top_logprobs or 0,
@@ -185,6 +185,9 @@ class ResponsesWriter:
         if finished is not None:
             response["seed"] = head.seed
             response["metrics"] = metrics_of(finished).model_dump()
+            if asked.other_tools:
+                kinds = [kind for _, kind in asked.other_tools]
+                response["metrics"]["tools_left_out"] = kinds
         return response
 
     def _usage(self, finished: Finished) -> dict[str, Any]:

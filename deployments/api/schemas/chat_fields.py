@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, Field
 
-from deployments.api.schemas.message_fields import MAX_PARTS, text_of_parts
+from deployments.api.history.content import MAX_PARTS, written_text
 from deployments.api.schemas.strict_fields import StrictFields, refuse_value
 from deployments.api.schemas.tool_fields import check_depth
 
@@ -40,9 +40,14 @@ TemplateSettings = Annotated[
 ]
 
 
+# Hints, which are variables of the template too: a model whose template knows none takes none.
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+
 def _text(content: Any) -> str:
     """A text is a string or a list of parts, which follow each other as they are."""
-    return text_of_parts(content, "")
+    return written_text(content, "")
 
 
 class PredictedPart(BaseModel):

@@ -44,14 +44,15 @@ from deployments.api.tokens.shapes import (
 _ABOUT = """OpenAI's routes for chat and text completions, with vLLM's and own extensions.
 
 `null` means absent, for every field that is not required. Integers are written without a decimal
-point. Beyond what the schemas say a request is refused (400) when prompt and `max_tokens` do not
-fit in the context window, when `max_tokens` and `max_completion_tokens` differ, when `min_tokens`
+point. Beyond what the schemas say a request is refused (400) when the prompt leaves no room in the
+context window (more `max_tokens` than it leaves are cut), when `max_tokens` is 0 without `echo` or
+`prompt_logprobs`, when `max_tokens` and `max_completion_tokens` differ, when `min_tokens`
 exceeds `max_tokens`, with `stream_options` without `stream: true`, with `prompt_logprobs` and
 `stream: true`, with `top_logprobs` without `logprobs: true`, with two constraints on one answer or
 one that cannot be compiled, with `json_schema` in a `response_format` of another type or missing
-in its own, with two tools of one name, a `tool_choice` that is not among the tools, a `tool`
-message whose call is not before it, and when a key of `logit_bias` is no token id of the model. The
-body has a limit of bytes (413), before and after its Content-Encoding is undone.
+in its own, with two tools of one name, a `tool_choice` that is not among the tools, and when a key
+of `logit_bias` is no token id of the model. The body has a limit of bytes (413), before and after
+its Content-Encoding is undone.
 """
 _MEANINGS = {
     400: "The request is at fault: message, `param` and `code` say how.",

@@ -13,12 +13,11 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from deployments.api.bodies import MAX_FIELDS
 from deployments.api.requests import ServedModel
 from deployments.api.responses.shapes import ResponsesRequest
 from deployments.api.schemas.grammar_check import GrammarCheckRequest
 from deployments.api.schemas.requests import ChatCompletionRequest, CompletionRequest
-from deployments.api.schemas.strict_fields import BodyFields
+from deployments.api.schemas.strict_fields import MAX_FIELDS, BodyFields
 from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
@@ -26,23 +25,6 @@ Schema = dict[str, Any]
 REF_TEMPLATE = "#/components/schemas/{model}"
 
 _NULL: Schema = {"type": "null"}
-_NULL_OR_EMPTY: Schema = {"anyOf": [_NULL, {"type": "array", "maxItems": 0}]}
-# What means "absent" within each shape, for any field that is not required and for unknown ones.
-_ABSENT = {
-    "ChatCompletionRequest": _NULL,
-    "CompletionRequest": _NULL,
-    "ResponsesRequest": _NULL,
-    "TextOptions": _NULL,
-    "TokenizeRequest": _NULL,
-    "DetokenizeRequest": _NULL,
-    "GrammarCheckRequest": _NULL,
-    "StreamOptions": _NULL,
-    "SpeculationOptions": _NULL,
-    "ResponseFormat": _NULL,
-    "StructuredOutputs": _NULL,
-    "Prediction": _NULL,
-    "Message": _NULL_OR_EMPTY,
-}
 
 
 def request_schemas(model: ServedModel) -> dict[str, Schema]:
@@ -70,11 +52,15 @@ def request_schemas(model: ServedModel) -> dict[str, Schema]:
         outputs[name] = _either(outputs[name], as_text)
     logprobs = schemas["CompletionRequest"]["properties"]
     logprobs["logprobs"] = _either(logprobs["logprobs"], {"const": False})
-    for name, absent in _ABSENT.items():
-        _take_absent(schemas[name], absent)
-    _take_no_empty_content(schemas["Message"])
+    for shape in schemas.values():
+        if shape.get("additionalProperties") is False:
+            _take_absent(shape)
+    schemas["Message"]["maxProperties"] = MAX_FIELDS
     for request in requests:
         _limit(schemas[request.__name__]["properties"], model)
+    for name, value in model.sampling.given.items():
+        for body in (*requests, ResponsesRequest):
+            schemas[body.__name__]["properties"][name]["default"] = value
     speculation = schemas["SpeculationOptions"]["properties"]
     _bound(speculation["k"], "integer", maximum=model.max_num_speculative_tokens)
     if model.drafters:
@@ -92,19 +78,14 @@ def _take_neutral(shape: Schema, body: type[BodyFields]) -> None:
             properties[name] = {"enum": [*values, None], "description": text}
 
 
-def _take_absent(shape: Schema, absent: Schema) -> None:
+def _take_absent(shape: Schema) -> None:
+    """Let null stand for any field that is not required, and for one that is not known."""
     required = shape.get("required", ())
-    for name, schema in shape["properties"].items():
+    for name, schema in shape.get("properties", {}).items():
         if name not in required and not _takes_anything(schema):
-            shape["properties"][name] = _either(schema, absent)
-    shape["additionalProperties"] = absent
+            shape["properties"][name] = _either(schema, _NULL)
+    shape["additionalProperties"] = _NULL
     shape["maxProperties"] = MAX_FIELDS
-
-
-def _take_no_empty_content(message: Schema) -> None:
-    """Content may be missing beside calls, or null, but is never an empty list."""
-    content = message["properties"]["content"]
-    content["anyOf"] = [option for option in content["anyOf"] if option.get("maxItems") != 0]
 
 
 def _takes_anything(schema: Schema) -> bool:
@@ -114,10 +95,12 @@ def _takes_anything(schema: Schema) -> bool:
 def _limit(properties: Schema, model: ServedModel) -> None:
     """Put in the limits of the served model."""
     longest = min(model.max_tokens_limit, model.max_model_len - 1)
+    is_limited = model.max_tokens_limit < model.max_model_len  # else the window cuts
     ids = {"minimum": 0, "maximum": model.tokenizer.vocab_size - 1}
     properties["model"]["const"] = model.name
-    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
-        if name in properties:
+    _bound(properties["min_tokens"], "integer", maximum=longest)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in properties and is_limited:
             _bound(properties[name], "integer", maximum=longest)
     _bound(properties["n"], "integer", maximum=model.max_choices)
     _bound(properties["stop"], "string", maxLength=model.max_stop_chars)

@@ -17,13 +17,18 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
+from deployments.api.history.message import Message
 from deployments.api.lookahead.fields import LookaheadOptions
-from deployments.api.schemas.chat_fields import Prediction, TemplateSettings
+from deployments.api.schemas.chat_fields import (
+    Prediction,
+    ReasoningEffort,
+    TemplateSettings,
+    Verbosity,
+)
 from deployments.api.schemas.grammar_fields import ResponseFormat, StructuredOutputs
-from deployments.api.schemas.message_fields import Message
 from deployments.api.schemas.names import DrafterName, RuleName
 from deployments.api.schemas.sampling_fields import BadWords, LogitBias, NoFalse, StopTokenIds
-from deployments.api.schemas.strict_fields import BodyFields, StrictFields, refuse_value
+from deployments.api.schemas.strict_fields import BodyFields, StrictFields, integers, refuse_value
 from deployments.api.schemas.tool_fields import ToolChoiceField, ToolList
 from models.protocol.errors import (
     ContextTooLong,
@@ -54,6 +59,7 @@ def _listed_stop(stop: Any) -> list[str]:
 
 def _listed_prompts(prompt: Any) -> list[str | list[int]]:
     """A prompt is a string or token ids; a list holds several of one kind."""
+    prompt = [integers(item) for item in integers(prompt)] if isinstance(prompt, list) else prompt
     prompts = prompt if _is_list_of(prompt, str | list) else [prompt]
     for index, one in enumerate(prompts):
         if type(one) is not type(prompts[0]):
@@ -100,6 +106,11 @@ class StreamOptions(StrictFields):
     include_obfuscation: bool = False  # see `api/writing/obfuscation.py`
 
     @property
+    def asks(self) -> bool:
+        """Whether anything is asked for."""
+        return self.include_usage or self.continuous_usage_stats or self.include_obfuscation
+
+    @property
     def wants_usage(self) -> bool:
         """Whether the stream ends with an event that has the usage."""
         return self.include_usage or (
@@ -134,6 +145,8 @@ IGNORED_FIELDS = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
+        "client_metadata",
+        "request_id",
     }
 )
 
@@ -145,7 +158,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "chat_template_kwargs": ({},),
     "suffix": ("",),
-    "top_logprobs": (),
+    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -157,10 +170,31 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "moderation": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
+    # vLLM's, at their defaults.
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template": (),
+    "include_reasoning": (True,),
+    "documents": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "priority": (0,),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "vllm_xargs": ({},),
+    "kv_transfer_params": ({},),
+    # OpenRouter's.
+    "reasoning": ({}, {"enabled": True}, {"exclude": False}, {"enabled": True, "exclude": False}),
+    "plugins": ([],),
+    "transforms": ([],),
 }
 
 
@@ -171,7 +205,7 @@ class GenerationFields(BodyFields):
     neutral = NEUTRAL_VALUES
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=0)  # 0: the prompt alone, see `requests.py`
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=-1, lt=2**31)  # 0 and -1: off
@@ -205,7 +239,7 @@ class ChatCompletionRequest(GenerationFields):
     """Body of POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: ToolList = Field(default_factory=list)
@@ -213,6 +247,18 @@ class ChatCompletionRequest(GenerationFields):
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
     chat_template_kwargs: TemplateSettings = Field(default_factory=dict)
+    reasoning_effort: ReasoningEffort | None = None
+    verbosity: Verbosity | None = None
+
+    @property
+    def template_settings(self) -> dict[str, Any]:
+        """Variables of the chat template: hints to the model, and what the client names itself."""
+        hints: dict[str, Any] = {"verbosity": self.verbosity} if self.verbosity else {}
+        if self.reasoning_effort is not None:
+            hints["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            hints["enable_thinking"] = False
+        return hints | self.chat_template_kwargs
 
 
 class CompletionRequest(GenerationFields):

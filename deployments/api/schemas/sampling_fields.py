@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from deployments.api.schemas.strict_fields import refuse_value
+from deployments.api.schemas.strict_fields import integers, refuse_value, without_nulls
 
 MAX_BIASES = 300  # OpenAI's
 _BIAS_LIMIT = 100
@@ -28,7 +28,7 @@ def _biases(content: Any) -> list[tuple[int, float]]:
     if len(content) > MAX_BIASES:
         refuse_value(f"at most {MAX_BIASES} entries are allowed (got {len(content)})")
     biases = []
-    for key, bias in content.items():
+    for key, bias in without_nulls(content).items():
         if not _ID.fullmatch(key):
             refuse_value(f"keys must be token ids (got {key[:40]!r})")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) == math.inf:
@@ -56,6 +56,7 @@ def _words(content: Any) -> list[str]:
 
 
 def _token_ids(content: Any) -> list[int]:
+    content = integers(content)
     if not isinstance(content, list) or not all(type(item) is int for item in content):
         refuse_value("must be a list of token ids")
     if len(content) > _MAX_STOP_IDS:

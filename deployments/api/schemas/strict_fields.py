@@ -1,33 +1,113 @@
-"""What all parts of a request body have in common: strict types, no unknown fields."""
+"""What all parts of a request body have in common: strict types, no unknown fields.
+
+One rule for all of them, however deep: a field that is null is not there. It holds for the shapes
+of this server, not for what a client owns (schemas, arguments, metadata, variables), where a null
+means what the client means by it. A number such as 2.0 is an integer, as JSON has it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar, NoReturn
+from functools import cache
+from typing import Any, ClassVar, NoReturn, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+MAX_FIELDS = 128  # of one object; more could take a tenth of a second to name all faults
 _MAX_SHOWN = 80  # characters of a refused value that the message repeats
 
 
 class StrictFields(BaseModel):
-    """Base of all request shapes."""
+    """Base of all request shapes.
+
+    Attributes:
+        ignored: fields that are accepted, without effect.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    ignored: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _present(cls, content: Any) -> Any:
+        """The fields that are there."""
+        if not isinstance(content, dict):
+            return content
+        check_number_of_fields(content)
+        whole = _integer_fields(cls)
+        return {
+            name: integral(value) if name in whole else value
+            for name, value in content.items()
+            if value is not None and name not in cls.ignored
+        }
 
 
 class BodyFields(StrictFields):
     """Base of whole bodies, and what `bodies.py` does with fields that are no fields of the shape.
 
     Attributes:
-        ignored: accepted, without effect.
         neutral: accepted with one of these values, which ask for nothing; others are refused.
     """
 
-    ignored: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+
+@cache
+def _integer_fields(shape: type[StrictFields]) -> frozenset[str]:
+    fields = shape.model_fields.items()
+    return frozenset(
+        field.alias or name
+        for name, field in fields
+        if field.annotation is int or int in get_args(field.annotation)
+    )
+
+
+def check_number_of_fields(content: Mapping[str, Any]) -> None:
+    """Refuse an object of more fields than one may have, before they are looked at."""
+    if len(content) > MAX_FIELDS:
+        refuse_value(f"at most {MAX_FIELDS} fields are allowed (got {len(content)})")
+
+
+def integral(value: Any) -> Any:
+    """The value, as an integer where it is a number without a fraction."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def integers(items: Any) -> Any:
+    """The list, its items as `integral` reads them."""
+    if isinstance(items, list) and any(isinstance(item, float) for item in items):
+        return [integral(item) for item in items]
+    return items
+
+
+def without_nulls(value: Any, depth: int = 8) -> Any:
+    """The same without the members of objects that are null, so many levels deep.
+
+    It is for fields of this server that no shape reads, which nest no deeper.
+    """
+    if depth and isinstance(value, dict):
+        present = {name: item for name, item in value.items() if item is not None}
+        return {name: without_nulls(item, depth - 1) for name, item in present.items()}
+    if depth and isinstance(value, list):
+        return [without_nulls(item, depth - 1) for item in value]
+    return value
+
+
+def nests_deeper(value: Any, levels: int) -> bool:
+    """Whether JSON nests more than so many levels deep; not by recursion, it may be far more."""
+    level = [value]
+    for _ in range(levels):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def refuse_value(message: str) -> NoReturn:

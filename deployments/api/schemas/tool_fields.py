@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo
 
-from deployments.api.schemas.strict_fields import StrictFields, refuse_value, shown
+from deployments.api.schemas.strict_fields import (
+    StrictFields,
+    nests_deeper,
+    refuse_value,
+    shown,
+    without_nulls,
+)
 from models.protocol.errors import InvalidRequest
 from models.text.tools.layout import NAME_PATTERN
 
@@ -20,6 +26,12 @@ CHOICES = ("none", "auto", "required")
 _MAX_NAMED = 8  # names that a message lists
 _NAME = re.compile(NAME_PATTERN)
 
+# What clients carry along with tools: it says nothing of what may be called.
+_NOTES = frozenset(
+    {"cache_control", "defer_loading", "annotations", "metadata", "output_schema", "outputSchema"}
+    | {"allowed_callers", "id"}
+)
+
 FunctionName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
 
@@ -29,17 +41,7 @@ _DEEPER: dict[str, Any] = reduce(lambda inner, _: {"not": inner}, range(MAX_DEPT
 
 def is_deep(value: Any) -> bool:
     """Whether JSON nests deeper than anything that walks it recursively should go."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return True
+    return nests_deeper(value, MAX_DEPTH)
 
 
 def check_depth(value: Any) -> Any:
@@ -69,6 +71,8 @@ class FunctionDefinition(StrictFields):
     of another one, what cannot be served is loosened, place by place (`models/grammar/loose.py`).
     """
 
+    ignored = _NOTES
+
     name: FunctionName
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
     strict: bool | None = None  # before the parameters, whose reading depends on it
@@ -84,6 +88,8 @@ class FunctionDefinition(StrictFields):
 
 class Tool(StrictFields):
     """One tool; only functions are served."""
+
+    ignored = _NOTES
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -157,6 +163,7 @@ def callable_tools(tools: Sequence[Tool], choice: str) -> list[tuple[int, Tool]]
 def _read_choice(choice: Any) -> str:
     """A word of `CHOICES`, `=` and the name of the tool that must be called, or as
     `allowed_choice` writes it."""
+    choice = without_nulls(choice)
     if isinstance(choice, str) and choice in CHOICES:
         return choice
     if (name := _named(choice)) is not None:

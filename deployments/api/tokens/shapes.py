@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
+from deployments.api.history.message import Message
 from deployments.api.schemas.answers import Answer
 from deployments.api.schemas.chat_fields import TemplateSettings
-from deployments.api.schemas.message_fields import Message
-from deployments.api.schemas.strict_fields import BodyFields, refuse_value
+from deployments.api.schemas.strict_fields import BodyFields, integers, refuse_value
 from deployments.api.schemas.tool_fields import ToolList
 
 MAX_MESSAGES = 4096
@@ -18,6 +18,7 @@ MAX_TOKENS = 262_144  # of one body; its text is about a megabyte
 
 
 def _token_ids(content: Any) -> list[int]:
+    content = integers(content)
     if not isinstance(content, list) or not all(type(item) is int for item in content):
         refuse_value("must be a list of token ids")
     if len(content) > MAX_TOKENS:

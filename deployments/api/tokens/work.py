@@ -11,10 +11,10 @@ from itertools import groupby
 import msgspec
 
 from deployments.api.bodies import parse
+from deployments.api.history.turns import turns_of
 from deployments.api.prompts import checked_ids
 from deployments.api.requests import ServedModel
 from deployments.api.schemas.logprobs import TokenNames
-from deployments.api.schemas.message_fields import check_results
 from deployments.api.tokens.shapes import DetokenizeRequest, TokenizeRequest
 from models.protocol.errors import InvalidRequest
 from models.text.tokenizer import Tokenizer
@@ -76,9 +76,8 @@ def _ids(asked: TokenizeRequest, model: ServedModel) -> list[int]:
             "template writes (got true)",
             param="add_special_tokens",
         )
-    check_results(asked.messages)
     messages, tools = model.formats.prompted(
-        [message.as_turn() for message in asked.messages],
+        turns_of(asked.messages),
         [tool.as_template_reads_it() for tool in asked.tools],
     )
     settings = asked.chat_template_kwargs | {"add_generation_prompt": asked.add_generation_prompt}

@@ -11,6 +11,7 @@ the turn, so that what may be written and what is understood are the same by con
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import string
@@ -37,6 +38,7 @@ class ToolLayout:
         begins_line: whether the trigger counts at the beginning of a line only.
         is_parallel: whether a turn may have several calls.
         id_prefix, num_id_chars: of the ids that calls are given.
+        has_strict_ids: whether the template refuses ids of other services.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ToolLayout:
     is_parallel: bool = True
     id_prefix: str = "call_"
     num_id_chars: int = 24
+    has_strict_ids: bool = False
 
     def __post_init__(self) -> None:
         if not (self.trigger and (self.opening + self.before_name).startswith(self.trigger)):
@@ -65,6 +68,14 @@ class ToolLayout:
             for name, arguments in calls
         ]
         return self.opening + self.separator.join(bodies) + self.closing
+
+    def taken_id(self, call_id: str) -> str:
+        """An id as the template takes it: itself, or one that is always the same for it."""
+        is_own = len(call_id) == self.num_id_chars and _NAME.fullmatch(call_id)
+        if not self.has_strict_ids or (is_own and call_id.isalnum()):
+            return call_id
+        digest = hashlib.sha256(call_id.encode(errors="replace")).digest()
+        return "".join(_ID_LETTERS[byte % len(_ID_LETTERS)] for byte in digest[: self.num_id_chars])
 
     def new_id(self) -> str:
         """A random id for a call."""

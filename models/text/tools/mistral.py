@@ -21,6 +21,7 @@ MISTRAL = ToolLayout(
     closing="]",
     id_prefix="",
     num_id_chars=_NUM_ID_CHARS,
+    has_strict_ids=True,
 )
 MISTRAL_SPACED = replace(MISTRAL, opening="[TOOL_CALLS] [")  # SentencePiece's tokenizers
 MISTRAL_ARGS = ToolLayout(
@@ -32,4 +33,5 @@ MISTRAL_ARGS = ToolLayout(
     separator="",
     id_prefix="",
     num_id_chars=_NUM_ID_CHARS,
+    has_strict_ids=True,
 )

@@ -34,7 +34,8 @@ class TurnFormats:
         """The messages and tools that the model's template is given."""
         named = _with_names(messages)
         if not self.is_described:
-            return named, tools
+            taken = _with_taken_ids(named, self.layout)
+            return taken if self.layout.is_parallel else _one_by_one(taken), tools
         return _described(named, tools, self.layout), ()
 
 
@@ -72,6 +73,49 @@ def _with_names(messages: Turns) -> Turns:
         else:
             turns.append(message)
     return turns
+
+
+def _with_taken_ids(messages: Turns, layout: ToolLayout) -> Turns:
+    """The messages with ids that the template takes: calls may be of another service."""
+    if not layout.has_strict_ids:
+        return messages
+    turns: Turns = []
+    for message in messages:
+        turn = dict(message)
+        if "tool_calls" in turn:
+            calls = turn["tool_calls"]
+            turn["tool_calls"] = [{**call, "id": layout.taken_id(call["id"])} for call in calls]
+        if "tool_call_id" in turn:
+            turn["tool_call_id"] = layout.taken_id(turn["tool_call_id"])
+        turns.append(turn)
+    return turns
+
+
+def _one_by_one(messages: Turns) -> Turns:
+    """The messages with one call a turn, each before its result, for templates that refuse more."""
+    turns: Turns = []
+    waiting: dict[str, Mapping[str, Any]] = {}  # further calls of the last turn, by id
+    for message in messages:
+        if message["role"] == "tool":
+            call = waiting.pop(message["tool_call_id"], None)
+            if call is not None:
+                turns.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            turns.append(message)
+            continue
+        turns += _alone(waiting)
+        waiting = {}
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            turns.append(message)
+            continue
+        turns.append({**message, "tool_calls": calls[:1]})
+        waiting = {call["id"]: call for call in calls[1:]}
+    return [*turns, *_alone(waiting)]
+
+
+def _alone(calls: Mapping[str, Mapping[str, Any]]) -> Turns:
+    """Turns of calls that have no result."""
+    return [{"role": "assistant", "content": None, "tool_calls": [call]} for call in calls.values()]
 
 
 def _described(messages: Turns, tools: Tools, layout: ToolLayout) -> Turns:

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from deployments.api.bodies import MAX_FIELDS, parse
+from deployments.api.history.content import MAX_PARTS
 from deployments.api.http import create_app
 from deployments.api.requests import prepare_chat, prepare_completions
-from deployments.api.schemas.message_fields import MAX_PARTS
 from deployments.api.schemas.requests import (
     MAX_MESSAGES,
     ChatCompletionRequest,
@@ -124,7 +124,12 @@ def refused(schema: type[Any], content: bytes) -> InvalidRequest:
         (body(**{f"f{i}": 1 for i in range(200)}), None, MAX_FIELDS, 201),
         (body(speculation={f"f{i}": 1 for i in range(200)}), "speculation", MAX_FIELDS, 200),
         (
-            body(response_format={"json_schema": {f"f{i}": 1 for i in range(200)}}),
+            body(
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {f"f{i}": 1 for i in range(200)},
+                }
+            ),
             "response_format.json_schema",
             MAX_FIELDS,
             200,

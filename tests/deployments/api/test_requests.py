@@ -83,21 +83,38 @@ def test_max_tokens(asked, expected):
     assert completion(max_tokens=asked).max_tokens == expected
 
 
-def test_the_default_shrinks_to_the_room_that_is_left():
+def test_tokens_shrink_to_the_room_that_is_left():
     assert completion(prompt=[5] * 190).max_tokens == 10
     assert completion(prompt=[5] * 199).max_tokens == 1
+    assert completion(prompt=[5] * 190, max_tokens=11).max_tokens == 10
+    roomy = served_model(max_tokens_limit=200)  # no limit but the window's
+    assert completion(roomy, prompt=[5] * 150, max_tokens=10**6).max_tokens == 50
+    assert chat(roomy, max_completion_tokens=10**6).max_tokens < 200
+
+
+def test_no_tokens_make_sense_where_the_prompt_is_asked_for():
+    assert completion(max_tokens=0, echo=True).max_tokens == 0
+    assert completion(max_tokens=0, prompt_logprobs=1).max_tokens == 0
+    assert chat(max_completion_tokens=0, prompt_logprobs=0).max_tokens == 0
+    with pytest.raises(InvalidRequest, match="at least 1, or 0 with echo or prompt_logprobs"):
+        completion(max_tokens=0)
+    with pytest.raises(InvalidRequest, match="at least 1, or 0 with prompt_logprobs") as caught:
+        chat(max_tokens=0)
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(InvalidRequest, match="min_tokens: must be at most max_tokens, 0"):
+        completion(max_tokens=0, min_tokens=1, echo=True)
 
 
 @pytest.mark.parametrize(
-    ("num_prompt", "asked", "param"),
-    [(190, 11, "max_tokens"), (200, None, "prompt"), (201, 1, "prompt")],
+    ("num_prompt", "asked"),
+    [(200, None), (201, 1), (200, 0)],
 )
-def test_what_does_not_fit_names_all_three_numbers(num_prompt, asked, param):
+def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(num_prompt, asked):
     with pytest.raises(ContextTooLong) as caught:
-        completion(prompt=[5] * num_prompt, max_tokens=asked)
+        completion(prompt=[5] * num_prompt, max_tokens=asked, echo=True)
     assert caught.value.code == "context_length_exceeded"
-    assert caught.value.param == param
-    for number in (200, num_prompt, "not given" if asked is None else asked):
+    assert caught.value.param == "prompt"
+    for number in (200, num_prompt):
         assert str(number) in caught.value.message
     # OpenAI's words: litellm knows the error by them and raises its ContextWindowExceededError.
     assert "this model's maximum context length is 200 tokens" in caught.value.message

@@ -211,6 +211,7 @@ async def test_items_are_the_messages_of_a_chat():
 
 
 BODY = {"model": "tiny", "input": "hi"}
+SEARCH = {"type": "web_search"}
 
 
 def allowed(name: str) -> dict[str, Any]:
@@ -226,21 +227,21 @@ def allowed(name: str) -> dict[str, Any]:
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"background": True}, "background"),
         ({"truncation": "some"}, "truncation"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["message.output_text.colour"]}, "include"),
         ({"include": "message.output_text.logprobs"}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"effort": "very"}}, "reasoning.effort"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "input"),
+        ({"input": [{"role": "ghost", "content": "x"}]}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 100_000}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tool_choice": {"type": "function", "name": "none"}}, "tool_choice.name"),
@@ -253,8 +254,13 @@ def allowed(name: str) -> dict[str, Any]:
         ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
         ({"temperature": 3}, "temperature"),
         ({"model": "other"}, "model"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input"),
+        ({"tools": [{"type": "web_search"}, WEATHER], "tool_choice": "required"}, "tools[0]"),
+        (
+            {"tools": [{"type": "web_search"}, WEATHER], "tool_choice": {"type": "mcp"}},
+            "tool_choice",
+        ),
+        ({"tools": [{"type": "web_search"}, WEATHER, WEATHER]}, "tools[2].name"),
+        ({"other_tools": [[0, "x"]]}, "other_tools"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_the_name_that_the_client_wrote(fields, param):

@@ -1,0 +1,71 @@
+"""From the messages of a request to the turns that a chat template is given.
+
+Results find their calls by the id, or where that is lost by the name or the order; a result whose
+call is not in the conversation any more stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deployments.api.history.calls import CarriedCall
+from deployments.api.history.message import Message
+
+Turn = dict[str, Any]
+
+
+def turns_of(messages: Sequence[Message]) -> list[Turn]:
+    """The messages as templates read them."""
+    book = _Calls()
+    turns: list[Turn] = []
+    for message in messages:
+        if message.role in ("tool", "function"):
+            turns.append(book.result(message.tool_call_id, message.name, message.content))
+            continue
+        turns += [book.result(result.call_id, None, result.text) for result in message.results]
+        if message.content is not None or not message.results:
+            turns.append(_turn(message, book))
+    return turns
+
+
+class _Calls:
+    """The calls of a conversation and which of them have no result yet."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, str] = {}  # names by ids
+        self._num_made = 0
+
+    def call(self, call: CarriedCall) -> Turn:
+        """A call as templates read it."""
+        call_id = self._new_id() if call.id is None else call.id
+        self._open[call_id] = call.name
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call_id, "type": "function", "function": function}
+
+    def result(self, call_id: str | None, name: str | None, text: str | None) -> Turn:
+        """A result as templates read it."""
+        if call_id is None:
+            named = (one for one, called in self._open.items() if called == name)
+            call_id = next(named, None) or next(iter(self._open), None) or self._new_id()
+        self._open.pop(call_id, None)
+        turn = {"role": "tool", "content": text or "", "tool_call_id": call_id}
+        return turn if name is None else turn | {"name": name}
+
+    def _new_id(self) -> str:
+        self._num_made += 1
+        return f"call_{self._num_made}"
+
+
+def _turn(message: Message, book: _Calls) -> Turn:
+    turn: Turn = {"role": message.role, "content": message.content or ""}
+    if message.role == "developer":
+        turn["role"] = "system"
+    if message.tool_calls:
+        turn["content"] = message.content or None  # by which some templates know a turn with calls
+        turn["tool_calls"] = [book.call(call) for call in message.tool_calls]
+    for name in ("name", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            turn[name] = value
+    return turn
