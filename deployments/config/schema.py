@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from deployments.api.schemas.names import NameOf
 from deployments.api.schemas.sampling_defaults import AUTO, SamplingDefaults
 from deployments.api.transport.settings import HttpConfig
+from deployments.config.capture import CaptureConfig
 from deployments.config.keys import nested, renewed
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
@@ -150,22 +151,6 @@ class SpeculationConfig(SpeculationLimits):
 def section_of_draft(pool: str) -> str:
     """The section of the config that a draft model is in, by the name of its pool."""
     return pool if pool == POOL else f"drafts.{pool}"
-
-
-class CaptureConfig(Section):
-    """Answers of real requests that are kept to train drafters on."""
-
-    folder: str = Field(
-        default="",
-        description="where token ids of prompts and answers are written, for python -m "
-        "models.distill; on each router's node; empty: nothing is kept",
-    )
-    max_size_mib: PositiveInt = Field(
-        default=256, description="MiB of all files; the oldest are deleted"
-    )
-    max_age_hours: PositiveFloat = Field(
-        default=168.0, description="hours after which a file is deleted"
-    )
 
 
 class RouterConfig(Section):
