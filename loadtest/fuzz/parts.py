@@ -7,6 +7,7 @@ from loadtest.fuzz.engines.cancel import open_cancel
 from loadtest.fuzz.engines.part import open_engines
 from loadtest.fuzz.engines.tools_part import open_tools
 from loadtest.fuzz.folders.part import open_folders
+from loadtest.fuzz.http.histories import open_histories
 from loadtest.fuzz.http.part import open_http
 from loadtest.fuzz.http.schema import open_schema
 from loadtest.fuzz.links.frames_part import open_frames
@@ -18,6 +19,7 @@ PARTS: dict[str, OpenPart] = {
     "links": open_links,
     "cancel": open_cancel,
     "http": open_http,
+    "histories": open_histories,
     "schema": open_schema,
     "frames": open_frames,
     "folders": open_folders,

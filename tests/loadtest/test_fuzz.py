@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from deployments.api.history import calls
+from deployments.api.schemas import sampling_fields
 from loadtest.fuzz import memory
 from loadtest.fuzz.__main__ import main
 from loadtest.fuzz.campaign import Limits, PartReport, run_one, run_part
@@ -50,6 +52,7 @@ Patch = pytest.MonkeyPatch
         ("links", 5, ["compared", "messages lost", "messages doubled", "messages broken"]),
         ("cancel", 5, ["cancelled", "cancelled twice", "closed", "finished"]),
         ("http", 20, ["status 200", "status 400"]),
+        ("histories", 4, ["noisy", "with nulls"]),
         ("schema", 3, ["requests"]),
         ("frames", 2, ["frames", "compared"]),
         ("folders", 12, ["refused", "served"]),
@@ -180,6 +183,26 @@ async def test_a_check_that_skips_the_tokenizer_is_seen(monkeypatch: Patch) -> N
     )
     assert "the check found nothing, then: " in found.failures[0].complaints[0]
     assert "tokenizer.json" in found.failures[0].complaints[0]
+
+
+def arguments_must_be_an_object(patch: Patch) -> None:
+    patch.setattr(calls, "read_arguments", lambda value: json.loads(value))
+
+
+def a_null_is_a_value(patch: Patch) -> None:
+    patch.setattr(sampling_fields, "without_nulls", lambda value: value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mistake", [arguments_must_be_an_object, a_null_is_a_value])
+async def test_strictness_about_history_or_nulls_is_seen(mistake: Any) -> None:
+    with Patch.context() as patch:
+        mistake(patch)
+        report = await run_part(
+            "histories", PARTS["histories"], SEED, 1e6, limits=Limits(10, 1), log=lambda line: None
+        )
+    assert report.failures
 
 
 async def test_a_case_that_raises_or_hangs_is_a_failure(monkeypatch: Patch) -> None:
