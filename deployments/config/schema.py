@@ -21,8 +21,8 @@ from pydantic_core import ErrorDetails
 from deployments.api.schemas.names import NameOf
 from deployments.api.schemas.sampling_defaults import AUTO, SamplingDefaults
 from deployments.api.transport.settings import HttpConfig
-from deployments.config.capture import CaptureConfig
 from deployments.config.keys import nested, renewed
+from deployments.config.sections.capture import CaptureConfig
 from models.config import EngineConfig, PositiveFloat, PositiveInt, Section
 from models.grammar.limits import ChoiceLimits, HostLimits, RegexLimits, SchemaLimits
 from models.protocol.rules import RULES

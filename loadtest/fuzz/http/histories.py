@@ -48,7 +48,7 @@ _UNREAD_PARTS = (
     {"type": "image_url", "image_url": {"url": "x"}},
     {"type": "something", "n": 1},
 )
-_UNREAD_ITEMS = (
+_UNREAD_ITEMS: tuple[dict[str, Any], ...] = (
     {"type": "web_search_call", "id": "ws_1", "status": "completed"},
     {"type": "compaction", "encrypted_content": "x"},
     {"type": "reasoning", "summary": [], "encrypted_content": "x"},
