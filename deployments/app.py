@@ -28,6 +28,7 @@ from deployments.constraint.replica import ConstraintReplica
 from deployments.engine.rank import EngineKind
 from deployments.engine.replica import EngineReplica
 from deployments.ingress.replica import Router
+from deployments.serve.waiting_run import end_waiting_run
 from models.heads.config import target_heads
 
 _SPARE_REQUESTS = 64
@@ -51,6 +52,7 @@ class DeployedConfig(AppConfig):
         try:
             return super().model_validate(obj, **options)
         except ValueError as error:
+            end_waiting_run()
             raise CannotServe(str(error)) from None
 
 
@@ -61,7 +63,11 @@ def build(args: DeployedConfig) -> Application:
         CannotServe: GPUs, labels, model folders or memory are missing, or draft and target do not
             fit together; one sentence names them all.
     """
-    refuse_unservable(args)
+    try:
+        refuse_unservable(args)
+    except CannotServe:
+        end_waiting_run()
+        raise
     config = with_shared_vocabulary(resolved(args))
     name = config.router.model_name
     target = bind_engine("Target", "target", config.target, config.link, name)

@@ -54,3 +54,27 @@ def root_url(app_name: str) -> str:
         return "http://127.0.0.1:8000"
     application = client.get_serve_details()["applications"].get(app_name, {})
     return f"{client.root_url}{application.get('route_prefix') or ''}".rstrip("/")
+
+
+def driver_of_this_job() -> int | None:
+    """The process that started the job which this task or actor is of; None: it is this process, or
+    one of another machine. In public only the dashboard lists jobs, which may be missing.
+    """
+    import os
+
+    import ray
+    from ray._private import worker
+
+    if not ray.is_initialized():
+        return None
+    job_id = ray.get_runtime_context().get_job_id()
+    process: Any = worker.global_worker
+    jobs = process.gcs_client.get_all_job_info(
+        skip_submission_job_info_field=True, skip_is_running_tasks_field=True
+    )
+    here = ray.util.get_node_ip_address()
+    for job in jobs.values():
+        is_ours = job.job_id.hex() == job_id and job.driver_address.ip_address == here
+        if is_ours and not job.is_dead and job.driver_pid != os.getpid():
+            return int(job.driver_pid)
+    return None

@@ -5,8 +5,10 @@
 
 Each client is installed with pip into a virtual environment of its own, or with npm into a folder,
 which is kept. Installing needs a package index; running needs no network but the server's. A
-client of npm is skipped where Node or npm is missing. The exit status is 0 when no check failed;
-checks that need what the server does not have are listed apart.
+client is skipped where Node and npm, a Chromium or nginx is missing that it needs. The exit status
+is 0 when no check failed; checks that need what the server does not have are listed apart. The
+served config lets in pages of all origins; a client behind nginx has a server of its own, whose
+requests wait for each other.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from loadtest.clients.catalog import CLIENTS, Client, Target
-from loadtest.clients.node import NoNode, ensured_modules
+from loadtest.clients.catalog import CLIENTS, Client, Target, let_pages_in
+from loadtest.clients.node import ensured_modules
+from loadtest.clients.processes import NotHere
 from loadtest.clients.results import ClientResult, table
-from loadtest.clients.run_client import run_client
+from loadtest.clients.run_client import check_programs, run_client
 from loadtest.clients.venvs import NotInstallable, default_folder, ensured_venv
 from loadtest.report.machine import ROOT
 from loadtest.service.served import served
@@ -59,24 +63,44 @@ class Report(frame.Report):
 
 
 def run(arguments: argparse.Namespace, report: Report) -> None:
-    """Install what can be installed, then run it against the server; results as they come."""
-    ready: list[tuple[Client, Path]] = []
+    """Install what can be installed, then run it against its server; results as they come."""
+    ready = list(_installed(arguments, report))
+    shared = [one for one in ready if one[0].change is None]
+    _run_all(shared, let_pages_in, arguments, report)
+    for one in ready:
+        client, change = one[0], one[0].change
+        if change is not None and arguments.url:
+            why = "skipped: it needs a server of its own, without --url"
+            report.results.append(ClientResult(client.name, skipped=why))
+        elif change is not None:
+            _run_all([one], change, arguments, report)
+
+
+def _installed(arguments: argparse.Namespace, report: Report) -> Iterator[tuple[Client, Path]]:
     folder = arguments.venvs or default_folder()
     for client in CLIENTS:
         if arguments.only and client.name not in arguments.only:
             continue
         print(f"{client.name}: installing {', '.join(client.requirements)}", flush=True)
         try:
+            check_programs(client)
             ensured = ensured_modules if client.is_npm else ensured_venv
-            installed = ensured(folder.absolute(), client.name, client.requirements)
-            ready.append((client, installed))
-        except NoNode as error:
+            yield client, ensured(folder.absolute(), client.name, client.requirements)
+        except NotHere as error:
             report.results.append(ClientResult(client.name, skipped=str(error)))
         except (NotInstallable, OSError) as error:
             report.results.append(ClientResult(client.name, trouble=str(error)))
+
+
+def _run_all(
+    ready: Sequence[tuple[Client, Path]],
+    change: Callable[[dict[str, Any]], None],
+    arguments: argparse.Namespace,
+    report: Report,
+) -> None:
     if not ready:
         return
-    with _server(arguments) as target:
+    with _server(arguments, change) as target:
         for client, bin_folder in ready:
             print(f"{client.name}: running", flush=True)
             result = run_client(client, bin_folder, target)
@@ -85,12 +109,14 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 @contextlib.contextmanager
-def _server(arguments: argparse.Namespace) -> Iterator[Target]:
+def _server(
+    arguments: argparse.Namespace, change: Callable[[dict[str, Any]], None]
+) -> Iterator[Target]:
     tokenizer = arguments.tokenizer.absolute()
     if arguments.url:
         yield target_at(arguments.url, tokenizer)
         return
-    with served(arguments.config) as service:
+    with served(arguments.config, change=change) as service:
         yield target_at(service.base_url, tokenizer)
 
 

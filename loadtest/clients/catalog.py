@@ -1,7 +1,9 @@
 """The clients: what pip installs for each, and what is run with it.
 
-A client is run by a script of ours in its own environment (`scripts/`), or, where it is a
-benchmark tool, by its own command line with a small bounded load, a check for each load.
+A client is run by a script of ours in its own environment (`scripts/`), in a page of a browser, or,
+where it is a benchmark tool, by its own command line with a small bounded load, a check for each
+load. All are run against one server that lets pages in, but for those that want a server of their
+own (`change`).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from loadtest.clients.reports import (
     Counts,
@@ -22,7 +25,7 @@ _CONCURRENCY = 3
 _PROMPT_TOKENS = 60
 _OUTPUT_TOKENS = 20
 _LOAD_TIMEOUT_S = 120.0
-_SCRIPT_TIMEOUT_S = 180.0
+_SCRIPT_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +52,36 @@ class Client:
 
     Attributes:
         requirements: for pip, or for npm where `is_npm`.
-        script: module; for Node a file below the repository's root.
+        script: module; for Node and for a page a file below the repository's root.
+        is_page: the script runs in a page of another origin than the server's.
+        is_behind_nginx: the client reaches the server through nginx.
+        change: of the config of a server of its own.
     """
 
     name: str
     requirements: tuple[str, ...]
     script: str = ""
     is_npm: bool = False
+    is_page: bool = False
+    is_behind_nginx: bool = False
+    change: Callable[[dict[str, Any]], None] | None = None
     loads: tuple[Load, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = _SCRIPT_TIMEOUT_S  # of the script, or of one load
+
+
+def let_pages_in(config: dict[str, Any]) -> None:
+    """Change a Serve config so that pages of all origins may use the API."""
+    router = config["applications"][0]["args"]["router"]
+    router["http"] = {**(router.get("http") or {}), "allowed_origins": ["*"]}
+
+
+def _one_at_a_time(config: dict[str, Any]) -> None:
+    """Change a Serve config so that requests wait for each other, minutes if it must be."""
+    let_pages_in(config)
+    router = config["applications"][0]["args"]["router"]
+    router |= {"max_sessions": 1, "max_queued_sessions": 512}
+    router["timeouts"] = {**router["timeouts"], "queue_wait_s": 900}
 
 
 def _script(name: str, *requirements: str, **environment: str) -> Client:
@@ -125,9 +148,24 @@ CLIENTS: tuple[Client, ...] = (
     _script("openai", "openai>=3.54,<4"),
     Client(
         name="openai (npm)",
-        requirements=("openai@>=7.57 <8",),
+        requirements=("openai@>=7.57 <8", "zod@>=4.6 <5"),
         script="loadtest/clients/scripts/openai_npm_checks.mjs",
         is_npm=True,
+    ),
+    Client(
+        name="openai (a page in Chromium)",
+        requirements=("openai@>=7.57 <8",),
+        script="loadtest/clients/scripts/page_checks.mjs",
+        is_npm=True,
+        is_page=True,
+    ),
+    Client(
+        name="openai (behind nginx)",
+        requirements=("openai>=3.54,<4",),
+        script="loadtest.clients.scripts.nginx_checks",
+        is_behind_nginx=True,
+        change=_one_at_a_time,
+        timeout_s=900.0,  # its requests wait longer than nginx's default of 60 s
     ),
     _script("langchain-openai", "langchain-openai>=1.7,<2"),
     # Its newest releases may want a certifi that is days old: the range lets pip go back. The
@@ -136,6 +174,13 @@ CLIENTS: tuple[Client, ...] = (
     _script("instructor", "instructor>=1.16,<2"),
     _script("pydantic-ai-slim", "pydantic-ai-slim[openai]>=2.60,<3"),
     _script("openai-agents", "openai-agents>=0.23,<1"),
+    Client(
+        name="lm-eval",
+        # torch: see guidellm.
+        requirements=("lm-eval[api]>=0.4.13,<1", "transformers>=5.17,<6", "torch==2.13.0"),
+        script="loadtest.clients.scripts.lm_eval_checks",
+        environment={"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+    ),
     Client(
         name="guidellm",
         # torch: the version that is offered as a CPU build, as for the server itself.

@@ -14,26 +14,22 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.clients.processes import run_bounded
+from loadtest.clients.processes import path_of, run_bounded
 from loadtest.clients.venvs import INSTALL_TIMEOUT_S, NotInstallable
 
 _MODULES = "node_modules"
 _READY = "installed.txt"
 
 
-class NoNode(Exception):
-    """Node or npm is not on this machine."""
-
-
 def ensured_modules(folder: Path, name: str, requirements: Sequence[str]) -> Path:
     """A folder whose `node_modules` has the packages; an old one is used as it is.
 
     Raises:
-        NoNode: there is no Node or no npm.
+        NotHere: there is no Node or no npm.
         NotInstallable: npm failed or took too long; with its last error.
     """
-    npm, asked = _program("npm"), "\n".join(requirements)
-    _program("node")
+    npm, asked = path_of("npm"), "\n".join(requirements)
+    path_of("node")
     plain = re.sub(r"[^\w-]+", "-", name).strip("-")
     place = folder / f"{plain}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
     if (place / _READY).exists():
@@ -74,13 +70,7 @@ def script_command(script: Path, place: Path, folder: Path) -> list[str]:
     Raises:
         OSError: the script or the folder is not there.
     """
-    shutil.copy(script, folder)
+    for module in script.parent.glob(f"*{script.suffix}"):  # it may import those beside it
+        shutil.copy(module, folder)
     (folder / _MODULES).symlink_to(place / _MODULES, target_is_directory=True)
-    return [_program("node"), script.name]
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise NoNode(f"skipped: {name} is not installed")
-    return found
+    return [path_of("node"), script.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _END_TIMEOUT_S = 10.0
+
+
+class NotHere(Exception):
+    """A program that a client needs is not on this machine."""
+
+
+def path_of(program: str) -> str:
+    """Return where a program is.
+
+    Raises:
+        NotHere: it is not installed.
+    """
+    # Servers are often beside the programs of all users.
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise NotHere(f"skipped: {program} is not installed")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from loadtest.fuzz.engines.tools_part import open_tools
 from loadtest.fuzz.folders.part import open_folders
 from loadtest.fuzz.http.histories import open_histories
 from loadtest.fuzz.http.part import open_http
+from loadtest.fuzz.http.proxies import open_proxies
 from loadtest.fuzz.http.schema import open_schema
 from loadtest.fuzz.links.frames_part import open_frames
 from loadtest.fuzz.links.part import open_links
@@ -21,6 +22,7 @@ PARTS: dict[str, OpenPart] = {
     "http": open_http,
     "histories": open_histories,
     "schema": open_schema,
+    "proxies": open_proxies,
     "frames": open_frames,
     "folders": open_folders,
 }

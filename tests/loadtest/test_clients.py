@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 
+from deployments.config.schema import AppConfig
 from loadtest.clients import __main__ as command
-from loadtest.clients.catalog import CLIENTS, Client, Load, Target
-from loadtest.clients.processes import run_bounded
+from loadtest.clients.browser import browser_path
+from loadtest.clients.catalog import CLIENTS, Client, Load, Target, let_pages_in
+from loadtest.clients.nginx import nginx_version
+from loadtest.clients.processes import NotHere, run_bounded
 from loadtest.clients.reports import (
     Counts,
     NoReport,
@@ -24,7 +30,7 @@ from loadtest.clients.reports import (
     read_guidellm,
 )
 from loadtest.clients.results import CheckResult, ClientResult, read_checks
-from loadtest.clients.run_client import run_client
+from loadtest.clients.run_client import check_programs, run_client
 from loadtest.clients.venvs import NotInstallable, ensured_venv
 from loadtest.report.machine import ROOT
 
@@ -331,6 +337,129 @@ def test_a_script_for_node_finds_its_packages_and_says_what_it_found(
     assert result.failures == []
     assert [(check.ok, check.detail) for check in result.checks] == [(True, TARGET.model)]
     assert result.version == "1.2"
+
+
+class _Api(http.server.BaseHTTPRequestHandler):
+    """A server that lets pages of all origins in, or none."""
+
+    lets_in = True
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.lets_in:
+            self.send_header("access-control-allow-origin", "*")
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("lets_in", [True, False])
+def test_a_page_is_of_another_origin_and_says_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lets_in: bool
+) -> None:
+    try:
+        browser_path()
+    except NotHere as missing:
+        pytest.skip(str(missing))
+    monkeypatch.setattr(_Api, "lets_in", lets_in)
+    package = tmp_path / "place" / "node_modules" / "openai"
+    package.mkdir(parents=True)
+    (package / "package.json").write_text('{"name": "openai", "version": "1.2"}')
+    (package / "index.mjs").write_text(
+        "export const read = async (url) => (await fetch(url)).text();"
+    )
+    (tmp_path / "page.mjs").write_text(
+        """
+        import { read } from "openai";
+        export async function run({ root_url: root, model }, say) {
+          await say({ checks: ["a"] });
+          const detail = await read(`${root}/`);
+          await say({ check: "a", ok: detail === "hello", detail: model });
+        }
+        """
+    )
+    monkeypatch.setattr("loadtest.clients.run_client.ROOT", tmp_path)
+    client = Client(
+        name="openai (page)", requirements=(), script="page.mjs", is_npm=True, is_page=True
+    )
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        target = Target(f"http://127.0.0.1:{server.server_port}", "tiny", ROOT)
+        result = run_client(client, tmp_path / "place", target)
+        server.shutdown()
+    assert result.version.startswith("1.2, Chromium ")
+    assert [check.ok for check in result.checks] == [lets_in]
+    assert bool(result.failures) is not lets_in
+    if lets_in:
+        assert result.checks[0].detail == "tiny"
+    else:
+        assert "Failed to fetch" in result.failures[0]
+
+
+def test_a_client_behind_nginx_asks_nginx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        nginx_version()
+    except NotHere as missing:
+        pytest.skip(str(missing))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        program = (
+            "import json, sys, urllib.request\n"
+            "answer = urllib.request.urlopen(sys.argv[1])\n"
+            "is_nginx = answer.headers['server'].startswith('nginx')\n"
+            "print(json.dumps({'check': 'a', 'ok': is_nginx, 'detail': answer.read().decode()}))\n"
+        )
+        (tmp_path / "fake_script.py").write_text(program)
+        client = Client(
+            name="pytest",
+            requirements=(),
+            script="fake_script",
+            is_behind_nginx=True,
+            environment={"PYTHONPATH": str(tmp_path)},
+        )
+        target = Target(f"http://127.0.0.1:{server.server_port}", "tiny", ROOT)
+        result = run_client(client, BIN, target)
+        server.shutdown()
+    assert result.failures == []
+    assert [(check.ok, check.detail) for check in result.checks] == [(True, "hello")]
+    assert f"nginx {nginx_version()}" in result.version
+
+
+def test_what_is_missing_beside_its_packages_skips_a_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loadtest.clients.processes.shutil.which", lambda *_, **__: None)
+    for client in CLIENTS:
+        if client.is_page or client.is_behind_nginx:
+            with pytest.raises(NotHere, match=r"skipped: .*installed"):
+                check_programs(client)
+        else:
+            check_programs(client)
+
+
+def test_a_client_that_wants_a_server_of_its_own_is_skipped_where_one_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "ensured_venv", lambda *_: tmp_path)
+    monkeypatch.setattr(command, "check_programs", lambda client: None)
+    [name] = [client.name for client in CLIENTS if client.change is not None]
+    output = tmp_path / "clients.json"
+    words = ["--url", TARGET.root_url, "--only", name, "--output", str(output)]
+    assert command.main(words) == 0
+    [client] = json.loads(output.read_text())["clients"]
+    assert "a server of its own" in client["skipped"]
+
+
+def test_changes_of_a_clients_own_server_are_configs() -> None:
+    for client in [*CLIENTS, Client(name="x", requirements=(), change=let_pages_in)]:
+        if client.change is None:
+            continue
+        tree = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+        client.change(tree)
+        config = AppConfig.model_validate(tree["applications"][0]["args"])
+        assert config.router.http.allowed_origins == ["*"]
 
 
 # --- table and record -----------------------------------------------------------------------------

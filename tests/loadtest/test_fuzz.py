@@ -54,6 +54,7 @@ Patch = pytest.MonkeyPatch
         ("http", 20, ["status 200", "status 400"]),
         ("histories", 4, ["noisy", "with nulls"]),
         ("schema", 3, ["requests"]),
+        ("proxies", 8, ["status 200", "status 400", "status 415", "kept alive"]),
         ("frames", 2, ["frames", "compared"]),
         ("folders", 12, ["refused", "served"]),
     ],

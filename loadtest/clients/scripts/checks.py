@@ -25,10 +25,11 @@ _MAX_DETAIL = 2000  # characters
 
 @dataclass(frozen=True)
 class Service:
-    """Where the server is and what it serves."""
+    """Where the server is, what it serves, and the folder of its tokenizer."""
 
     root_url: str
     model: str
+    tokenizer: str = ""
 
     @property
     def base_url(self) -> str:
@@ -84,8 +85,10 @@ class Checks:
         parser = argparse.ArgumentParser()
         parser.add_argument("root_url", help="of the server, without /v1")
         parser.add_argument("model")
+        parser.add_argument("tokenizer", nargs="?", default="")
         arguments = parser.parse_args(words)
-        service = Service(arguments.root_url.rstrip("/"), arguments.model)
+        root_url = arguments.root_url.rstrip("/")
+        service = Service(root_url, arguments.model, arguments.tokenizer)
         _say({"checks": [name for name, _, _ in self._checks]})
         for name, needs, check in self._checks:
             _say(_line(name, needs, check, service))

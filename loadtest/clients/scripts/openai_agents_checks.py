@@ -1,4 +1,5 @@
-"""openai-agents over chat completions, as its documentation says for servers of others."""
+"""openai-agents over chat completions, as its documentation says for servers of others, and over
+Responses, its default."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
-    OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
@@ -17,6 +17,7 @@ from agents import (
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseTextDeltaEvent
 
+from loadtest.clients.scripts import openai_agents_responses
 from loadtest.clients.scripts.checks import (
     ORDER,
     STORY,
@@ -107,16 +108,7 @@ def tools(service: Service) -> str:
     return str(calls)
 
 
-@checks.named("run: over Responses, its default")
-def responses(service: Service) -> str:
-    model = OpenAIResponsesModel(model=service.model, openai_client=client_of(service))
-    # It takes a response that max_tokens cuts off for an error, OpenAI's own as well.
-    settings = ModelSettings(temperature=0, max_tokens=600)
-    agent = agent_of(service, model=model, model_settings=settings)
-    answer = asyncio.run(Runner.run(agent, STORY))
-    expect(answer.final_output, "no text")
-    return repr(answer.final_output)
-
+checks.include(openai_agents_responses.checks)
 
 if __name__ == "__main__":
     checks.main()

@@ -8,12 +8,6 @@ import json
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from loadtest.clients.scripts import (
-    openai_completions,
-    openai_errors,
-    openai_responses,
-    openai_tools,
-)
 from loadtest.clients.scripts.checks import (
     ORDER,
     STORY,
@@ -23,7 +17,15 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
-from loadtest.clients.scripts.openai_client import client_of
+from loadtest.clients.scripts.openai_parts import (
+    carried_back,
+    completions,
+    errors,
+    pydantic_tools,
+    responses,
+    tools,
+)
+from loadtest.clients.scripts.openai_parts.client import client_of
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()
@@ -235,10 +237,12 @@ def raw(service: Service) -> str:
     return str(answer.headers.get("x-request-id"))
 
 
-checks.include(openai_completions.checks)
-checks.include(openai_errors.checks)
-checks.include(openai_responses.checks)
-checks.include(openai_tools.checks)
+checks.include(completions.checks)
+checks.include(errors.checks)
+checks.include(responses.checks)
+checks.include(tools.checks)
+checks.include(pydantic_tools.checks)
+checks.include(carried_back.checks)
 
 if __name__ == "__main__":
     checks.main()

@@ -2,6 +2,8 @@
 
 import OpenAI, { APIUserAbortError, BadRequestError, NotFoundError } from "openai";
 
+import { addZodChecks } from "./zod_checks.mjs";
+
 const [rootUrl, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${rootUrl}/v1`, apiKey: "none", maxRetries: 0, timeout: 60_000 });
 
@@ -153,6 +155,8 @@ checks.set("a stream is aborted", async () => {
   await raised(APIUserAbortError, () => stream.done());
   return "aborted";
 });
+
+addZodChecks(checks, { client, model, expect });
 
 const say = (line) => process.stdout.write(`${JSON.stringify(line)}\n`);
 

@@ -136,6 +136,14 @@ class HttpAnswer:
     body: bytes
 
 
+def is_openai_error(body: bytes) -> bool:
+    """Return whether a body is an error as OpenAI writes it."""
+    try:
+        return bool(_ERROR_VALIDATOR.is_valid(json.loads(body)))
+    except ValueError:
+        return False
+
+
 def wrong_with(attack: Attack, answer: HttpAnswer) -> list[str]:
     """What is wrong with the answer to an attack."""
     if answer.status == 0:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,12 +17,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode, checks
 
 from loadtest.fuzz.cases import Outcome, RunCase
-from loadtest.fuzz.http.world import HttpWorld, http_world
+from loadtest.fuzz.http.world import http_world, listening
 
 _NUM_EXAMPLES = 15
 _TOO_LONG = 413
@@ -37,7 +35,7 @@ _OF_BROKEN_BODIES = "negative_data_rejection"
 @asynccontextmanager
 async def open_schema() -> AsyncIterator[RunCase]:
     """The part, ready to run cases."""
-    async with http_world() as world, _listening(world) as url:
+    async with http_world() as world, listening(world) as url:
         page = await asyncio.to_thread(schemathesis.openapi.from_url, f"{url}/openapi.json")
 
         async def run(case_seed: int) -> Outcome:
@@ -46,21 +44,6 @@ async def open_schema() -> AsyncIterator[RunCase]:
             return outcome
 
         yield run
-
-
-@asynccontextmanager
-async def _listening(world: HttpWorld) -> AsyncIterator[str]:
-    """A real server over the routes, in this event loop."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(world.app, log_config=None, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="fuzz-server")
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()
 
 
 def _case(page: Any, case_seed: int) -> Outcome:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import uvicorn
 from starlette.types import ASGIApp
 
 from deployments.api.http import create_app
+from deployments.api.transport.settings import HttpConfig
 from deployments.config.schema import RouterConfig
 from deployments.ingress.service import RouterService
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
@@ -53,8 +56,8 @@ class HttpWorld:
 
 
 @asynccontextmanager
-async def http_world() -> AsyncIterator[HttpWorld]:
-    """Serve until left."""
+async def http_world(*, http: Mapping[str, Any] | None = None) -> AsyncIterator[HttpWorld]:
+    """Serve until left; `http` is the config's `router.http`, where it is not its default."""
     host = grammar_host()
     constraint = LocalConstraintPool(host)
     engines = fresh_engines(LocalMaskSource(constraint.host), LocalMaskSource(constraint.host))
@@ -68,6 +71,7 @@ async def http_world() -> AsyncIterator[HttpWorld]:
         max_tokens_limit=256,
         body_limit_bytes=BODY_LIMIT_BYTES,
         max_sessions=16,
+        http=HttpConfig.model_validate(http or {}),
     )
     service = RouterService(config, target=target, drafts={POOL: draft}, constraint=constraint)
     try:
@@ -76,6 +80,21 @@ async def http_world() -> AsyncIterator[HttpWorld]:
         await target.close()
         await draft.close()
         await constraint.close()
+
+
+@asynccontextmanager
+async def listening(world: HttpWorld) -> AsyncIterator[str]:
+    """Run a real server over the routes in this event loop; its URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(world.app, log_config=None, lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="fuzz-server")
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
 
 
 async def ask(app: ASGIApp, attack: Attack) -> HttpAnswer:

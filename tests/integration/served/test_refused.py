@@ -7,13 +7,16 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
+from ray import serve
 
 from loadtest.report.machine import ROOT
+from loadtest.service.cluster import ROUTER, private_cluster
+from loadtest.service.parts import leave_ray
 from loadtest.service.served import Served, private_environment, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -44,14 +47,12 @@ def wait_for(pattern: re.Pattern[str], service: Served) -> re.Match[str]:
     raise AssertionError(f"{pattern.pattern!r} is not in:\n{service.log()[-3000:]}")
 
 
-@pytest.fixture(scope="module")
-def refused() -> Iterator[Served]:
+def test_serve_run_says_what_the_check_says_and_ends(tmp_path: Path) -> None:
     with started(ROOT / "configs" / "prod.yaml") as service:
-        yield service
-
-
-def test_serve_run_says_what_the_check_says(refused: Served, tmp_path: Path) -> None:
-    shown = wait_for(SENTENCE, refused)[0]
+        shown = wait_for(SENTENCE, service)[0]
+        assert service.process.wait(LIMIT_S) not in (0, None)
+        log = service.log()
+    assert "so this `serve run` ends" in log
     checked = run(
         sys.executable,
         *("-m", "deployments.config", "--check", "configs/prod.yaml"),
@@ -64,17 +65,22 @@ def test_serve_run_says_what_the_check_says(refused: Served, tmp_path: Path) -> 
         assert missing in shown
 
 
-def test_serve_status_says_it_too(refused: Served, tmp_path: Path) -> None:
-    dashboard = wait_for(re.compile(r"http://127\.0\.0\.1:\d+"), refused)[0]
-    shown = wait_for(SENTENCE, refused)[0]
-    serve = str(Path(sys.executable).with_name("serve"))
-    end = time.monotonic() + LIMIT_S
-    application = {"status": "DEPLOYING"}
-    while application["status"] == "DEPLOYING" and time.monotonic() < end:
-        status = run(serve, "status", "-a", dashboard, folder=tmp_path)
-        assert status.returncode == 0, status.stderr
-        application = yaml.safe_load(status.stdout)["applications"]["outrider"]
-    assert application["status"] == "DEPLOY_FAILED"
-    assert shown in application["message"]
-    assert "Traceback" not in application["message"]
-    assert refused.process.poll() is None, "serve run stays until it is told to end"
+def test_serve_status_says_it_where_serve_runs_on() -> None:
+    config = yaml.safe_load((ROOT / "configs" / "prod.yaml").read_text(encoding="utf-8"))
+    config |= {"proxy_location": "Disabled", "http_options": {}}
+    with private_cluster() as cluster:
+        cluster.add(ROUTER)
+        ray.init(address=cluster.gcs_address(), log_to_driver=False, namespace="refused")
+        try:
+            cluster.deploy(config)
+            end = time.monotonic() + LIMIT_S
+            while True:
+                application = serve.status().applications.get("outrider")
+                if application is not None and application.status == "DEPLOY_FAILED":
+                    break
+                assert time.monotonic() < end, application
+                time.sleep(0.2)
+        finally:
+            leave_ray()
+    assert "cannot be served here: " in application.message
+    assert "Traceback" not in application.message

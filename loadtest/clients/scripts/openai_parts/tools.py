@@ -18,7 +18,7 @@ from loadtest.clients.scripts.checks import (
     expect,
     expect_order,
 )
-from loadtest.clients.scripts.openai_client import client_of
+from loadtest.clients.scripts.openai_parts.client import client_of
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()

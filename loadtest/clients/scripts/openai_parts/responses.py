@@ -8,7 +8,7 @@ from typing import Any
 import openai
 
 from loadtest.clients.scripts.checks import ORDER, STORY, Checks, Service, expect, expect_order
-from loadtest.clients.scripts.openai_client import client_of
+from loadtest.clients.scripts.openai_parts.client import client_of
 from loadtest.clients.scripts.order import Order
 
 checks = Checks()

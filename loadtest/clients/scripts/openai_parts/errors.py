@@ -7,7 +7,7 @@ from collections.abc import Callable
 import openai
 
 from loadtest.clients.scripts.checks import ORDER, STORY, Checks, Service, expect
-from loadtest.clients.scripts.openai_client import client_of
+from loadtest.clients.scripts.openai_parts.client import client_of
 
 checks = Checks()
 

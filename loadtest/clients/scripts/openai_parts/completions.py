@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.clients.scripts.checks import Checks, Service, expect
-from loadtest.clients.scripts.openai_client import client_of
+from loadtest.clients.scripts.openai_parts.client import client_of
 
 checks = Checks()
 

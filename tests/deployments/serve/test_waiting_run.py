@@ -1,0 +1,109 @@
+"""A `serve run` that waits for what is refused ends, and its status says so; no other does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.serve import waiting_run
+from deployments.serve.private import driver_of_this_job
+
+# As Serve's own: Ctrl-C shuts it down with status 0, and once more within that aborts it with 1.
+SERVE = """
+import signal, sys, time
+print("waits", flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        sys.exit(1)
+    sys.exit(0)
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(name: str = "serve", *words: str, ignores: bool = False) -> subprocess.Popen[str]:
+        program = tmp_path / name
+        program.write_text(SERVE)
+        handler = signal.SIG_IGN if ignores else signal.SIG_DFL
+        process = subprocess.Popen(
+            [sys.executable, str(program), *(words or ("run", "demo.yaml"))],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Refuse an application for which a process waits, with short waits between signals."""
+    monkeypatch.setattr(waiting_run, "_LOG_S", 0.1)
+    monkeypatch.setattr(waiting_run, "_SHUTDOWN_S", 1.0)
+
+    def refused(pid: int | None, *, serves: bool = False) -> None:
+        monkeypatch.setattr(waiting_run, "driver_of_this_job", lambda: pid)
+        monkeypatch.setattr(waiting_run, "_serves_something", lambda: serves)
+        waiting_run.end_waiting_run()
+
+    return refused
+
+
+def test_a_run_ends_with_a_status_that_says_so(start: Start, refuse: Callable[..., None]) -> None:
+    process = start()
+    refuse(process.pid)
+    assert process.wait(60) == 1
+
+
+def test_a_run_that_ignores_ctrl_c_ends_too(start: Start, refuse: Callable[..., None]) -> None:
+    process = start(ignores=True)
+    refuse(process.pid)
+    assert process.wait(60) == -signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "serves"),
+    [
+        ("serve", ("run", "demo.yaml"), True),
+        ("serve", ("deploy", "demo.yaml"), False),
+        ("job.py", ("run", "demo.yaml"), False),
+    ],
+    ids=["something is served", "another command", "another program"],
+)
+def test_nothing_else_is_ended(
+    start: Start, refuse: Callable[..., None], name: str, words: tuple[str, ...], serves: bool
+) -> None:
+    process = start(name, *words)
+    refuse(process.pid, serves=serves)
+    time.sleep(1.5)
+    assert process.poll() is None
+
+
+def test_without_a_run_nothing_happens(refuse: Callable[..., None]) -> None:
+    refuse(None)
+    refuse(2**22 + 1)  # no process has such a number
+
+
+def test_without_ray_there_is_no_driver() -> None:
+    assert driver_of_this_job() is None
