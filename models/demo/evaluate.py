@@ -43,9 +43,9 @@ class Pair:
     tokenizer: PreTrainedTokenizerFast
 
     @classmethod
-    def load(cls, folder: Path) -> "Pair":
-        """Load `target/` and `draft/` under `folder` in bfloat16, as they are served."""
-        models = [load_model(folder / name, torch.bfloat16) for name in ("target", "draft")]
+    def load(cls, folder: Path, dtype: torch.dtype = torch.bfloat16) -> "Pair":
+        """Load `target/` and `draft/` under `folder`; bfloat16 is as they are served."""
+        models = [load_model(folder / name, dtype) for name in ("target", "draft")]
         return cls(
             models[0].eval(),
             models[1].eval(),
@@ -330,11 +330,17 @@ def main() -> None:
     parser.add_argument("--pair", type=Path, help="folder of target/ and draft/, else the task's")
     parser.add_argument("--count", type=int, default=100, help="prompts per task")
     parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument(
+        "--float32",
+        action="store_true",
+        help="faster on a CPU without bfloat16 instructions; served weights are bfloat16",
+    )
     arguments = parser.parse_args()
     mixture = Mixture.load(arguments.corpus, held_out=True, task=arguments.task)
     is_concepts = arguments.task == CONCEPTS
     shipped = Path(__file__).parent / ("concepts" if is_concepts else "")
-    pair = Pair.load(arguments.pair or shipped)
+    dtype = torch.float32 if arguments.float32 else torch.bfloat16
+    pair = Pair.load(arguments.pair or shipped, dtype)
     figures = (evaluate_concepts if is_concepts else evaluate)(
         pair, mixture, arguments.count, arguments.seed
     )
