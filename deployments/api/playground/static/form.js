@@ -59,9 +59,9 @@ export const EXAMPLES = [
   },
   {
     name: "Given words",
-    prompt: "Write one sentence with: hurry, street, hide, squirrel, roof.",
+    prompt: "Write one sentence with: fox, school, hospital, dance.",
     shape: "free",
-    wishes: "hurry, street, hide, squirrel, roof",
+    wishes: "fox, school, hospital, dance",
     maxTokens: 40,
   },
 ];

@@ -299,7 +299,7 @@ async def test_an_example_is_steered_by_words_and_says_what_came_of_it(page: Bro
     assert await page.run("document.querySelector('#max-tokens').value") == "40"
     await page.fill("#max-tokens", "16")
     await run(page)
-    concepts = ["hurry", "street", "hide", "squirrel", "roof"]
+    concepts = ["fox", "school", "hospital", "dance"]
     reward = Rewards().make({"kind": "concepts", "concepts": concepts})
     is_met = reward.score(await page.text("#single .text"), "", is_end=True).is_met
     told = await page.text("#single .inspector")
