@@ -4,6 +4,11 @@ Asks a running service for one answer with `speculation.details` and prints each
 planned and why, who drafted, what was accepted, the text it brought, and where its time went.
 
     $ python -m loadtest.trace "Write a short story about a dog and a ball." --temperature 0
+
+With `--tests` it prints each draft token as the target tested it: p, q, their ratio, the draw and
+what became of it; and how many tokens a grammar allowed there.
+
+    $ python -m loadtest.trace --tests --verification rejection --k 4
 """
 
 from __future__ import annotations
@@ -52,12 +57,15 @@ class _Paint:
         return f"\x1b[{code}m{text}\x1b[0m" if self._is_on else text
 
 
-def trace_lines(details: Details, *, has_colours: bool = False) -> Iterator[str]:
+def trace_lines(
+    details: Details, *, has_colours: bool = False, has_tests: bool = False
+) -> Iterator[str]:
     """Yield the lines that tell one choice's rounds.
 
     Args:
         details: an entry of an answer's `speculation_details`.
         has_colours: whether a terminal reads them.
+        has_tests: whether each draft token gets a line.
     """
     paint = _Paint(is_on=has_colours)
     tokens: dict[int, list[Details]] = {}
@@ -68,6 +76,33 @@ def trace_lines(details: Details, *, has_colours: bool = False) -> Iterator[str]
         yield _round_line(each, tokens.get(each["round"], ()), paint)
         if each["why"] is not None and (said := _why(each["why"])):
             yield f"           {said}"
+        if has_tests:
+            yield from map(_test_line, each["tests"])
+            yield from map(_allowed_line, tokens.get(each["round"], ())[-1:])
+
+
+def _test_line(test: Details) -> str:
+    """A draft token and what decided on it."""
+    verdict = {True: "accepted", False: "rejected", None: "not looked at"}[test["accepted"]]
+    said = f"p {test['p']:.3f}"
+    if test["q"] is not None:
+        said += f"  q {test['q']:.3f}  ratio {test['ratio']:.3f}  u {test['u']:.3f}"
+    return f"           {_shown(test['token'])!r:<14} {said}  {verdict}{_allowed(test)}"
+
+
+def _allowed_line(token: Details) -> str:
+    """The round's last token, which is the target's own where it was not drafted."""
+    source = "the target's own" if token["origin"] == "target" else "drafted"
+    probability = math.exp(token["logprob"])
+    return (
+        f"           {_shown(token['token'])!r:<14} model's probability {probability:.3f}  "
+        f"{source}{_allowed(token)}"
+    )
+
+
+def _allowed(place: Details) -> str:
+    num = place["allowed"]
+    return "" if num is None else f"  ({num} token{'' if num == 1 else 's'} allowed)"
 
 
 def summary_lines(details: Details, answer: Answer) -> Iterator[str]:
@@ -134,6 +169,8 @@ def _body(options: argparse.Namespace, model: str) -> dict[str, Any]:
         speculation["k"] = options.k
     if options.drafter is not None:
         speculation["drafter"] = options.drafter
+    if options.verification is not None:
+        speculation["verification"] = options.verification
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": options.prompt}],
@@ -170,6 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--k", type=int, help="a fixed draft length")
     parser.add_argument("--drafter", help="who drafts")
+    parser.add_argument("--verification", help="coupled or rejection")
+    parser.add_argument("--tests", action="store_true", help="each draft token as it was tested")
     parser.add_argument("--off", action="store_true", help="without drafts")
     parser.add_argument("--schema", type=Path, help="file of a JSON schema for the answer")
     return parser
@@ -190,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     [details] = answer.details
     has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for line in trace_lines(details, has_colours=has_colours):
+    for line in trace_lines(details, has_colours=has_colours, has_tests=options.tests):
         print(line)
     print()
     for line in summary_lines(details, answer):

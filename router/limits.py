@@ -89,6 +89,11 @@ class SpeculationLimits(Section):
         description="how drafts are verified: coupled (a seed gives one text) or rejection (the "
         "text depends on the draft too)",
     )
+    draft_sample_method: Literal["probabilistic", "greedy"] = Field(
+        default="probabilistic",
+        description="how a draft model chooses its tokens where the target samples: probabilistic, "
+        "by the request's temperature, or greedy, its likeliest token; a request may say otherwise",
+    )
     prompt_lookup_min: Annotated[int, Field(ge=1, le=32)] = Field(
         default=1, description="shortest n-gram, in tokens, that prompt lookup matches"
     )

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 from typing import Literal
 
-from models.protocol.messages import Verdict
+from models.protocol.messages import Inspection, Verdict
+from models.protocol.parts import DraftTest
 from router.rounds import HEADS, Round, Segment
 from router.stats import RoundStats
 from router.stops import StopResult
@@ -57,14 +59,14 @@ class RoundLog:
             name = asked.drafter_at(asked.side_tokens[0][0]).name
             side = DraftedSegment(name, verdict.num_side_drafted, len(verdict.side))
             counted, num_accepted = (*counted, side), num_accepted + len(verdict.side)
-        origins = [
-            TokenOrigin(segment.drafter, number)
-            for segment in counted
-            for _ in range(segment.num_accepted)
-        ]
-        num_own = 1 + num_accepted - len(origins)  # more where it drew a whole text
-        origins += [TokenOrigin(TARGET, number)] * num_own
-        self._waiting.extend(origins[: taken.num_tokens])
+        sources = [segment.drafter for segment in counted for _ in range(segment.num_accepted)]
+        sources += [TARGET] * (1 + num_accepted - len(sources))  # more where it drew a whole text
+        seen = verdict.inspection or Inspection()
+        allowed = chain(seen.num_allowed, repeat(None))
+        self._waiting.extend(
+            TokenOrigin(source, number, num)
+            for source, num in zip(sources[: taken.num_tokens], allowed, strict=False)
+        )
         return DeltaDetails(
             RoundDetails(
                 number=number,
@@ -74,6 +76,7 @@ class RoundLog:
                 last=_last(sum(each.num_tokens for each in counted), num_accepted),
                 num_tokens=taken.num_tokens,
                 time=_difference(now, past),
+                tests=tuple(_named(seen.tests, segments)),
             ),
             tuple(self._waiting.popleft() for _ in taken.offsets),
         )
@@ -106,6 +109,14 @@ def _rejected(
         if not segment.drafter.is_free:
             yield from draft[max(start, num_accepted) : end]
         start = end
+
+
+def _named(tests: Sequence[DraftTest], segments: Sequence[Segment]) -> Iterator[DraftTest]:
+    """Tests of tokens that are in the text, or that a model drafted in vain."""
+    drafters = [segment.drafter for segment in segments for _ in range(segment.num_tokens)]
+    for test, drafter in zip(tests, drafters, strict=False):
+        if test.is_accepted or not drafter.is_free or drafter is HEADS:
+            yield test
 
 
 def _last(num_drafted: int, num_accepted: int) -> Literal["recovered", "bonus", "plain"]:

@@ -10,14 +10,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import msgspec
-
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.messages import MAX_DRAFT_TOKENS, Sampling
 from models.protocol.token_sequence import TokenSequence
 from router.comparing.replays import SessionReplays
 from router.drafters.chain import ChainTerms, NamedFree
-from router.drafters.choice import choose_drafters, draft_models, fixed_length, max_side_tokens
+from router.drafters.choice import (
+    choose_drafters,
+    draft_models,
+    draft_sampling,
+    fixed_length,
+    max_side_tokens,
+)
 from router.drafters.drafting import Drafting
 from router.drafters.forced import FORCED, FORCED_EDGE, ForcedText
 from router.drafters.guesses import Guesses
@@ -134,7 +138,10 @@ class _Builder:
             lambda: services.live.num_on(self.replica),
         )
         self._verifier = RemoteVerifier(
-            self._target_client(), services.limits, own_length=self._own_length
+            self._target_client(),
+            services.limits,
+            own_length=self._own_length,
+            inspects=request.speculation.details,
         )
 
     @property
@@ -345,10 +352,7 @@ class _Builder:
         return self._client(self._services.target_pool, self._request.sampling, max_len)
 
     def _draft_client(self, pool: str, session_id: str = "") -> EngineClient:
-        # No logprobs are wanted of draft tokens.
-        sampling = msgspec.structs.replace(
-            self._request.sampling, num_logprobs=-1, num_prompt_logprobs=-1
-        )
+        sampling = draft_sampling(self._request, self._services.speculation)
         return self._client(self._services.draft_pools[pool], sampling, session_id=session_id)
 
     def _client(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from models.protocol.grammars import GrammarChecked, Loosened
-from models.protocol.messages import Grammar, Sampling, TokenLogprobs
+from models.protocol.messages import DraftTest, Grammar, Sampling, TokenLogprobs
 from router.predicted_text import PredictedText
 
 FinishReason = Literal["stop", "length"]
@@ -24,6 +24,7 @@ class SpeculationSettings:
     enabled: bool = True
     num_speculative_tokens: int | None = None  # fixed k; None: chosen live
     drafter: str | None = None  # by its name; None: the deployment's choice
+    draft_sample_method: str | None = None  # None: the deployment's
     disable_by_batch_size: int = 0  # no drafts while more sessions run on its target; 0: no rule
     details: bool = False  # tell every round; the sampling must ask for logprobs as well
     compare: bool = False  # tell what each draft model would have drafted
@@ -317,6 +318,7 @@ class RoundDetails:
         last: what the round's last token is. `recovered`: after a rejection; `bonus`: after a whole
             draft; `plain`: there was no draft.
         num_tokens: that the round committed.
+        tests: of draft tokens that may be named, in order, as the target tested them.
         time: what it took. `emit_ms` is of the round before.
     """
 
@@ -327,14 +329,16 @@ class RoundDetails:
     last: Literal["recovered", "bonus", "plain"]
     num_tokens: int
     time: TimeSplit
+    tests: tuple[DraftTest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOrigin:
-    """Who a token came from, `target` or the name of a drafter, and in which round."""
+    """Who wrote a token, `target` or a drafter by name; `num_allowed` by its grammar, if any."""
 
     source: str
     round_number: int
+    num_allowed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

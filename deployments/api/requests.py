@@ -292,6 +292,7 @@ def _speculation(request: GenerationFields, model: ServedModel) -> SpeculationSe
         enabled=asked.enabled,
         num_speculative_tokens=asked.k,
         drafter=asked.drafter,
+        draft_sample_method=asked.draft_sample_method,
         disable_by_batch_size=asked.disable_by_batch_size or 0,
         details=asked.details,
         compare=asked.compare,

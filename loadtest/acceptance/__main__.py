@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 from tqdm import tqdm
@@ -59,12 +60,16 @@ def measure(arguments: argparse.Namespace) -> list[Study]:
         num_threads=arguments.threads,
     )
     rules = rules_of(arguments.verification, arguments.temperature, arguments.seed)
-    num_texts = len(arguments.workload) * len(rules) * len(arguments.k) * arguments.prompts
+    methods = dict.fromkeys(arguments.draft_sample_method)
+    num_texts = len(arguments.workload) * len(rules) * len(methods)
+    num_texts *= len(arguments.k) * arguments.prompts
     studies: list[Study] = []
     with tqdm(total=num_texts, desc="measuring", unit="text") as bar:
         for workload in arguments.workload:
             prompts = demo_prompts(arguments.prompts, arguments.seed, WORKLOADS[workload])
-            for name, sampling in rules.items():
+            for (name, sampling), method in product(rules.items(), methods):
+                pair.drafts_greedily = method == "greedy"
+                name += ", greedy draft" if pair.drafts_greedily else ""
                 accepted = {
                     k: pair.run(prompts, sampling, k, arguments.max_tokens, bar.update)
                     for k in arguments.k
@@ -127,6 +132,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--temperature", type=float, nargs="+", default=[1.0, 0.0], help="0: greedy"
+    )
+    parser.add_argument(
+        "--draft-sample-method",
+        nargs="+",
+        default=["probabilistic"],
+        choices=["probabilistic", "greedy"],
+        help="how the draft model chooses its tokens",
     )
     parser.add_argument("--k", type=int, nargs="+", default=list(range(1, 9)))
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts per workload")

@@ -67,6 +67,7 @@ class EnginePair:
 
     Attributes:
         eos_ids: of the target.
+        drafts_greedily: whether a draft has the draft model's likeliest tokens, not samples.
         on_round: told of each round's session, proposal and tokens; proposals have candidates then.
     """
 
@@ -98,6 +99,7 @@ class EnginePair:
         self._draft = DraftEngine(runner("draft", draft_quantization), NoMaskSource(), _EPOCH)
         self._batch = batch
         self._ids = count()
+        self.drafts_greedily = False
         self.on_round: Callable[[str, Proposal, list[int]], None] | None = None
 
     def run(
@@ -145,8 +147,11 @@ class EnginePair:
             eos_ids=[],
             prompt_len=len(prompt),
         )
-        for engine in (self._draft, self._target):
-            engine.submit(opening, None)
+        self._target.submit(opening, None)
+        if self.drafts_greedily:
+            greedy = msgspec.structs.replace(sampling, temperature=0.0)
+            opening = msgspec.structs.replace(opening, sampling=greedy)
+        self._draft.submit(opening, None)
         return text
 
     def _close(self, text: _Text) -> None:

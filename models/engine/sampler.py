@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.device import fetch, to_device
 from models.protocol.messages import Sampling
+from models.protocol.parts import DraftTest, Inspection
 from models.sampling.draft_probs import draw_truncated
 from models.sampling.draws import draw_from_logits, rank_from_logits
 from models.sampling.logits import adjust_logits, is_allowed, shaped_scores
@@ -23,8 +24,11 @@ from models.sampling.token_rules import forbidden_ids, has_rules
 from models.sampling.verification import (
     RuleFunction,
     VerifiedDraft,
+    accept_matching,
     needs_draft_probs,
+    noise_of_test,
     rule_function,
+    target_probs,
 )
 from models.scheduler.sessions import Job, Session
 
@@ -113,6 +117,54 @@ def verify_rows(jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[l
     for part in parts:
         joined.setdefault(id(part.job), []).extend(tokens[part.first])
     return [joined[id(job)] for _, job in jobs]
+
+
+@torch.inference_mode()
+def note_inspections(jobs: Sequence[tuple[Session, Job]], sampled: Sequence[Sequence[int]]) -> None:
+    """Give each job whose sender wants to know what its rows said of its draft's first path.
+
+    Its scores are computed once more, alone: what nobody asks for costs nothing.
+    """
+    for (session, job), said in zip(jobs, sampled, strict=True):
+        if job.inspection is None:
+            continue
+        logits, (part, *_) = _adjusted([(session, job)], None)
+        own, verified = said[: part.num_rows], _verified_draft(part)
+        tests = _draft_tests(logits[: part.num_rows], part, own, verified)
+        num_accepted = accept_matching(job.draft, own, verified.eos_ids).num_accepted
+        allowed = _num_allowed(job)[: num_accepted + 1]
+        job.inspection = Inspection(tests, [] if job.mask is None else allowed)
+
+
+def _draft_tests(
+    logits: Tensor, part: _JobRows, said: Sequence[int], verified: VerifiedDraft
+) -> list[DraftTest]:
+    draft = part.job.draft[: part.num_rows]
+    if not draft:
+        return []
+    probs = [float(token == other) for token, other in zip(draft, said, strict=False)]
+    probs += [0.0] * (len(draft) - len(probs))
+    if part.sampling.temperature > 0:  # greedy: all of it is on one token
+        probs = target_probs(shaped_scores(logits, [part.sampling] * len(logits)), draft)
+    num_right = accept_matching(part.job.draft, said, verified.eos_ids).num_accepted
+    num_allowed = _num_allowed(part.job)
+    return [
+        DraftTest(
+            token,
+            target_prob=probs[place],
+            draft_prob=rows[place].prob_of(token) if (rows := verified.draft_rows) else None,
+            noise=noise_of_test(verified, place) if verified.draft_rows else None,
+            is_accepted=None if place > num_right else token == said[place],
+            num_allowed=num_allowed[place] if num_allowed else None,
+        )
+        for place, token in enumerate(draft)
+    ]
+
+
+def _num_allowed(job: Job) -> list[int]:
+    """Tokens that each row's mask allows; empty without a constraint."""
+    rows = () if job.mask is None else job.mask.rows or ()
+    return [int.from_bytes(row, "little").bit_count() for row in rows]
 
 
 def legal_prefix(job: Job, tokens: list[int]) -> list[int]:

@@ -26,9 +26,16 @@ from models.engine.jobs import Outgoing
 from models.engine.logprobs import note_logprobs
 from models.engine.notices import QUEUED_INTERVAL_S
 from models.engine.runner import ModelRunner
-from models.engine.sampler import verify_rows
+from models.engine.sampler import note_inspections, verify_rows
 from models.grammar.masks import MaskSource
-from models.protocol.messages import Choose, Chosen, EngineQuestion, Verdict, Verify
+from models.protocol.messages import (
+    Choose,
+    Chosen,
+    EngineQuestion,
+    Inspection,
+    Verdict,
+    Verify,
+)
 from models.sampling.draft_probs import DraftRow, certain_row, unpack
 from models.sampling.draft_tree import DraftTree, with_side_tokens
 from models.sampling.verification import (
@@ -115,6 +122,7 @@ class TargetEngine(Engine):
             tree=self._side_tree(session, message, draft),
             draft_rows=draft_rows[: len(draft)],
             drafts_itself=message.own_drafts and self.own_drafts is not None,
+            inspection=Inspection() if message.inspects else None,
         )
         is_next = session.tokens.ids[message.base_len :] == message.tokens
         session.own_length = message.own_length if job.drafts_itself else 0
@@ -226,6 +234,7 @@ class TargetEngine(Engine):
     def _sample(self, jobs: list[tuple[Session, Job]], whole: Tensor | None) -> list[list[int]]:
         sampled = verify_rows(jobs, whole)
         note_logprobs(jobs, sampled)
+        note_inspections(jobs, sampled)
         return sampled
 
     def _on_sampled(self, session: Session, job: Job, tokens: list[int], now: float) -> None:
@@ -303,6 +312,7 @@ class TargetEngine(Engine):
                 num_own_drafted=job.num_drafted if is_own else 0,
                 side=[] if is_own else accepted[num_first:],
                 num_side_drafted=0 if is_own else job.num_side_rows,
+                inspection=job.inspection,
             ),
         )
 

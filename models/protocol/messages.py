@@ -28,6 +28,8 @@ from models.protocol.grammars import GrammarCheck, GrammarChecked, Loosened
 from models.protocol.leases import Endpoint as Endpoint
 from models.protocol.leases import LeaseGrant as LeaseGrant
 from models.protocol.leases import LeaseRequest as LeaseRequest
+from models.protocol.parts import DraftTest as DraftTest
+from models.protocol.parts import Inspection as Inspection
 from models.protocol.parts import Timing as Timing
 from models.protocol.parts import TokenLogprobs as TokenLogprobs
 from models.protocol.rewards import RewardRefused, RewardScore, RewardScored
@@ -155,6 +157,7 @@ class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     own_drafts: bool = False
     own_length: int = 0  # tokens of each of these, where they fit; 0: as many as pay
     side_tokens: list[tuple[int, int]] = []
+    inspects: bool = False  # verdicts are to have an `inspection`
 
 
 class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close"):
@@ -215,6 +218,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     num_own_drafted: int = 0
     side: list[int] = []
     num_side_drafted: int = 0
+    inspection: Inspection | None = None  # if the question wanted one
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True, tag="queued"):

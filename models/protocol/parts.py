@@ -1,4 +1,4 @@
-"""Parts that several messages carry: times of passes, logprobs of tokens. Needs msgspec only."""
+"""Parts that several messages carry: times, logprobs, tests of drafts. Needs msgspec only."""
 
 from __future__ import annotations
 
@@ -26,3 +26,33 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     num_rows: int = 0  # rows of the last pass, all sessions together
     num_side_rows: int = 0  # of these, those of side paths of drafts, which take longer
     num_sessions: int = 0  # sessions in the last pass
+
+
+class DraftTest(msgspec.Struct, frozen=True, array_like=True):
+    """One token of a draft as the target tested it.
+
+    Args:
+        token: of the draft.
+        target_prob: p, by what the target samples from at its place.
+        draft_prob: q, by what it was sampled from; None: the rule needs none.
+        noise: u, uniform in (0, 1); it is accepted where u q < p. None: the rule draws none.
+        is_accepted: None: one before it was rejected, so it was not looked at.
+        num_allowed: tokens that a constraint allows at its place; None: there is none.
+    """
+
+    token: int
+    target_prob: float
+    draft_prob: float | None
+    noise: float | None
+    is_accepted: bool | None
+    num_allowed: int | None
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """What a target saw in the rows of one answer, for a sender that wants to know.
+
+    `num_allowed` has an entry for each token that commits; it is empty without a constraint.
+    """
+
+    tests: list[DraftTest] = []
+    num_allowed: list[int] = []

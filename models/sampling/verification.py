@@ -196,6 +196,19 @@ def verify_by_rejection(
     return texts
 
 
+def target_probs(
+    scores: Tensor,  # [R, V] float32 from `process_logits`, temperature above 0
+    token_ids: Sequence[int],  # [T] one for each of the first rows; T <= R
+) -> list[float]:
+    """What `verify_by_rejection` takes for the target's probability of a token in each row."""
+    return _TargetProbs(scores, list(range(len(token_ids)))).of(list(token_ids))
+
+
+def noise_of_test(verified: VerifiedDraft, place: int) -> float:
+    """The draw that `verify_by_rejection` compares with p / q at a place of a draft."""
+    return uniform(verified.seed, verified.position + place, DOMAIN_TEST)
+
+
 def _num_tests(verified: VerifiedDraft) -> int:
     return min(verified.num_rows, len(verified.draft))
 
@@ -204,7 +217,7 @@ def _accepted(verified: VerifiedDraft, token_probs: Sequence[float]) -> tuple[li
     """The accepted draft tokens, up to an eos, and whether the one after them is rejected."""
     for i, target_prob in enumerate(token_probs):
         token = verified.draft[i]
-        noise = uniform(verified.seed, verified.position + i, DOMAIN_TEST)
+        noise = noise_of_test(verified, i)
         if not _is_accepted(target_prob, verified.draft_rows[i].prob_of(token), noise):
             return list(verified.draft[:i]), True
         if token in verified.eos_ids:

@@ -25,9 +25,8 @@ from models.protocol.messages import (
     NeedOpen,
     NeedPrefix,
     Open,
-    Timing,
-    TokenLogprobs,
 )
+from models.protocol.parts import Inspection, Timing, TokenLogprobs
 from models.protocol.token_sequence import TokenSequence
 from models.sampling.draft_probs import DraftRow
 from models.sampling.draft_tree import DraftTree
@@ -77,6 +76,7 @@ class Job:
     mask_wait_s: float | None = None  # for it, with logits there; None: the engine's limit
     logits: Tensor | None = None  # [num_logits, V] computed, but its masks are not there yet
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the next answer's tokens
+    inspection: Inspection | None = None  # of the next answer; None: nobody wants to know
     held_since_s: float = 0.0
     since_s: float = 0.0  # arrival, or the last answer: what follows is the next answer's time
     notified_s: float = 0.0  # when its sender last got a sign of life

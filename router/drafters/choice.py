@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
+import msgspec
+
 from models.heads.config import TargetHeads
 from models.protocol.errors import InvalidRequest
+from models.protocol.messages import Sampling
 from models.protocol.rules import RULES
 from router.drafters.heads import check_heads, heads_alone, names_heads
 from router.drafters.kind import DrafterKind
@@ -132,6 +135,17 @@ def _check(
         raise InvalidRequest(
             f"speculation.drafter: {name!r} {kind.absence}", param="speculation.drafter"
         )
+
+
+def draft_sampling(request: GenerationRequest, allowed: SpeculationLimits) -> Sampling:
+    """The terms by which a draft model drafts for a request: no logprobs are wanted of its tokens.
+
+    A greedy draft is exact under each rule: `coupled` takes any draft, and for `rejection` a token
+    that was not sampled came for certain, so that it stands with the target's own probability.
+    """
+    method = request.speculation.draft_sample_method or allowed.draft_sample_method
+    sampling = msgspec.structs.replace(request.sampling, num_logprobs=-1, num_prompt_logprobs=-1)
+    return sampling if method != "greedy" else msgspec.structs.replace(sampling, temperature=0.0)
 
 
 def max_side_tokens(

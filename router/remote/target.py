@@ -19,7 +19,7 @@ class RemoteVerifier:
 
     A lost target costs a pause: lease, open and prefix again. As far as `own_length` says so, a
     target that has heads may draft by them: so many tokens each time, with 0 as many as pay, with
-    None none.
+    None none. With `inspects` verdicts say what the target saw of each draft token.
     """
 
     def __init__(
@@ -28,8 +28,10 @@ class RemoteVerifier:
         limits: SessionLimits,
         *,
         own_length: Callable[[], int | None] = lambda: None,
+        inspects: bool = False,
     ) -> None:
         self._session = session
+        self._inspects = inspects
         self._own_length = own_length
         self._recovery = Recovery("target", limits)
 
@@ -51,6 +53,7 @@ class RemoteVerifier:
             own_drafts=own_length is not None,
             own_length=own_length or 0,
             side_tokens=list(side_tokens),
+            inspects=self._inspects,
         )
         while True:
             await self._connect()

@@ -28,16 +28,32 @@ ROUND = {
     "k": 2,
     "why": WHY,
     "drafted": [{"drafter": "draft_model", "num_tokens": 2, "num_accepted": 1}],
+    "tests": [
+        {"token": "A", "p": 0.5, "q": 0.4, "ratio": 1.0, "u": 0.9, "accepted": True, "allowed": 7},
+        {"token": " cat", "p": 0.1, "q": 0.4, "ratio": 0.25, "u": 0.3, "accepted": False}
+        | {"allowed": 1},
+    ],
     "rejected": [" cat"],
     "last": "recovered",
     "num_tokens": 2,
     "time": TIME,
 }
-PLAIN = ROUND | {"round": 1, "k": None, "why": None, "drafted": [], "rejected": []}
+PLAIN = ROUND | {"round": 1, "k": None, "why": None, "drafted": [], "rejected": [], "tests": []}
 
 
 def token(text: str, origin: str, number: int) -> dict[str, object]:
-    return {"offset": 0, "token": text, "origin": origin, "round": number, "logprob": -0.5}
+    place = {"offset": 0, "token": text, "origin": origin, "round": number}
+    return place | {"logprob": -0.5, "allowed": 3}
+
+
+def test_each_draft_token_is_a_line_where_tests_are_wanted() -> None:
+    tokens = [token("A", "draft_model", 0), token(" dog", "target", 0)]
+    lines = list(trace_lines({"rounds": [ROUND], "tokens": tokens}, has_tests=True))
+    assert [" ".join(line.split()) for line in lines[3:]] == [
+        "'A' p 0.500 q 0.400 ratio 1.000 u 0.900 accepted (7 tokens allowed)",
+        "' cat' p 0.100 q 0.400 ratio 0.250 u 0.300 rejected (1 token allowed)",
+        "' dog' model's probability 0.607 the target's own (3 tokens allowed)",
+    ]
 
 
 def test_a_round_is_a_line_and_a_plan_another() -> None:

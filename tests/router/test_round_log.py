@@ -7,7 +7,8 @@ import dataclasses
 import msgspec
 import pytest
 
-from models.protocol.messages import Verdict
+from models.protocol.messages import Inspection, Verdict
+from models.protocol.parts import DraftTest
 from router.drafters.draft_model import DRAFT_MODEL
 from router.drafters.forced import FORCED
 from router.drafters.repeats.suffix import SUFFIX
@@ -156,3 +157,20 @@ def test_tokens_beside_a_draft_are_told_as_a_part_of_their_own(side: list[int]) 
     model = ["draft_model"] * (1 + len(side))
     assert [origin.source for origin in details.origins] == ["forced"] * 2 + model + [TARGET]
     assert details.round.num_tokens == 4 + len(side)
+
+
+def test_a_test_is_told_of_what_may_be_named_and_a_token_of_what_its_grammar_allowed() -> None:
+    """Copied text that was rejected is another client's, maybe; so are its probabilities."""
+    tests = [
+        DraftTest(token, 0.5, None, None, is_accepted=accepted, num_allowed=9)
+        for token, accepted in zip(DRAFT, (True, True, True, False, None, None, None), strict=True)
+    ]
+    said = msgspec.structs.replace(
+        verdict(3), inspection=Inspection(tests=tests, num_allowed=[9, 8, 7, 6])
+    )
+    details = told(RoundLog(RoundStats()), asked(), said, taken(4))
+    assert [test.token for test in details.round.tests] == [10, 11, 20, 21, 22]
+    assert [origin.num_allowed for origin in details.origins] == [9, 8, 7, 6]
+    free = told(RoundLog(RoundStats()), asked(), verdict(3), taken(4))
+    assert free.round.tests == ()
+    assert {origin.num_allowed for origin in free.origins} == {None}

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from models.protocol.grammars import Loosened
+from models.protocol.parts import DraftTest
 from router.types import Explanation, RoundDetails, ShownToken, TokenOrigin
 
 _DECIMALS = 3  # a microsecond
@@ -50,6 +51,25 @@ class Drafted(TypedDict):
     num_accepted: int
 
 
+class Tested(TypedDict):
+    """A draft token as the target tested it. Copied text that was rejected is left out.
+
+    `p` is the target's probability of it, `q` the draft's, `ratio` min(1, p / q): the chance that
+    `rejection` accepts it, which it does where the draw `u` is below. `q`, `ratio` and `u` are null
+    under `coupled`, where the target's own draw decides, and in greedy decoding. `accepted` is null
+    behind the first rejection, where nobody looked. `allowed` counts the tokens that a grammar
+    allows at its place; null: there is none.
+    """
+
+    token: str
+    p: float
+    q: float | None
+    ratio: float | None
+    u: float | None
+    accepted: bool | None
+    allowed: int | None
+
+
 class RoundTime(TypedDict):
     """What a round took, by the names of `metrics.rounds`; `round_ms` is all of it together."""
 
@@ -75,6 +95,7 @@ class DetailedRound(TypedDict):
     k: int | None
     why: Reasons | None
     drafted: list[Drafted]
+    tests: list[Tested]
     rejected: list[str]
     last: Literal["recovered", "bonus", "plain"]
     num_tokens: int
@@ -83,13 +104,14 @@ class DetailedRound(TypedDict):
 
 class DetailedToken(TypedDict):
     """A token of the text: where its text begins (characters), its name, who wrote it, in which
-    round, and the target's logprob of it."""
+    round, the target's logprob of it, and how many tokens a grammar allowed there (null: none)."""
 
     offset: int
     token: str
     origin: str
     round: int
     logprob: float
+    allowed: int | None
 
 
 class ChoiceDetails(TypedDict):
@@ -134,6 +156,7 @@ def round_shape(details: RoundDetails, name_of: Callable[[int], str]) -> Detaile
             }
             for part in details.segments
         ],
+        "tests": [_tested(test, name_of) for test in details.tests],
         "rejected": [name_of(token_id) for token_id in details.rejected_ids],
         "last": details.last,
         "num_tokens": details.num_tokens,
@@ -151,6 +174,20 @@ def token_shape(
         "origin": origin.source,
         "round": origin.round_number,
         "logprob": max(shown.logprobs.logprob, _LOWEST),
+        "allowed": origin.num_allowed,
+    }
+
+
+def _tested(test: DraftTest, name_of: Callable[[int], str]) -> Tested:
+    p, q = test.target_prob, test.draft_prob
+    return {
+        "token": name_of(test.token),
+        "p": p,
+        "q": q,
+        "ratio": min(1.0, p / q) if q else None,
+        "u": test.noise,
+        "accepted": test.is_accepted,
+        "allowed": test.num_allowed,
     }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
@@ -128,6 +128,7 @@ class SpeculationOptions(StrictFields):
     k: int | None = Field(default=None, ge=0)  # upper limit: the config's
     verification: RuleName | None = None  # None: the config's
     drafter: DrafterName | None = None  # None: the config's
+    draft_sample_method: Literal["probabilistic", "greedy"] | None = None  # None: the config's
     # No drafts while more sessions run on its target; the lower of this and the config's holds.
     disable_by_batch_size: int | None = Field(default=None, ge=1)
     details: bool = False  # tell all rounds, see `api/schemas/details.py`

@@ -70,6 +70,7 @@ FIGURES: Mapping[str, Callable[[Path], str]] = {
     "expected-by-use": when.expected_by_use,
     "acceptance-by-temperature": when.acceptance_by_temperature,
     "memory-of-a-draft": _of("draft-memory", when.memory),
+    "draft-sampling": _of("draft-sampling", when.draft_sampling),
     "batches": _of("bench-349m-18m", when.batches),
     "lookahead": lookahead.lookahead,
     "lookahead-by-pair": lookahead.lookahead_by_pair,

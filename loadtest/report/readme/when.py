@@ -64,6 +64,27 @@ def acceptance_by_temperature(seen_from: Path) -> str:
     return "\n\n".join([table(head, rows), *(f"{each.made()}" for each in kept.values())])
 
 
+def draft_sampling(result: Result) -> str:
+    """Acceptance rates of sampled and of greedy drafts, by rule and temperature."""
+    rates = {
+        (study["workload"], study["rule"]): study["analysis"]["acceptance"]
+        for study in result["studies"]
+    }
+    rules = [rule for rule in dict.fromkeys(rule for _, rule in rates) if "," not in rule]
+    workloads = list(dict.fromkeys(workload for workload, _ in rates))
+    rows = [
+        [rule, *(_rate(rates[workload, name]) for workload in workloads for name in names)]
+        for rule in rules
+        for names in [(rule, f"{rule}, greedy draft")]
+    ]
+    head = [f"{workload}, {how}" for workload in workloads for how in ("sampled", "greedy")]
+    return f"{table(['acceptance rate', *head], rows)}\n\n{result.made()}"
+
+
+def _rate(estimate: Mapping[str, float]) -> str:
+    return f"{estimate['value']:.2f} ({estimate['low']:.2f}-{estimate['high']:.2f})"
+
+
 def batches(result: Result) -> str:
     """Speed with drafts over that without, by sessions at once, in one process."""
     (pair,) = result["pairs"].values()

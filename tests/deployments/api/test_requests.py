@@ -350,7 +350,12 @@ def test_the_verification_rule_is_the_servers_unless_asked_for():
 
 def test_speculation_settings_pass():
     asked = {"enabled": False, "k": 3, "drafter": "ngram", "disable_by_batch_size": 4}
+    asked["draft_sample_method"] = "greedy"
     assert chat(speculation=asked).speculation == SpeculationSettings(
-        enabled=False, num_speculative_tokens=3, drafter="ngram", disable_by_batch_size=4
+        enabled=False,
+        num_speculative_tokens=3,
+        drafter="ngram",
+        disable_by_batch_size=4,
+        draft_sample_method="greedy",
     )
     assert completion(speculation={"k": 0}).speculation.num_speculative_tokens == 0

@@ -44,7 +44,11 @@ async def generate(
 
 
 async def sampled_texts(
-    drafter: str, k: int | None = 2, pinned: int | None = None
+    drafter: str,
+    k: int | None = 2,
+    pinned: int | None = None,
+    speculation: SpeculationLimits = LOOKUP,
+    verification: str = "rejection",
 ) -> tuple[list[tuple[int, ...]], Counter[str]]:
     """Many short texts of the pair, and how many draft tokens stood, by drafter."""
     texts: list[tuple[int, ...]] = []
@@ -53,14 +57,16 @@ async def sampled_texts(
         distribution_checkpoint("target"),
         distribution_checkpoint("draft"),
         dtype="float32",
-        speculation=LOOKUP,
+        speculation=speculation,
         max_model_len=16,
         pinned=pinned,
     ) as service:
         for first in range(0, NUM_SESSIONS, AT_ONCE):
             outcomes = await asyncio.gather(
                 *(
-                    generate(service, "sampled", seed, k, drafter=drafter)
+                    generate(
+                        service, "sampled", seed, k, drafter=drafter, verification=verification
+                    )
                     for seed in range(first, first + AT_ONCE)
                 )
             )
@@ -122,3 +128,12 @@ async def test_without_drafts_and_without_temperature_the_rules_agree() -> None:
             for k in (0, 2)
         ]
         assert len(set(greedy)) == 1
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+async def test_greedy_drafts_leave_the_law_of_the_target(rule: str) -> None:
+    """By `rejection` such a token came for certain: it stands with p, the residual lacks it."""
+    lookup = LOOKUP.model_copy(update={"draft_sample_method": "greedy"})
+    texts, accepted_by = await sampled_texts("draft_model", speculation=lookup, verification=rule)
+    assert p_value(texts, exact_distribution(distribution_checkpoint("target"), CASE)) > 1e-4
+    assert accepted_by["draft_model"] > 0

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 
 from models.protocol.errors import InvalidRequest
-from models.protocol.messages import Cut, Proposal
+from models.protocol.messages import Cut, Proposal, Sampling
 from models.protocol.token_sequence import TokenSequence
-from router.drafters.choice import choose_drafters, fixed_length
+from router.drafters.choice import choose_drafters, draft_sampling, fixed_length
 from router.drafters.draft_model import DRAFT_MODEL, POOL
 from router.drafters.ngram import NGRAM, NgramDrafter
 from router.drafters.registry import DRAFTERS
 from router.drafters.side_by_side import SessionDrafters, first_with_tokens
 from router.limits import SpeculationLimits
 from router.ports import Drafter
-from router.types import SpeculationSettings
+from router.types import GenerationRequest, SpeculationSettings
 from tests.fakes.router import ScriptedDrafter, alone, continuation
 
 
@@ -271,3 +271,27 @@ async def test_lookup_forgets_the_text_once_the_model_drafts_and_reads_it_again_
     assert len(made) == 3
     await drafters.close()
     assert not made[-1]._ends
+
+
+@pytest.mark.parametrize(
+    ("asked", "config", "temperature"),
+    [
+        (None, "probabilistic", 0.7),
+        (None, "greedy", 0.0),
+        ("greedy", "probabilistic", 0.0),
+        ("probabilistic", "greedy", 0.7),
+    ],
+)
+def test_a_draft_is_sampled_or_greedy_as_the_request_says_else_the_config(
+    asked: str | None, config: str, temperature: float
+) -> None:
+    request = GenerationRequest(
+        request_id="r",
+        prompt_ids=(1,),
+        sampling=Sampling(temperature=0.7, seed=3, top_k=5, num_logprobs=2),
+        eos_ids=(),
+        max_tokens=4,
+        speculation=SpeculationSettings(draft_sample_method=asked),
+    )
+    allowed = SpeculationLimits.model_validate({"draft_sample_method": config})
+    assert draft_sampling(request, allowed) == Sampling(temperature=temperature, seed=3, top_k=5)
