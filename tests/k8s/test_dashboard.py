@@ -9,6 +9,8 @@ from unittest.mock import MagicMock
 
 import pytest
 import yaml
+from ray.dashboard.consts import GPU_TAG_KEYS
+from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
 from deployments.constraint.meters import ConstraintMeters
 from deployments.engine.meters import EngineMeters
@@ -19,12 +21,21 @@ from router.planning.measured import PlannerStats
 from tests.k8s.test_manifests import K8S
 
 NAME = "dashboard.json"
-METRIC = re.compile(r"ray_(?:vllm|outrider)_\w+")
+GPU_METRICS = ("node_gpus_utilization", "node_gram_used", "node_gram_available")
+METRIC = re.compile(r"ray_(?:vllm|outrider|node)_\w+")
 BOARD = json.loads((K8S / "base" / NAME).read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = BOARD["panels"]
 SUBJECTS = (
     *("Latency against throughput", "First token", "k", "Acceptance", "Gain", "KV cache", "Queue"),
-    *("Rounds", "Rounds, predicted and actual", "Requests", "Engines", "Grammars", "Look-aheads"),
+    *(
+        "Rounds",
+        "Rounds, predicted and actual",
+        "Requests",
+        "Engines",
+        "Grammars",
+        "Look-aheads",
+        "GPUs",
+    ),
 )
 
 
@@ -44,6 +55,8 @@ def exported() -> dict[str, set[str]]:
     PlanningMetrics(Meters({"model_name": "x"}, mirror), PlannerStats(), dict, {})
     for make in (EngineMeters, ConstraintMeters):
         make(Meters({"model_name": "x", "engine": "target"}, mirror))
+    # Ray's own, of each node and its GPUs.
+    found |= {f"ray_{name}": set(GPU_TAG_KEYS) for name in METRICS_GAUGES if name in GPU_METRICS}
     return found
 
 
