@@ -363,7 +363,12 @@ def test_calls_of_every_kind_of_item_are_carried(listed, calls):
     ],
 )
 def test_items_that_say_nothing_are_left_out(item):
-    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
+    message: dict[str, Any] = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+    }
     message |= {"content": [{"type": "output_text", "text": "Yes."}], "phase": "final_answer"}
     assert items(item, message) == items(message) == [{"role": "assistant", "content": "Yes."}]
 
