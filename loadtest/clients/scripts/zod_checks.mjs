@@ -3,7 +3,7 @@
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
-const SEVERAL = 6; // as many as the demo's window has room for
+const SEVERAL = 2; // as many as the demo's window has room for
 const ASKED = "Record that Imogen from Delhi wants 6 blue lamps at $62.29 each.";
 
 // What OpenAI's own helpers make strict: every one of these is served as it says.
