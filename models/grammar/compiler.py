@@ -206,7 +206,7 @@ class GrammarCompiler:
 
     def _place_of(self, source: SchemaSource, complaint: str) -> str:
         """The place of what a complaint is about that names none, found by trials."""
-        if source.located(complaint):
+        if not source.original or source.located(complaint):
             return ""
         found = loosened_schema(source.original, self._schema_limits, self._complaint_about)
         return found.loosened[0].path if found.loosened else ""

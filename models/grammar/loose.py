@@ -102,10 +102,14 @@ def _search(
     compiles: Compiles,
     compile_whole: Callable[[Grammar], Compiled],
 ) -> tuple[Grammar, Compiled]:
-    found = {
-        line: loosened_schema(text, limits, compiles, line=line)
+    schemas = [
+        (line, text)
         for line, text in _by_size(grammar)
         if not any(not one.steps for one in _of_line(grammar.dropped, line))
+    ]
+    found = {
+        line: loosened_schema(text, limits, compiles, line=line, num_together=len(schemas))
+        for line, text in schemas
     }
     _cut_notes(found)
     dropped = [*grammar.dropped, *(note for one in found.values() for note in one.loosened)]

@@ -103,12 +103,12 @@ async def _decide(
         return "no_draft", []
     if not stands_enough(session.settings, share_accepted(draft, verdict)):
         return "low_acceptance", []
-    kept = await _judged(session, stands)
+    kept = await judged(session, stands)
     return ("accepted", kept) if kept else ("low_reward", [])
 
 
-async def _judged(session: LookaheadSession, stands: list[int]) -> list[int]:
-    """What the rule keeps of what stands: all of it, as much as gains, or nothing."""
+async def judged(session: LookaheadSession, stands: list[int]) -> list[int]:
+    """Return what the rule keeps of what stands: all of it, as much as gains, or nothing."""
     settings = session.settings
     if settings.acceptance == "paper":
         [score] = await session.judge.scores([stands])

@@ -169,6 +169,16 @@ def test_what_is_left_of_a_schema_is_judged_by_its_own_draft() -> None:
     assert disobeyed_schema("7", nullable, (), '{"a": null}')
 
 
+@pytest.mark.parametrize("draft", ["2019", "2020"])
+def test_what_other_properties_allow_is_evaluated(draft: str) -> None:
+    others = {"additionalProperties": {"type": "boolean"}, "unevaluatedProperties": False}
+    schema = {"type": "object", "properties": {"a": {}}, **others}
+    assert disobeyed_schema(draft, schema, (), '{"a": 1, "b": true}') == ""
+    assert disobeyed_schema(draft, schema, (), '{"b": 1}')
+    del schema["additionalProperties"]
+    assert disobeyed_schema(draft, schema, (), '{"b": true}')
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_check_that_skips_the_tokenizer_is_seen(monkeypatch: Patch) -> None:

@@ -20,12 +20,18 @@ from openapi_schema_validator import OAS30Validator
 
 from models.protocol.grammars import Loosened
 
+# By the standard `additionalProperties` evaluates each name that it is about; the library's keyword
+# of this draft takes its value for a map of names.
+_Draft2019 = jsonschema.validators.extend(
+    jsonschema.Draft201909Validator,
+    {"unevaluatedProperties": jsonschema.Draft202012Validator.VALIDATORS["unevaluatedProperties"]},
+)
 DRAFTS: dict[str, tuple[str, Any]] = {
     "3": ("http://json-schema.org/draft-03/schema#", jsonschema.Draft3Validator),
     "4": ("http://json-schema.org/draft-04/schema#", jsonschema.Draft4Validator),
     "6": ("http://json-schema.org/draft-06/schema#", jsonschema.Draft6Validator),
     "7": ("http://json-schema.org/draft-07/schema#", jsonschema.Draft7Validator),
-    "2019": ("https://json-schema.org/draft/2019-09/schema", jsonschema.Draft201909Validator),
+    "2019": ("https://json-schema.org/draft/2019-09/schema", _Draft2019),
     "2020": ("https://json-schema.org/draft/2020-12/schema", jsonschema.Draft202012Validator),
     "openapi": ("", OAS30Validator),
 }

@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from models.grammar.limits import JsonValue, Schema, SchemaLimits
+from models.grammar.limits import Schema, SchemaLimits
 from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.drops import part_of, take_out
 from models.grammar.schema.parse import parse_json
-from models.grammar.schema.places import Steps, children, path_of
+from models.grammar.schema.places import Steps, children, path_of, value_at
 from models.grammar.schema.source import SchemaSource, options_of, rewritten_source
 from models.protocol.errors import UnsupportedGrammar
 from models.protocol.grammars import Loosened
@@ -27,8 +27,10 @@ from models.protocol.grammars import Loosened
 Compiles = Callable[[SchemaSource], str]  # the compiler's complaint about a schema; "": none
 
 _MAX_ROUNDS = 24  # of refusals that name their place
-# Compiles of one schema in a search: fewer of large ones, whose compiles take longer.
-_MIN_TRIALS, _MAX_TRIALS, _TRIED_CHARS = 8, 96, 400_000
+# Compiles of one schema in a search, and the characters that all but the fewest may read together:
+# the compiler takes up to 3 us for each, and patterns may be long when they are written for it.
+_MIN_TRIALS, _MAX_TRIALS, _TRIED_CHARS = 8, 96, 1_000_000
+_MAX_TOGETHER = 384  # compiles for all schemas of one grammar, where each has more than the least
 # Keywords of which all that may be meant are taken out: `oneOf` becomes `anyOf`, which is the same
 # where no value fits two; the same reference fails everywhere.
 _ALL_AT_ONCE = frozenset({"oneOf", "$ref"})
@@ -46,7 +48,7 @@ class LooseSchema:
 
 
 def loosened_schema(
-    text: str, limits: SchemaLimits, compiles: Compiles, *, line: int = 0
+    text: str, limits: SchemaLimits, compiles: Compiles, *, line: int = 0, num_together: int = 1
 ) -> LooseSchema:
     """Loosen the schema of an object as far as it must be to be served.
 
@@ -55,12 +57,13 @@ def loosened_schema(
         limits: of schemas.
         compiles: tries one.
         line: that has it, for the notes.
+        num_together: the schemas of the same grammar, which share the limits of the search.
     """
     try:
         parse_json(text, limits)
     except UnsupportedGrammar as error:
         return _bare(line, error.message)
-    return _Loosening(text, limits, compiles, line).run()
+    return _Loosening(text, limits, compiles, line, num_together).run()
 
 
 def with_dropped(text: str, dropped: Iterable[Loosened], limits: SchemaLimits) -> str:
@@ -89,13 +92,18 @@ def _without(text: str, parts: Iterable[Steps], limits: SchemaLimits) -> Schema:
 
 
 class _Loosening:
-    def __init__(self, text: str, limits: SchemaLimits, compiles: Compiles, line: int) -> None:
+    def __init__(
+        self, text: str, limits: SchemaLimits, compiles: Compiles, line: int, num_together: int
+    ) -> None:
         self._text = text
         self._limits = limits
         self._compiles = compiles
         self._line = line
         self._reasons: dict[Steps, str] = {}  # by what is taken out
-        self._trials_left = max(_MIN_TRIALS, min(_MAX_TRIALS, _TRIED_CHARS // len(text)))
+        self._max_trials = max(_MIN_TRIALS, min(_MAX_TRIALS, _MAX_TOGETHER // num_together))
+        self._max_chars = _TRIED_CHARS // num_together
+        self._num_trials = 0
+        self._tried_chars = 0
         self._complaint = ""  # the compiler's latest
 
     def run(self) -> LooseSchema:
@@ -148,8 +156,14 @@ class _Loosening:
         return None, found
 
     def _tried(self, source: SchemaSource) -> str:
-        self._trials_left -= 1
+        self._num_trials += 1
+        self._tried_chars += len(source.text)
         return self._compiles(source)
+
+    def _may_try(self) -> bool:
+        if self._num_trials < _MIN_TRIALS:
+            return True
+        return self._num_trials < self._max_trials and self._tried_chars < self._max_chars
 
     def _take_out(self, part: Steps, reason: str) -> None:
         """Take a part out; if that was done and did not help, what is around it."""
@@ -166,10 +180,11 @@ class _Loosening:
     def _search(self, owner: Steps) -> None:
         """Take out what is refused within a subschema, outside of which nothing is."""
         reason = self._complaint
-        if self._trials_left <= 0:
+        parts = self._parts(owner) if self._may_try() else None
+        if parts is None:
             self._reasons[owner] = reason
             return
-        within, keywords = self._parts(owner)
+        within, keywords = parts
         if not self._is_served({*self._reasons, *within}):
             for part in self._refused(keywords, set(within)):
                 self._reasons[part] = reason
@@ -180,13 +195,14 @@ class _Loosening:
             self._complaint = reason
             self._search(part)
 
-    def _parts(self, owner: Steps) -> tuple[list[Steps], list[Steps]]:
-        """The subschemas right within one that can be loosened alone, and its keywords."""
-        whole = _without(self._text, self._reasons, self._limits)
-        inner: JsonValue = whole
-        for step in owner:
-            inner = inner[step]  # type: ignore[index]  # it leads to a schema
-        assert isinstance(inner, dict)
+    def _parts(self, owner: Steps) -> tuple[list[Steps], list[Steps]] | None:
+        """The subschemas right within one that can be loosened alone, and its keywords; None: it
+        went with another part."""
+        # A `oneOf` around it that became `anyOf` is as it was, so that the steps lead through it.
+        others = [part for part in self._reasons if owner[: len(part)] != part]
+        inner = value_at(_without(self._text, others, self._limits), owner)
+        if not isinstance(inner, dict):
+            return None
         within = [
             owner + below
             for below, child in children(inner)
@@ -211,7 +227,7 @@ class _Loosening:
         return refused
 
     def _is_served(self, parts: set[Steps]) -> bool:
-        if self._trials_left <= 0:
+        if not self._may_try():
             return False
         source, _ = self._source(parts)
         if source is None:

@@ -13,6 +13,7 @@ Characters that JSON can only write as `\u` (see `compiler.py`) are in no set. K
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from models.grammar.charsets import Ranges, complement, intersection
 from models.grammar.limits import RegexLimits, refuse
@@ -28,13 +29,22 @@ UNWRITABLE: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 _MAX_BYTES_PER_CHAR = 4
 _WRITABLE = complement(UNWRITABLE)
 _ANYTHING = Repeat(Chars(_WRITABLE), 0, None)
+# Different patterns of one schema that become automata: each takes about 0.1 s of CPU time. As
+# many are kept as some schemas may have: one that is loosened is translated again and again.
+_MAX_AUTOMATA = 32
+_MAX_KEPT = 4 * _MAX_AUTOMATA
 
 # The texts of a node, by whether they begin at the start of the text and stop at its end for sure.
 _Edges = dict[tuple[bool, bool], Node]
 
 
-def rust_patterns(text: str, limits: RegexLimits) -> list[str]:
+def rust_patterns(text: str, limits: RegexLimits, automata: set[Node] | None = None) -> list[str]:
     """The same pattern from end to end in Rust's spelling: one or several, all of which must match.
+
+    Args:
+        text: the pattern.
+        limits: of one pattern.
+        automata: the patterns of the same schema that became automata; takes this one.
 
     Raises:
         UnsupportedGrammar: see `parse_regex`; or no text matches, or it is too large with its
@@ -53,10 +63,12 @@ def rust_patterns(text: str, limits: RegexLimits) -> list[str]:
         )
     except UnsupportedGrammar as error:
         raise at_origin(error, origins) from None
-    return [_checked(part, limits) for part in _parts(tree)]
+    return [
+        _checked(part, limits) for part in _parts(tree, set() if automata is None else automata)
+    ]
 
 
-def _parts(tree: Node) -> list[Node]:
+def _parts(tree: Node, automata: set[Node]) -> list[Node]:
     """Trees without anchors and look-ahead, all of which match the whole text."""
     if not has_looks(tree):
         try:
@@ -67,8 +79,26 @@ def _parts(tree: Node) -> list[Node]:
             return [_joined(options)]
         except _AnchorInside:
             pass
-    found = resolved(tree, _WRITABLE, is_whole=False, is_shared=True)
-    return [node_of(language) for language in found]
+    if tree not in automata and len(automata) >= _MAX_AUTOMATA:
+        refuse(
+            f"{_MAX_AUTOMATA} other patterns of the schema have look-ahead or anchors inside, "
+            "which is the limit"
+        )
+    automata.add(tree)
+    found = _without_looks(tree)
+    if isinstance(found, str):
+        refuse(found)
+    return list(found)
+
+
+@lru_cache(_MAX_KEPT)
+def _without_looks(tree: Node) -> tuple[Node, ...] | str:
+    """Trees all of which match, or why there are none."""
+    try:
+        found = resolved(tree, _WRITABLE, is_whole=False, is_shared=True)
+    except UnsupportedGrammar as error:
+        return error.message
+    return tuple(node_of(language) for language in found)
 
 
 def _checked(tree: Node, limits: RegexLimits) -> str:
@@ -84,10 +114,10 @@ def _checked(tree: Node, limits: RegexLimits) -> str:
     return f"^(?:{spelt_node(tree)})$"
 
 
-def at_path(text: str, limits: RegexLimits, path: str) -> list[str]:
+def at_path(text: str, limits: RegexLimits, path: str, automata: set[Node]) -> list[str]:
     """`rust_patterns`, whose refusals name the place in the schema too."""
     try:
-        return rust_patterns(text, limits)
+        return rust_patterns(text, limits, automata)
     except UnsupportedGrammar as error:
         refuse(error.message, path=path)
 

@@ -27,6 +27,18 @@ def path_of(steps: Steps) -> str:
     )
 
 
+def value_at(schema: JsonValue, steps: Steps) -> JsonValue:
+    """Return what stands at a place; None: the steps lead nowhere."""
+    for step in steps:
+        if isinstance(schema, dict):
+            schema = schema.get(str(step))
+        elif isinstance(schema, list) and isinstance(step, int) and step < len(schema):
+            schema = schema[step]
+        else:
+            return None
+    return schema
+
+
 def walk(schema: JsonValue, steps: Steps = ()) -> Iterator[tuple[Steps, Schema]]:
     """Every object schema within `schema`, itself first, with its place."""
     if not isinstance(schema, dict):

@@ -14,6 +14,7 @@ import re
 from urllib.parse import unquote
 
 from models.grammar.limits import JsonValue, RegexLimits, Schema, json_path, refuse
+from models.grammar.patterns.tree import Node
 from models.grammar.schema.complaints import Complaints
 from models.grammar.schema.pattern import UNWRITABLE, at_path
 from models.grammar.schema.places import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Places, walk
@@ -37,30 +38,44 @@ def rewrite(schema: Schema, places: Places, complaints: Complaints) -> dict[str,
     Raises:
         UnsupportedGrammar: with the place in the schema.
     """
-    written: dict[str, str] = {}
+    patterns = _Patterns()
     for path, inner in list(places.walk(schema)):
         for check in (_check_reference, _check_literals, _check_min_properties):
             with complaints.taken():
                 check(path, inner)
         with complaints.taken():
-            _take_pattern(path, inner, written)
+            _take_pattern(path, inner, patterns)
         with complaints.taken():
-            _take_patterns_of_names(path, inner, written, complaints)
+            _take_patterns_of_names(path, inner, patterns, complaints)
         _drop_unknown_format(path, inner, complaints)
-    return written
+    return patterns.written
 
 
-def _take_pattern(path: str, inner: Schema, written: dict[str, str]) -> None:
+class _Patterns:
+    """The patterns of one schema."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, str] = {}  # as they were written, by what they became
+        self._automata: set[Node] = set()
+
+    def translated(self, pattern: str, path: str) -> list[str]:
+        """Return the patterns that a text must match all of."""
+        found = at_path(pattern, RegexLimits(), path, self._automata)
+        self.written.update(dict.fromkeys(found, pattern))
+        return found
+
+
+def _take_pattern(path: str, inner: Schema, patterns: _Patterns) -> None:
     pattern = inner.get("pattern")
     if isinstance(pattern, str):
-        first, *others = _translated(pattern, f"{path}.pattern", written)
+        first, *others = patterns.translated(pattern, f"{path}.pattern")
         inner["pattern"] = first
         more: list[JsonValue] = [{"pattern": other} for other in others]
         also(inner, *more)
 
 
 def _take_patterns_of_names(
-    path: str, inner: Schema, written: dict[str, str], complaints: Complaints
+    path: str, inner: Schema, patterns: _Patterns, complaints: Complaints
 ) -> None:
     named = inner.get("patternProperties")
     if not isinstance(named, dict):
@@ -70,7 +85,7 @@ def _take_patterns_of_names(
     for name, value in named.items():
         with complaints.taken():
             at = f"{place}{json_path(name[:_MAX_NAME])}"
-            found = _translated(name, at, written)
+            found = patterns.translated(name, at)
             if len(found) > 1:
                 refuse("look-ahead is only supported in the pattern of a text", path=at)
             if found[0] in translated:
@@ -86,13 +101,6 @@ def _drop_unknown_format(path: str, inner: Schema, complaints: Complaints) -> No
         del inner["format"]
         if name not in _NUMBER_FORMATS:
             complaints.note(f"{path}.format", f"the format {name[:_MAX_NAME]!r} is not enforced")
-
-
-def _translated(pattern: str, path: str, written: dict[str, str]) -> list[str]:
-    """The patterns that a text must match all of."""
-    found = at_path(pattern, RegexLimits(), path)
-    written.update(dict.fromkeys(found, pattern))
-    return found
 
 
 def _check_reference(path: str, inner: Schema) -> None:

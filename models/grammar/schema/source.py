@@ -56,7 +56,7 @@ class SchemaSource:
     patterns: dict[str, str]  # as they were written, by what they became
     places: Places
     complaints: Complaints
-    original: str = ""  # as it was written
+    original: str = ""  # as it was written; "": it may be loosened, and refusals need no place
 
     def refuse(self, complaint: str, fuel: int, place: str = "") -> NoReturn:
         """Refuse the schema with the compiler's `complaint`, in the client's words.
@@ -131,7 +131,7 @@ def schema_source(
     if is_closed:
         close_objects(schema)
     source = rewritten_source(schema, limits, options, Complaints(), is_loose=is_loose)
-    return replace(source, original=text)
+    return replace(source, original="" if is_loose else text)
 
 
 def rewritten_source(

@@ -35,8 +35,8 @@ def drafts_are_cut_by_a_token(patch: Patch) -> None:
     async def judged(session: Any, stands: list[int]) -> list[int]:
         return (await whole(session, stands))[: max(len(stands) - 1, 1)]
 
-    whole = loop._judged
-    _put(patch, "_judged", judged)
+    whole = loop.judged
+    _put(patch, "judged", judged)
 
 
 def nothing_is_generated_for_low_reward(patch: Patch) -> None:
@@ -64,7 +64,7 @@ def gain_is_kept_by_the_papers_rule(patch: Patch) -> None:
         keeps = acceptance.kept_by_gain(settings, before, score)
         return [] if keeps == "nothing" else stands
 
-    _put(patch, "_judged", judged)
+    _put(patch, "judged", judged)
 
 
 def only_the_papers_rule(patch: Patch) -> None:

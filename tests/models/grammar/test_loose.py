@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import jsonschema
+import llguidance
 import pytest
 
 from models.grammar.compiler import GrammarCompiler
@@ -98,6 +99,54 @@ def test_what_cannot_be_served_is_loosened_at_its_place(
     for _ in range(3):
         text = vocabulary.decode(random_text(compiled, vocabulary, rng, max_tokens=2000))
         assert isinstance(json.loads(text), dict)
+
+
+LOOKING = {f"k{i}": {"type": "string", "pattern": rf"\bcat{i}\b"} for i in range(40)}
+HEAVY = {"type": "string", "format": "uri", "minLength": 300}  # refused without a place
+OVERLAPPING = {"oneOf": [of(b=HEAVY), of(b=HEAVY, c=NEVER)]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        of(**LOOKING),
+        of(**dict(list(LOOKING.items())[:20]), h=HEAVY),
+        of(**dict.fromkeys("abcdefgh", HEAVY)),
+    ],
+    ids=["many look-aheads", "look-aheads and a costly text", "costly texts"],
+)
+def test_the_search_reads_no_more_than_its_limit(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, schema: Any
+) -> None:
+    read: list[int] = []
+    match = llguidance.LLMatcher.grammar_from_json_schema
+
+    def counted(text: str) -> str:
+        read.append(len(text))
+        return match(text)
+
+    monkeypatch.setattr(llguidance.LLMatcher, "grammar_from_json_schema", staticmethod(counted))
+    compiled = compiler.compile(loose(schema))
+    assert compiled.loosened
+    assert len(read) <= 100
+    assert sum(read) <= 1_000_000 + 12 * max(read)
+    again = compiler.compile(loose(schema))
+    assert again.loosened == compiled.loosened
+
+
+def test_patterns_with_look_ahead_are_counted(compiler: GrammarCompiler) -> None:
+    """The first 32 are served; the same one twice is one."""
+    compiled = compiler.compile(loose(of(**LOOKING)))
+    assert paths(compiled) == [f"$.properties.k{i}.pattern" for i in range(32, 40)]
+    assert "32 other patterns" in compiled.loosened[0].reason
+    same = {"type": "string", "pattern": r"\bcat\b"}
+    assert not compiler.compile(loose(of(**{f"k{i}": same for i in range(40)}))).loosened
+
+
+def test_what_is_within_a_part_that_became_another_is_found(compiler: GrammarCompiler) -> None:
+    """`oneOf` became `anyOf`, and a schema within is refused without a place."""
+    compiled = compiler.compile(loose(of(a=OVERLAPPING)))
+    assert "$.properties.a.oneOf" in paths(compiled)
 
 
 def test_what_is_beside_it_is_enforced(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
