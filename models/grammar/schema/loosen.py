@@ -198,8 +198,8 @@ class _Loosening:
     def _parts(self, owner: Steps) -> tuple[list[Steps], list[Steps]] | None:
         """The subschemas right within one that can be loosened alone, and its keywords; None: it
         went with another part."""
-        # A `oneOf` around it that became `anyOf` is as it was, so that the steps lead through it.
-        others = [part for part in self._reasons if owner[: len(part)] != part]
+        # A `oneOf` that became `anyOf` is as it was written, so that the steps lead through it.
+        others = [part for part in self._reasons if part[-1:] != ("oneOf",) and part != owner]
         inner = value_at(_without(self._text, others, self._limits), owner)
         if not isinstance(inner, dict):
             return None

@@ -147,6 +147,7 @@ def test_what_is_within_a_part_that_became_another_is_found(compiler: GrammarCom
     """`oneOf` became `anyOf`, and a schema within is refused without a place."""
     compiled = compiler.compile(loose(of(a=OVERLAPPING)))
     assert "$.properties.a.oneOf" in paths(compiled)
+    assert all(path.startswith("$.properties.a.oneOf") for path in paths(compiled))
 
 
 def test_what_is_beside_it_is_enforced(vocabulary: Vocabulary, compiler: GrammarCompiler) -> None:
