@@ -136,6 +136,8 @@ def _aiperf(endpoint: str, *options: str) -> Callable[[Target], list[str]]:
             *("--request-count", str(_NUM_REQUESTS)),
             *("--concurrency", str(_CONCURRENCY)),
             *("--random-seed", "1"),
+            # An answer that ends with its first token has no text, which this tool takes for none.
+            *("--extra-inputs", "ignore_eos:true"),
             *("--ui", "none"),
             *("--artifact-dir", "."),
             *options,
