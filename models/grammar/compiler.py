@@ -205,11 +205,11 @@ class GrammarCompiler:
             refuse(error.message, path=place)
 
     def _place_of(self, source: SchemaSource, complaint: str) -> str:
-        """The place of what a complaint is about that names none, found by trials."""
+        """Return the place of what a complaint is about that names none; "": trials find none."""
         if not source.original or source.located(complaint):
             return ""
         found = loosened_schema(source.original, self._schema_limits, self._complaint_about)
-        return found.loosened[0].path if found.loosened else ""
+        return found.loosened[0].path if found.loosened and found.is_least else ""
 
     def _compiled(
         self, matcher: llguidance.LLMatcher, schemas: list[tuple[str, SchemaSource]]

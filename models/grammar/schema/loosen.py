@@ -41,10 +41,14 @@ _NOTHING_LEFT = "any JSON object is left of the schema"
 
 @dataclass(frozen=True)
 class LooseSchema:
-    """What is left of a schema: its JSON text, and what was taken out."""
+    """What is left of a schema: its JSON text, and what was taken out.
+
+    `is_least` False: the search met its limit, so more may be taken out than is refused.
+    """
 
     text: str
     loosened: tuple[Loosened, ...]
+    is_least: bool = True
 
 
 def loosened_schema(
@@ -104,6 +108,7 @@ class _Loosening:
         self._max_chars = _TRIED_CHARS // num_together
         self._num_trials = 0
         self._tried_chars = 0
+        self._met_limit = False
         self._complaint = ""  # the compiler's latest
 
     def run(self) -> LooseSchema:
@@ -163,7 +168,9 @@ class _Loosening:
     def _may_try(self) -> bool:
         if self._num_trials < _MIN_TRIALS:
             return True
-        return self._num_trials < self._max_trials and self._tried_chars < self._max_chars
+        is_left = self._num_trials < self._max_trials and self._tried_chars < self._max_chars
+        self._met_limit |= not is_left
+        return is_left
 
     def _take_out(self, part: Steps, reason: str) -> None:
         """Take a part out; if that was done and did not help, what is around it."""
@@ -254,7 +261,7 @@ class _Loosening:
             for part, reason in parts.items()
         ]
         text = json.dumps(_without(self._text, parts, self._limits), ensure_ascii=False)
-        return LooseSchema(text, tuple(notes))
+        return LooseSchema(text, tuple(notes), is_least=not self._met_limit)
 
 
 def _covers(outer: Steps, inner: Steps) -> bool:

@@ -174,6 +174,14 @@ def test_what_is_refused_without_a_place_is_found(
     assert not accepts(compiled, vocabulary, '{"k0": "uv"}')
 
 
+def test_a_search_that_met_its_limit_names_no_place(compiler: GrammarCompiler) -> None:
+    """What it takes out by then may be no fault of the schema's."""
+    schema = of(**dict(list(LOOKING.items())[:30]), h=HEAVY)
+    with pytest.raises(UnsupportedGrammar) as refused:
+        compiler.compile(Grammar(kind="json_schema", text=json.dumps(schema)))
+    assert "$.properties.k" not in refused.value.message
+
+
 def test_only_the_tool_at_fault_is_loosened(
     vocabulary: Vocabulary, compiler: GrammarCompiler
 ) -> None:
