@@ -3,9 +3,12 @@
 `serve run` hands the file to Serve's controller and then only waits for Ctrl-C: it never learns
 that the application was refused, and stays up with nothing to serve. A supervisor or a script that
 waits for its end would wait for ever. The application is built by a task in the same cluster, which
-knows better. It ends the run as its operator would, by Ctrl-C, and once more while it shuts down,
-because after a single one its exit status is 0. A run in the background of a script ignores Ctrl-C;
-it is hung up on.
+knows better, and ends the run.
+
+A run that has started the cluster is hung up on (SIGHUP): it ends at once, with a status that is
+not 0, and the kernel ends the cluster with it. There is nothing to be ended in order. Ctrl-C would
+give the status 0, SIGTERM prints a trace of Ray's core. A run that has joined a cluster gets
+Ctrl-C, so that it takes Serve along.
 
 Only a run of this machine that started this cluster's Serve is ended, and only while nothing is
 served in it: an application that is refused beside running ones, or is deployed anew, stops none.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -26,9 +30,8 @@ from deployments.serve.private import driver_of_this_job
 logger = logging.getLogger("ray.serve")
 
 _LOG_S = 3.0  # until Serve has said why, and Ray has printed it in the run's terminal
-_SHUTDOWN_S = 0.5  # until the run is within its shutdown, which takes some seconds
 _LAST_S = 30.0  # until it has ended, whatever it was told
-_IGNORED = re.compile(r"^SigIgn:\s*([0-9a-f]+)$", re.MULTILINE)
+_PARENT = re.compile(r"^PPid:\s*(\d+)$", re.MULTILINE)
 _START_LIMIT_S = 10.0
 
 
@@ -52,19 +55,19 @@ def end_waiting_run() -> None:
 
 
 def _signals(pid: int) -> Sequence[tuple[float, int]]:
-    """Waits in seconds, and the signal that is sent after each."""
-    last = (_LAST_S, int(signal.SIGTERM))
-    if _ignores(pid, signal.SIGINT):
-        return (_LOG_S, int(signal.SIGHUP)), last
-    return (_LOG_S, int(signal.SIGINT)), (_SHUTDOWN_S, int(signal.SIGINT)), last
+    """Waits in seconds, and the signal that is sent after each. The last is for who ignores one."""
+    first = signal.SIGHUP if has_started_this_cluster(pid) else signal.SIGINT
+    return (_LOG_S, int(first)), (_LAST_S, int(signal.SIGTERM))
 
 
-def _ignores(pid: int, number: signal.Signals) -> bool:
+def has_started_this_cluster(pid: int) -> bool:
+    """Return whether a process is the parent of this node's raylet, whose child a worker is."""
     try:
-        found = _IGNORED.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
+        status = Path(f"/proc/{os.getppid()}/status").read_text(encoding="utf-8")
     except OSError:
         return False
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+    found = _PARENT.search(status)
+    return found is not None and int(found[1]) == pid
 
 
 def _command(pid: int) -> Sequence[str]:

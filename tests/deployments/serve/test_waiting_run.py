@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,22 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.serve import waiting_run
 from deployments.serve.private import driver_of_this_job
 
-# As Serve's own: Ctrl-C shuts it down with status 0, and once more within that aborts it with 1.
+# As Serve's own: Ctrl-C shuts it down with status 0.
 SERVE = """
-import signal, sys, time
+import sys, time
 print("waits", flush=True)
 try:
     time.sleep(600)
 except KeyboardInterrupt:
-    try:
-        time.sleep(600)
-    except KeyboardInterrupt:
-        sys.exit(1)
     sys.exit(0)
 """
 
@@ -35,15 +33,14 @@ Start = Callable[..., subprocess.Popen[str]]
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def begin(name: str = "serve", *words: str, ignores: bool = False) -> subprocess.Popen[str]:
+    def begin(name: str = "serve", *words: str, ignores: int = 0) -> subprocess.Popen[str]:
         program = tmp_path / name
         program.write_text(SERVE)
-        handler = signal.SIG_IGN if ignores else signal.SIG_DFL
         process = subprocess.Popen(
             [sys.executable, str(program), *(words or ("run", "demo.yaml"))],
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
+            preexec_fn=lambda: ignores and signal.signal(ignores, signal.SIG_IGN),
         )
         started.append(process)
         assert process.stdout is not None
@@ -60,9 +57,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Refuse an application for which a process waits, with short waits between signals."""
     monkeypatch.setattr(waiting_run, "_LOG_S", 0.1)
-    monkeypatch.setattr(waiting_run, "_SHUTDOWN_S", 1.0)
+    monkeypatch.setattr(waiting_run, "_LAST_S", 0.5)
 
-    def refused(pid: int | None, *, serves: bool = False) -> None:
+    def refused(pid: int | None, *, serves: bool = False, started: bool = True) -> None:
+        monkeypatch.setattr(waiting_run, "has_started_this_cluster", lambda pid: started)
         monkeypatch.setattr(waiting_run, "driver_of_this_job", lambda: pid)
         monkeypatch.setattr(waiting_run, "_serves_something", lambda: serves)
         waiting_run.end_waiting_run()
@@ -70,16 +68,36 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return refused
 
 
-def test_a_run_ends_with_a_status_that_says_so(start: Start, refuse: Callable[..., None]) -> None:
+def test_a_run_that_started_the_cluster_ends_with_a_status_that_says_so(
+    start: Start, refuse: Callable[..., None]
+) -> None:
     process = start()
     refuse(process.pid)
-    assert process.wait(60) == 1
-
-
-def test_a_run_that_ignores_ctrl_c_ends_too(start: Start, refuse: Callable[..., None]) -> None:
-    process = start(ignores=True)
-    refuse(process.pid)
     assert process.wait(60) == -signal.SIGHUP
+
+
+def test_a_run_that_joined_a_cluster_ends_in_order(
+    start: Start, refuse: Callable[..., None]
+) -> None:
+    process = start()
+    refuse(process.pid, started=False)
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("ignores", "started"), [(signal.SIGHUP, True), (signal.SIGINT, False)])
+def test_a_run_that_ignores_that_ends_too(
+    start: Start, refuse: Callable[..., None], ignores: int, started: bool
+) -> None:
+    process = start(ignores=ignores)
+    refuse(process.pid, started=started)
+    assert process.wait(60) == -signal.SIGTERM
+
+
+def test_a_worker_knows_who_started_its_cluster() -> None:
+    """Here for the parent of this process's parent."""
+    parent = psutil.Process(os.getppid()).ppid()
+    assert waiting_run.has_started_this_cluster(parent)
+    assert not waiting_run.has_started_this_cluster(os.getpid())
 
 
 @pytest.mark.parametrize(
