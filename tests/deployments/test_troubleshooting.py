@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from deployments.api.transport.settings import HttpConfig
 from deployments.config.schema import AppConfig, ModelConfig, RouterConfig
 from router.limits import SessionLimits, SpeculationLimits
 from tests.k8s.test_dashboard import exported
@@ -18,6 +19,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "draft": ModelConfig,
     "target": ModelConfig,
     "router": RouterConfig,
+    "http": HttpConfig,
     "timeouts": SessionLimits,
     "speculation": SpeculationLimits,
 }
