@@ -117,7 +117,10 @@ def _index(folder: Path) -> dict[str, str]:
     path = folder / INDEX_NAME
     if not path.is_file():
         return {}
-    found: Any = read_json(path).get("weight_map")
+    index = read_json(path)
+    if not isinstance(index.get("metadata"), dict):  # transformers reads no index without it
+        raise unreadable(path, "its metadata must be an object")
+    found: Any = index.get("weight_map")
     names = found.values() if isinstance(found, dict) else [None]
     if not found or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise unreadable(path, "its weight_map must give the name of a file for each tensor")

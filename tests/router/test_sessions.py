@@ -246,7 +246,7 @@ async def test_prompt_and_max_tokens_must_fit_the_context() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("max_tokens", 0), ("prompt_ids", ())], ids=["budget", "prompt"]
+    ("field", "value"), [("max_tokens", -1), ("prompt_ids", ())], ids=["budget", "prompt"]
 )
 async def test_senseless_requests_are_refused_by_name(field: str, value: object) -> None:
     values: dict[str, Any] = {

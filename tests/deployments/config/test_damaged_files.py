@@ -55,12 +55,12 @@ def rename(name: str, other: str) -> Damage:
     return lambda folder: (folder / name).rename(folder / other)
 
 
-def indexed(files: dict[str, str]) -> Damage:
+def indexed(files: dict[str, str], **others: Any) -> Damage:
     """The weights under another name, and an index that gives these files for these tensors."""
 
     def damage(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-        content = json.dumps({"weight_map": files})
+        content = json.dumps({"metadata": {}, "weight_map": files} | others)
         (folder / "model.safetensors.index.json").write_text(content)
 
     return damage
@@ -145,6 +145,10 @@ STORED: dict[str, tuple[Damage, str]] = {
     "shard-other": (
         indexed({"no.such.weight": "model-1.safetensors"}),
         r"model-1\.safetensors: it has no no\.such\.weight, which .* looks for in it",
+    ),
+    "index-without-metadata": (
+        indexed({"a": "model-1.safetensors"}, metadata=None),
+        r"index\.json: its metadata must be an object",
     ),
     "index-elsewhere": (indexed({"a": "../x"}), r"index\.json: its weight_map must give the name"),
 }

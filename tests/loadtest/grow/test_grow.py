@@ -218,7 +218,7 @@ def test_missing_files_are_named(tiny_source, tmp_path):
         Source.load(Path("nowhere"))
     (tmp_path / "config.json").write_bytes((tiny_source.path / "config.json").read_bytes())
     save_file({"x": torch.zeros(1)}, tmp_path / "part.safetensors")
-    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+    with pytest.raises(ValueError, match=r"has neither model\.safetensors nor"):
         Source.load(tmp_path)
 
 

@@ -90,7 +90,7 @@ def test_what_is_stored_is_counted_by_headers() -> None:
 def test_files_that_an_index_names_must_be_there(tmp_path: Path) -> None:
     assert missing_shards(tmp_path) == []
     shards = {"a.weight": "1.safetensors", "b.weight": "2.safetensors", "b.bias": "2.safetensors"}
-    (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": shards}))
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": shards}))
     (tmp_path / "1.safetensors").symlink_to(DEMO / "model.safetensors")
     assert missing_shards(tmp_path) == ["2.safetensors"]
     whole = (DEMO / "model.safetensors").read_bytes()
