@@ -60,7 +60,10 @@ BODIES = {
 async def refusals(
     path: str, content: bytes, times: int, **limits: Any
 ) -> tuple[list[httpx.Response], float]:
-    """The answers to so many requests at once, and for how long the event loop stood still."""
+    """The answers to so many requests at once, and how long the event loop stood still.
+
+    The time is what this process computed meanwhile: a busy machine does not make it longer.
+    """
     service = http_service(ScriptedGenerator(), body_limit_bytes=2_000_000)
     service.model = served_model(**limits)
     longest_s = 0.0
@@ -68,9 +71,9 @@ async def refusals(
     async def watch() -> None:
         nonlocal longest_s
         while True:
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             await asyncio.sleep(0.001)
-            longest_s = max(longest_s, time.perf_counter() - began_s)
+            longest_s = max(longest_s, time.process_time() - began_s)
 
     transport = httpx.ASGITransport(create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -96,9 +99,9 @@ async def test_a_megabyte_is_refused_while_the_loop_goes_on(path, content, param
 
 async def test_what_must_be_tokenised_does_not_stop_the_loop():
     content = body(prompt=" ".join(map(str, range(100_000))))  # might fit, by its length
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     [answer], longest_s = await refusals(TEXT, content, 1, max_model_len=200_000)
-    took_s = time.perf_counter() - began_s
+    took_s = time.process_time() - began_s
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert longest_s < max(took_s / 3, 0.3)
 
