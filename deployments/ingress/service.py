@@ -124,18 +124,21 @@ class RouterService:
             refuse_when_full=self._refuse_when_full,
             metrics=self._metrics_page,
             other_metrics=elsewhere.others,
-            # Without a slot: whether the target answers is not a question of how many wait.
-            health=HealthProbe(
-                self._generator,
-                tokenizer,
-                timeout_s=_HEALTH_TIMEOUT_S,
-                last_progress_s=lambda: self.metrics.last_progress_s,
-            ),
+            health=self._health(tokenizer),
             api_keys=keys,
             check_grammar=None if constraint is None else self._generator.check_grammar,
             body_limit_bytes=config.body_limit_bytes,
             send_timeout_s=config.timeouts.token_gap_s,
             transport=config.http,
+        )
+
+    def _health(self, tokenizer: Tokenizer) -> HealthProbe:
+        """Return a probe that takes no slot: a full router may well have a target that answers."""
+        return HealthProbe(
+            self._generator,
+            tokenizer,
+            timeout_s=_HEALTH_TIMEOUT_S,
+            last_progress_s=lambda: self.metrics.last_progress_s,
         )
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from loadtest.lookahead.compare import counts_of, ratio_to
 from loadtest.lookahead.runs import Bench, Text
-from loadtest.lookahead.tasks import Task
+from loadtest.lookahead.tasks import Prompts, Task
 from loadtest.lookahead.terms import CDLH, Terms
 from loadtest.report.ratios import mean_difference
 
@@ -111,35 +111,38 @@ def tune(
             candidates = candidates[: max(_LAST_SETTINGS, len(candidates) // 2)]
     best = candidates[0]
     baseline = baselines[best.terms.commit]
-    checked = task.draw("held-out", options.held_out, at_once)
-    own, cdlh = (bench.answer(checked, way) for way in (best.terms, baseline.terms))
-    own_counts, cdlh_counts = counts_of(own), counts_of(cdlh)
-    less = mean_difference(own_counts["met"], cdlh_counts["met"])
+    asked = best.terms.lookahead({}) or {}
     return {
-        "lookahead": {
-            name: value
-            for name, value in (best.terms.lookahead({}) or {}).items()
-            if name != "reward"
-        },
+        "lookahead": {name: value for name, value in asked.items() if name != "reward"},
         "expected": {
             "hard": best.hard(),
             "hard_of_cdlh": baseline.hard(),
             "cost": best.cost(step_cost),
             "cost_of_cdlh": baseline.cost(step_cost),
         },
-        "held_out": {
-            "cdsl": own_counts,
-            "cdlh": cdlh_counts,
-            "hard_less_cdlh": asdict(less),
-            "cost": Candidate(best.terms, list(own.texts)).cost(step_cost),
-            "cost_of_cdlh": Candidate(baseline.terms, list(cdlh.texts)).cost(step_cost),
-            "passes_to_cdlh": asdict(ratio_to(cdlh_counts, own_counts)),
-        },
+        "held_out": _checked(
+            bench, task.draw("held-out", options.held_out, at_once), best.terms, baseline.terms
+        ),
         "rounds": rounds,
         "last": [
             {"terms": asdict(one.terms), "hard": one.hard(), "cost": one.cost(step_cost)}
             for one in candidates
         ],
+    }
+
+
+def _checked(bench: Bench, prompts: Prompts, terms: Terms, cdlh: Terms) -> dict[str, Any]:
+    """Compare what was picked with CDLH, on prompts that picked nothing."""
+    own, like = (bench.answer(prompts, way) for way in (terms, cdlh))
+    own_counts, like_counts = counts_of(own), counts_of(like)
+    step_cost = bench.pair.step_cost
+    return {
+        "cdsl": own_counts,
+        "cdlh": like_counts,
+        "hard_less_cdlh": asdict(mean_difference(own_counts["met"], like_counts["met"])),
+        "cost": Candidate(terms, list(own.texts)).cost(step_cost),
+        "cost_of_cdlh": Candidate(cdlh, list(like.texts)).cost(step_cost),
+        "passes_to_cdlh": asdict(ratio_to(like_counts, own_counts)),
     }
 
 

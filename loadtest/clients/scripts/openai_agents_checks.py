@@ -14,14 +14,12 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from openai import AsyncOpenAI
 from openai.types.responses import ResponseTextDeltaEvent
 
 from loadtest.clients.scripts import openai_agents_responses
 from loadtest.clients.scripts.checks import (
     ORDER,
     STORY,
-    TIMEOUT_S,
     Checks,
     Service,
     expect,
@@ -33,12 +31,10 @@ checks = Checks()
 set_tracing_disabled(True)
 
 
-def client_of(service: Service) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=service.base_url, api_key="none", timeout=TIMEOUT_S, max_retries=0)
-
-
 def agent_of(service: Service, **options: Any) -> Agent[None]:
-    model = OpenAIChatCompletionsModel(model=service.model, openai_client=client_of(service))
+    model = OpenAIChatCompletionsModel(
+        model=service.model, openai_client=openai_agents_responses.client_of(service)
+    )
     given = {
         "name": "assistant",
         "model": model,

@@ -42,14 +42,15 @@ REASONING: dict[str, ModelSettings] = {
 }
 
 
+def client_of(service: Service) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=service.base_url, api_key="none", timeout=TIMEOUT_S, max_retries=0)
+
+
 def agent_of(service: Service, settings: ModelSettings | None = None, **options: Any) -> Agent[Any]:
-    client = AsyncOpenAI(
-        base_url=service.base_url, api_key="none", timeout=TIMEOUT_S, max_retries=0
-    )
     base = ModelSettings(temperature=0, max_tokens=MAX_TOKENS)
     return Agent(
         name="assistant",
-        model=OpenAIResponsesModel(model=service.model, openai_client=client),
+        model=OpenAIResponsesModel(model=service.model, openai_client=client_of(service)),
         model_settings=base.resolve(settings),
         **options,
     )

@@ -20,6 +20,8 @@ _TEXTS = ("The dog", "a", "Füße, 東京 🙂", '{"a": [1, 2]}', "x " * 40, "<|
 
 def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
     """A body that must be served."""
+    if rng.random() < 0.1:
+        return _looking_ahead(rng, path)
     body: dict[str, Any] = {"model": MODEL, "max_tokens": rng.randint(1, 12)}
     is_chat = path == PATHS[0]
     if is_chat:
@@ -34,8 +36,6 @@ def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
     for name, make in FIELDS.items():
         if rng.random() < 0.15:
             body[name] = make(rng)
-    if "min_tokens" in body:
-        body["min_tokens"] = min(body["min_tokens"], body["max_tokens"])
     if body.get("stream"):
         body.pop("prompt_logprobs", None)
     else:
@@ -45,7 +45,35 @@ def valid_body(rng: random.Random, path: str) -> dict[str, Any]:
         _constrain(rng, body)
     elif is_chat and rng.random() < 0.3:
         _add_tools(rng, body)
+    if "min_tokens" in body:
+        body["min_tokens"] = min(body["min_tokens"], body["max_tokens"])
     return body
+
+
+def _looking_ahead(rng: random.Random, path: str) -> dict[str, Any]:
+    """A text that a reward steers; most other fields do not go with it."""
+    prompt = rng.choice(_TEXTS)
+    said = {"messages": [{"role": "user", "content": prompt}]}
+    fields = ("seed", "stop", "stream", "cache_salt", "user")
+    own = {name: make(rng) for name, make in LOOKAHEAD_FIELDS.items() if rng.random() < 0.3}
+    return {
+        "model": MODEL,
+        "max_tokens": rng.randint(1, 12),
+        **(said if path == PATHS[0] else {"prompt": prompt}),
+        **{name: FIELDS[name](rng) for name in fields if rng.random() < 0.15},
+        "lookahead": {"method": rng.choice(("cdsl", "cdlh")), "reward": _reward(rng), **own},
+    }
+
+
+def _reward(rng: random.Random) -> dict[str, Any]:
+    words = rng.sample(("dog", "é", "東京", "the"), rng.randint(1, 3))
+    return rng.choice(
+        (
+            {"kind": "concepts", "concepts": words},
+            {"kind": "words", "required": words[:1], "forbidden": words[1:]},
+            {"kind": "length", "unit": "characters", "max": rng.randint(1, 40)},
+        )
+    )
 
 
 def _add_tools(rng: random.Random, body: dict[str, Any]) -> None:
@@ -142,4 +170,18 @@ FIELDS: dict[str, Callable[[random.Random], Any]] = {
     },
     "user": lambda rng: "somebody",
     "tools": lambda rng: [],
+}
+LOOKAHEAD_FIELDS: dict[str, Callable[[random.Random], Any]] = {
+    "length": lambda rng: rng.randint(1, 12),
+    "candidates": lambda rng: rng.randint(1, 12),
+    "acceptance": lambda rng: rng.choice(("paper", "gain")),
+    "accept_threshold": lambda rng: rng.choice((0, 0.5, 1)),
+    "reward_threshold": lambda rng: rng.choice((0, 0.5, 1)),
+    "reward_weight": lambda rng: rng.choice((0, 8, 100)),
+    "verification": lambda rng: rng.choice(("hard", "speculative_sampling")),
+    "generation": lambda rng: rng.choice(("lookahead", "plain")),
+    "rollout": lambda rng: rng.choice(("greedy", "sampled")),
+    "commit": lambda rng: rng.choice(("token", "gain", "rollout")),
+    "seed": lambda rng: rng.choice((0, -1, 2**64 - 1, -(2**63))),
+    "budget": lambda rng: rng.choice((1, 10, 10**9)),
 }

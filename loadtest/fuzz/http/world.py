@@ -14,10 +14,18 @@ from starlette.types import ASGIApp
 
 from deployments.api.http import create_app
 from deployments.api.transport.settings import HttpConfig
-from deployments.config.schema import RouterConfig
+from deployments.config.schema import GrammarServiceConfig, RouterConfig
+from deployments.constraint.reward_workers import RewardWorkers
+from deployments.constraint.workers import children_config
 from deployments.ingress.service import RouterService
 from deployments.local.pool import LocalConstraintPool, LocalEnginePool
-from loadtest.fuzz.engines.pair import MAX_MODEL_LEN, grammar_host, pair_folder
+from loadtest.fuzz.engines.pair import (
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    fuzz_tokenizer,
+    grammar_host,
+    pair_folder,
+)
 from loadtest.fuzz.engines.world import Engines, fresh_engines
 from loadtest.fuzz.http.answers import HttpAnswer
 from loadtest.fuzz.http.attacks import Attack
@@ -59,7 +67,9 @@ class HttpWorld:
 async def http_world(*, http: Mapping[str, Any] | None = None) -> AsyncIterator[HttpWorld]:
     """Serve until left; `http` is the config's `router.http`, where it is not its default."""
     host = grammar_host()
-    constraint = LocalConstraintPool(host)
+    rewards = _rewards()
+    rewards.begin()  # not within the first case, which would be said to leave its task behind
+    constraint = LocalConstraintPool(host, rewards=rewards)
     engines = fresh_engines(LocalMaskSource(constraint.host), LocalMaskSource(constraint.host))
     target = LocalEnginePool(engines.target, epoch=1, max_model_len=MAX_MODEL_LEN)
     draft = LocalEnginePool(engines.draft, epoch=1, max_model_len=MAX_MODEL_LEN)
@@ -80,6 +90,17 @@ async def http_world(*, http: Mapping[str, Any] | None = None) -> AsyncIterator[
         await target.close()
         await draft.close()
         await constraint.close()
+
+
+def _rewards() -> RewardWorkers:
+    return RewardWorkers(
+        children_config(
+            GrammarServiceConfig(),
+            tokenizer_path=str(pair_folder() / "target"),
+            vocab_size=VOCAB_SIZE,
+            eos_ids=fuzz_tokenizer().eos_ids,
+        )
+    )
 
 
 @asynccontextmanager

@@ -70,8 +70,10 @@ def lookahead_by_pair(seen_from: Path) -> str:
 def lookahead_drafts(seen_from: Path) -> str:
     """Drafts of different sizes for one target."""
     blocks = []
-    for name, task, result in _kept(seen_from, "drafts"):
-        blocks += [f"{name}, {task}:", drafts_table(result.content), result.made()]
+    for _, task, result in _kept(seen_from, "drafts"):
+        settings = result["settings"]  # of the first draft's pair; the target is that of all
+        target = f"{settings['family']}, {millions(settings['target_parameters'])}"
+        blocks += [f"a target ({target}), {task}:", drafts_table(result.content), result.made()]
     return "\n\n".join(blocks) or _NOTHING
 
 

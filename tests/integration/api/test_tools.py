@@ -212,7 +212,7 @@ async def test_text_comes_first_where_the_model_writes_some():
 
 async def test_a_bad_schema_is_named_by_its_tool():
     bad = {"type": "object", "properties": {"x": {"type": "array", "contains": {"type": "no"}}}}
-    tool = {"type": "function", "function": {"name": "bad", "parameters": bad}}
+    tool = {"type": "function", "function": {"name": "bad", "strict": True, "parameters": bad}}
     async with demo() as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**body(tools=[*TOOLS, tool]))

@@ -160,9 +160,11 @@ async def test_what_a_smaller_draft_model_says_rightly_saves_draft_passes(
     assert stats["alone"].num_guess_tokens == 0
     guessed, right = stats["chained"].num_guess_tokens, stats["chained"].num_right_guess_tokens
     assert right == guessed > 0
-    # Each right token saves a step. How many rounds pass before a draft model has read the prompt
-    # is not the same each time.
-    assert num_passes["chained"] < num_passes["alone"] - right / 2
+    # A pass for each drafted token but for those guessed rightly, and those that read the prompt.
+    # How many rounds draft at all is not the same each time: some end before it is read.
+    for name, of in stats.items():
+        num_steps = of.num_draft_tokens - of.num_right_guess_tokens
+        assert 1 <= num_passes[name] - num_steps <= 3
     assert stats["chained"].num_accepted_draft_tokens == stats["chained"].num_draft_tokens
 
 

@@ -92,14 +92,15 @@ def test_special_tokens_within_tools_and_arguments_stay_text(tmp_path):
 
 
 def test_the_template_for_tools_is_taken_where_there_is_one(tmp_path):
+    turns = "{% for message in messages %}{{ message.content }}{% endfor %}"
     named = [
-        {"name": "default", "template": "{{ messages[0].content }}"},
-        {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
+        {"name": "default", "template": turns},
+        {"name": "tool_use", "template": "{{ tools[0].function.name }} " + turns},
     ]
     tokenizer = Tokenizer.load(folder_of(tmp_path, named))
     message = [{"role": "user", "content": "Hi"}]
     assert tokenizer.decode(tokenizer.encode_chat(message)) == "Hi"
-    assert tokenizer.decode(tokenizer.encode_chat(message, [TOOL])) == "get_weather"
+    assert tokenizer.decode(tokenizer.encode_chat(message, [TOOL])) == "get_weather Hi"
     assert tokenizer.templates.takes_tools
 
 
