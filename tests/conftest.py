@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import matrices
 from tests.harness.serve_end import end_router_loop
 from tests.harness.virtual_time import VirtualTimeLoop
 
@@ -26,6 +27,27 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 _MAX_RESIDENT_BYTES = 3 * 2**30  # of one process that runs all tests
 _GROWTH_BYTES = 2**28
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run ask for all combinations of parameters."""
+    matrices.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix which combinations this run and its workers have."""
+    matrices.begin(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which, so that a run can be repeated."""
+    return f"matrices: {matrices.begin(config)}"
+
+
+@pytest.hookimpl(trylast=True)  # what -k and -m leave is sampled
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out combinations that a sample does without."""
+    matrices.sample(config, items)
 
 
 def pytest_collection_finish() -> None:

@@ -60,6 +60,7 @@ def test_greedy_text_is_that_of_transformers(name: str, attention: str) -> None:
     assert served.texts == reference_texts(checkpoint(name))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", CONFIGS)
 @each_attention
 def test_drafts_change_nothing(name: str, attention: str) -> None:
@@ -68,6 +69,7 @@ def test_drafts_change_nothing(name: str, attention: str) -> None:
     assert 0 < served.num_accepted < served.num_drafted
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", CONFIGS)
 @each_attention
 def test_its_first_layer_drafts_and_changes_nothing(

@@ -26,6 +26,8 @@ from tests.cases.attention import (
     kv_sizes,
 )
 
+pytestmark = pytest.mark.matrix
+
 Rows = tuple[Text, BlockTable, int, int]  # start and stop
 
 

@@ -19,6 +19,8 @@ from models.cpu.product import Epilogue, KernelLinear
 from models.cpu.program import Program
 from models.layers.quantization import quantize_weight
 
+pytestmark = pytest.mark.matrix
+
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 each_kind = pytest.mark.parametrize("is_quantized", [False, True], ids=["whole", "int8"])
 # Of the last number kept, and of a chain of float32 sums.

@@ -12,6 +12,8 @@ from models.gpu.forward import PagedBackend
 from models.kv.rows import BlockList
 from tests.fakes.engines import make_runner, random_prompt
 
+pytestmark = pytest.mark.matrix
+
 MAIN = [11, 12, 13, 14]  # after the row before the draft
 SIDES = {1: [21, 22], 3: [31], 4: [41, 42]}  # by the main row that they follow
 

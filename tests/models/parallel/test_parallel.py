@@ -21,7 +21,7 @@ from tests.cases.messages import EPOCH, opening
 from tests.fakes.engines import Client, Link
 from tests.harness.rank_processes import SharedEngine, shared_engine, start_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.matrix]
 
 VOCAB_SIZE = 512
 SIZES = (1, 2, 4)

@@ -43,7 +43,7 @@ from tests.harness.rank_processes import SharedEngine, shared_engine
 from tests.models.engine.drafting.test_side_tokens import NUM_TOKENS as NUM_SIDE
 from tests.models.engine.drafting.test_side_tokens import clients_of, num_side, num_verified
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.matrix]
 
 SIZES = (1, 2, 4)
 # Divisible by 4, with the output layer for an embedding.

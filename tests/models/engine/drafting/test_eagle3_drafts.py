@@ -31,6 +31,8 @@ from tests.fakes.engines import (
     tiny_checkpoint,
 )
 
+pytestmark = pytest.mark.matrix
+
 TARGET = tiny_checkpoint(noise=0.0)
 GREEDY = Sampling(temperature=0)
 Drafts = list[tuple[list[int], list[int]]]

@@ -38,6 +38,8 @@ from tests.fakes.engines import (
     tiny_checkpoint,
 )
 
+pytestmark = pytest.mark.matrix
+
 GREEDY = Sampling(temperature=0)
 # Nearly greedy: the tiny model's texts then loop, and these heads are right now and then.
 SAMPLINGS = {

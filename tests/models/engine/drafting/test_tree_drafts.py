@@ -34,6 +34,8 @@ from tests.fakes.engines import (
 )
 from tests.models.engine.drafting.test_own_drafts import BUSH, CATERPILLAR, KINDS, runner
 
+pytestmark = pytest.mark.matrix
+
 SAMPLED = Sampling(temperature=0.8, seed=5)
 SAMPLINGS = {
     "greedy": Sampling(temperature=0),
