@@ -54,7 +54,7 @@ class Interval(NamedTuple):
 
     @property
     def is_decided(self) -> bool:
-        """Whether 0 is outside."""
+        """True if 0 is outside."""
         return not self.low <= 0.0 <= self.high
 
 
@@ -76,7 +76,7 @@ class Compared(NamedTuple):
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What was found; `answers` in the order in which they came."""
+    """The results; `answers` are in the order in which they came."""
 
     drafts: list[str] = field(default_factory=list)
     k: int = 0
@@ -108,12 +108,15 @@ class Report(frame.Report):
         return needed
 
     def agreement(self, name: str) -> Interval:
-        """What was foretold of a draft model less what it really brought, where it drafted."""
+        """Return predicted minus measured for a draft model, on the answers that it drafted."""
         own = [one for one in self.answers if one.drafter == name]
         return interval([one.foretold[name] - one.real for one in own])
 
     def tokens_per_s(self, name: str) -> float:
-        """By what is foretold of it on all answers, and what its rounds took where it drafted."""
+        """Return tokens per second of a draft model.
+
+        The tokens are predicted on all answers; the time is measured on rounds that it drafted.
+        """
         tokens = statistics.mean(one.foretold[name] for one in self.answers)
         took = [one.round_ms for one in self.answers if one.drafter == name]
         return 1e3 * tokens / statistics.median(took) if took else 0.0
@@ -190,7 +193,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def _means(values: Sequence[float]) -> Any:
-    """Of resamples, drawn anew in each call so that two samples stay independent."""
+    """Return means of resamples.
+
+    Each call draws anew, so that two samples stay independent.
+    """
     seed = len(values) + int(1e6 * abs(values[0]))
     generator = np.random.default_rng(seed)
     return generator.choice(np.asarray(values), (_NUM_RESAMPLES, len(values))).mean(axis=1)
@@ -249,7 +255,7 @@ def _compared(
 
 @contextmanager
 def _service(arguments: argparse.Namespace) -> Iterator[str]:
-    """Where the draft models are served: at the url, or here with a spoiled one."""
+    """Yield the address of the draft models' service: the given url, or a service started here."""
     if arguments.url:
         yield arguments.url.rstrip("/")
         return

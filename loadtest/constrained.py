@@ -1,11 +1,12 @@
-"""What a JSON schema costs, in one process: the first token, and every token after it.
+"""Measures the cost of a JSON schema, in one process: the first token and every token after it.
 
     python -m loadtest.constrained --output loadtest/results/constrained.json
 
-By turns and greedily, without a draft model: the first token without a schema, with a schema of
-5 KB that is new and with the same one again; and as many tokens with a schema as without, with
-forced text off and on, at every batch. Texts here end at the limit of tokens only. HTTP and the
-constraint service's own process are not in these figures.
+The ways run by turns and greedily, without a draft model. The first token is measured without a
+schema, with a new schema of 5 KB, and with the same one again. Decoding is measured with and
+without a schema, for the same number of tokens, with forced text off and on, at every batch size.
+Texts here end at the limit of tokens only. These figures do not include HTTP and the constraint
+service's own process.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def decoding(
 
 
 def claims_of(first_ms: dict[str, list[float]], decoded: dict[int, Any]) -> list[Claim]:
-    """What a schema may cost: milliseconds of the first token, and times the free decoding."""
+    """Return the limits of a schema's cost: ms of the first token, times of free decoding."""
     claims = []
     for way, most in _MOST_MORE_MS.items():
         more = [a - b for a, b in zip(first_ms[way], first_ms["free"], strict=True)]

@@ -1,12 +1,12 @@
-"""What drafting forced text brings to answers under JSON schemas, in one process.
+"""Measures the gain of drafting forced text for answers under JSON schemas, in one process.
 
     python -m loadtest.forced --output loadtest/results/forced.json
 
-Answers every prompt greedily under every schema in each way, one at a time, by turns: without a
-draft model, with k = 3 and with adaptive k, each with forced text off and on; and as many tokens
-without any grammar, plain. Fails where a text depends on the way. `forced share` is the share of an
-answer's tokens that were drafted as forced text and accepted. `settled share` is how much of the
-same text a grammar settles before it comes: with the whitespace of this service, and with any.
+It answers every prompt greedily under every schema in each way, one at a time, by turns. The ways
+are no draft model, k = 3 and adaptive k, each with forced text off and on; and as many tokens
+without any grammar, plain. It fails if a text depends on the way. `forced share` is the share of an
+answer's tokens that were drafted as forced text and accepted. `settled share` is the share of the
+same text that a grammar fixes before it comes: with the whitespace of this service, and with any.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ SCHEMAS: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True)
 class Way:
-    """How answers are generated. `k` None is adaptive."""
+    """A way to generate answers; `k` None is adaptive."""
 
     has_draft: bool = False
     k: int | None = None

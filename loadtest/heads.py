@@ -1,4 +1,4 @@
-"""What the heads of the demo's target bring over HTTP: `serve run configs/heads.yaml`, by turns.
+"""Measures the gain of the heads of the demo's target over HTTP: `configs/heads.yaml`, by turns.
 
     python -m loadtest.heads --output loadtest/results/heads.json
 

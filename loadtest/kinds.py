@@ -1,4 +1,4 @@
-"""What drafting brings by kind of prompt: a real model over HTTP, without a draft model.
+"""Measures the gain of drafting by kind of prompt: a real model over HTTP, without a draft model.
 
     python -m models.fetch smollm2
     python -m loadtest.kinds --output loadtest/results/smollm2-kinds.json
@@ -99,7 +99,7 @@ class Report(frame.Report):
 
 
 def claims_of(kinds: Sequence[KindReport]) -> list[Claim]:
-    """With heads: they gain where text does not repeat, and both together are the better one."""
+    """Return the claims on heads: they gain where text does not repeat; both together gain more."""
     claims = []
     for one in kinds:
         gain = one.ratio_to_plain
@@ -221,12 +221,12 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def _tokens_per_s(answer: Answer) -> float:
-    """As the client sees it, the prompt's reading included."""
+    """Return the client's tokens per second; the time includes the prefill."""
     return answer.num_completion_tokens / (answer.ended_s - answer.began_s)
 
 
 def _tokens_per_round(answer: Answer) -> float:
-    """Of rounds with a draft; 1.0 where there was none."""
+    """Return the tokens of a round with a draft; 1.0 if there was none."""
     return float(answer.speculation.get("mean_acceptance_length") or 1.0)
 
 

@@ -1,12 +1,12 @@
-"""What serving costs beside the engines: the router's CPU time of an event, and the first token.
+"""Measures the overhead of serving: the router's CPU time of an event, and the first token.
 
     python -m loadtest.overhead --output loadtest/results/overhead.json
 
-The demo's config over HTTP, without prefix caching. `--streams` stories at a time, with adaptive k
-and with k = 0: CPU time of the router's process over the events that its clients got, which bring a
-round's tokens each. Every run has seeds of its own, or the router would know the answers. Then one
-client alone: the time to its first text, next to the target's own pass over the same prompt in this
-process, by turns.
+It sends requests to the demo's config over HTTP, without prefix caching: `--streams` stories at a
+time, with adaptive k and with k = 0. The figure is the CPU time of the router's process over the
+events that its clients got; an event brings the tokens of a round. Every run has seeds of its own,
+because the router would otherwise know the answers. Then one client runs alone: the time to its
+first text, next to the target's own pass over the same prompt in this process, by turns.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SEEDS = itertools.count(1)
 
 @dataclass(frozen=True)
 class RouterCost:
-    """What one run of streams took of the router's process."""
+    """The cost of one run of streams to the router's process."""
 
     cpu_ms_an_event: float
     cpu_share: float  # of one core, while it ran
@@ -127,7 +127,7 @@ def _body(prompt: Sequence[int], num_tokens: int, way: str) -> dict[str, Any]:
 def first_token_ms(
     service: Served, pair: Path, prompts: Sequence[Sequence[int]]
 ) -> dict[str, list[float]]:
-    """To the first text over HTTP, and of the target's pass, by prompt and by turns."""
+    """Measure the first text over HTTP and the target's pass over the same prompt, by turns."""
     target, _ = pair_runners(pair, max_model_len=_MAX_MODEL_LEN, num_threads=2)
     found: dict[str, list[float]] = {"http": [], "pass": []}
     for turn, prompt in enumerate((prompts[0], *prompts)):
@@ -168,7 +168,7 @@ def claims_of(
     first_ms: Mapping[str, Sequence[float]],
     num_streams: int,
 ) -> list[Claim]:
-    """What serving may cost."""
+    """Return the limits of the overhead as claims."""
     claims = [
         Claim(
             f"{num_streams} streams, {way}: the router's CPU time of an event, ms",

@@ -52,7 +52,7 @@ Check = Callable[[], str]  # what is not as the change wants it, for people; emp
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a change. Times in seconds since `serve deploy` began."""
+    """The result of a change. Times are in seconds since `serve deploy` began."""
 
     change: str
     settled_s: float  # until all replicas were as wanted and the old ones gone
@@ -63,7 +63,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        """For people."""
+        """Return the result as a line for people."""
         gone = ", ".join(f"{number} {kind}" for kind, number in self.replaced.items()) or "nothing"
         verdict = f"FAILED: {self.problems}" if self.problems else "ok"
         return (
@@ -118,7 +118,7 @@ class Roller:
 
 
 def k_limit_is(base_url: str, limit: int, api_key: str = "") -> str:
-    """What shows that not every router allows k = `limit` and no more."""
+    """Return a complaint if a router does not allow exactly k = `limit` at most; "" if all do."""
     for _ in range(_ASKED):
         if (status := _ask(base_url, limit, api_key).status_code) != httpx.codes.OK:
             return f"k = {limit} should be allowed, got HTTP {status}"
@@ -129,7 +129,7 @@ def k_limit_is(base_url: str, limit: int, api_key: str = "") -> str:
 
 
 def refusal_is_reported(base_url: str) -> str:
-    """What shows that no router's metrics report a refused user_config."""
+    """Return a complaint if no router's metrics report the refused user_config; "" if one does."""
     for _ in range(_ASKED):
         text = httpx.get(f"{base_url}/metrics", timeout=10).text
         refused = [
@@ -157,14 +157,14 @@ def _ask(base_url: str, k: int, api_key: str) -> httpx.Response:
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What was found so far; violations are held at the end, or late."""
+    """The results so far; violations are requests held at the end, or late ones."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     calm_s: dict[str, float] = field(default_factory=dict)  # longest waits before the first change
 
     @property
     def problems(self) -> list[str]:
-        """Of all changes, and what is left at the end."""
+        """Problems of all changes, and leaks at the end."""
         found = [f"{o.change}: {problem}" for o in self.outcomes for problem in o.problems]
         nothing = [] if self.outcomes else ["nothing was changed"]
         return [*found, *nothing, *super().problems]
@@ -181,7 +181,7 @@ class Report(frame.Report):
         }
 
     def lines(self) -> list[str]:
-        """How much was asked."""
+        """Return the number of requests as a line."""
         return [f"{self.num_answers} requests"]
 
 
@@ -201,7 +201,7 @@ def set_ranks(config: Config, number: int) -> None:
 
 
 def changes(config: Config, base_url: str) -> list[tuple[str, Config, Check]]:
-    """What is deployed one after another: name, config, what must be true then."""
+    """Return the successive deployments: name, config, and the check that must then hold."""
     found: list[tuple[str, Config, Check]] = []
 
     def then(name: str, edit: Callable[[Config], None], check: Check = str) -> None:

@@ -1,12 +1,12 @@
-"""What staged speculation brings: suffix decoding guesses for the draft model, off and on; and
-where a third model is named, a smaller draft model guesses for it.
+"""Measures staged speculation: suffix decoding guesses for the draft model, off and on.
 
     python -m loadtest.staged --pair models/demo --output loadtest/results/staged-demo.json
     python -m loadtest.staged --pair PAIR --smaller PAIR/tiny
 
-Answers every prompt greedily with k fixed and with adaptive k, one at a time, in one process, by
-turns with guesses off, on, and of the smaller draft model; suffix decoding is on in all of them.
-Fails where a text depends on it. `passes` are the draft model's for each token of the text.
+If a third model is named, this smaller draft model guesses too. Every prompt is answered greedily
+with k fixed and with adaptive k, one at a time, in one process. The ways take turns: guesses off,
+on, and of the smaller draft model; suffix decoding is on in all of them. The run fails if a text
+depends on the way. `passes` are the draft model's for each token of the text.
 """
 
 from __future__ import annotations

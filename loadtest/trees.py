@@ -1,16 +1,18 @@
-"""What trees of drafts bring a round beside chains of as many rows: counts, no times, no server.
+"""Compares trees of drafts with chains of as many rows, per round: counts, no times, no server.
 
     python -m loadtest.trees --output loadtest/results/trees.json
 
-The demo's target answers prompts of all kinds in this process, by messages to its engine, with each
-folder of heads, each temperature and each number of draft rows: as chains, as long as the heads go,
-and as trees. How often each rank is right is learnt from other prompts before. Fails where a text
-depends on the way. Every number is a function of the weights, so it is the same on any machine.
+The demo's target answers prompts of all kinds in this process, by messages to its engine. It does
+so with each folder of heads, each temperature and each number of draft rows: as chains, as long as
+the heads go, and as trees. Other prompts show beforehand how often each rank is right. The run
+fails if a text depends on the way. Every number is a function of the weights, so it is the same on
+any machine.
 
     python -m loadtest.trees --folders --noise 0 0.35 --output loadtest/results/trees-draft.json
 
-A draft model drafts a chain in an engine of its own, with candidates beside its tokens: once as it
-is, and with noise in its weights, of a share of their spread, so that it is more often wrong.
+A draft model drafts a chain in an engine of its own, with candidates beside its tokens. It runs
+unchanged, and with noise in its weights, given as a share of their spread, so that it is wrong more
+often.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class TextDiffers(Exception):
 
 @dataclass
 class Counts:
-    """What rounds with a draft brought, and the texts."""
+    """The tokens of rounds with a draft, and the texts."""
 
     num_rounds: int = 0
     num_tokens: int = 0

@@ -37,7 +37,7 @@ _MAX_MODEL_LEN = 1024
 def rules_of(
     verifications: Sequence[Verification], temperatures: Sequence[float], seed: int
 ) -> dict[str, Sampling]:
-    """By name, how to sample: each rule at each temperature; at 0 all rules are one, greedy."""
+    """Return the ways to sample by name: each rule at each temperature, and greedy at 0."""
     rules: dict[str, Sampling] = {}
     for temperature in dict.fromkeys(temperatures):
         if temperature == 0:

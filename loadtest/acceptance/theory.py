@@ -146,6 +146,6 @@ def _line(
 
 
 def _with_interval(values: Counts) -> Estimate:
-    """Of the sample itself, which comes first, and of its resamples."""
+    """Return the first value with the interval of the others, which come from resamples."""
     low, high = np.percentile(values[1:], _INTERVAL)
     return Estimate(float(values[0]), float(low), float(high))

@@ -32,7 +32,7 @@ class Claim:
 
     @property
     def is_met(self) -> bool:
-        """Whether this run shows it."""
+        """True if this run shows it."""
         return self.value >= self.goal if self.relation == "at least" else self.value <= self.goal
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Claim:
         return f"{self.text}: {self.value:.2f}{low_high} ({self.relation} {self.goal:g}: {verdict})"
 
     def record(self) -> dict[str, object]:
-        """For the JSON file."""
+        """Return the claim as a dict for the JSON file."""
         return {
             "text": self.text,
             "value": self.value,

@@ -50,7 +50,10 @@ _FULL = {
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What is measured, and how often. Odd repeats: the median is a run that was."""
+    """Settings of a measurement.
+
+    `repeats` is odd, so that the median is a run that took place.
+    """
 
     device: str
     dtype: DtypeName
@@ -65,7 +68,10 @@ class EngineSettings:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> EngineSettings:
-        """From the command line: what is not given is that of --quick or of the full run."""
+        """Read the settings from the command line.
+
+        An option that is not given has the value of --quick or of the full run.
+        """
         values = dict(_QUICK if arguments.quick else _FULL)
         for name in values:
             given = getattr(arguments, name)
@@ -115,7 +121,7 @@ def load_pair(path: Path, settings: EngineSettings) -> PairBench:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Which pairs, and the options that `EngineSettings.of` reads."""
+    """Add the options for the pairs and those that `EngineSettings.of` reads."""
     parser.add_argument(
         "--pair",
         action="extend",

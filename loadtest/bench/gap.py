@@ -1,9 +1,10 @@
-"""What a long prompt does to a stream that runs: the time between its tokens, before and beside it.
+"""Measures how a long prompt delays a running stream: the time between its tokens.
 
-Over the same processes and links as `loadtest.bench.link`, without HTTP. A stream runs; when it has
-shown its pace, a second session comes with a long prompt. What counts are the stream's gaps from
-then until the long prompt's first token, or until the stream has filled the context. They are
-compared with those before and, while the stream goes on, after: the machine's own pace drifts.
+It uses the same processes and links as `loadtest.bench.link`, without HTTP. A stream runs until it
+has shown its pace; then a second session sends a long prompt. The measured gaps are the stream's
+own until the long prompt's first token, or until the stream has filled the context. They are
+compared with the gaps before and, if the stream goes on, after, because the machine's own pace
+drifts.
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ class PairBench:
     def lines(
         self, prompts: Prompts, batch: int, ks: Sequence[int], num_tokens: int
     ) -> dict[str, Callable[[], LoopRun | float]]:
-        """What to measure at one batch size, by name. Assistants work at batch 1 only."""
+        """Return the lines to measure at one batch size, by name.
+
+        Assistants work at batch 1 only.
+        """
         batches = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
         loop = partial(self._loop.run, prompts, batch=batch, num_tokens=num_tokens)
         lines: dict[str, Callable[[], LoopRun | float]] = {
@@ -122,7 +125,7 @@ class PairBench:
 
 
 def num_lines(batch: int, ks: Sequence[int]) -> int:
-    """How many lines `PairBench.lines` gives."""
+    """Return how many lines `PairBench.lines` gives."""
     return len(ks) + 4 + (len(ks) + 1 if batch == 1 else 0)
 
 

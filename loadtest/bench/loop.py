@@ -116,7 +116,9 @@ class RunClock:
 
 
 class Learnt:
-    """What a router keeps from request to request. Runs that share it find a warm planner.
+    """The planner's knowledge that a router keeps between requests.
+
+    Runs that share it find a warm planner.
 
     Args:
         pinned: k of every session in place of the planner's, to measure what planning costs.
@@ -217,9 +219,9 @@ class TurningPool:
 def make_services(
     target: EnginePool, draft: EnginePool | None, k: int | None, learnt: Learnt | None = None
 ) -> Services:
-    """What the router works with when only the draft model drafts, or, without one, prompt lookup.
+    """Return the router's services with one drafter: the draft model, or prompt lookup without one.
 
-    `k` None: it is chosen live, with what was `learnt` before.
+    If `k` is None, it is chosen live with the knowledge in `learnt`.
     """
     learnt = learnt or Learnt()
     lookup = 0 if draft is not None else _LOOKUP_MAX
@@ -338,7 +340,7 @@ async def _serve(generator: SpeculativeGenerator, name: str, ask: Ask) -> Finish
 
 
 def summarise(tokens_per_s: float, stats: Sequence[SpeculationStats]) -> LoopRun:
-    """What some sessions did together."""
+    """Add up the statistics of several sessions."""
     num_rounds = sum(stat.num_rounds for stat in stats)
     num_steps = sum(stat.num_spec_steps for stat in stats)
     num_drafted = sum(stat.num_draft_tokens for stat in stats)
@@ -358,7 +360,7 @@ def summarise(tokens_per_s: float, stats: Sequence[SpeculationStats]) -> LoopRun
 
 
 def count_rounds(sessions: Iterable[tuple[int, Sequence[int]]]) -> dict[int, int]:
-    """How many rounds drafted how many tokens, of sessions with (all rounds, k of those that did).
+    """Count rounds by the number of drafted tokens, from (number of rounds, lengths) of sessions.
 
     A plain step counts as a round of k = 0.
     """

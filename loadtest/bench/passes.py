@@ -1,7 +1,7 @@
-"""How long a forward pass takes by its rows, next to its matrix products alone.
+"""Measures how long a forward pass takes by its rows, next to its matrix products alone.
 
-The products use the weights the pass uses, so both read the same memory; what is left is
-attention, norms and the cost of calling. Milliseconds everywhere.
+The products use the same weights as the pass, so both read the same memory. The difference is
+attention, norms and the cost of calling. All times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PassShape:
 
     @property
     def name(self) -> str:
-        """As in the tables: 4x6, or 128 new."""
+        """The name in tables: 4x6, or 128 new."""
         if self.context == 0:
             return f"{self.rows_each} new"
         return f"{self.num_sessions}x{self.rows_each}"

@@ -1,6 +1,6 @@
-"""What a benchmark has found so far: one JSON file, written again after every step.
+"""The record of a benchmark: one JSON file, written again after every step.
 
-A run that is cut short keeps what it measured. Pairs go by their labels: the file names no
+A run that is cut short keeps its measurements. Pairs go by their labels, so the file names no
 directory of the machine.
 """
 
@@ -67,7 +67,7 @@ class Record:
         }
 
     def pair(self, label: str) -> dict[str, Any]:
-        """What is known of one pair: `lines`, and by part whatever was measured."""
+        """Return the record of one pair: `lines`, and the measurements by part."""
         pairs: dict[str, Any] = self.content["pairs"]
         return pairs.setdefault(label, {"lines": []})
 

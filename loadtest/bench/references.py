@@ -1,4 +1,4 @@
-"""What the benchmark compares with: the bare engine, and transformers with and without a draft.
+"""The references of the benchmark: the bare engine, and transformers with and without a draft.
 
 All run in the benchmark's own process, one after another, on the same checkpoints and prompts.
 """

@@ -41,7 +41,7 @@ class Case:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the answer must obey a schema."""
+        """True if the answer must obey a schema."""
         return self.schema is not None
 
 

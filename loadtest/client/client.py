@@ -17,7 +17,7 @@ from loadtest.client.workload import Asking
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """How one request went. Times by `time.perf_counter`.
+    """The outcome of one request; times are from `time.perf_counter`.
 
     Attributes:
         name: what it was counted as.
@@ -42,7 +42,7 @@ class Reply:
 
     @property
     def is_turned_away(self) -> bool:
-        """Whether the service was full and said when to come back."""
+        """True if the service was full and said when to come back."""
         return self.status == httpx.codes.TOO_MANY_REQUESTS and not self.complaint
 
 

@@ -1,8 +1,8 @@
-"""What a stretch of arrivals came to, and what is asked of an overloaded service. Pure.
+"""Results of a stretch of arrivals, and the limits for an overloaded service. Pure.
 
-A request is good when it was answered to its end, rightly, and its first text came in time. Goodput
-is the number of good answers that ended in the measured time, per second. A rate of arrivals is
-sustained when nearly all that arrived in the measured time became good.
+A request is good if its answer is whole and right and its first text came in time. Goodput is the
+number of good answers per second that ended in the measured time. A rate of arrivals is sustained
+if nearly all arrivals of the measured time became good.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sent:
 
     @property
     def late_s(self) -> float:
-        """By how much the load itself was late."""
+        """The delay of the load generator itself."""
         return self.reply.began_s - self.due_s
 
 
@@ -70,7 +70,7 @@ class Stretch:
 
     @property
     def is_sustained(self) -> bool:
-        """Whether the service kept up."""
+        """True if the service kept up."""
         return self.good_share >= SUSTAINED and not self.failed
 
 
@@ -84,7 +84,7 @@ class Observed:
 
 
 def is_good(reply: Reply, first_text_limit_s: float) -> bool:
-    """Whether an answer is whole, right and in time."""
+    """Return whether an answer is whole, right and in time."""
     if not reply.is_whole or reply.first_text_s is None:
         return False
     return reply.first_text_s - reply.began_s <= first_text_limit_s
@@ -145,7 +145,7 @@ def violations(
     refusal_limit_s: float,
     late_limit_s: float,
 ) -> list[str]:
-    """What did not hold, one line each.
+    """Return one line for each limit that was broken.
 
     Args:
         search: rising rates, the last of which was not sustained.

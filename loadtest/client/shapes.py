@@ -1,6 +1,6 @@
-"""How many users there are when: ramp and spike; and when requests of a trace arrive.
+"""Numbers of users over time (ramp and spike), and arrival times of a trace.
 
-Plain functions of time, without locust, so that they can be tested and plotted.
+These are plain functions of time without locust, so that they can be tested and plotted.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Failure:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the service said at once that it has no place now; nothing of a text was sent."""
+        """True if the service refused at once for lack of room, before it sent any text."""
         return self.status in REFUSALS
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ class LoadThread:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the load is to come to its end."""
+        """True if the load is to end."""
         return self._stopping.is_set()
 
     def start(self) -> None:

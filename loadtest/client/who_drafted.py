@@ -1,8 +1,8 @@
-"""Who drafted the tokens of a load: a draft model, copies, the grammar; and why, in plain words.
+"""Shows who drafted the tokens of a load (a draft model, copies, the grammar) and why.
 
-Copied and forced text costs no step of a model, so it is drafted whether or not a draft model pays.
-An acceptance or a mean k alone does not tell the two apart. The planner's own reasons come with
-answers that were asked for with `speculation.details`.
+Copied and forced text costs no step of a model, so it is drafted even if a draft model does not
+pay. An acceptance or a mean k alone does not tell the two apart. The planner's own reasons come
+with answers that were requested with `speculation.details`.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class WhoDrafted:
 
     @property
     def is_told(self) -> bool:
-        """Whether the server says what speculation did: another than ours may not."""
+        """True if the server reports speculation; other servers may not."""
         return bool(self._kinds)
 
     @property
     def wants_details(self) -> bool:
-        """Whether the next request is to be asked for with its rounds and their reasons."""
+        """True if the next request should ask for its rounds and their reasons."""
         return self.is_told and self._whole().num_answers % _EXPLAINED == 0
 
     def take(self, kind: str, answer: Answer) -> None:

@@ -1,9 +1,9 @@
-"""What simulated users ask: chats, records under a schema, long shared prompts, and bad requests.
+"""Requests of simulated users: chats, records under a schema, long shared prompts, bad requests.
 
 A workload is drawn from a seed, so two runs ask the same things in the same order. Every good
-request has a seed of its own. Where a workload repeats its requests, a text must be the same each
-time; where it does not, no question comes twice before all topics are used up, so that nothing is
-drafted from an earlier answer to itself.
+request has a seed of its own. If a workload repeats its requests, a text must be the same each
+time. If it does not, no question comes twice before all topics are used up. So nothing is drafted
+from an earlier answer to the same question.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Asking:
 
     @property
     def name(self) -> str:
-        """Under which it is counted."""
+        """The name under which it is counted."""
         return self.request.kind if self.leave_after is None else "cancelled chat"
 
 

@@ -38,7 +38,7 @@ _MODELS_TIMEOUT_S = 10.0
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What the clients found so far."""
+    """The results of the clients so far."""
 
     results: list[ClientResult] = field(default_factory=list)
 

@@ -33,7 +33,7 @@ def path_of(program: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program ended. `status` None: it ran out of time and was ended."""
+    """The end of a program. `status` is None if it ran out of time and was killed."""
 
     status: int | None
     output: str

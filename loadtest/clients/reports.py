@@ -75,7 +75,7 @@ def read_aiperf(folder: Path) -> Counts:
 
 
 def read_aiperf_speculation(folder: Path) -> Counts:
-    """As `read_aiperf`; a request of which AIPerf has no speculation figures has failed.
+    """Read counts like `read_aiperf`; requests without AIPerf's speculation figures have failed.
 
     Raises:
         NoReport: see there, or the summary is missing.

@@ -1,7 +1,6 @@
-"""What a client's run found: checks by name, and how a table and a record show them.
+"""Results of a client's run: checks by name, and their form in a table and in a record.
 
-A check that `needs` what this server does not have counts neither as passed nor as failed until
-it passes.
+A check that `needs` something this server lacks is neither passed nor failed until it passes.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ class ClientResult:
 
     @property
     def lacking(self) -> list[str]:
-        """What its checks need that the server does not have."""
+        """Features that its checks need and the server lacks."""
         return sorted({check.needs for check in self.checks if check.is_lacking})
 
     def to_dict(self) -> dict[str, object]:
-        """For a record."""
+        """Return the result as a dict for a record."""
         return {
             "client": self.name,
             "version": self.version,

@@ -60,7 +60,7 @@ def _version(client: Client, bin_folder: Path) -> str:
 
 @contextlib.contextmanager
 def _before(client: Client, target: Target) -> Iterator[Target]:
-    """What the client is to ask: the server, or nginx in front of it."""
+    """Yield the target that the client asks: the server, or nginx in front of it."""
     if not client.is_behind_nginx:
         yield target
         return

@@ -21,7 +21,7 @@ class NotInstallable(Exception):
 
 
 def default_folder() -> Path:
-    """Where the environments are kept when nobody says otherwise."""
+    """Return the default folder of the environments."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "outrider" / "clients"
 

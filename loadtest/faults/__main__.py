@@ -48,7 +48,7 @@ _STEADY_LIMIT_S = 60.0
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What a campaign has found so far; violations are held or running at the end, or late."""
+    """The results so far; violations are requests held or running at the end, or late."""
 
     calm_s: dict[str, float] = field(default_factory=dict)  # longest waits before the first fault
     outcomes: list[Outcome] = field(default_factory=list)

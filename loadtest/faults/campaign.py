@@ -41,7 +41,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to whom."""
+    """The fault and the kind of process that it strikes."""
 
     round: int
     kind: str
@@ -50,7 +50,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a fault. Times in seconds since it struck."""
+    """The result of a fault. Times are in seconds since it struck."""
 
     fault: Fault
     pid: int
@@ -64,11 +64,11 @@ class Outcome:
 
     @property
     def is_expected(self) -> bool:
-        """Whether clients had to notice: their own connection's process was hit."""
+        """True if clients had to notice, because the process of their own connection was hit."""
         return self.fault.kind in EDGE_KINDS
 
     def line(self) -> str:
-        """For people."""
+        """Return the result as a line for people."""
         ended = f" (ended by {self.ended_by} after {self.victim_gone_s:.1f} s)"
         verdict = f"{len(self.problems)} FAILURES" if self.problems else "ok"
         verdict = f"{self.num_refused} refused; {verdict}" if self.num_refused else verdict
@@ -185,7 +185,7 @@ class Campaign:
             time.sleep(_POLL_S)
 
     def _probe(self) -> bool:
-        """Whether a request with a schema never seen was answered rightly, with drafted tokens."""
+        """Return whether a request with a new schema got a right answer with drafted tokens."""
         self._num_probes += 1
         case = probe_case(self._num_probes)
         answer = ask_once(self._service.base_url, case.body)

@@ -28,7 +28,7 @@ from loadtest.trial import frame
 
 @dataclass(kw_only=True)
 class Report(frame.Report):
-    """What all parts did."""
+    """The results of all parts."""
 
     seed: int = 0
     parts: list[PartReport] = field(default_factory=list)

@@ -18,7 +18,7 @@ _MAX_FAILURES = 20  # a part that fails so often is stopped
 
 @dataclass(slots=True)
 class PartReport:
-    """What a part did."""
+    """The results of a part."""
 
     part: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -28,7 +28,7 @@ class PartReport:
     memory: MemoryLog = field(default_factory=MemoryLog)
 
     def to_json(self) -> dict[str, object]:
-        """For the result file."""
+        """Return the results as a dict for the result file."""
         growth = self.memory.growth_mib
         return {
             "part": self.part,
@@ -46,7 +46,7 @@ class PartReport:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends a part before its time is over."""
+    """Limits that end a part before its time is over."""
 
     cases: int | None = None  # None: no limit
     failures: int = _MAX_FAILURES

@@ -1,8 +1,8 @@
-"""What parts of the fuzzer share: seeds of cases, what a case found, how it is repeated.
+"""Shared by parts of the fuzzer: seeds of cases, the findings of a case, the way to repeat it.
 
-What a case asks for is a pure function of its own seed, which is derived from the run's, the part's
-name and its number; so one case can be run again without those before it. What is not in the seed
-is the clock: it decides which draft lengths are planned and which sessions share a pass.
+The content of a case is a pure function of its own seed, which is derived from the run's seed, the
+part's name and its number. So one case can be run again without those before it. The clock is not
+in the seed; it decides which draft lengths are planned and which sessions share a pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SEED_BYTES = 6  # short enough to be typed
 
 @dataclass(slots=True)
 class Outcome:
-    """What one case counted, and what it complains about; nothing when all held."""
+    """The counts of one case, and its complaints; none if all held."""
 
     counts: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)

@@ -1,9 +1,9 @@
-"""Whether the fuzzer's own process, which runs everything under test, grows without bound.
+"""Checks that the fuzzer's own process, which runs everything under test, does not keep growing.
 
-The first half of a part's samples is warm-up: caches fill, kernels compile, the allocator takes
-what it will keep. Growth is the median of the last quarter less that of the one before, so a leak
-of a fixed amount per case shows in proportion to the cases between; a part that grows by more than
-`MAX_GROWTH_MIB` fails. Runs of fewer than `_LEAST_SAMPLES` cases say nothing of memory.
+The first half of a part's samples is warm-up: caches fill, kernels compile, the allocator takes its
+reserve. Growth is the median of the last quarter less that of the one before. So a leak of a fixed
+amount per case shows in proportion to the cases between. A part fails if it grows by more than
+`MAX_GROWTH_MIB`. Runs of fewer than `_LEAST_SAMPLES` cases say nothing of memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MemoryLog:
 
     @property
     def growth_mib(self) -> float | None:
-        """From the third quarter to the last; None with too few samples to say."""
+        """Growth from the third quarter to the last; None if there are too few samples."""
         quarter = len(self.samples) // 4
         if len(self.samples) < _LEAST_SAMPLES:
             return None
@@ -45,7 +45,7 @@ class MemoryLog:
 
     @property
     def complaint(self) -> str:
-        """What is wrong with the growth, or ""."""
+        """The complaint about the growth, or ""."""
         growth = self.growth_mib
         if growth is None or growth <= MAX_GROWTH_MIB:
             return ""

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _terms(arguments: argparse.Namespace) -> Terms:
-    """What parts are told; a random pair is made once and kept in the folder.
+    """Return the terms for the parts; a random pair is made once and kept in the folder.
 
     Raises:
         ValueError: there is no such device or pair.
@@ -88,7 +88,7 @@ def _terms(arguments: argparse.Namespace) -> Terms:
 
 
 def _found(name: str, part: Part, terms: Terms, limit_scale: float) -> Found:
-    """How a part ended: done with its answer, or skipped, failed, timed out, with why."""
+    """Run a part and return its end: done, or skipped, failed or timed out with a reason."""
     num_cards = terms.num_cards()
     if num_cards < part.num_cards:
         why = f"it needs {part.num_cards} cards, there are {num_cards}"

@@ -1,4 +1,4 @@
-"""What sampling costs by its terms: milliseconds and operations of a draw, for some rows."""
+"""Measures the cost of sampling by its terms: milliseconds and operations of a draw, by rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cards there are, what drives them, and how fast their memory is."""
+"""Describes the cards, their drivers, and the speed of their memory."""
 
 from __future__ import annotations
 

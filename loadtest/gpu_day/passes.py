@@ -29,7 +29,7 @@ _NUM_NAMED = 12  # kernels that take longest
 
 
 def engine(terms: Terms) -> dict[str, Any]:
-    """What the target comes to at its start: kernel, pages, graphs, memory, the self-test."""
+    """Report the target's start: kernel, pages, graphs, memory, the self-test."""
     began_s = time.perf_counter()
     runner = open_target(terms, terms.graph_modes[0])
     found: dict[str, Any] = {
@@ -71,7 +71,7 @@ def passes(terms: Terms) -> dict[str, Any]:
 
 
 def _own_products(terms: Terms) -> list[Products]:
-    """Beside torch's own: those that the card can have."""
+    """Return the products, besides torch's own, that the card supports."""
     if not terms.is_gpu:
         return ["invariant"]
     has_fp8 = torch.cuda.get_device_capability() >= LEAST_CAPABILITY
@@ -79,7 +79,7 @@ def _own_products(terms: Terms) -> list[Products]:
 
 
 def launches(terms: Terms) -> dict[str, Any]:
-    """What a pass of eight verified drafts launches and how long the device is busy with it.
+    """Report the launches of a pass of eight verified drafts, and how long the device is busy.
 
     A trace for chrome://tracing is left for each line.
     """

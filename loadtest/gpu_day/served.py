@@ -38,7 +38,7 @@ def two_cards(terms: Terms) -> dict[str, Any]:
 
 
 def _speed(terms: Terms, draft_card: int) -> dict[str, Any]:
-    """By batch and k."""
+    """Measure the speed by batch and k."""
     models = {
         "target": engine_config(terms, "target", graphs=terms.graph_modes[0]),
         "draft": engine_config(terms, "draft", graphs=terms.graph_modes[0], card=draft_card),

@@ -15,7 +15,7 @@ _KEPT_CHARACTERS = 400  # of what went wrong
 
 
 def suite(terms: Terms) -> dict[str, Any]:
-    """How many passed, failed and were skipped; what failed, with the beginning of why.
+    """Run the GPU tests and count passed, failed and skipped ones; failures come with their reason.
 
     Raises:
         RuntimeError: nothing was run.

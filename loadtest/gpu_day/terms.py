@@ -1,4 +1,4 @@
-"""What all parts are told, and the engines that they open."""
+"""Terms shared by all parts, and the engines that they open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Products = Literal["plain", "invariant", "int8", "fp8"]
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a part is to look at.
+    """Terms of a part: the pair, the device and the repeats.
 
     Attributes:
         pair: folder with `target` and `draft`.
@@ -42,12 +42,15 @@ class Terms:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether there is a GPU to look at, or stand-ins are."""
+        """True if the device is a GPU; otherwise stand-ins run."""
         return torch.device(self.device).type == "cuda"
 
     @property
     def graph_modes(self) -> tuple[Literal["auto", "off", "eager"], ...]:
-        """With graphs and without; a CPU records none, and calls again what would be replayed."""
+        """The modes with and without graphs.
+
+        A CPU records no graphs; it calls again instead of a replay.
+        """
         return ("auto", "off") if self.is_gpu else ("eager", "off")
 
     def card(self, index: int) -> str:
@@ -55,16 +58,16 @@ class Terms:
         return f"cuda:{index}" if self.is_gpu else self.device
 
     def num_cards(self) -> int:
-        """How many there are."""
+        """Return the number of cards."""
         return torch.cuda.device_count() if self.is_gpu else 2
 
     def to_json(self) -> str:
-        """For the process of a part."""
+        """Return the terms as JSON for the process of a part."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Terms:
-        """What `to_json` gave."""
+        """Read the terms from the text of `to_json`."""
         values = json.loads(text)
         for name in ("pair", "folder"):
             values[name] = Path(values[name])

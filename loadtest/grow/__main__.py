@@ -66,7 +66,7 @@ _MIXED = "mixed"
 
 @dataclass(frozen=True)
 class _Draft:
-    """How the draft is made."""
+    """The draft's size, head and record."""
 
     size: ModelSize
     head: Tensor
@@ -186,7 +186,7 @@ def _grow(
 def _compare(
     source: Source, reference: Any, draft: _Draft | None, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """What was written, on texts that the fit did not see; for the record."""
+    """Compare the written models on texts that the fit did not see; return a record."""
     if draft is None and not arguments.check:
         return {}
     output: Path = arguments.output

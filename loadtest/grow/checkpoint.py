@@ -108,7 +108,7 @@ def _grown_config(source: Source, size: ModelSize, *, is_tied: bool) -> LlamaCon
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Where the rows or columns of a source matrix go; an old index may appear several times."""
+    """New places of rows or columns of a source matrix; an old index may appear several times."""
 
     old: Tensor
     new: Tensor

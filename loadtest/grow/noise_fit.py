@@ -42,7 +42,7 @@ class NoiseFit:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How often a draft is expected to be right on its target's own texts.
+    """Expected agreement of a draft with its target on the target's own texts.
 
     Attributes:
         greedy_agreement: share of all positions at which best tokens are the same.
@@ -65,7 +65,7 @@ class Agreement:
 
 @torch.inference_mode()
 def last_states(model: Any, texts: Iterable[Text]) -> Tensor:
-    """What a Llama's `lm_head` sees where the replies' tokens are predicted.
+    """Return the inputs of a Llama's `lm_head` at the places that predict the replies' tokens.
 
     Returns:
         [tokens of all replies, hidden_size] float32, in the order of `texts`.
@@ -87,7 +87,7 @@ def perturbed_head(head: Tensor, noise: float, seed: int) -> Tensor:
 
 
 def check_acceptance(acceptance: float, tolerance: float) -> None:
-    """Whether such an agreement can be asked for.
+    """Check that such an agreement can be asked for.
 
     Raises:
         ValueError: names the value and its limits.
@@ -196,9 +196,9 @@ def _mean(parts: Sequence[Tensor]) -> float:
 
 
 def _standard_error(parts: Sequence[Tensor]) -> float:
-    """Of the mean over all positions, as a ratio of sums over texts: positions are not independent.
+    """Return the standard error of the mean over all positions, as a ratio of sums over texts.
 
-    0 for a single text, which says nothing.
+    Positions of one text are not independent. The error is 0 for a single text, which says nothing.
     """
     lengths = torch.tensor([len(part) for part in parts], dtype=torch.double)
     sums = torch.stack([part.sum() for part in parts])

@@ -37,7 +37,7 @@ LAYER_MATRICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What growing may change of a Llama; each field is named as in its config.json."""
+    """The sizes of a Llama that growing may change, each named as in its config.json."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -93,7 +93,7 @@ class Source:
 
     @property
     def head_dim(self) -> int:
-        """Of every head, before and after growing."""
+        """The dimension of every head, before and after growing."""
         size = self.size
         return self.config.head_dim or size.hidden_size // size.num_attention_heads
 
@@ -104,7 +104,7 @@ class Source:
 
 
 def check_size(source: Source, size: ModelSize) -> None:
-    """Whether `source` can be grown to `size`.
+    """Check that `source` can be grown to `size`.
 
     Raises:
         ValueError: names the field, its limit and its value.
@@ -146,7 +146,7 @@ def axis_lengths(source: Source, size: ModelSize) -> dict[str, int]:
 
 
 def key_head_repeats(old: ModelSize, new: ModelSize) -> int:
-    """How many new key heads one old one becomes, so that its queries find room next to them."""
+    """Return how many new key heads replace an old one, so that its queries find room."""
     group = old.num_attention_heads // old.num_key_value_heads
     new_group = new.num_attention_heads // new.num_key_value_heads
     return -(-group // new_group)

@@ -1,9 +1,9 @@
-"""What the clients' scripts share: named checks, run one after another, one JSON line each.
+"""Shared by the clients' scripts: named checks, run one after another, one JSON line each.
 
-A script runs in its client's own virtual environment, so this file needs the standard library
-only. First comes a line with the names of all checks, so that a reader knows which are
-missing when the script dies; then one line per check: `ok`, a `detail` (what was found, or the
-error), and `needs` where the check asks for something that this server is known not to have.
+A script runs in its client's own virtual environment, so this file needs the standard library only.
+The first line lists the names of all checks, so that a reader knows which are missing if the script
+dies. Then each check has a line: `ok`, a `detail` (the finding or the error), and `needs` if the
+check uses something that this server is known to lack.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_DETAIL = 2000  # characters
 
 @dataclass(frozen=True)
 class Service:
-    """Where the server is, what it serves, and the folder of its tokenizer."""
+    """The server's address, the model that it serves, and the folder of its tokenizer."""
 
     root_url: str
     model: str
@@ -33,7 +33,7 @@ class Service:
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's clients call `base_url`."""
+        """The URL that OpenAI's clients call `base_url`."""
         return f"{self.root_url}/v1"
 
 

@@ -1,4 +1,4 @@
-"""What a request got: gathered from its events, compared with another, held to its own terms."""
+"""Answers to requests: gathered from events, compared with others, held to their own terms."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def answer_of(generator: Generator, request: GenerationRequest) -> Answer:
 
 
 def difference(name: str, expected: Answer, got: Answer) -> list[str]:
-    """Where two answers differ; nothing where they are equal to the last bit."""
+    """Return the differences of two answers; none if they are equal to the last bit."""
     if str(expected.error or "") != str(got.error or ""):
         return [f"{name}: error {got.error!r}, alone it was {expected.error!r}"]
     return [
@@ -72,7 +72,7 @@ def difference(name: str, expected: Answer, got: Answer) -> list[str]:
 
 
 def is_prefix(expected: Answer, got: Answer) -> bool:
-    """Whether a broken answer is how the whole one begins."""
+    """Return whether a broken answer is the beginning of the whole one."""
     return (
         expected.ids[: len(got.ids)] == got.ids
         and expected.text.startswith(got.text)
@@ -81,7 +81,7 @@ def is_prefix(expected: Answer, got: Answer) -> bool:
 
 
 def broken_terms(request: GenerationRequest, answer: Answer) -> list[str]:
-    """What an answer owes to the request's own terms and does not keep, whatever was drawn."""
+    """Return the request's own terms that an answer breaks, for any random choice."""
     if answer.error is not None:
         return []
     complaints = [*_wrong_end(request, answer), *_wrong_text(request, answer)]

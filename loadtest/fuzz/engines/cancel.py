@@ -40,7 +40,7 @@ open_cancel = with_grammars(_case)
 
 
 class _End:
-    """How one request ends: by itself, closed by its reader, or cancelled from outside."""
+    """The end of one request: by itself, closed by its reader, or cancelled from outside."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

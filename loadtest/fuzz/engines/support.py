@@ -1,8 +1,8 @@
-"""Whether the target could have drawn a text: every token's score is finite in its own row.
+"""Checks that the target could have drawn a text: every token's score is finite in its own row.
 
-The only promise the rule `rejection` makes of a single text. Scores come from one pass of the
-reference runner over the whole text and from `process_logits`; passes do not change a row's logits
-(`batch_invariant`), so this is exact.
+This is the only promise that the rule `rejection` makes of a single text. Scores come from one pass
+of the reference runner over the whole text and from `process_logits`. Passes do not change a row's
+logits (`batch_invariant`), so this is exact.
 """
 
 from __future__ import annotations

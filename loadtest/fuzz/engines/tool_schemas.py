@@ -271,7 +271,7 @@ _LINKED = {
 
 
 def _has_wrong(draft: str, schema: Any) -> bool:
-    """Whether the judge of a draft itself cannot read a schema."""
+    """Return whether the draft's own judge cannot read a schema."""
     try:
         DRAFTS[draft][1].check_schema(schema)
         for pattern in re.findall(r'"pattern": "((?:[^"\\]|\\.)*)"', json.dumps(schema)):

@@ -84,7 +84,7 @@ class Engines:
     draft_runner: ModelRunner
 
     def held(self, host: GrammarHost | None = None) -> list[str]:
-        """What sessions left behind; call when no thread drives the engines."""
+        """Return the leaks of sessions; call it when no thread drives the engines."""
         complaints: list[str] = []
         pairs = (
             ("target", self.target, self.target_runner.pool),

@@ -81,7 +81,7 @@ def _held(folder: Path, named: Sequence[str]) -> Outcome:
 
 
 def check(folder: Path) -> str:
-    """What the check says of a folder; empty: it can be served."""
+    """Return the complaints about a folder; "" if it can be served."""
     target = {"model_path": str(folder), **_SIZES}
     config = AppConfig.model_validate({"target": target})
     try:

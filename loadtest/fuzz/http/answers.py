@@ -1,4 +1,4 @@
-"""What every HTTP answer must be: OpenAI's shapes for successes and for errors, nothing else.
+"""Checks of every HTTP answer: OpenAI's shapes for successes and for errors, nothing else.
 
 The shapes are written here a second time, from OpenAI's reference, so that they do not follow the
 server's own when those change.
@@ -129,7 +129,7 @@ _ERROR_VALIDATOR = jsonschema.Draft202012Validator(_ERROR)
 
 @dataclass(slots=True)
 class HttpAnswer:
-    """What came back; status 0: the client had gone before."""
+    """An HTTP answer; status 0 means that the client left before."""
 
     status: int
     headers: dict[str, str]
@@ -145,7 +145,7 @@ def is_openai_error(body: bytes) -> bool:
 
 
 def wrong_with(attack: Attack, answer: HttpAnswer) -> list[str]:
-    """What is wrong with the answer to an attack."""
+    """Return the faults of the answer to an attack."""
     if answer.status == 0:
         return [] if attack.leaves_after_s is not None else ["no answer"]
     if answer.status >= 500 and answer.status not in OVERLOAD:
@@ -202,7 +202,7 @@ def _wrong_success(attack: Attack, answer: HttpAnswer) -> list[str]:
 
 
 def _wrong_calls(body: dict[str, Any], content: Any) -> list[str]:
-    """What is wrong with calls that came to their end."""
+    """Return the faults of calls that came to their end."""
     tools = {tool["function"]["name"]: tool["function"] for tool in body["tools"]}
     complaints = []
     for choice in content["choices"]:

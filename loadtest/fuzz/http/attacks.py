@@ -36,7 +36,7 @@ class Attack:
 
 
 def random_attack(rng: random.Random) -> Attack:
-    """Of all kinds."""
+    """Return an attack of any kind."""
     if rng.random() < 0.08:
         return _other_route(rng)
     path = rng.choice(PATHS)

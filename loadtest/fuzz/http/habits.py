@@ -1,7 +1,7 @@
-"""How proxies, gateways and odd clients send one and the same request.
+"""The ways in which proxies, gateways and odd clients send one and the same request.
 
-Bodies are compressed, chunked and delayed, paths spelt in other ways, headers added and renamed;
-some are what must be refused: an encoding that is not taken, one that the header lies about, a
+Bodies are compressed, chunked and delayed; paths are spelt in other ways; headers are added and
+renamed. Some must be refused: an encoding that is not accepted, one that the header lies about, a
 short body that is a long text. Pure: every request is a function of its generator.
 """
 

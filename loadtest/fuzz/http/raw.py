@@ -14,7 +14,7 @@ _CONTINUE = 100
 
 @dataclass(slots=True)
 class Exchange:
-    """What is sent and how.
+    """A request in pieces, and the way to send it.
 
     Attributes:
         pieces: of the request, sent one by one; the first ends with the empty line below the
@@ -36,7 +36,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class RawAnswer:
-    """What came. `was_closed`: the server closed the connection behind it."""
+    """An answer as received. `was_closed`: the server closed the connection after it."""
 
     status: int
     headers: dict[str, str]
@@ -46,7 +46,7 @@ class RawAnswer:
 
 
 class BrokenAnswer(Exception):
-    """What came is no HTTP answer, or no whole one."""
+    """The server sent no HTTP answer, or not a whole one."""
 
 
 @dataclass(slots=True)

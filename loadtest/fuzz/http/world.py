@@ -48,7 +48,7 @@ class HttpWorld:
     host: GrammarHost
 
     async def left(self) -> list[str]:
-        """What requests that have ended still hold, after a while in which to let go of it."""
+        """Return the resources that ended requests still hold after the time to free them."""
         deadline = asyncio.get_running_loop().time() + _FREED_LIMIT_S
         while True:
             stats = [pool.stats() for pool in self.pools]

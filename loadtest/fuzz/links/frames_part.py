@@ -136,7 +136,7 @@ async def _send(
 
 
 async def _left(target: LinkEngine, draft: LinkEngine, replica: ConstraintReplica) -> list[str]:
-    """Who died, and what is held once all leases have ended."""
+    """Return the engines that died, and the resources held after all leases have ended."""
     deadline = asyncio.get_running_loop().time() + _FREED_LIMIT_S
     while True:
         held = [

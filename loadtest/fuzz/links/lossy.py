@@ -77,7 +77,7 @@ class Faults:
             return self._rngs.setdefault(name, random.Random(f"{self._seed}/{name}"))
 
     def happens(self, name: str, what: str, share: float) -> bool:
-        """Whether a fault strikes the next message of a channel."""
+        """Return whether a fault strikes the next message of a channel."""
         is_struck = self.rng(name).random() < share
         if is_struck:
             with self._lock:
@@ -85,7 +85,7 @@ class Faults:
         return is_struck
 
     def copies(self, name: str) -> int:
-        """How often a message arrives."""
+        """Return how often a message arrives."""
         if self.happens(name, "lost", self.rates.lose):
             return 0
         return 2 if self.happens(name, "doubled", self.rates.double) else 1
@@ -118,7 +118,7 @@ class LossyChannel(Generic[Request, Reply]):
         return await self._mailbox.get()
 
     async def close(self) -> None:
-        """What is on its way is lost. Idempotent."""
+        """Close the channel. Messages on their way are lost. Idempotent."""
         self._is_closed = True
         self._mailbox.mark_lost("the lease was released")
         self._pump.cancel()
@@ -293,5 +293,5 @@ def _carried(codec: FrameCodec[Message], messages: Sequence[Message]) -> list[Me
 
 
 def grammar_close(session_id: str) -> GrammarClose:
-    """What ends a matcher on a constraint pool of epoch 1."""
+    """Return the message that ends a matcher on a constraint pool of epoch 1."""
     return GrammarClose(session_id=session_id, epoch=1)

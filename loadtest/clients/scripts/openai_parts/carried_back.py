@@ -89,7 +89,7 @@ NOTHING: dict[str, Any] = {
 
 
 def refused_of(asked: dict[str, Any]) -> list[str]:
-    """What was refused of calls by name."""
+    """Make the calls and return the refusals, each with the call's name."""
     refused = []
     for name, ask in asked.items():
         try:

@@ -83,7 +83,7 @@ class Tree(BaseModel):
 
 
 class Strict(BaseModel):
-    """What OpenAI's own helpers make strict: every field is served as it says."""
+    """A model that OpenAI's own helpers make strict; every field is served as declared."""
 
     name: Annotated[str, Field(max_length=12)]
     colour: Colour
